@@ -186,24 +186,22 @@ def test_nnsight_is_used_by_the_engine_alone() -> None:
     assert users == {("worker", "engine")}
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
+def test_importing_it_loads_nothing_heavy(subtests: pytest.Subtests) -> None:
+    for module in [
         "api.app",
         "actograph.cli.main",
         "actograph.client.client",
         "worker.process.celery_app",
         "actograph.demo",
-    ],
-)
-def test_importing_it_loads_nothing_heavy(module: str) -> None:
-    heavy = sorted(HEAVY | {"datasets", "boto3", "botocore"})
-    program = (
-        f"import sys, importlib; importlib.import_module({module!r}); "
-        f"print([m for m in {heavy!r} if m in sys.modules])"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=REPO, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == "[]"
+    ]:
+        with subtests.test(module=module):
+            heavy = sorted(HEAVY | {"datasets", "boto3", "botocore"})
+            program = (
+                f"import sys, importlib; importlib.import_module({module!r}); "
+                f"print([m for m in {heavy!r} if m in sys.modules])"
+            )
+            ended = subprocess.run(
+                [sys.executable, "-c", program], capture_output=True, text=True, cwd=REPO, check=False
+            )
+            assert ended.returncode == 0, ended.stderr
+            assert ended.stdout.strip() == "[]"

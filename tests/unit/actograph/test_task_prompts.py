@@ -66,20 +66,18 @@ def test_chat_with_examples_in_one_message() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("prefix", "suffix", "question"),
-    [
+def test_a_condition_changes_the_tested_question_alone(subtests: pytest.Subtests) -> None:
+    for prefix, suffix, question in [
         ("", "This is very important to my career.", "q1? This is very important to my career."),
         ("Read with care.", "", "Read with care. q1?"),
         ("Read with care.\n\n", "", "Read with care.\n\nq1?"),
         ("Before.", "After.", "Before. q1? After."),
-    ],
-)
-def test_a_condition_changes_the_tested_question_alone(prefix: str, suffix: str, question: str) -> None:
-    condition = Condition(name="varied", prefix=prefix, suffix=suffix)
-    assert build_prompt(GSM8K, row(1), condition, fewshot=EXAMPLES[:1], is_chat=False) == (
-        f"Question: q7?\nAnswer: #### 7\n\nQuestion: {question}\nAnswer:"
-    )
+    ]:
+        with subtests.test(prefix=prefix, suffix=suffix, question=question):
+            condition = Condition(name="varied", prefix=prefix, suffix=suffix)
+            assert build_prompt(GSM8K, row(1), condition, fewshot=EXAMPLES[:1], is_chat=False) == (
+                f"Question: q7?\nAnswer: #### 7\n\nQuestion: {question}\nAnswer:"
+            )
 
 
 def test_braces_in_a_question_stay_as_they_are() -> None:

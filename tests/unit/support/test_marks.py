@@ -8,9 +8,8 @@ import pytest
 from tests.support.marks import Mark, machine, median_and_quartiles, write_result
 
 
-@pytest.mark.parametrize(
-    ("mark", "met", "note"),
-    [
+def test_marks_say_whether_they_are_met_and_what_the_spread_allows(subtests: pytest.Subtests) -> None:
+    for mark, met, note in [
         (Mark(name="ratio", measured=0.95, at_least=0.9), True, ""),
         (Mark(name="ratio", measured=1.2, at_most=1.05), False, ""),
         (Mark(name="ratio", measured=0.95, at_least=0.9, quartiles=(0.91, 0.99)), True, ""),
@@ -19,10 +18,9 @@ from tests.support.marks import Mark, machine, median_and_quartiles, write_resul
             True,
             "spread wider than the mark",
         ),
-    ],
-)
-def test_marks_say_whether_they_are_met_and_what_the_spread_allows(mark: Mark, met: bool, note: str) -> None:
-    assert (mark.met, mark.note) == (met, note)
+    ]:
+        with subtests.test(mark=mark, met=met, note=note):
+            assert (mark.met, mark.note) == (met, note)
 
 
 def test_a_result_names_the_machine(tmp_path: Path) -> None:

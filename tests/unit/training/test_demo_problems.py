@@ -97,17 +97,15 @@ def test_every_form_occurs_and_all_numbers_stay_in_range() -> None:
     assert all(any(opening in problem.question for problem in found) for opening in openings)
 
 
-@pytest.mark.parametrize(
-    ("step", "working", "equation"),
-    [
+def test_working(subtests: pytest.Subtests) -> None:
+    for step, working, equation in [
         (Step(sign="+", left=37, right=48), "7+8=15, 3+4+1=8", "37+48=85"),
         (Step(sign="+", left=90, right=99), "0+9=9, 9+9+0=18", "90+99=189"),
         (Step(sign="-", left=62, right=38), "12-8=4, 6-3-1=2", "62-38=24"),
         (Step(sign="-", left=68, right=32), "8-2=6, 6-3-0=3", "68-32=36"),
-    ],
-)
-def test_working(step: Step, working: str, equation: str) -> None:
-    assert (step.working, step.equation) == (working, equation)
+    ]:
+        with subtests.test(step=step, working=working, equation=equation):
+            assert (step.working, step.equation) == (working, equation)
 
 
 def test_the_model_folder_is_small_and_names_no_machine() -> None:

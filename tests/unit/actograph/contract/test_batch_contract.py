@@ -20,17 +20,15 @@ def test_seed_length_and_text_part_nobody() -> None:
     assert unit_key(stored()) == unit_key(other)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_what_a_forward_pass_depends_on_parts_them(subtests: pytest.Subtests) -> None:
+    for changes in [
         {"capture": CaptureSpec()},
         {"interventions": [{"hook": "resid_post.0", "op": "zero"}]},
         {"max_tokens": 65},
         {"max_tokens": None, "default_max_tokens": 512},
-    ],
-)
-def test_what_a_forward_pass_depends_on_parts_them(changes: dict[str, Any]) -> None:
-    assert unit_key(stored()) != unit_key(stored(**changes))
+    ]:
+        with subtests.test(changes=changes):
+            assert unit_key(stored()) != unit_key(stored(**changes))
 
 
 def test_sampling_parts_them() -> None:
@@ -38,9 +36,10 @@ def test_sampling_parts_them() -> None:
     assert unit_key(stored()) != unit_key(warm)
 
 
-@pytest.mark.parametrize(("asked", "unit"), [(1, 64), (64, 64), (65, 128), (128, 128), (1000, 1024)])
-def test_lengths_are_rounded_up(asked: int, unit: int) -> None:
-    assert unit_tokens(stored(max_tokens=asked)) == unit
+def test_lengths_are_rounded_up(subtests: pytest.Subtests) -> None:
+    for asked, unit in [(1, 64), (64, 64), (65, 128), (128, 128), (1000, 1024)]:
+        with subtests.test(asked=asked, unit=unit):
+            assert unit_tokens(stored(max_tokens=asked)) == unit
 
 
 def test_a_line_has_its_own_capture_and_no_more_tokens_than_the_job() -> None:
@@ -53,12 +52,13 @@ def test_a_line_has_its_own_capture_and_no_more_tokens_than_the_job() -> None:
     assert spec_of(job, stored())["sampling"]["max_tokens"] == 64
 
 
-@pytest.mark.parametrize(("window", "seconds"), [("90m", 5400), ("24h", 86400), ("7d", 604800), ("1s", 1)])
-def test_windows(window: str, seconds: int) -> None:
-    request = BatchRequest(
-        input_file_id="file_" + "0" * 32, endpoint="/v1/completions", completion_window=window
-    )
-    assert request.window_seconds == seconds
+def test_windows(subtests: pytest.Subtests) -> None:
+    for window, seconds in [("90m", 5400), ("24h", 86400), ("7d", 604800), ("1s", 1)]:
+        with subtests.test(window=window, seconds=seconds):
+            request = BatchRequest(
+                input_file_id="file_" + "0" * 32, endpoint="/v1/completions", completion_window=window
+            )
+            assert request.window_seconds == seconds
 
 
 def test_usage_is_kept_beside_the_counts() -> None:

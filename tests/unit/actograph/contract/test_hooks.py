@@ -119,10 +119,10 @@ def test_layers_are_chosen_by_list_slice_or_default(subtests: pytest.Subtests) -
             assert hooks.select_layers(layers, 8) == chosen
 
 
-@pytest.mark.parametrize("layers", [[8], "8:20:4", [-1]])
-def test_layers_outside_the_model_are_refused(layers: list[int] | str) -> None:
-    with pytest.raises(UnknownHook):
-        hooks.select_layers(layers, 8)
+def test_layers_outside_the_model_are_refused(subtests: pytest.Subtests) -> None:
+    for layers in [[8], "8:20:4", [-1]]:
+        with subtests.test(layers=layers), pytest.raises(UnknownHook):
+            hooks.select_layers(layers, 8)
 
 
 def test_expansion_joins_points_and_hooks_in_execution_order_without_repeats() -> None:
@@ -179,16 +179,14 @@ def test_a_point_that_some_layers_lack_is_taken_where_it_is_and_refused_by_numbe
         hooks.resolve("router_logits.4", mixed)
 
 
-@pytest.mark.parametrize(
-    ("hook", "point", "layer"),
-    [
+def test_a_hook_names_its_point_and_layer(subtests: pytest.Subtests) -> None:
+    for hook, point, layer in [
         ("resid_post.12", "resid_post", 12),
         ("embed", "embed", None),
         ("model.norm.input", "model.norm.input", None),
-    ],
-)
-def test_a_hook_names_its_point_and_layer(hook: str, point: str, layer: int | None) -> None:
-    assert (hooks.point_of(hook), hooks.layer_of(hook)) == (point, layer)
+    ]:
+        with subtests.test(hook=hook, point=point, layer=layer):
+            assert (hooks.point_of(hook), hooks.layer_of(hook)) == (point, layer)
 
 
 def test_every_alias_of_a_hook_resolves_to_it(subtests: pytest.Subtests) -> None:

@@ -22,9 +22,10 @@ STRUCTURE = ModelStructure(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("features", [{"first": 4}, {"indices": [3, 0]}, None])
-def test_columns_that_every_hook_has_are_accepted(features: Any) -> None:
-    check_capture(CaptureSpec(features=features), ["resid_post.0", "router_logits.0"], STRUCTURE)
+def test_columns_that_every_hook_has_are_accepted(subtests: pytest.Subtests) -> None:
+    for features in [{"first": 4}, {"indices": [3, 0]}, None]:
+        with subtests.test(features=features):
+            check_capture(CaptureSpec(features=features), ["resid_post.0", "router_logits.0"], STRUCTURE)
 
 
 @pytest.mark.parametrize("features", [{"first": 5}, {"indices": [1, 4]}])
@@ -39,14 +40,18 @@ def test_a_column_beyond_a_module_location_is_refused_too() -> None:
         check_capture(CaptureSpec(features={"first": 4}), ["model.layers.0.mlp.up_proj.output"], STRUCTURE)
 
 
-@pytest.mark.parametrize(
-    ("spec", "field"),
-    [({"reduce": "mean"}, "reduce"), ({"reduce": "max"}, "reduce"), ({"stats": True}, "stats")],
-)
-def test_indices_are_not_summed_up(spec: Any, field: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"expert_indices\.0 holds integers \(int64\)") as refused:
-        check_capture(CaptureSpec(**spec), ["resid_post.0", "expert_indices.0"], STRUCTURE)
-    assert refused.value.param == f"capture.{field}"
+def test_indices_are_not_summed_up(subtests: pytest.Subtests) -> None:
+    for spec, field in [
+        ({"reduce": "mean"}, "reduce"),
+        ({"reduce": "max"}, "reduce"),
+        ({"stats": True}, "stats"),
+    ]:
+        with subtests.test(spec=spec, field=field):
+            with pytest.raises(
+                InvalidRequest, match=r"expert_indices\.0 holds integers \(int64\)"
+            ) as refused:
+                check_capture(CaptureSpec(**spec), ["resid_post.0", "expert_indices.0"], STRUCTURE)
+            assert refused.value.param == f"capture.{field}"
 
 
 def test_the_last_row_of_indices_is_allowed() -> None:

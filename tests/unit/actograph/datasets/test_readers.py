@@ -178,12 +178,16 @@ def test_texts_of_a_column() -> None:
     assert check_texts(csv_records(lines(b"n,body\n1,one\n"), ("body",)), "body") == ["one"]
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [("a.csv", "csv"), ("b/A.CSV", "csv"), ("a.parquet", "parquet"), ("a.jsonl", "jsonl"), ("csv", "jsonl")],
-)
-def test_formats_by_name(name: str, found: str) -> None:
-    assert format_of(name) == found
+def test_formats_by_name(subtests: pytest.Subtests) -> None:
+    for name, found in [
+        ("a.csv", "csv"),
+        ("b/A.CSV", "csv"),
+        ("a.parquet", "parquet"),
+        ("a.jsonl", "jsonl"),
+        ("csv", "jsonl"),
+    ]:
+        with subtests.test(name=name, found=found):
+            assert format_of(name) == found
 
 
 def test_a_parquet_row_that_has_no_json_or_no_text() -> None:

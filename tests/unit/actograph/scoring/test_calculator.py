@@ -59,17 +59,14 @@ FRACTIONS = "+".join(
 )
 
 
-@pytest.mark.parametrize(
-    ("expression", "shown"),
-    [
+def test_costly_expressions_are_calculated(subtests: pytest.Subtests) -> None:
+    for expression, shown in [
         (FRACTIONS, "0.052566841741"),
         ("999999999**6*7", str(999999999**6 * 7)),
         ("1.0000001**399", "1.00003990079"),
-    ],
-    ids=["fractions", "large", "power of a decimal"],
-)
-def test_costly_expressions_are_calculated(expression: str, shown: str) -> None:
-    assert calculate(expression) == shown
+    ]:
+        with subtests.test(expression=expression, shown=shown):
+            assert calculate(expression) == shown
 
 
 def test_a_power_without_bounds_is_refused() -> None:

@@ -127,20 +127,18 @@ def test_efficiency(subtests: pytest.Subtests) -> None:
             assert scored == Score(value=value, answer=str(tokens))
 
 
-@pytest.mark.parametrize(
-    ("completion", "value", "answer"),
-    [
+def test_annotations(subtests: pytest.Subtests) -> None:
+    for completion, value, answer in [
         ("<<48/2=24>>24 and <<48+24=73>>73", 0.5, "1/2"),
         ("<<48/2=24>>24", 1.0, "1/1"),
         ("<<x*2=6>>6", 0.0, "0/1"),
         ("no working\n#### 5", 0.25, None),
         ("<<48/2=", 0.25, None),
-    ],
-)
-def test_annotations(completion: str, value: float, answer: str | None) -> None:
-    assert annotation_reward(completion, without=0.25) == Score(value=value, answer=answer)
-    named = {"name": "annotations", "without": 0.25}
-    assert score(named, completion) == Score(value=value, answer=answer)
+    ]:
+        with subtests.test(completion=completion, value=value, answer=answer):
+            assert annotation_reward(completion, without=0.25) == Score(value=value, answer=answer)
+            named = {"name": "annotations", "without": 0.25}
+            assert score(named, completion) == Score(value=value, answer=answer)
 
 
 def test_efficiency_takes_the_jobs_limit_and_needs_a_length() -> None:
@@ -156,9 +154,10 @@ def test_efficiency_takes_the_jobs_limit_and_needs_a_length() -> None:
         scorers.score(Answered(completion="", target="5"))
 
 
-@pytest.mark.parametrize("target", ["five", "#### five", "", "3 or 4", "#### "])
-def test_a_target_without_a_number_is_refused_by_the_numeric_scorer(target: str) -> None:
-    with pytest.raises(InvalidDataset, match="numeric scorer needs"):
-        ScorerSet(SCORERS.validate_python(["numeric"])).check_target(target)
-    if target:
-        ScorerSet(SCORERS.validate_python(["includes"])).check_target(target)
+def test_a_target_without_a_number_is_refused_by_the_numeric_scorer(subtests: pytest.Subtests) -> None:
+    for target in ["five", "#### five", "", "3 or 4", "#### "]:
+        with subtests.test(target=target):
+            with pytest.raises(InvalidDataset, match="numeric scorer needs"):
+                ScorerSet(SCORERS.validate_python(["numeric"])).check_target(target)
+            if target:
+                ScorerSet(SCORERS.validate_python(["includes"])).check_target(target)

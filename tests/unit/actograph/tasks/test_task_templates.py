@@ -35,13 +35,12 @@ def test_what_templates_make(subtests: pytest.Subtests) -> None:
             assert render(source) == text
 
 
-@pytest.mark.parametrize(
-    "source", ["{{", "{% if %}", "{{ a|nosuchfilter }}", "{{ " + "not " * 20_000 + "a }}"]
-)
-def test_a_source_that_is_not_a_template_is_refused(source: str) -> None:
-    with pytest.raises(InvalidRequest, match="not a Jinja template") as caught:
-        RowTemplate(source, param="task.prompt")
-    assert caught.value.param == "task.prompt"
+def test_a_source_that_is_not_a_template_is_refused(subtests: pytest.Subtests) -> None:
+    for source in ["{{", "{% if %}", "{{ a|nosuchfilter }}", "{{ " + "not " * 20_000 + "a }}"]:
+        with subtests.test(source=source):
+            with pytest.raises(InvalidRequest, match="not a Jinja template") as caught:
+                RowTemplate(source, param="task.prompt")
+            assert caught.value.param == "task.prompt"
 
 
 def test_a_template_reaches_nothing_but_its_row(subtests: pytest.Subtests) -> None:
@@ -88,19 +87,16 @@ def test_a_condition_changes_the_whole_prompt_where_there_is_no_question() -> No
     assert form.prompt(form(0, ROW), lambda text: f"{text}!") == "Add 5!"
 
 
-@pytest.mark.parametrize(
-    ("record", "reason"),
-    [
+def test_a_row_that_does_not_fit_says_why(subtests: pytest.Subtests) -> None:
+    for record, reason in [
         ({"answer": "5"}, "'question' is undefined"),
         ({"question": "q"}, "target: 'answer' is undefined"),
         ({"question": " ", "answer": "5"}, "the prompt is empty"),
         ({"question": "a\0", "answer": "5"}, "NUL"),
         ({"question": float("nan"), "answer": "5"}, "a value that JSON lacks"),
-    ],
-)
-def test_a_row_that_does_not_fit_says_why(record: dict[str, Any], reason: str) -> None:
-    with pytest.raises(InvalidDataset, match=reason):
-        RowForm(TaskSpec(name="t"))(0, record)
+    ]:
+        with subtests.test(record=record, reason=reason), pytest.raises(InvalidDataset, match=reason):
+            RowForm(TaskSpec(name="t"))(0, record)
 
 
 def test_examples_are_rows_too() -> None:

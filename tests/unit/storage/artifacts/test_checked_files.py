@@ -43,18 +43,19 @@ def test_an_empty_file(store: LocalStore) -> None:
     assert list(file.stream()) == []
 
 
-@pytest.mark.parametrize("at", [0, 1 << 20, len(DATA) - 1])
-def test_a_flipped_byte_is_found_before_the_last_piece(store: LocalStore, at: int) -> None:
-    file = stored(store)
-    data = bytearray(DATA)
-    data[at] ^= 1
-    (store.root / KEY).write_bytes(data)
-    received = b""
-    with pytest.raises(StoreDamaged, match="its sha256 is not the recorded one") as caught:
-        for piece in file.stream():
-            received += piece
-    assert len(received) < len(DATA)
-    assert caught.value.artifact == KEY.partition("/")[2]
+def test_a_flipped_byte_is_found_before_the_last_piece(store: LocalStore, subtests: pytest.Subtests) -> None:
+    for at in [0, 1 << 20, len(DATA) - 1]:
+        with subtests.test(at=at):
+            file = stored(store)
+            data = bytearray(DATA)
+            data[at] ^= 1
+            (store.root / KEY).write_bytes(data)
+            received = b""
+            with pytest.raises(StoreDamaged, match="its sha256 is not the recorded one") as caught:
+                for piece in file.stream():
+                    received += piece
+            assert len(received) < len(DATA)
+            assert caught.value.artifact == KEY.partition("/")[2]
 
 
 def test_a_file_that_is_missing_or_has_another_size(store: LocalStore) -> None:

@@ -179,11 +179,14 @@ def test_samples_whose_own_input_is_at_fault_stop_nothing(database: Database, su
     assert row(database, job_id).status == JobStatus.FAILED
 
 
-@pytest.mark.parametrize("limit", [0, None])
-def test_without_a_limit_failures_stop_nothing(database: Database, submit: Submit, limit: int | None) -> None:
-    job_id = submit(40, max_consecutive_failures=limit)
-    commit(database, claim(database, job_id, 39), *[BROKEN] * 39)
-    assert row(database, job_id).status == JobStatus.IN_PROGRESS
+def test_without_a_limit_failures_stop_nothing(
+    database: Database, submit: Submit, subtests: pytest.Subtests
+) -> None:
+    for limit in [0, None]:
+        with subtests.test(limit=limit):
+            job_id = submit(40, max_consecutive_failures=limit)
+            commit(database, claim(database, job_id, 39), *[BROKEN] * 39)
+            assert row(database, job_id).status == JobStatus.IN_PROGRESS
 
 
 def test_a_limit_that_the_last_sample_reaches_changes_no_end(database: Database, submit: Submit) -> None:

@@ -257,20 +257,23 @@ def test_deleting_a_job_takes_everything_that_hangs_on_it(database: Database, su
             jobs.get(session, gone)
 
 
-@pytest.mark.parametrize("state", [JobStatus.IN_PROGRESS, JobStatus.CANCELLING])
-def test_a_job_that_is_being_run_is_not_deleted(database: Database, submit: Submit, state: JobStatus) -> None:
-    job_id = submit()
-    with database.write() as session:
-        jobs.get(session, job_id).status = state
-    with pytest.raises(Conflict, match="cancel it"), database.write() as session:
-        job_deletion.delete(session, job_id)
-    assert status(database, job_id) == state
+def test_a_job_that_is_being_run_is_not_deleted(
+    database: Database, submit: Submit, subtests: pytest.Subtests
+) -> None:
+    for state in [JobStatus.IN_PROGRESS, JobStatus.CANCELLING]:
+        with subtests.test(state=state):
+            job_id = submit()
+            with database.write() as session:
+                jobs.get(session, job_id).status = state
+            with pytest.raises(Conflict, match="cancel it"), database.write() as session:
+                job_deletion.delete(session, job_id)
+            assert status(database, job_id) == state
 
 
-@pytest.mark.parametrize("call", [jobs.get, jobs.cancel, job_deletion.delete, jobs.end_if_done])
-def test_an_unknown_job_is_not_found(database: Database, call: Callable[..., object]) -> None:
-    with pytest.raises(NotFound), database.write() as session:
-        call(session, UNKNOWN)
+def test_an_unknown_job_is_not_found(database: Database, subtests: pytest.Subtests) -> None:
+    for call in [jobs.get, jobs.cancel, job_deletion.delete, jobs.end_if_done]:
+        with subtests.test(call=call), pytest.raises(NotFound), database.write() as session:
+            call(session, UNKNOWN)
 
 
 def test_claimable_jobs_come_the_most_urgent_first(database: Database, submit: Submit) -> None:

@@ -1,7 +1,5 @@
 """The queue is paused exactly while the disk has less free than the floor."""
 
-from typing import Any
-
 import pytest
 
 from actograph.contract.errors import StorageFull
@@ -18,22 +16,20 @@ class Disk:
         return self._free
 
 
-@pytest.mark.parametrize(
-    ("free", "floor", "paused"),
-    [
+def test_it_pauses_below_the_floor_alone(subtests: pytest.Subtests) -> None:
+    for free, floor, paused in [
         (99, 100, True),
         (100, 100, False),
         (0, 0, False),
         (None, 100, False),
         (FileNotFoundError("gone"), 100, False),
-    ],
-)
-def test_it_pauses_below_the_floor_alone(free: Any, floor: int, paused: bool) -> None:
-    reason = disk_pause(Disk(free), floor)  # type: ignore[arg-type]
-    assert (reason is not None) == paused
-    if reason is not None:
-        assert "99 bytes free" in reason
-        assert "floor of 100" in reason
+    ]:
+        with subtests.test(free=free, floor=floor, paused=paused):
+            reason = disk_pause(Disk(free), floor)  # type: ignore[arg-type]
+            assert (reason is not None) == paused
+            if reason is not None:
+                assert "99 bytes free" in reason
+                assert "floor of 100" in reason
 
 
 def test_what_may_be_written_ends_at_the_floor() -> None:

@@ -201,17 +201,16 @@ def test_a_fresh_sample_is_not_held_back_by_a_suspicious_one(database: Database,
     assert [s.sample_index for s in claim(database, job_id, 2)] == [1]
 
 
-@pytest.mark.parametrize(
-    "status", [JobStatus.CANCELLING, JobStatus.CANCELLED, JobStatus.FAILED, JobStatus.COMPLETED]
-)
 def test_jobs_that_are_not_active_yield_nothing(
-    database: Database, submit: Submit, status: JobStatus
+    database: Database, submit: Submit, subtests: pytest.Subtests
 ) -> None:
-    job_id = submit()
-    with database.write() as session:
-        jobs.get(session, job_id).status = status
-    assert claim(database, job_id) == []
-    assert claim(database, "job_" + "0" * 32) == []
+    for status in [JobStatus.CANCELLING, JobStatus.CANCELLED, JobStatus.FAILED, JobStatus.COMPLETED]:
+        with subtests.test(status=status):
+            job_id = submit()
+            with database.write() as session:
+                jobs.get(session, job_id).status = status
+            assert claim(database, job_id) == []
+            assert claim(database, "job_" + "0" * 32) == []
 
 
 def test_many_threads_claim_every_sample_once(database: Database, submit: Submit) -> None:

@@ -288,9 +288,8 @@ def part(**changes: Any) -> TensorRows:
     return TensorRows(**(fields | changes))
 
 
-@pytest.mark.parametrize(
-    ("shards", "reason"),
-    [
+def test_shards_that_do_not_fit_are_refused(store: LocalStore, subtests: pytest.Subtests) -> None:
+    for shards, reason in [
         ([[part(), part()]], "twice"),
         ([[part(data=bytes(20))]], "received 20 bytes, F32 .2, 3. takes 24"),
         ([[part(dtype="F33")]], "cannot be stored"),
@@ -306,27 +305,23 @@ def part(**changes: Any) -> TensorRows:
         ([[part()], [part(first_row=3)]], "received rows from 3 on, expected 2"),
         ([[part()], [part(first_row=2, shape=(3, 2))]], "width 3 became F32 of width 2"),
         ([[part()], [part(first_row=2, dtype="I32")]], "F32 of width 3 became I32"),
-    ],
-)
-def test_shards_that_do_not_fit_are_refused(
-    store: LocalStore, shards: list[list[TensorRows]], reason: str
-) -> None:
-    writer = SessionWriter(store, new_id())
-    for shard in shards[:-1]:
-        writer.write_shard(shard)
-    with pytest.raises(CaptureFailed, match=reason):
-        writer.write_shard(shards[-1])
-    assert not staged(store)
-    with pytest.raises(CaptureFailed, match="has ended"):
-        writer.write_shard([part()])
+    ]:
+        with subtests.test(shards=shards, reason=reason):
+            writer = SessionWriter(store, new_id())
+            for shard in shards[:-1]:
+                writer.write_shard(shard)
+            with pytest.raises(CaptureFailed, match=reason):
+                writer.write_shard(shards[-1])
+            assert not staged(store)
+            with pytest.raises(CaptureFailed, match="has ended"):
+                writer.write_shard([part()])
 
 
 TWO_ROWS = {"resid_post.0": StoredTensor(shape=(2, 3), dtype="F32")}
 
 
-@pytest.mark.parametrize(
-    ("tensors", "changes", "tokens", "reason"),
-    [
+def test_what_was_promised_must_have_come(store: LocalStore, subtests: pytest.Subtests) -> None:
+    for tensors, changes, tokens, reason in [
         ({}, {}, TOKENS, "names no tensors"),
         ({**TWO_ROWS, "resid_post.1": TWO_ROWS["resid_post.0"]}, {}, TOKENS, "1: received no rows"),
         ({"resid_post.1": TWO_ROWS["resid_post.0"]}, {}, TOKENS, "does not name: resid_post.0"),
@@ -340,21 +335,14 @@ TWO_ROWS = {"resid_post.0": StoredTensor(shape=(2, 3), dtype="F32")}
         (TWO_ROWS, {}, [*TOKENS[:-1], -1], "negative"),
         (TWO_ROWS, {"session_id": "ses_" + "a" * 32}, TOKENS, "belongs to session ses_a"),
         (TWO_ROWS, {"prompt_tokens": 1, "generated_tokens": 1}, [1, 2], "the model ran 1 tokens"),
-    ],
-)  # fmt: skip
-def test_what_was_promised_must_have_come(
-    store: LocalStore,
-    tensors: dict[str, StoredTensor],
-    changes: dict[str, Any],
-    tokens: list[int],
-    reason: str,
-) -> None:
-    session_id = new_id()
-    writer = SessionWriter(store, session_id)
-    writer.write_shard([part()])
-    with pytest.raises(CaptureFailed, match=reason):
-        writer.finish(manifest(session_id, tensors, **changes), tokens)
-    assert not staged(store)
+    ]:  # fmt: skip
+        with subtests.test(tensors=tensors, changes=changes, tokens=tokens, reason=reason):
+            session_id = new_id()
+            writer = SessionWriter(store, session_id)
+            writer.write_shard([part()])
+            with pytest.raises(CaptureFailed, match=reason):
+                writer.finish(manifest(session_id, tensors, **changes), tokens)
+            assert not staged(store)
 
 
 def test_a_writer_that_is_left_discards(store: LocalStore) -> None:
@@ -412,10 +400,10 @@ def session(store: LocalStore, tensors: dict[str, torch.Tensor]) -> str:
     return store_session(store, tensors, cuts=[5])
 
 
-@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, ROWS + 1), (3, 2)])
-def test_rows_that_are_not_there(store: LocalStore, session: str, start: int, stop: int) -> None:
-    with pytest.raises(RangeNotSatisfiable):
-        SessionReader(store, session).rows("resid_post.0", start, stop)
+def test_rows_that_are_not_there(store: LocalStore, session: str, subtests: pytest.Subtests) -> None:
+    for start, stop in [(-1, 2), (0, ROWS + 1), (3, 2)]:
+        with subtests.test(start=start, stop=stop), pytest.raises(RangeNotSatisfiable):
+            SessionReader(store, session).rows("resid_post.0", start, stop)
 
 
 def test_a_hook_that_is_not_there(store: LocalStore, session: str) -> None:

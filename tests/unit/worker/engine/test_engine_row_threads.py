@@ -77,17 +77,18 @@ def texts(sink: Together, samples: int, *, shard_bytes: int, rows: int = ROWS) -
     return stream
 
 
-@pytest.mark.parametrize(("shards", "threads"), [(8, 4), (4, 4), (3, 3), (2, 2), (1, 1)])
-def test_large_samples_are_handed_out_side_by_side_within_a_shards_memory(shards: int, threads: int) -> None:
-    sink = Together(threads)
-    stream = texts(sink, 7, shard_bytes=shards * SAMPLE_BYTES)
-    assert not stream.errors
-    assert sink.most == threads
-    assert sorted(sink.rows) == list(range(7))
-    for index, rows in sink.rows.items():
-        assert (rows["a"].tensor == index).all()
-        assert (rows["b"].tensor == index + 100).all()
-        assert rows["a"].tensor.shape == (ROWS, WIDTH)
+def test_large_samples_are_handed_out_side_by_side_within_a_shards_memory(subtests: pytest.Subtests) -> None:
+    for shards, threads in [(8, 4), (4, 4), (3, 3), (2, 2), (1, 1)]:
+        with subtests.test(shards=shards, threads=threads):
+            sink = Together(threads)
+            stream = texts(sink, 7, shard_bytes=shards * SAMPLE_BYTES)
+            assert not stream.errors
+            assert sink.most == threads
+            assert sorted(sink.rows) == list(range(7))
+            for index, rows in sink.rows.items():
+                assert (rows["a"].tensor == index).all()
+                assert (rows["b"].tensor == index + 100).all()
+                assert rows["a"].tensor.shape == (ROWS, WIDTH)
 
 
 def test_small_samples_need_no_threads() -> None:

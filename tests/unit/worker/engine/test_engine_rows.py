@@ -145,23 +145,25 @@ def check(
                     assert torch.equal(tensor, torch.stack(want).to(dtype))
 
 
-@pytest.mark.parametrize("positions", ["all", "prompt", "generated", "last", "last_prompt"])
-@pytest.mark.parametrize("options", [SMALL, BufferOptions()])
-def test_every_row_arrives_once_and_in_order(positions: NamedPositions, options: BufferOptions) -> None:
-    sink = Chunks()
-    stream = run(sink, positions=positions, options=options)
-    assert not stream.errors
-    check(sink, positions)
+def test_every_row_arrives_once_and_in_order(subtests: pytest.Subtests) -> None:
+    for positions in ["all", "prompt", "generated", "last", "last_prompt"]:
+        for options in [SMALL, BufferOptions()]:
+            with subtests.test(options=options, positions=positions):
+                sink = Chunks()
+                stream = run(sink, positions=positions, options=options)
+                assert not stream.errors
+                check(sink, positions)
 
 
-@pytest.mark.parametrize("positions", ["all", "generated", "last"])
-def test_samples_that_end_with_their_first_token(positions: NamedPositions) -> None:
-    sink = Chunks()
-    run(sink, positions=positions, generated=(1, 1, 1))
-    check(sink, positions, generated=(1, 1, 1))
-    sink = Chunks()
-    run(sink, positions=positions, generated=(1, 6, 2))
-    check(sink, positions, generated=(1, 6, 2))
+def test_samples_that_end_with_their_first_token(subtests: pytest.Subtests) -> None:
+    for positions in ["all", "generated", "last"]:
+        with subtests.test(positions=positions):
+            sink = Chunks()
+            run(sink, positions=positions, generated=(1, 1, 1))
+            check(sink, positions, generated=(1, 1, 1))
+            sink = Chunks()
+            run(sink, positions=positions, generated=(1, 6, 2))
+            check(sink, positions, generated=(1, 6, 2))
 
 
 @pytest.mark.covering(12)
@@ -429,21 +431,20 @@ def test_close_is_safe_at_any_time() -> None:
     assert not stream._thread.is_alive()
 
 
-@pytest.mark.parametrize("positions", ["all", "prompt", "generated", "last", "last_prompt"])
-@pytest.mark.parametrize("columns", [slice(3), (3, 0)])
-def test_chosen_columns_are_those_columns_of_all_rows(
-    positions: NamedPositions, columns: slice | tuple[int, ...]
-) -> None:
-    whole, part = Chunks(), Chunks()
-    run(whole, positions=positions)
-    run(part, positions=positions, shaping=RowShaping(columns=columns))
-    for s in range(len(PROMPTS)):
-        want, got = whole.joined(10 + s), part.joined(10 + s)
-        assert got.keys() == want.keys()
-        for hook, (first, rows) in want.items():
-            chosen = list(range(3)) if isinstance(columns, slice) else list(columns)
-            assert got[hook][0] == first
-            assert torch.equal(got[hook][1], rows[:, chosen]), hook
+def test_chosen_columns_are_those_columns_of_all_rows(subtests: pytest.Subtests) -> None:
+    for positions in ["all", "prompt", "generated", "last", "last_prompt"]:
+        for columns in [slice(3), (3, 0)]:
+            with subtests.test(columns=columns, positions=positions):
+                whole, part = Chunks(), Chunks()
+                run(whole, positions=positions)
+                run(part, positions=positions, shaping=RowShaping(columns=columns))
+                for s in range(len(PROMPTS)):
+                    want, got = whole.joined(10 + s), part.joined(10 + s)
+                    assert got.keys() == want.keys()
+                    for hook, (first, rows) in want.items():
+                        chosen = list(range(3)) if isinstance(columns, slice) else list(columns)
+                        assert got[hook][0] == first
+                        assert torch.equal(got[hook][1], rows[:, chosen]), hook
 
 
 def test_a_column_that_a_hook_lacks_is_an_error_with_its_width() -> None:

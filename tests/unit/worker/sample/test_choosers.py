@@ -132,20 +132,28 @@ def test_annotations_are_calls_where_they_are_asked_for(
     assert {run.name for run in segments(Markup(model), given, made)} == {"prompt", "answer"}
 
 
-@pytest.mark.parametrize(
-    "positions", ["think", ["answer"], ["prompt", "think"], ["tool_result"], {"stride": 3}, [0, -1, 7, 9]]
-)
-def test_the_engine_is_told_the_same_rows_token_by_token(qwen: Any, positions: Any) -> None:
-    given = qwen.encode("1+2?")
-    made = qwen.encode("<think>one and two</think>It is three", add_special_tokens=False)
-    markup, spec = Markup(qwen), CaptureSpec(positions=positions)
-    choice = chooser(spec.positions, markup)
-    assert choice is not None
-    judge = choice.of_generation(given)
-    rows = list(choice.of_prompt(given))
-    rows += [len(given) + i for i, token in enumerate(made[:-1]) if judge(len(given) + i, token)]
-    generation = Generation(key="k", prompt_ids=tuple(given), generated_ids=tuple(made), finish_reason="stop")
-    assert rows == due_tokens(generation, spec.positions, markup)
+def test_the_engine_is_told_the_same_rows_token_by_token(qwen: Any, subtests: pytest.Subtests) -> None:
+    for positions in [
+        "think",
+        ["answer"],
+        ["prompt", "think"],
+        ["tool_result"],
+        {"stride": 3},
+        [0, -1, 7, 9],
+    ]:
+        with subtests.test(positions=positions):
+            given = qwen.encode("1+2?")
+            made = qwen.encode("<think>one and two</think>It is three", add_special_tokens=False)
+            markup, spec = Markup(qwen), CaptureSpec(positions=positions)
+            choice = chooser(spec.positions, markup)
+            assert choice is not None
+            judge = choice.of_generation(given)
+            rows = list(choice.of_prompt(given))
+            rows += [len(given) + i for i, token in enumerate(made[:-1]) if judge(len(given) + i, token)]
+            generation = Generation(
+                key="k", prompt_ids=tuple(given), generated_ids=tuple(made), finish_reason="stop"
+            )
+            assert rows == due_tokens(generation, spec.positions, markup)
 
 
 def test_equal_choosers_are_one_key_so_that_their_edits_share_a_batch(qwen: Any) -> None:

@@ -65,14 +65,15 @@ HERMES_S = LLAMA_S.replace('{"name": "', '<tool_call>\n{"name":"').replace(
 ).replace("| tojson }}}", "| tojson }}}\n</tool_call>")  # fmt: skip
 
 
-@pytest.mark.parametrize("template", [LLAMA_S, QWEN_CODER_S, "{{ messages[0].content }}"])
 def test_templates_that_write_calls_otherwise_are_refused(
-    qwen: PreTrainedTokenizerBase, template: str
+    qwen: PreTrainedTokenizerBase, subtests: pytest.Subtests
 ) -> None:
-    qwen.chat_template = template
-    with pytest.raises(InvalidRequest, match="does not write calls") as raised:
-        begin_call(qwen, ASKED, TOOLS, enable_thinking=False, name=None)
-    assert raised.value.param == "tool_choice"
+    for template in [LLAMA_S, QWEN_CODER_S, "{{ messages[0].content }}"]:
+        with subtests.test(template=template):
+            qwen.chat_template = template
+            with pytest.raises(InvalidRequest, match="does not write calls") as raised:
+                begin_call(qwen, ASKED, TOOLS, enable_thinking=False, name=None)
+            assert raised.value.param == "tool_choice"
 
 
 def test_the_template_decides_about_white_space(qwen: PreTrainedTokenizerBase) -> None:

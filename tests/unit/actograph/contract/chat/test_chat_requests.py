@@ -94,17 +94,15 @@ def test_what_cannot_be_done_is_refused_by_its_name(subtests: pytest.Subtests) -
             assert raised.value.param == param
 
 
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
+def test_the_older_route_refuses_by_name_too(subtests: pytest.Subtests) -> None:
+    for changes, param in [
         ({"best_of": 3}, "best_of"),
         ({"suffix": "end"}, "suffix"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 0, "echo": True, "capture": {"positions": "generated"}}, "capture"),
         ({"logprobs": 21}, "logprobs"),
-    ],
-)
-def test_the_older_route_refuses_by_name_too(changes: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidFields) as raised:
-        text(**changes)
-    assert raised.value.param == param
+    ]:
+        with subtests.test(changes=changes, param=param):
+            with pytest.raises(InvalidFields) as raised:
+                text(**changes)
+            assert raised.value.param == param

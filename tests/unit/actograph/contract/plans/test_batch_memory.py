@@ -145,11 +145,10 @@ def test_held_rows_are_bounded_by_the_buffer_and_what_is_on_its_way() -> None:
     assert batch_memory.held_rows_bytes(budget, need, 100, samples=2) == 200
 
 
-@pytest.mark.parametrize(
-    ("on_gpu", "most", "expected"), [(True, 0, 256), (False, 0, 16), (True, 500, 500), (False, 3, 3)]
-)
-def test_the_setting_takes_the_place_of_the_default_cap(on_gpu: bool, most: int, expected: int) -> None:
-    assert batch_memory.batch_cap(on_gpu=on_gpu, most=most) == expected
+def test_the_setting_takes_the_place_of_the_default_cap(subtests: pytest.Subtests) -> None:
+    for on_gpu, most, expected in [(True, 0, 256), (False, 0, 16), (True, 500, 500), (False, 3, 3)]:
+        with subtests.test(on_gpu=on_gpu, most=most, expected=expected):
+            assert batch_memory.batch_cap(on_gpu=on_gpu, most=most) == expected
 
 
 def test_the_need_of_capturing_follows_from_the_whole_spec() -> None:

@@ -109,12 +109,10 @@ def test_a_wrong_field_is_refused_by_name(subtests: pytest.Subtests) -> None:
             assert field is None or field in places
 
 
-@pytest.mark.parametrize(
-    "given", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, {"prompt": ""}]
-)
-def test_a_capture_input_is_exactly_one_of_prompt_and_messages(given: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        job_spec_adapter.validate_python({"kind": "capture", "model": "m", "inputs": [given]})
+def test_a_capture_input_is_exactly_one_of_prompt_and_messages(subtests: pytest.Subtests) -> None:
+    for given in [{}, {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, {"prompt": ""}]:
+        with subtests.test(given=given), pytest.raises(ValidationError):
+            job_spec_adapter.validate_python({"kind": "capture", "model": "m", "inputs": [given]})
 
 
 def test_the_digest_knows_no_key_order_but_every_value() -> None:

@@ -134,19 +134,18 @@ BUDGETS = [
 ]
 
 
-@pytest.mark.parametrize("options", BUDGETS)
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0)])
-def test_one_keeps_every_step_beside_one_that_begins_later(
-    order: Sequence[int], options: BufferOptions
-) -> None:
-    prompts, generated = (3, 2, 4, 3), (9, 9, 9, 4)
-    choosers = [these(range(99)), these(range(5, 99)), these(range(0, 99, 3)), these([4])]
-    Batch(
-        [prompts[i] for i in order],
-        [generated[i] for i in order],
-        [choosers[i] for i in order],
-        options=options,
-    ).check()
+def test_one_keeps_every_step_beside_one_that_begins_later(subtests: pytest.Subtests) -> None:
+    for options in BUDGETS:
+        for order in [(0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0)]:
+            with subtests.test(order=order, options=options):
+                prompts, generated = (3, 2, 4, 3), (9, 9, 9, 4)
+                choosers = [these(range(99)), these(range(5, 99)), these(range(0, 99, 3)), these([4])]
+                Batch(
+                    [prompts[i] for i in order],
+                    [generated[i] for i in order],
+                    [choosers[i] for i in order],
+                    options=options,
+                ).check()
 
 
 @pytest.mark.covering(12)

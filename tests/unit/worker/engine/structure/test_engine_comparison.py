@@ -58,19 +58,17 @@ def test_close_allows_a_few_roundings() -> None:
     assert not close(a, a[:2])
 
 
-@pytest.mark.parametrize(
-    ("location", "path", "side", "part"),
-    [
+def test_places(subtests: pytest.Subtests) -> None:
+    for location, path, side, part in [
         ("model.layers.3.mlp.output", "model.layers.3.mlp", "output", 0),
         ("model.layers.3.input", "model.layers.3", "input", 0),
         ("model.layers.3.mlp.gate.output.2", "model.layers.3.mlp.gate", "output", 2),
         ("bert.output.dense.output", "bert.output.dense", "output", 0),
         ("blocks.output.1.output", "blocks.output.1", "output", 0),
-    ],
-)
-def test_places(location: str, path: str, side: str, part: int) -> None:
-    assert place_of(location) == (path, side, part)
-    assert place_of(location).parent == path.rpartition(".")[0]
+    ]:
+        with subtests.test(location=location, path=path, side=side, part=part):
+            assert place_of(location) == (path, side, part)
+            assert place_of(location).parent == path.rpartition(".")[0]
 
 
 @pytest.mark.parametrize("location", ["model.layers.3", "output", "model.output.0", "model.input.x", ""])

@@ -43,15 +43,16 @@ def test_uniforms_are_inside_the_open_interval_and_uniform() -> None:
     assert torch.isfinite(gumbel(torch.tensor([1]), 0, torch.arange(100_000)[None])).all()
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-def test_draws_follow_the_softmax(temperature: float) -> None:
-    torch.manual_seed(1)
-    logits = torch.randn(1, 12)
-    draws = 10_000
-    tokens = draw(logits, SamplingSpec(temperature=temperature), list(range(draws)))
-    seen = torch.bincount(torch.tensor(tokens), minlength=12).double()
-    want = (logits[0] / temperature).softmax(-1).double() * draws
-    assert ((seen - want) ** 2 / want).sum() < 36.0  # 11 degrees of freedom: p = 0.0002
+def test_draws_follow_the_softmax(subtests: pytest.Subtests) -> None:
+    for temperature in [0.5, 1.0, 1.7]:
+        with subtests.test(temperature=temperature):
+            torch.manual_seed(1)
+            logits = torch.randn(1, 12)
+            draws = 10_000
+            tokens = draw(logits, SamplingSpec(temperature=temperature), list(range(draws)))
+            seen = torch.bincount(torch.tensor(tokens), minlength=12).double()
+            want = (logits[0] / temperature).softmax(-1).double() * draws
+            assert ((seen - want) ** 2 / want).sum() < 36.0  # 11 degrees of freedom: p = 0.0002
 
 
 def test_steps_and_seeds_give_independent_draws() -> None:
@@ -62,25 +63,24 @@ def test_steps_and_seeds_give_independent_draws() -> None:
     assert ((table - 200) ** 2 / 200).sum() < 155.0  # 99 degrees of freedom: p = 0.0003
 
 
-@pytest.mark.parametrize(
-    ("top_k", "top_p"), [(None, 0.9), (7, 1.0), (7, 0.6), (1, 1.0), (None, 1e-6), (50, 0.95)]
-)
-@pytest.mark.parametrize("vocab", [32, 4000])
-def test_same_candidates_as_transformers(top_k: int | None, top_p: float, vocab: int) -> None:
-    torch.manual_seed(3)
-    logits = torch.randn(6, vocab) * 3
-    reference = LogitsProcessorList([TemperatureLogitsWarper(0.8)])
-    if top_k is not None:
-        reference.append(TopKLogitsWarper(top_k))
-    if top_p < 1:
-        reference.append(TopPLogitsWarper(top_p))
-    want = reference(torch.zeros(6, 1, dtype=torch.long), logits)  # type: ignore[arg-type]
-    values, index = candidates(logits, temperature=0.8, top_k=top_k, top_p=top_p)
-    assert index is not None
-    got = torch.full_like(logits, -torch.inf).scatter_(1, index, values)
-    assert torch.equal(got.isfinite(), want.isfinite())
-    kept = want.isfinite()
-    assert torch.allclose(got[kept], want[kept])
+def test_same_candidates_as_transformers(subtests: pytest.Subtests) -> None:
+    for top_k, top_p in [(None, 0.9), (7, 1.0), (7, 0.6), (1, 1.0), (None, 1e-6), (50, 0.95)]:
+        for vocab in [32, 4000]:
+            with subtests.test(vocab=vocab, top_k=top_k, top_p=top_p):
+                torch.manual_seed(3)
+                logits = torch.randn(6, vocab) * 3
+                reference = LogitsProcessorList([TemperatureLogitsWarper(0.8)])
+                if top_k is not None:
+                    reference.append(TopKLogitsWarper(top_k))
+                if top_p < 1:
+                    reference.append(TopPLogitsWarper(top_p))
+                want = reference(torch.zeros(6, 1, dtype=torch.long), logits)  # type: ignore[arg-type]
+                values, index = candidates(logits, temperature=0.8, top_k=top_k, top_p=top_p)
+                assert index is not None
+                got = torch.full_like(logits, -torch.inf).scatter_(1, index, values)
+                assert torch.equal(got.isfinite(), want.isfinite())
+                kept = want.isfinite()
+                assert torch.allclose(got[kept], want[kept])
 
 
 def test_top_p_looks_beyond_the_first_candidates() -> None:
@@ -118,38 +118,40 @@ def rows_of_every_kind(vocab: int = 4000) -> torch.Tensor:
     return torch.stack([flat, peaked, tied, torch.randn(vocab) * 2, level, edge, torch.randn(vocab)])
 
 
-@pytest.mark.parametrize(
-    ("top_k", "top_p"), [(None, 1.0), (None, 0.9), (None, 0.5), (30, 1.0), (30, 0.8), (1024, 0.9)]
-)
-@pytest.mark.parametrize("vocab", [300, 4000])
-def test_a_row_has_the_candidates_that_it_has_alone(top_k: int | None, top_p: float, vocab: int) -> None:
-    rows = rows_of_every_kind(4000)[:, :vocab]
-    values, index = candidates(rows, temperature=0.8, top_k=top_k, top_p=top_p)
-    for i, row in enumerate(rows):
-        own, own_index = candidates(row[None], temperature=0.8, top_k=top_k, top_p=top_p)
-        assert (index is None) == (own_index is None)
-        kept, alone = values[i].isfinite(), own[0].isfinite()
-        tokens = torch.arange(vocab)[kept] if index is None else index[i][kept]
-        assert torch.equal(tokens, torch.arange(vocab)[alone] if own_index is None else own_index[0][alone])
-        assert torch.equal(values[i][kept], own[0][alone])
+def test_a_row_has_the_candidates_that_it_has_alone(subtests: pytest.Subtests) -> None:
+    for top_k, top_p in [(None, 1.0), (None, 0.9), (None, 0.5), (30, 1.0), (30, 0.8), (1024, 0.9)]:
+        for vocab in [300, 4000]:
+            with subtests.test(vocab=vocab, top_k=top_k, top_p=top_p):
+                rows = rows_of_every_kind(4000)[:, :vocab]
+                values, index = candidates(rows, temperature=0.8, top_k=top_k, top_p=top_p)
+                for i, row in enumerate(rows):
+                    own, own_index = candidates(row[None], temperature=0.8, top_k=top_k, top_p=top_p)
+                    assert (index is None) == (own_index is None)
+                    kept, alone = values[i].isfinite(), own[0].isfinite()
+                    tokens = torch.arange(vocab)[kept] if index is None else index[i][kept]
+                    assert torch.equal(
+                        tokens, torch.arange(vocab)[alone] if own_index is None else own_index[0][alone]
+                    )
+                    assert torch.equal(values[i][kept], own[0][alone])
 
 
-@pytest.mark.parametrize("spec", [{"top_p": 0.9}, {"top_p": 0.5, "temperature": 0.3}, {"top_k": 50}, {}])
-def test_a_row_draws_what_it_draws_alone_whatever_stands_beside_it(spec: dict[str, float]) -> None:
-    sampling = SamplingSpec(**{"temperature": 1.0} | spec)
-    rows = rows_of_every_kind()
-    for step in range(12):
-        ids = torch.zeros(len(rows), 5 + step, dtype=torch.long)
-        seeds = [100 * step + i for i in range(len(rows))]
-        together = GumbelSampler(sampling, seeds, 5, CPU)(ids, rows.clone())  # type: ignore[arg-type]
-        for i, seed in enumerate(seeds):
-            alone = GumbelSampler(
-                sampling, [seed], 5, CPU
-            )(
-                ids[:1],  # type: ignore[arg-type]
-                rows[i : i + 1].clone(),  # type: ignore[arg-type]
-            )
-            assert torch.equal(together[i], alone[0]), (step, i)
+def test_a_row_draws_what_it_draws_alone_whatever_stands_beside_it(subtests: pytest.Subtests) -> None:
+    for spec in [{"top_p": 0.9}, {"top_p": 0.5, "temperature": 0.3}, {"top_k": 50}, {}]:
+        with subtests.test(spec=spec):
+            sampling = SamplingSpec(**{"temperature": 1.0} | spec)
+            rows = rows_of_every_kind()
+            for step in range(12):
+                ids = torch.zeros(len(rows), 5 + step, dtype=torch.long)
+                seeds = [100 * step + i for i in range(len(rows))]
+                together = GumbelSampler(sampling, seeds, 5, CPU)(ids, rows.clone())  # type: ignore[arg-type]
+                for i, seed in enumerate(seeds):
+                    alone = GumbelSampler(
+                        sampling, [seed], 5, CPU
+                    )(
+                        ids[:1],  # type: ignore[arg-type]
+                        rows[i : i + 1].clone(),  # type: ignore[arg-type]
+                    )
+                    assert torch.equal(together[i], alone[0]), (step, i)
 
 
 def test_large_batches_are_drawn_row_by_row_with_the_same_noise() -> None:
