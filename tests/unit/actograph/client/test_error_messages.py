@@ -55,12 +55,8 @@ def test_what_speaks_no_http(rude: str) -> None:
 
 
 def test_a_name_that_nobody_knows() -> None:
-    assert "unknown host 'nowhere.invalid'" in told("http://nowhere.invalid")
-
-
-def test_a_proxy_that_is_not_there_is_named_as_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert "cannot reach the service at http://lab.example through a proxy" in told("http://lab.example")
+    message = told("http://nowhere.invalid")
+    assert "cannot reach the service at http://nowhere.invalid; check the address and proxies" in message
 
 
 @pytest.mark.parametrize(
@@ -77,7 +73,7 @@ def test_an_environment_that_cannot_be_used(name: str, value: str, monkeypatch: 
     ["", "lab.example", "127.0.0.1:8420", "ftp://lab.example", "http://", "http://[::1", "http://a:b:c"],
 )
 def test_what_is_no_url_of_a_service(url: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"is not (the|a valid) URL"):
+    with pytest.raises(InvalidRequest, match="is not the URL"):
         Client(url, "")
 
 

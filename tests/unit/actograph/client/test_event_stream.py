@@ -1,40 +1,13 @@
-from collections.abc import Iterable, Iterator
+import httpx
 
-from actograph.client.event_stream import Message, Parser
-
-
-def messages(lines: Iterable[str]) -> Iterator[Message]:
-    parser = Parser()
-    return (message for line in lines if (message := parser.feed(line)) is not None)
+from actograph.client.transport import event_data
 
 
-def test_fields_comments_and_dispatch() -> None:
-    lines = [
-        ": ping",
-        "",
-        "id: 4",
-        "event: job.progress",
-        'data: {"a":',
-        "data: 1}",
-        "",
-        "data: bare",
-        "",
-        "data: cut",
-    ]
-    assert list(messages(lines)) == [
-        Message(id="4", event="job.progress", data='{"a":\n1}'),
-        Message(id="4", event="message", data="bare"),
-    ]
-
-
-def test_one_space_after_the_colon_belongs_to_the_form() -> None:
-    assert next(messages(["data:  two", ""])).data == " two"
-    assert next(messages(["data:none", ""])).data == "none"
-
-
-def test_an_event_without_data_is_not_dispatched() -> None:
-    assert list(messages(["event: a", "", "data: b", ""])) == [Message(id="", event="message", data="b")]
-
-
-def test_an_id_with_nul_is_ignored() -> None:
-    assert next(messages(["id: 1", "id: 2\0", "data: x", ""])).id == "1"
+def test_data_of_server_sent_events() -> None:
+    body = (
+        ': ping\n\nid: 4\nevent: job.progress\ndata: {"a":\ndata: 1}\n\ndata: bare \u2028 line\n\n'
+        "event: empty\n\ndata:  two spaces\n\ndata:none\n\ndata: cut"
+    )
+    pieces = (body.encode()[start : start + 3] for start in range(0, len(body.encode()), 3))
+    response = httpx.Response(200, content=pieces)
+    assert list(event_data(response)) == ['{"a":\n1}', "bare \u2028 line", " two spaces", "none"]

@@ -16,7 +16,7 @@ from actograph.client import (
     DownloadDamaged,
     ServiceUnreachable,
     UnexpectedAnswer,
-    retries,
+    transport,
 )
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
@@ -27,7 +27,7 @@ SPEC = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": "file_" + 
 
 @pytest.fixture
 def client(service: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
     with Client(service.url, "", retries=3) as made:
         yield made
 
@@ -121,7 +121,7 @@ def test_an_upload_is_not_repeated_once_it_was_sent(service: Any, client: Client
 
 
 def test_no_service_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with (
@@ -135,7 +135,7 @@ def test_no_service_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_service_that_comes_up_meanwhile_is_found(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.1)
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
@@ -223,7 +223,7 @@ def test_samples_sessions_workers_queue_models_and_structure(service: Any, clien
     for number in range(5):
         service.add_session(number)
     service.models = [resources.Model(id="org/demo", created=1)]
-    assert [s.index for s in client.jobs.samples(job.id, page_size=2)] == [0, 1, 2, 3, 4]
+    assert [s.index for s in client.jobs.samples(job.id)] == [0, 1, 2, 3, 4]
     assert {s.sample_index for s in client.sessions.list(correct=True, page_size=2)} == {0, 2, 4}
     assert [m.id for m in client.models.list()] == ["org/demo"]
     assert client.workers.list() == []
@@ -355,7 +355,7 @@ def test_a_file_that_the_session_lacks(service: Any, client: Client, tmp_path: P
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "..", "", "a\\b", "/etc/passwd"])
 def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
-    from actograph.client.pulls.session_files import plain_name
+    from actograph.client.downloads import plain_name
 
     with pytest.raises(StoreDamaged, match="unusable name"):
         plain_name(name)

@@ -7,8 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from actograph import tensor_files
-from actograph.client.tensors import LazyTensor, LocalFile, SessionTensors, open_folder
+from actograph.client.tensors import LocalFile, SessionTensors, open_folder
 from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
 
 
@@ -127,7 +126,8 @@ def test_a_folder_without_tensors(tmp_path: Path) -> None:
         open_folder(tmp_path)
 
 
-def test_a_scalar_has_no_rows() -> None:
-    entry = tensor_files.TensorEntry("F32", (), 0, 4)
+def test_a_scalar_has_no_rows(tmp_path: Path) -> None:
+    tensors = {"x.0": torch.tensor(1.0), "token_ids": torch.arange(2)}
+    safetensors.torch.save_file(tensors, tmp_path / "activations.safetensors")
     with pytest.raises(StoreDamaged):
-        LazyTensor([(lambda offset, length: b"", entry)])
+        open_folder(tmp_path)

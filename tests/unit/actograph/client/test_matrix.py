@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actograph.client import Client
-from actograph.client.optional import PackageMissing
+from actograph.client.errors import PackageMissing
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest, MixedIdentities, NotFound
 
@@ -66,37 +66,37 @@ def test_features_and_where_they_come_from(client: Client, positions: Any, taken
     ],
 )
 def test_one_row_for_each_session(client: Client, positions: Any, reduce: Any, numpy: Any) -> None:
-    matrix = client.jobs.matrix(JOB, HOOK, positions=positions, reduce=reduce)
+    matrix = client.jobs.get(JOB).matrix(HOOK, positions=positions, reduce=reduce)
     assert np.array_equal(matrix.features, np.stack([numpy(rows_of(n)) for n in range(5)]))
     assert set(matrix.tokens.tolist()) == ({4} if reduce == "last" else {-1})
 
 
 def test_chosen_tokens_and_summaries_are_found_by_their_tokens(client: Client) -> None:
-    matrix = client.jobs.matrix(JOB, "mlp_in.1", positions="last_prompt")
+    matrix = client.jobs.get(JOB).matrix("mlp_in.1", positions="last_prompt")
     assert matrix.features.dtype == np.float32, "float16 widened"
     assert np.array_equal(matrix.features, np.stack([rows_of(n)[4] for n in range(5)]))
-    summary = client.jobs.matrix(JOB, "mlp_out.1", positions="all", reduce="mean")
+    summary = client.jobs.get(JOB).matrix("mlp_out.1", positions="all", reduce="mean")
     assert np.array_equal(summary.features, np.stack([rows_of(n).mean(axis=0) for n in range(5)]))
     with pytest.raises(InvalidRequest, match="stored as the mean"):
-        client.jobs.matrix(JOB, "mlp_out.1", positions="last")
+        client.jobs.get(JOB).matrix("mlp_out.1", positions="last")
 
 
 def test_numbers_of_experts_are_kept_but_not_averaged(client: Client) -> None:
-    assert client.jobs.matrix(JOB, "expert_indices.1").features.dtype == np.int64
+    assert client.jobs.get(JOB).matrix("expert_indices.1").features.dtype == np.int64
     with pytest.raises(InvalidRequest, match="mean needs floats"):
-        client.jobs.matrix(JOB, "expert_indices.1", positions="all", reduce="mean")
+        client.jobs.get(JOB).matrix("expert_indices.1", positions="all", reduce="mean")
 
 
 def test_bfloat16_is_float32(client: Client) -> None:
-    features = client.jobs.matrix(JOB, "attn_in.1").features
+    features = client.jobs.get(JOB).matrix("attn_in.1").features
     assert features.dtype == np.float32
     assert (features == 1).all()
 
 
 def test_filters_limit_and_aliases(client: Client) -> None:
-    assert set(client.jobs.matrix(JOB, "blocks.1.hook_resid_post", condition="b").condition) == {"b"}
-    assert client.jobs.matrix(JOB, HOOK, correct=False).sample_index.tolist() == [3, 4]
-    assert client.jobs.matrix(JOB, HOOK, limit=2, parallel=1).sample_index.tolist() == [0, 1]
+    assert set(client.jobs.get(JOB).matrix("blocks.1.hook_resid_post", condition="b").condition) == {"b"}
+    assert client.jobs.get(JOB).matrix(HOOK, correct=False).sample_index.tolist() == [3, 4]
+    assert client.jobs.get(JOB).matrix(HOOK, limit=2, parallel=1).sample_index.tolist() == [0, 1]
 
 
 def test_module_paths_are_looked_up_in_the_structure(service: Any, client: Client) -> None:
@@ -106,7 +106,7 @@ def test_module_paths_are_looked_up_in_the_structure(service: Any, client: Clien
         dtype="float32", device="cpu", num_parameters=1, chat_template=False, eos_token_ids=[],
         hooks={HOOK: resources.HookInfo(location=path, width=4, dtype="float32")}, module_locations=[path],
     )  # fmt: skip
-    assert len(client.jobs.matrix(JOB, "model.layers[1].output")) == 5
+    assert len(client.jobs.get(JOB).matrix("model.layers[1].output")) == 5
     assert [seen.path for seen in service.seen].count("/v1/model/structure") == 1
 
 
@@ -116,29 +116,29 @@ def test_sessions_without_the_rows_are_told(service: Any, client: Client) -> Non
     hooks = {HOOK: sessions[1].hooks[HOOK].model_copy(update={"shape": (2, 4)})}
     service.sessions[short.id] = short.model_copy(update={"hooks": hooks})
     service.sessions[sessions[2].id] = sessions[2].model_copy(update={"hooks": {}})
-    matrix = client.jobs.matrix(JOB, HOOK, positions=3)
+    matrix = client.jobs.get(JOB).matrix(HOOK, positions=3)
     assert matrix.sample_index.tolist() == [0, 3, 4]
     assert [one.session_id for one in matrix.skipped] == [sessions[1].id, sessions[2].id]
     assert "no row at positions [3]" in matrix.skipped[0].reason
     assert "the session has none" in matrix.skipped[1].reason
     assert "2 sessions skipped" in repr(matrix)
     with pytest.raises(NotFound, match=r"no session gave rows of resid_post\.7"):
-        client.jobs.matrix(JOB, "resid_post.7")
+        client.jobs.get(JOB).matrix("resid_post.7")
     with pytest.raises(NotFound, match="no session matches the filters"):
-        client.jobs.matrix(JOB, HOOK, condition="c")
+        client.jobs.get(JOB).matrix(HOOK, condition="c")
 
 
 def test_a_session_that_is_deleted_meanwhile_is_told(service: Any, plain: Client, sessions: Any) -> None:
     for name in list(service.tensors):
         if name[0] == sessions[0].id:
             del service.tensors[name]
-    matrix = plain.jobs.matrix(JOB, HOOK)
+    matrix = plain.jobs.get(JOB).matrix(HOOK)
     assert matrix.sample_index.tolist() == [1, 2, 3, 4]
     assert "has no tensor" in matrix.skipped[0].reason
 
 
 def test_over_http_only_the_rows_that_are_wanted_travel(service: Any, plain: Client, sessions: Any) -> None:
-    plain.jobs.matrix(JOB, HOOK, positions="last_prompt")
+    plain.jobs.get(JOB).matrix(HOOK, positions="last_prompt")
     read = [(s.path.split("/")[4], s.query["rows"]) for s in service.seen if "/tensors/" in s.path]
     assert sorted(read) == sorted((session.id, "4:5") for session in sessions)
 
@@ -155,7 +155,7 @@ def test_from_the_folder_only_the_rows_that_are_wanted_are_read(
         return data
 
     monkeypatch.setattr(os, "pread", counted)
-    local.jobs.matrix(JOB, HOOK, positions="last")
+    local.jobs.get(JOB).matrix(HOOK, positions="last")
     size = (store / "sessions" / sessions[0].id / "activations.safetensors").stat().st_size
     # each file's header (one read, here the whole small file), then the one row
     assert sorted(read) == sorted([size] * 5 + [16] * 5)
@@ -164,8 +164,8 @@ def test_from_the_folder_only_the_rows_that_are_wanted_are_read(
 
 def test_memory_is_bounded(client: Client) -> None:
     with pytest.raises(InvalidRequest, match="max_bytes=64"):
-        client.jobs.matrix(JOB, HOOK, positions="last", max_bytes=64)
-    assert len(client.jobs.matrix(JOB, HOOK, positions="last", max_bytes=80)) == 5
+        client.jobs.get(JOB).matrix(HOOK, positions="last", max_bytes=64)
+    assert len(client.jobs.get(JOB).matrix(HOOK, positions="last", max_bytes=80)) == 5
 
 
 def test_sessions_of_two_widths_are_refused(service: Any, plain: Client, sessions: Any) -> None:
@@ -174,7 +174,7 @@ def test_sessions_of_two_widths_are_refused(service: Any, plain: Client, session
     hooks = {HOOK: wide.hooks[HOOK].model_copy(update={"shape": (7, 6)})}
     service.sessions[wide.id] = wide.model_copy(update={"hooks": hooks})
     with pytest.raises(InvalidRequest, match="6 wide"):
-        plain.jobs.matrix(JOB, HOOK)
+        plain.jobs.get(JOB).matrix(HOOK)
 
 
 def test_labels_are_the_scores_of_samples(service: Any, client: Client) -> None:
@@ -185,15 +185,15 @@ def test_labels_are_the_scores_of_samples(service: Any, client: Client) -> None:
         )
         for n in range(5)
     ]  # fmt: skip
-    labels = client.jobs.matrix(JOB, HOOK, label="exact_match,strict-match").labels
+    labels = client.jobs.get(JOB).matrix(HOOK, label="exact_match,strict-match").labels
     assert labels[[0, 1, 3, 4]].tolist() == [0.0, 0.1, 0.3, 0.4]
     assert np.isnan(labels[2])
     with pytest.raises(InvalidRequest, match="there are correct, exact_match,strict-match"):
-        client.jobs.matrix(JOB, HOOK, label="f1")
+        client.jobs.get(JOB).matrix(HOOK, label="f1")
 
 
 def test_torch_and_pandas_on_request(client: Client) -> None:
-    matrix = client.jobs.matrix(JOB, HOOK)
+    matrix = client.jobs.get(JOB).matrix(HOOK)
     features, labels = matrix.torch()
     assert features.shape == (5, 4)
     assert labels.dtype == torch.float32
@@ -223,16 +223,15 @@ def test_samples_as_a_frame(service: Any, client: Client) -> None:
 def test_a_package_that_is_missing_is_named(
     client: Client, monkeypatch: pytest.MonkeyPatch, service: Any
 ) -> None:
-    from actograph.client import optional
-
     def absent(name: str) -> Any:
         raise builtins.ModuleNotFoundError(f"No module named {name!r}")
 
-    matrix = client.jobs.matrix(JOB, HOOK)
-    monkeypatch.setattr(optional.importlib, "import_module", absent)  # type: ignore[attr-defined]
+    job = client.jobs.get(JOB)
+    matrix = job.matrix(HOOK)
+    monkeypatch.setattr("importlib.import_module", absent)
     service.seen.clear()
     with pytest.raises(PackageMissing, match="pip install pandas"):
-        client.jobs.frame(JOB)
+        job.frame()
     with pytest.raises(PackageMissing, match="pip install torch"):
         matrix.torch()
     assert service.seen == []
@@ -256,11 +255,11 @@ def test_sessions_of_different_models_are_not_mixed_by_accident(service: Any, cl
     with pytest.raises(MixedIdentities, match=r"aaaaaaaaaaaa and bbbbbbbbbbbb.*by the filters"):
         client.jobs.get(JOB).matrix(HOOK)
     with pytest.raises(MixedIdentities, match="aaaaaaaaaaaa and unknown"):
-        client.jobs.matrix(JOB, HOOK, correct=False)
-    assert len(client.jobs.matrix(JOB, HOOK, limit=2)) == 2
+        client.jobs.get(JOB).matrix(HOOK, correct=False)
+    assert len(client.jobs.get(JOB).matrix(HOOK, limit=2)) == 2
 
 
 def test_a_savepoint_is_that_of_the_job(service: Any, client: Client) -> None:
     service.jobs[JOB] = service.jobs[JOB].model_copy(update={"savepoints": {"late": HOOK}})
-    matrix = client.jobs.matrix(JOB, "late")
-    assert np.array_equal(matrix.features, client.jobs.matrix(JOB, HOOK).features)
+    matrix = client.jobs.get(JOB).matrix("late")
+    assert np.array_equal(matrix.features, client.jobs.get(JOB).matrix(HOOK).features)

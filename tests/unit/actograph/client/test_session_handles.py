@@ -87,9 +87,9 @@ def test_over_http_only_the_rows_are_asked_for(service: Any, plain: Client, sess
 def test_long_reads_take_several_answers(
     plain: Client, session: Session, service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from actograph.client import row_tensor
+    from actograph.client import sessions
 
-    monkeypatch.setattr(row_tensor, "ANSWER_BYTES", 3 * 16)
+    monkeypatch.setattr(sessions, "ANSWER_BYTES", 3 * 16)
     tensor = plain.sessions.get(session.id)["resid_post.1"]
     assert np.array_equal(tensor[:], WHOLE)
     assert [s.query["rows"] for s in service.seen if "rows" in s.query] == ["0:3", "3:6", "6:7"]

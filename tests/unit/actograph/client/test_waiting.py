@@ -37,7 +37,7 @@ def test_a_short_outage_does_not_end_the_wait(service: Any, monkeypatch: pytest.
         else:
             service.jobs[job.id] = job.model_copy(update={"status": JobStatus.COMPLETED})
 
-    monkeypatch.setattr("actograph.client.resources.jobs.sleep", fail_or_end)
+    monkeypatch.setattr("actograph.client.jobs.sleep", fail_or_end)
     with Client(service.url, "", retries=0) as client:
         assert client.jobs.wait(job.id).status is JobStatus.COMPLETED
     assert service.faults == []
