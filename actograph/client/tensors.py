@@ -24,10 +24,8 @@ from actograph.tensor_files import Array, ReadAt, TensorEntry
 
 TOKEN_IDS = "token_ids"
 ROW_POSITIONS = "row_positions"
-_TORCH_NAMES = {stored: name for name, stored in tensor_files.DTYPE_NAMES.items()} | {
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-}
+#: names in torch of dtypes that numpy lacks
+_TORCH_NAMES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 class LocalFile:
@@ -116,7 +114,7 @@ class LazyTensor:
         """
         low, high, then = self._range_of(index)
         torch = package("torch", "a torch tensor")
-        kind = getattr(torch, _TORCH_NAMES.get(self.stored_dtype, ""), None)
+        kind = getattr(torch, _TORCH_NAMES.get(self.stored_dtype, self.dtype.name), None)
         if kind is None:
             raise StoreDamaged(f"torch has no dtype {self.stored_dtype}")
         shape, data = (high - low, *self.shape[1:]), bytearray(self.read_bytes(low, high))
@@ -166,8 +164,8 @@ def _joined(hook: str, parts: Sequence[tuple[ReadAt, TensorEntry]]) -> LazyTenso
         pieces = []
         for index, low, high in tensor_files.overlaps(ranges, start, stop):
             read_at, entry = parts[index]
-            length = (high - low) * entry.row_bytes
-            piece = read_at(entry.start + low * entry.row_bytes, length)
+            offset, length = entry.byte_range(low, high)
+            piece = read_at(offset, length)
             if len(piece) != length:
                 raise StoreDamaged(f"the file is truncated: {len(piece)} of {length} bytes could be read")
             pieces.append(piece)
