@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from actograph.client import (
@@ -388,3 +389,13 @@ def test_a_page_that_is_no_service_of_ours(service: Any, client: Client) -> None
     service.faults = [200]
     with pytest.raises(UnexpectedAnswer, match="is this an Actograph service"):
         client.jobs.get("job_1")
+
+
+def test_data_of_server_sent_events() -> None:
+    body = (
+        ': ping\n\nid: 4\nevent: job.progress\ndata: {"a":\ndata: 1}\n\ndata: bare \u2028 line\n\n'
+        "event: empty\n\ndata:  two spaces\n\ndata:none\n\ndata: cut"
+    )
+    pieces = (body.encode()[start : start + 3] for start in range(0, len(body.encode()), 3))
+    response = httpx.Response(200, content=pieces)
+    assert list(transport.event_data(response)) == ['{"a":\n1}', "bare \u2028 line", " two spaces", "none"]
