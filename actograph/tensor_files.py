@@ -30,38 +30,14 @@ _INDEX_NAME = re.compile(r"^(?P<hook>.+)\[(?P<start>\d+):(?P<stop>\d+)\]$")
 
 #: safetensors name -> numpy dtype that holds the same bytes
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "BOOL": np.dtype("?"),
-    "U8": np.dtype("u1"),
-    "I8": np.dtype("i1"),
-    "F8_E4M3": np.dtype("u1"),
-    "F8_E5M2": np.dtype("u1"),
-    "U16": np.dtype("<u2"),
-    "I16": np.dtype("<i2"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-    "U32": np.dtype("<u4"),
-    "I32": np.dtype("<i4"),
-    "F32": np.dtype("<f4"),
-    "U64": np.dtype("<u8"),
-    "I64": np.dtype("<i8"),
-    "F64": np.dtype("<f8"),
-}
-#: dtype of capture specs and torch -> safetensors name
-DTYPE_NAMES: Mapping[str, str] = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "uint32": "U32",
-    "int32": "I32",
-    "float32": "F32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float64": "F64",
-}
+    name: np.dtype(code)
+    for name, code in (
+        ("BOOL", "?"), ("U8", "u1"), ("I8", "i1"), ("F8_E4M3", "u1"), ("F8_E5M2", "u1"),
+        ("U16", "<u2"), ("I16", "<i2"), ("F16", "<f2"), ("BF16", "<u2"),
+        ("U32", "<u4"), ("I32", "<i4"), ("F32", "<f4"),
+        ("U64", "<u8"), ("I64", "<i8"), ("F64", "<f8"),
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +58,11 @@ class TensorEntry:
         """Bytes of one index of the first axis."""
         return math.prod(self.shape[1:]) * itemsize(self.dtype)
 
+    def byte_range(self, start: int, stop: int) -> tuple[int, int]:
+        """(offset, length) of rows [start, stop) in the file. Raises RangeNotSatisfiable."""
+        check_rows(start, stop, self.rows)
+        return self.start + start * self.row_bytes, (stop - start) * self.row_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class TensorFileHeader:
@@ -90,30 +71,19 @@ class TensorFileHeader:
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
     data_start: int
-    file_bytes: int
 
     def entry(self, name: str) -> TensorEntry:
-        """The tensor of this name.
-
-        Raises:
-            NotFound: the file has no such tensor.
-        """
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise NotFound(f"the file has no tensor {name}") from None
+        """Return the tensor of this name. Raises NotFound."""
+        if name not in self.tensors:
+            raise NotFound(f"the file has no tensor {name}")
+        return self.tensors[name]
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element.
-
-    Raises:
-        StoreDamaged: the dtype is unknown.
-    """
-    try:
-        return NUMPY_DTYPES[dtype].itemsize
-    except KeyError:
-        raise StoreDamaged(f"unknown tensor dtype {dtype!r}") from None
+    """Bytes of one element. Raises StoreDamaged for an unknown dtype."""
+    if dtype not in NUMPY_DTYPES:
+        raise StoreDamaged(f"unknown tensor dtype {dtype!r}")
+    return NUMPY_DTYPES[dtype].itemsize
 
 
 def read_header(read_at: ReadAt, file_bytes: int | None = None) -> TensorFileHeader:
@@ -136,15 +106,11 @@ def read_header(read_at: ReadAt, file_bytes: int | None = None) -> TensorFileHea
         body += read_at(8 + len(body), length - len(body))
     if len(body) != length:
         raise StoreDamaged(f"the tensor file ends within its header ({len(body)} of {length} bytes)")
-    return parse_header(body, file_bytes)
+    return _parse_header(body, file_bytes)
 
 
-def parse_header(body: bytes, file_bytes: int | None = None) -> TensorFileHeader:
-    """Check the JSON part of a header, `body`, which begins at byte 8 of the file.
-
-    Raises:
-        StoreDamaged: see `read_header`.
-    """
+def _parse_header(body: bytes, file_bytes: int | None) -> TensorFileHeader:
+    """Check the JSON part of a header, `body`, which begins at byte 8 of the file."""
     if not body.startswith(b"{"):
         raise StoreDamaged("the header of the tensor file does not begin with '{'")
     try:
@@ -164,7 +130,7 @@ def parse_header(body: bytes, file_bytes: int | None = None) -> TensorFileHeader
         end = entry.stop
     if file_bytes is not None and end != file_bytes:
         raise StoreDamaged(f"the tensors end at byte {end} of a file of {file_bytes} bytes")
-    return TensorFileHeader(entries, metadata, data_start, end)
+    return TensorFileHeader(entries, metadata, data_start)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -193,18 +159,6 @@ def _entry(name: str, field: object, data_start: int) -> TensorEntry:
     if end - begin != size:
         raise StoreDamaged(f"tensor {name}: {end - begin} bytes for {dtype} {shape}, which takes {size}")
     return TensorEntry(dtype, tuple(shape), data_start + begin, data_start + end)
-
-
-def row_range(header: TensorFileHeader, name: str, start: int, stop: int) -> tuple[int, int]:
-    """(offset, length) in bytes of rows [start, stop) of a tensor's first axis.
-
-    Raises:
-        NotFound: no such tensor.
-        RangeNotSatisfiable: some rows do not exist.
-    """
-    entry = header.entry(name)
-    check_rows(start, stop, entry.rows)
-    return entry.start + start * entry.row_bytes, (stop - start) * entry.row_bytes
 
 
 def check_rows(start: int, stop: int, rows: int) -> None:
@@ -284,32 +238,17 @@ def bfloat16_to_float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 
 def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
-    """The first bytes of an .npy file (format 1.0, no pickle); bfloat16 rows are stored as float32.
-
-    Raises:
-        StoreDamaged: the dtype has no numpy form, as in `value_array`.
-    """
-    empty = value_array(dtype, (0,), b"")
-    fields = {
-        "descr": np.lib.format.dtype_to_descr(empty.dtype),
-        "fortran_order": False,
-        "shape": tuple(shape),
-    }
+    """The first bytes of an .npy file (format 1.0, no pickle), with the dtypes of `value_array`."""
+    descr = np.lib.format.dtype_to_descr(value_array(dtype, (0,), b"").dtype)
     buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, fields)
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": descr, "fortran_order": False, "shape": tuple(shape)}
+    )
     return buffer.getvalue()
 
 
 def json_rows(array: Array) -> list[Any]:
     """Nested lists for a JSON reply; numbers that JSON lacks (NaN, infinities) become null."""
-    values = array.tolist()
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        values = _null_non_finite(values)
-    assert isinstance(values, list)
-    return values
-
-
-def _null_non_finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_null_non_finite(v) for v in value]
-    return value if math.isfinite(value) else None
+    finite = np.isfinite(array)
+    rows: list[Any] = (array if finite.all() else np.where(finite, array.astype(object), None)).tolist()
+    return rows

@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,7 @@ import numpy as np
 import torch
 
 from actograph.client.artifact_stores import open_store as open_store_of_client
-from actograph.client.row_tensor import RowTensor, StoredRows
-from actograph.client.tensors import open_folder
+from actograph.client.tensors import LazyTensor, open_folder
 from actograph.contract.resources import Session, SessionFile, TensorInfo
 from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore
@@ -149,7 +147,7 @@ def bench_writing(home: Path, rounds: int, count: int) -> dict[str, Any]:
     }
 
 
-def client_tensor(store: LocalStore, session_id: str, rows: int, width: int) -> RowTensor:
+def client_tensor(store: LocalStore, session_id: str, rows: int, width: int) -> LazyTensor:
     """Tensor of `client.sessions.get(session_id)["resid_post.0"]`, after the service's answer."""
     info = TensorInfo(shape=[rows, width], dtype="BF16", nbytes=rows * width * 2)
     session = Session(
@@ -157,8 +155,7 @@ def client_tensor(store: LocalStore, session_id: str, rows: int, width: int) -> 
         prompt_tokens=rows, generated_tokens=1, rows=rows, bytes=info.nbytes, dtype="BF16",
         hooks={"resid_post.0": info}, files=SessionReader(store, session_id).manifest.files,
     )  # fmt: skip
-    source = StoredRows(partial(open_store_of_client(store.root).tensors, session))
-    return RowTensor("resid_post.0", info, source)
+    return open_store_of_client(store.root).tensors(session)["resid_post.0"]
 
 
 def bench_slices(home: Path, rounds: int) -> dict[str, Any]:

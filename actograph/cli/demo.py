@@ -15,7 +15,7 @@ from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
     from actograph.client import Client
-    from actograph.client.resources.sessions import SessionHandle
+    from actograph.client.sessions import SessionHandle
     from actograph.contract.resources import Job, JobResults
 
 #: a model this small is slower on several threads, which wait for each other

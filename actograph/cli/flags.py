@@ -13,7 +13,7 @@ from actograph.contract.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from actograph.client import Client
-    from actograph.client.queries import SessionQuery
+    from actograph.client.sessions import SessionFilters
     from actograph.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -164,7 +164,7 @@ def session_query(
     ids: list[str] | None = None,
     *,
     everything: bool | None = None,
-) -> "SessionQuery":
+) -> "SessionFilters":
     """Return the query of `SESSION_FILTERS`.
 
     Unless `everything` is None, exactly one of ids, filters and --all is needed.
@@ -177,7 +177,7 @@ def session_query(
         raise InvalidRequest("choose sessions by id, by filters such as --job and --tag, or with --all")
     if "job" in query:
         query["job_id"] = job_id(client, query.pop("job"))
-    wanted: SessionQuery = query
+    wanted: SessionFilters = query
     return wanted
 
 

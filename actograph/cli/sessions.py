@@ -48,7 +48,7 @@ from actograph.progress import duration, meter
 
 if TYPE_CHECKING:
     from actograph.client import Client
-    from actograph.client.resources.sessions import SessionHandle
+    from actograph.client.sessions import SessionHandle
     from actograph.contract.resources import Session
 
 app = typer.Typer(no_args_is_help=True, help="List, download, change and delete sessions.")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from actograph.client.optional import package
-from actograph.client.pulls.session_files import plain_name
+from actograph.client.downloads import plain_name
+from actograph.client.errors import package
 from actograph.client.tensors import LocalFile, SessionTensors
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.resources import Session, SessionFile
@@ -83,12 +83,10 @@ class _Bucket:
     """A store on S3. Credentials, region and endpoint come from the AWS environment."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
-        session = package("boto3", f"reading from s3://{bucket} itself", module="boto3.session")
+        boto3 = package("boto3", f"reading from s3://{bucket} itself")
         config = package("boto3", f"reading from s3://{bucket} itself", module="botocore.config")
         self._bucket, self._prefix = bucket, prefix
-        self._client: Any = session.Session().client(
-            "s3", config=config.Config(max_pool_connections=CONNECTIONS)
-        )
+        self._client: Any = boto3.client("s3", config=config.Config(max_pool_connections=CONNECTIONS))
 
     def tensors(self, session: Session) -> SessionTensors:
         folder = "/".join([*filter(None, [self._prefix]), "sessions", plain_name(session.id)])

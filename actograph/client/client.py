@@ -15,16 +15,11 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from actograph.client.artifact_stores import open_store
+from actograph.client.chat import Chat
 from actograph.client.errors import ApiError
-from actograph.client.resources.batches import Batches
-from actograph.client.resources.chat import Chat
-from actograph.client.resources.files import Files
-from actograph.client.resources.jobs import JobHandle, Jobs
-from actograph.client.resources.keys import Keys
-from actograph.client.resources.service import Models, Queue, Workers
-from actograph.client.resources.sessions import Sessions
-from actograph.client.resources.store import Store
-from actograph.client.resources.vectors import Vectors
+from actograph.client.jobs import JobHandle, Jobs
+from actograph.client.service import Batches, Files, Keys, Models, Queue, Store, Vectors, Workers
+from actograph.client.sessions import Sessions
 from actograph.client.transport import Transport
 from actograph.contract.service.capabilities import Capabilities
 from actograph.settings import Settings

@@ -1,4 +1,4 @@
-"""Lazy tensors: read rows of a session's files without loading the files, with numpy alone.
+"""Lazy tensors: read rows without loading the files, with numpy alone.
 
     session = open_folder("sessions/ses_...")
     session["resid_post.8"][-1]  # the last row, as float32
@@ -7,9 +7,10 @@
 Works on any `read_at`: local files (pread) or ranges of an HTTP resource.
 """
 
+import math
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actograph import tensor_files
+from actograph.client.errors import package
 from actograph.contract.errors import NotFound, StoreDamaged
 from actograph.tensor_files import Array, ReadAt, TensorEntry
 
 TOKEN_IDS = "token_ids"
 ROW_POSITIONS = "row_positions"
+#: names in torch of dtypes that numpy lacks
+_TORCH_NAMES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 class LocalFile:
@@ -44,12 +48,21 @@ class LocalFile:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-class IndexedRows:
-    """Shape and dtype of a tensor `[rows, ...]` whose rows are read when they are indexed."""
+class LazyTensor:
+    """A tensor `[rows, ...]` of one hook, whose rows are read when they are indexed.
 
-    def __init__(self, stored_dtype: str, shape: Sequence[int]) -> None:
+    Index with an int (one row) or a slice (rows), as in numpy. bfloat16 is converted to float32, which is
+    exact; other dtypes are kept. `np.asarray(tensor)` reads all rows.
+    """
+
+    def __init__(
+        self, hook: str, stored_dtype: str, shape: Sequence[int], read_rows: Callable[[int, int], bytes]
+    ) -> None:
+        """`read_rows`: reads rows [start, stop) as stored."""
+        self.hook = hook
         self.stored_dtype = stored_dtype
         self.shape: tuple[int, ...] = tuple(shape)
+        self._read_rows = read_rows
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -61,50 +74,24 @@ class IndexedRows:
     def ndim(self) -> int:
         return len(self.shape)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def rows_of(self, index: int | slice) -> tuple[int, int, Any]:
-        """Return the rows [low, high) to read, and the index to apply to them.
-
-        Raises:
-            IndexError: there is no such row.
-        """
-        selected = range(len(self))[index]
-        if isinstance(selected, int):
-            return selected, selected + 1, 0
-        if not selected:
-            return 0, 0, slice(None)
-        low, high = min(selected[0], selected[-1]), max(selected[0], selected[-1]) + 1
-        return low, high, slice(None, None, selected.step)
-
-
-class LazyTensor(IndexedRows):
-    """A tensor `[rows, ...]` whose rows are read when they are indexed.
-
-    Index with an int (one row) or a slice (rows). bfloat16 is converted to float32, which is exact; other
-    dtypes are kept. `np.asarray(tensor)` reads all rows.
-    """
-
-    def __init__(self, parts: list[tuple[ReadAt, TensorEntry]]) -> None:
-        first = parts[0][1]
-        self._parts = parts
-        self._ranges: list[tuple[int, int]] = []
-        rows = 0
-        for _, entry in parts:
-            if entry.dtype != first.dtype or entry.shape[1:] != first.shape[1:] or not entry.shape:
-                raise StoreDamaged("the shards of a tensor differ in dtype or width")
-            self._ranges.append((rows, rows + entry.shape[0]))
-            rows += entry.shape[0]
-        super().__init__(first.dtype, (rows, *first.shape[1:]))
+    @property
+    def row_bytes(self) -> int:
+        """Stored size of one row."""
+        return math.prod(self.shape[1:]) * tensor_files.itemsize(self.stored_dtype)
 
     @property
     def nbytes(self) -> int:
-        """Size in the file."""
-        return sum(entry.stop - entry.start for _, entry in self._parts)
+        """Stored size."""
+        return len(self) * self.row_bytes
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"LazyTensor({self.hook}, shape={list(self.shape)}, stored as {self.stored_dtype})"
 
     def __getitem__(self, index: int | slice) -> Array:
-        low, high, then = self.rows_of(index)
+        low, high, then = self._range_of(index)
         array: Array = self.read(low, high)[then]
         return array
 
@@ -118,8 +105,23 @@ class LazyTensor(IndexedRows):
         whole = self.read(0, len(self))
         return whole if dtype is None else whole.astype(dtype)
 
-    def __repr__(self) -> str:
-        return f"LazyTensor(shape={list(self.shape)}, stored as {self.stored_dtype})"
+    def torch(self, index: int | slice = slice(None)) -> Any:
+        """Return rows as a `torch.Tensor` in the stored dtype: bfloat16 stays bfloat16.
+
+        Raises:
+            PackageMissing: torch is not installed.
+            StoreDamaged: torch has no such dtype.
+        """
+        low, high, then = self._range_of(index)
+        torch = package("torch", "a torch tensor")
+        kind = getattr(torch, _TORCH_NAMES.get(self.stored_dtype, self.dtype.name), None)
+        if kind is None:
+            raise StoreDamaged(f"torch has no dtype {self.stored_dtype}")
+        shape, data = (high - low, *self.shape[1:]), bytearray(self.read_bytes(low, high))
+        rows = torch.frombuffer(data, dtype=kind).reshape(shape) if data else torch.empty(shape, dtype=kind)
+        if isinstance(then, slice) and then.step is not None and then.step < 0:
+            return rows.flip(0)[:: -then.step]  # torch has no negative steps
+        return rows[then]
 
     def read(self, start: int, stop: int) -> Array:
         """Read rows [start, stop) as numbers.
@@ -132,17 +134,44 @@ class LazyTensor(IndexedRows):
         return tensor_files.value_array(self.stored_dtype, shape, self.read_bytes(start, stop))
 
     def read_bytes(self, start: int, stop: int) -> bytes:
-        """Read rows [start, stop) as stored."""
+        """Read rows [start, stop) as stored. Raises the errors of `read`."""
         tensor_files.check_rows(start, stop, len(self))
+        return self._read_rows(start, stop) if stop > start else b""
+
+    def _range_of(self, index: int | slice) -> tuple[int, int, Any]:
+        """The rows [low, high) to read, and the index to apply to them. Raises IndexError."""
+        selected = range(len(self))[index]
+        if isinstance(selected, int):
+            return selected, selected + 1, 0
+        if not selected:
+            return 0, 0, slice(None)
+        low, high = min(selected[0], selected[-1]), max(selected[0], selected[-1]) + 1
+        return low, high, slice(None, None, selected.step)
+
+
+def _joined(hook: str, parts: Sequence[tuple[ReadAt, TensorEntry]]) -> LazyTensor:
+    """One tensor from its shards, in order."""
+    first = parts[0][1]
+    ranges: list[tuple[int, int]] = []
+    rows = 0
+    for _, entry in parts:
+        if entry.dtype != first.dtype or entry.shape[1:] != first.shape[1:] or not entry.shape:
+            raise StoreDamaged("the shards of a tensor differ in dtype or width")
+        ranges.append((rows, rows + entry.rows))
+        rows += entry.rows
+
+    def read_rows(start: int, stop: int) -> bytes:
         pieces = []
-        for index, low, high in tensor_files.overlaps(self._ranges, start, stop):
-            read_at, entry = self._parts[index]
-            length = (high - low) * entry.row_bytes
-            piece = read_at(entry.start + low * entry.row_bytes, length) if length else b""
+        for index, low, high in tensor_files.overlaps(ranges, start, stop):
+            read_at, entry = parts[index]
+            offset, length = entry.byte_range(low, high)
+            piece = read_at(offset, length)
             if len(piece) != length:
                 raise StoreDamaged(f"the file is truncated: {len(piece)} of {length} bytes could be read")
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    return LazyTensor(hook, first.dtype, (rows, *first.shape[1:]), read_rows)
 
 
 class SessionTensors(Mapping[str, LazyTensor]):
@@ -173,16 +202,17 @@ class SessionTensors(Mapping[str, LazyTensor]):
                     raise StoreDamaged(f"{hook}: rows {end}:{start} are missing; is a shard absent?")
                 end = stop
                 parts.append((read_at, entry))
-            self._tensors[hook] = LazyTensor(parts)
+            self._tensors[hook] = _joined(hook, parts)
         if TOKEN_IDS not in self._tensors:
             raise StoreDamaged("no file contains token_ids: the last shard is missing")
-        self._token_ids = self._tensors.pop(TOKEN_IDS)
-        self._row_positions = self._tensors.pop(ROW_POSITIONS, None)
+        self._numbers = {
+            name: self._tensors.pop(name) for name in (TOKEN_IDS, ROW_POSITIONS) if name in self._tensors
+        }
 
     @property
     def token_ids(self) -> NDArray[np.int64]:
         """The `[P + G]` token ids of prompt and generation."""
-        return self._token_ids.read(0, len(self._token_ids))
+        return self._numbers[TOKEN_IDS][:]
 
     @property
     def row_positions(self) -> NDArray[np.int64] | None:
@@ -190,9 +220,8 @@ class SessionTensors(Mapping[str, LazyTensor]):
 
         The rows of a tensor are the last `len(tensor)` of these tokens.
         """
-        if self._row_positions is None:
-            return None
-        return self._row_positions.read(0, len(self._row_positions))
+        found = self._numbers.get(ROW_POSITIONS)
+        return None if found is None else found[:]
 
     def stored(self, name: str) -> LazyTensor:
         """Return a hook's tensor, `token_ids` or `row_positions`.
@@ -200,9 +229,7 @@ class SessionTensors(Mapping[str, LazyTensor]):
         Raises:
             NotFound: no file contains it.
         """
-        if name == TOKEN_IDS:
-            return self._token_ids
-        found = self._row_positions if name == ROW_POSITIONS else self._tensors.get(name)
+        found = self._numbers.get(name, self._tensors.get(name))
         if found is None:
             raise NotFound(f"the session's files have no tensor {name}")
         return found

@@ -1,77 +1,141 @@
-"""HTTP requests with retries, typed answers, and lists read page by page."""
+"""HTTP requests with retries, typed answers, lists read page by page, and streams."""
 
+import random
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from ipaddress import ip_address
 from time import sleep
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from actograph.client.answers import read, validate
-from actograph.client.errors import ServiceUnreachable, from_response, unreachable
-from actograph.client.retries import (
-    CONNECT_SECONDS,
-    IN_FLIGHT,
-    RETRY_STATUS,
-    Params,
-    backoff,
-    environment_at_fault,
-    retry_after,
-    stated,
-    trusts_environment,
-)
+from actograph.client.errors import ServiceUnreachable, UnexpectedAnswer, from_response
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import ListPage
 
 M = TypeVar("M", bound=BaseModel)
+Params = Mapping[str, Any]
+
+RETRY_STATUS = frozenset({429, 502, 503, 504})
+FIRST_DELAY_SECONDS = 0.2
+LONGEST_DELAY_SECONDS = 10.0
+CONNECT_SECONDS = 5.0
+#: timeout of requests that read or change many sessions
+LONG_SECONDS = 3600.0
+PAGE_SIZE = 100
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether a host name or address belongs to this machine's loopback."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def path_of(base: str, *parts: str) -> str:
+    """Join a path; each part is quoted, and `.` and `..` are refused."""
+    if any(part in ("", ".", "..") for part in parts):
+        raise InvalidRequest(f"{parts!r} is not a valid id or name")
+    return "/".join([base, *(quote(part, safe="") for part in parts)])
+
+
+def parse(form: type[M], text: str | bytes) -> M:
+    """Parse JSON as a `form`. Raises UnexpectedAnswer."""
+    try:
+        return form.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise UnexpectedAnswer("the answer is not JSON; is this an Actograph service?") from error
+        name = form.__name__.partition("[")[0]  # generic models are called ListPage[...]
+        place = ".".join(map(str, first["loc"])) or "body"
+        raise UnexpectedAnswer(
+            f"the service's {name} does not match this version of the client ({place}: {first['msg']}); "
+            "do client and service have the same version?"
+        ) from error
+
+
+def event_data(response: httpx.Response) -> Iterator[str]:
+    """Yield the data of each server-sent event; ids and names are in the data too."""
+    rest, data = "", list[str]()
+    for text in response.iter_text():
+        *lines, rest = (rest + text).split("\n")
+        for line in lines:
+            if line.startswith("data:"):
+                data.append(line.removeprefix("data:").removeprefix(" "))
+            elif not line and data:
+                yield "\n".join(data)
+                data = []
+
+
+def backoff(tries: int) -> float:
+    """Seconds to wait after `tries` + 1 failures: doubling, with jitter."""
+    longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0**tries)
+    return longest * random.uniform(0.5, 1.0)
+
+
+def _retry_after(response: httpx.Response) -> float:
+    try:
+        asked = float(response.headers.get("retry-after", "0"))
+    except ValueError:
+        return 0.0
+    return min(max(asked, 0.0), LONGEST_DELAY_SECONDS)
 
 
 class Transport:
     """One connection pool to one service."""
 
     def __init__(self, base_url: str, api_key: str, *, timeout: float, retries: int) -> None:
-        self.base_url = base_url.rstrip("/")
+        try:
+            url = httpx.URL(base_url)
+        except httpx.InvalidURL:
+            url = httpx.URL()
+        if url.scheme not in ("http", "https") or not url.host:
+            raise InvalidRequest(
+                f"{base_url!r} is not the URL of a service; use one such as http://127.0.0.1:8420"
+            )
         self.retries = retries
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        trust_env = trusts_environment(self.base_url)
-        with environment_at_fault():
+        self._base_url = base_url
+        self._local = is_loopback_host(url.host)
+        try:
             self._http = httpx.Client(
-                base_url=self.base_url,
-                headers=headers,
+                base_url=base_url,
+                headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
                 timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
                 # presigned redirects lead to the object store; httpx drops the key on another origin
                 follow_redirects=True,
-                trust_env=trust_env,
+                trust_env=not self._local,  # no proxy for loopback
             )
+        except (ImportError, ValueError, OSError) as error:
+            raise InvalidRequest(
+                f"the environment's proxy or certificates (ALL_PROXY, SSL_CERT_FILE, ...): {error}"
+            ) from error
 
     def close(self) -> None:
         self._http.close()
 
     def call(self, form: type[M], method: str, path: str, **options: Any) -> M:
-        """Send a request and return its answer as a `form`. Takes the options of `request`.
-
-        Raises:
-            UnexpectedAnswer: the answer is not a `form`; and the errors of `request`.
-        """
-        return read(form, self.request(method, path, **options))
+        """Send a request and return its answer as a `form`. Takes the options of `request`."""
+        return parse(form, self.request(method, path, **options).content)
 
     def items(self, form: type[M], path: str, params: Params | None = None) -> Iterator[M]:
         """Yield the items of a list, fetched page by page."""
         after: str | None = None
         while True:
-            page = self.call(ListPage[Any], "GET", path, params={**(params or {}), "after": after})
-            for item in page.data:
-                yield validate(form, item)
+            page: ListPage[M] = self.call(
+                ListPage[form],  # type: ignore[valid-type]
+                "GET", path, params={**(params or {}), "after": after},
+            )  # fmt: skip
+            yield from page.data
             if not page.has_more or page.last_id is None or page.last_id == after:
                 return
             after = page.last_id
-
-    def collect(self, form: type[M], path: str) -> list[M]:
-        """Return a short list as a whole."""
-        items = []
-        for item in self.items(form, path):
-            items.append(item)
-        return items
 
     def request(
         self,
@@ -79,51 +143,44 @@ class Transport:
         path: str,
         *,
         params: Params | None = None,
-        json: Any = None,
-        headers: Mapping[str, str] | None = None,
         repeatable: bool = True,
         timeout: float | None = None,
+        **options: Any,
     ) -> httpx.Response:
-        """Send a request and return its answer, with a status below 400.
+        """Send a request, with retries, and return its answer, with a status below 400.
 
         Args:
-            repeatable: whether to send the request again after a lost answer, or an answer of
-                502, 503 or 504.
+            repeatable: whether to send the request again after a lost answer or a status of RETRY_STATUS.
+            options: `json`, `headers`, `data` and `files` of httpx.
 
         Raises:
             ApiError: the service refused.
             ServiceUnreachable: no connection, or it was lost.
         """
-        options: dict[str, Any] = {"params": stated(params), "json": json, "headers": headers}
+        options["params"] = _stated(params)
         if timeout is not None:
             options["timeout"] = timeout
-        return self.attempt(lambda: self._http.request(method, path, **options), repeatable=repeatable)
-
-    def attempt(self, send: Callable[[], httpx.Response], *, repeatable: bool) -> httpx.Response:
-        """Call `send`, with retries."""
         tries = 0
         while True:
             delay = backoff(tries)
             try:
-                response = send()
+                response = self._http.request(method, path, **options)
             except httpx.TransportError as error:
                 # a request without a connection was not sent
                 safe = repeatable or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 if not safe or tries >= self.retries:
-                    raise unreachable(self.base_url, error) from error
+                    raise self._unreachable(error) from error
             else:
                 if response.status_code < 400:
                     return response
-                error_answer = from_response(response)
-                again = response.status_code in RETRY_STATUS or error_answer.code == IN_FLIGHT
-                if not (repeatable and again) or tries >= self.retries:
-                    raise error_answer
-                delay = max(delay, retry_after(response))
+                if not repeatable or response.status_code not in RETRY_STATUS or tries >= self.retries:
+                    raise from_response(response)
+                delay = max(delay, _retry_after(response))
             tries += 1
             sleep(delay)
 
     def resume(self, work: Callable[[], None], arrived: Callable[[], int]) -> None:
-        """Call `work` until it succeeds. Tries that made progress do not count as retries.
+        """Call `work` until the connection holds. Tries that made progress do not count as retries.
 
         Args:
             arrived: amount of data so far.
@@ -147,46 +204,64 @@ class Transport:
     @contextmanager
     def stream(
         self,
+        method: str,
         path: str,
         *,
-        headers: Mapping[str, str] | None = None,
+        params: Params | None = None,
         read_timeout: float | None = None,
-        accept: frozenset[int] = frozenset(),
-        method: str = "GET",
-        json: Any = None,
+        **options: Any,
     ) -> Iterator[httpx.Response]:
         """Send a request once and yield its answer, whose body the caller reads.
-
-        Args:
-            accept: statuses of 400 and above that are not raised.
 
         Raises:
             ApiError: the service refused.
             ServiceUnreachable: no connection, or it was lost, also while the body is read.
         """
-        options: dict[str, Any] = {"headers": headers, "json": json}
+        options["params"] = _stated(params)
         if read_timeout is not None:
             options["timeout"] = httpx.Timeout(CONNECT_SECONDS, read=read_timeout)
         try:
             with self._http.stream(method, path, **options) as response:
-                if response.status_code >= 400 and response.status_code not in accept:
+                if response.status_code >= 400:
                     response.read()
                     raise from_response(response)
                 yield response
         except httpx.TransportError as error:
-            raise unreachable(self.base_url, error) from error
+            raise self._unreachable(error) from error
 
-    def post_form(
-        self, path: str, *, data: Mapping[str, str], files: Callable[[], Mapping[str, Any]]
-    ) -> httpx.Response:
-        """Send a multipart POST; `files` opens the parts for each attempt. Raises the errors of `request`."""
-        return self.attempt(
-            lambda: self._http.post(path, data=dict(data), files=dict(files())), repeatable=False
-        )
+    def _unreachable(self, error: httpx.TransportError) -> ServiceUnreachable:
+        where = f"the service at {self._base_url}"
+        if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout | httpx.PoolTimeout):
+            return ServiceUnreachable(f"no answer from {where} in time")
+        if isinstance(error, httpx.ProtocolError | httpx.ReadError | httpx.WriteError):
+            return ServiceUnreachable(f"{where} closed the connection: {error}")
+        root: BaseException = error
+        while (below := root.__cause__ or root.__context__) is not None:
+            root = below
+        if isinstance(root, ssl.SSLError):
+            hint = "; try http:// in place of https://" if root.reason == "WRONG_VERSION_NUMBER" else ""
+            return ServiceUnreachable(f"no secure connection to {where}: {root}{hint}")
+        hint = "start it with: actograph up" if self._local else f"check the address and proxies ({error})"
+        return ServiceUnreachable(f"cannot reach {where}; {hint}")
+
+
+def _stated(params: Params | None) -> dict[str, Any]:
+    """Parameters without the None values."""
+    return {name: value for name, value in (params or {}).items() if value is not None}
 
 
 class Resource:
-    """A group of calls of the client, such as `client.jobs`."""
+    """A group of calls of the client, such as `client.models`."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+
+
+class Snapshot:
+    """Compares a handle with other handles and plain resources by its fields."""
+
+    def __eq__(self, other: object) -> bool:
+        return hasattr(other, "model_dump") and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash(self.id)  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from actograph.client import Client
-from actograph.client.retries import is_loopback_host
+from actograph.client.transport import is_loopback_host
 from actograph.contract.errors import (
     ActographError,
     Conflict,

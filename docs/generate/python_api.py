@@ -7,10 +7,10 @@ from typing import Any
 
 from actograph.client import errors
 from actograph.client.client import Client
-from actograph.client.matrix.matrix import Matrix
-from actograph.client.resources.jobs import JobHandle
-from actograph.client.resources.sessions import SessionHandle
-from actograph.client.row_tensor import RowTensor
+from actograph.client.jobs import JobHandle
+from actograph.client.matrix import Matrix
+from actograph.client.sessions import SessionHandle
+from actograph.client.tensors import LazyTensor
 from docs.generate.markdown import code, escape, heading
 
 INTRODUCTION = """\
@@ -87,7 +87,7 @@ def resources(client: Any) -> Iterator[tuple[str, type]]:
     names = {*vars(client), *(name for base in type(client).__mro__ for name in vars(base))}
     for name in sorted(names):
         value = None if name.startswith("_") else getattr(client, name)
-        if ".resources." in type(value).__module__:
+        if type(value).__module__.startswith("actograph.client."):
             yield name, type(value)
 
 
@@ -97,7 +97,7 @@ def page() -> str:
     with Client("http://127.0.0.1:8420", "") as client:
         for name, kind in resources(client):
             text += class_section(f"client.{name}", kind)
-    for kind in (JobHandle, SessionHandle, RowTensor, Matrix):
+    for kind in (JobHandle, SessionHandle, LazyTensor, Matrix):
         text += class_section(kind.__name__, kind)
     text += "## Errors\n\n"
     for name in errors.__dict__:

@@ -171,7 +171,7 @@ class SessionReader:
                     f"{part.file}: {part.name} is {entry.dtype} {list(entry.shape)}, "
                     f"the manifest says {dtype} {list(shape)}"
                 )
-            offset, length = tensor_files.row_range(header, part.name, start, stop)
+            offset, length = entry.byte_range(start, stop)
             return self.file(part.file).read(offset, length) if length else b""
 
     def _header(self, name: str) -> TensorFileHeader:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from actograph.client import Client
-from actograph.client.resources.jobs import JobHandle
-from actograph.client.resources.sessions import SessionHandle
+from actograph.client.jobs import JobHandle
+from actograph.client.sessions import SessionHandle
 
 
 def imported(tree: ast.AST) -> set[str]:

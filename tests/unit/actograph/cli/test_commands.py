@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import actograph
-from actograph.client import retries
+from actograph.client import transport
 from actograph.contract import resources
 from tests.support.command_line import Run, runner
 
@@ -20,7 +20,7 @@ ROW = '{"question": "1+1?", "answer": "#### 2"}\n'
 @pytest.fixture
 def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command line; gives exit status, stdout and stderr."""
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setenv("ACTOGRAPH_URL", service.url)
     monkeypatch.setenv("TERM", "dumb")
     return runner(capsys)
@@ -231,7 +231,7 @@ def test_submit_and_watch(service: Any, run: Run, monkeypatch: pytest.MonkeyPatc
             update={"status": resources.JobStatus.CANCELLED}
         )
 
-    monkeypatch.setattr("actograph.client.resources.jobs.sleep", cancel)
+    monkeypatch.setattr("actograph.client.jobs.sleep", cancel)
     code, out, err = run("jobs", "submit", "--model", "m", "--prompt", "p", "--watch")
     assert (code, out.splitlines()[0]) == (2, job_id)
     assert err.splitlines()[0].startswith("queued")

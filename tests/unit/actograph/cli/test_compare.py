@@ -117,5 +117,5 @@ def test_the_same_from_a_job_in_python(service: Any, run: Run) -> None:
         assert json.loads(service.seen[-2].body) == {
             "condition": "kind", "positions": "answer", "hooks": ["resid_post.1"], "store_as": "kind",
         }  # fmt: skip
-        assert job.delete().deleted
+        assert client.jobs.delete(job.id).deleted
         assert list(client.jobs.list()) == []

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from actograph.cli.main import app, main
-from actograph.client import retries
+from actograph.client import transport
 
 #: `up` and `demo` run a service, `chat` a conversation
 WITHOUT_ANSWER = {"up", "demo", "chat"}
@@ -42,7 +42,7 @@ def test_every_command_answers_as_a_table_or_as_json(subtests: pytest.Subtests) 
 
 @pytest.fixture
 def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setenv("ACTOGRAPH_URL", service.url)
 
     def call(*arguments: object) -> tuple[int, list[Any], str]:

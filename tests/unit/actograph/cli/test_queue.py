@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from actograph.cli.main import main
-from actograph.client import retries
+from actograph.client import transport
 from actograph.contract.resources import JobStatus, QueuePause
 
 DISK = QueuePause(kind="disk", reason="only 5 bytes free")
@@ -14,7 +14,7 @@ DISK = QueuePause(kind="disk", reason="only 5 bytes free")
 
 @pytest.fixture(autouse=True)
 def _environment(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setenv("ACTOGRAPH_URL", service.url)
     monkeypatch.setenv("TERM", "dumb")
 
@@ -69,7 +69,7 @@ def test_retry_and_watch_follow_the_job_to_its_second_end(
     def end(_seconds: float) -> None:
         service.jobs[job.id] = service.jobs[job.id].model_copy(update=ended)
 
-    monkeypatch.setattr("actograph.client.resources.jobs.sleep", end)
+    monkeypatch.setattr("actograph.client.jobs.sleep", end)
     assert main(["jobs", "retry", "--watch", job.id]) == 2
     told = capsys.readouterr().err
     assert "queued" in told

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actograph.client import Client
-from actograph.client.matrix.chosen_rows import NamedSpan, Segmented
+from actograph.client.matrix_rows import NamedSpan, Segmented
 from actograph.contract import resources
 from tests.support.tensor_files import encode_tensors
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from actograph.client.matrix.chosen_rows import NamedSpan, checked
+from actograph.client import Client
+from actograph.client.matrix_rows import NamedSpan, RowReader
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.row_selection import Positions, consecutive, stored_rows
 
@@ -54,14 +55,12 @@ def test_rows_are_read_in_consecutive_ranges() -> None:
     assert list(consecutive([])) == []
 
 
-def test_what_a_caller_may_give(subtests: pytest.Subtests) -> None:
-    assert checked(-1, "none") == ([-1], "none")
-    assert checked("think", "max") == ("think", "max")
-    for positions, reduce in (
-        ("mean", "none"),
-        ("middle", "none"),
-        (True, "none"),
-        ("all", "sum"),
-    ):
-        with subtests.test(positions=positions), pytest.raises(InvalidRequest):
-            checked(positions, reduce)  # type: ignore[arg-type]
+def test_positions_and_reductions_that_are_refused(subtests: pytest.Subtests) -> None:
+    positions: Any
+    for positions, reduce in (("mean", "none"), ("middle", "none"), (True, "none"), ("all", "sum")):
+        with (
+            subtests.test(positions=positions),
+            Client("http://127.0.0.1:1", "") as client,
+            pytest.raises(InvalidRequest),
+        ):
+            RowReader(client.jobs.transport, "resid_post.1", positions, reduce)

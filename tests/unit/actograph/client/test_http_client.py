@@ -3,11 +3,11 @@
 import hashlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from actograph.client import (
@@ -16,7 +16,7 @@ from actograph.client import (
     DownloadDamaged,
     ServiceUnreachable,
     UnexpectedAnswer,
-    retries,
+    transport,
 )
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
@@ -27,7 +27,7 @@ SPEC = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": "file_" + 
 
 @pytest.fixture
 def client(service: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
     with Client(service.url, "", retries=3) as made:
         yield made
 
@@ -86,12 +86,13 @@ def test_submit_errors_name_the_field(service: Any, client: Client) -> None:
     assert len(service.seen) == 1
 
 
-@pytest.mark.parametrize("fault", [502, 503, 504, "drop"])
-def test_reads_are_repeated_while_the_service_is_away(service: Any, client: Client, fault: int | str) -> None:
+def test_reads_are_repeated_while_the_service_is_away(service: Any, client: Client) -> None:
     job = service.add_job(1)
-    service.faults = [fault, fault, fault]
-    assert client.jobs.get(job.id) == job
-    assert len(service.seen) == 4
+    for faults in ([502, 503, 504], ["drop"] * 3):
+        service.faults = list(faults)
+        service.seen.clear()
+        assert client.jobs.get(job.id) == job
+        assert len(service.seen) == 4
 
 
 def test_retries_end_and_the_last_reason_is_told(service: Any, client: Client) -> None:
@@ -102,13 +103,14 @@ def test_retries_end_and_the_last_reason_is_told(service: Any, client: Client) -
     assert len(service.seen) == 4
 
 
-@pytest.mark.parametrize("status", [500, 403, 404])
-def test_other_failures_are_not_repeated(service: Any, client: Client, status: int) -> None:
-    service.faults = [status]
-    with pytest.raises(ApiError) as caught:
-        client.jobs.get("job_1")
-    assert caught.value.status == status
-    assert len(service.seen) == 1
+def test_other_failures_are_not_repeated(service: Any, client: Client, subtests: pytest.Subtests) -> None:
+    for status in (500, 403, 404):
+        service.faults = [status]
+        service.seen.clear()
+        with subtests.test(status=status), pytest.raises(ApiError) as caught:
+            client.jobs.get("job_1")
+        assert caught.value.status == status
+        assert len(service.seen) == 1
 
 
 def test_an_upload_is_not_repeated_once_it_was_sent(service: Any, client: Client, tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_an_upload_is_not_repeated_once_it_was_sent(service: Any, client: Client
 
 
 def test_no_service_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with (
@@ -134,25 +136,26 @@ def test_no_service_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-def test_a_service_that_comes_up_meanwhile_is_found(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "FIRST_DELAY_SECONDS", 0.1)
+def test_a_service_that_comes_up_meanwhile_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
-        answer = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok\n"
 
         def serve() -> None:
-            time.sleep(0.15)
-            held.listen()
             connection, _ = held.accept()
             with connection:
                 connection.recv(65536)
-                connection.sendall(answer)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\n[+]")
 
         thread = threading.Thread(target=serve)
-        thread.start()
-        with Client(f"http://127.0.0.1:{port}", "", retries=6) as client:
-            assert client._transport.request("GET", "/livez").text == "ok\n"
+
+        def come_up(_seconds: float) -> None:
+            held.listen()
+            thread.start()
+
+        monkeypatch.setattr(transport, "sleep", come_up)
+        with Client(f"http://127.0.0.1:{port}", "") as client:
+            assert client.files.content("file_1") == b"[+]"
         thread.join()
 
 
@@ -223,7 +226,7 @@ def test_samples_sessions_workers_queue_models_and_structure(service: Any, clien
     for number in range(5):
         service.add_session(number)
     service.models = [resources.Model(id="org/demo", created=1)]
-    assert [s.index for s in client.jobs.samples(job.id, page_size=2)] == [0, 1, 2, 3, 4]
+    assert [s.index for s in client.jobs.samples(job.id)] == [0, 1, 2, 3, 4]
     assert {s.sample_index for s in client.sessions.list(correct=True, page_size=2)} == {0, 2, 4}
     assert [m.id for m in client.models.list()] == ["org/demo"]
     assert client.workers.list() == []
@@ -307,14 +310,16 @@ def test_a_later_call_takes_up_what_an_earlier_one_left(service: Any, client: Cl
     assert service.seen[-1].headers["range"] == "bytes=5000-"
 
 
-@pytest.mark.parametrize("left", [b"x" * 5000, b"x" * 999_999_9])
 def test_a_part_of_something_else_is_thrown_away(
-    service: Any, client: Client, tmp_path: Path, left: bytes
+    service: Any, client: Client, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     data = bytes(range(256)) * 4000
     session = service.add_session(1, {"a.bin": data})
-    (tmp_path / "a.bin.part").write_bytes(left)
-    assert client.sessions.download_file(session.id, "a.bin", tmp_path / "a.bin").read_bytes() == data
+    for size in (5000, len(data), 9_999_999):
+        with subtests.test(size=size):
+            target = tmp_path / f"{size}.bin"
+            target.with_name(f"{size}.bin.part").write_bytes(b"x" * size)
+            assert client.sessions.download_file(session.id, "a.bin", target).read_bytes() == data
 
 
 def test_a_service_without_ranges_is_read_from_the_start(
@@ -353,18 +358,17 @@ def test_a_file_that_the_session_lacks(service: Any, client: Client, tmp_path: P
         client.sessions.download_file(session.id, "b.bin", tmp_path / "b.bin")
 
 
-@pytest.mark.parametrize("name", ["../a", "a/b", "..", "", "a\\b", "/etc/passwd"])
-def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
-    from actograph.client.pulls.session_files import plain_name
-
-    with pytest.raises(StoreDamaged, match="unusable name"):
-        plain_name(name)
-
-
-@pytest.mark.parametrize("identifier", ["", "..", "."])
-def test_ids_cannot_lead_to_another_route(service: Any, client: Client, identifier: str) -> None:
-    with pytest.raises(InvalidRequest):
-        client.jobs.delete(identifier)
+def test_names_that_lead_elsewhere_are_refused(
+    service: Any, client: Client, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for name in ["../a", "a/b", "..", "", "a\\b", "/etc/passwd"]:
+        with subtests.test(name=name), pytest.raises(StoreDamaged, match="unusable name"):
+            session = service.add_session(1, {name: b"evil"})
+            client.sessions.get(session.id).download(tmp_path)
+    service.seen.clear()
+    for identifier in ["", "..", "."]:
+        with subtests.test(identifier=identifier), pytest.raises(InvalidRequest):
+            client.jobs.delete(identifier)
     assert service.seen == []
 
 
@@ -387,7 +391,11 @@ def test_a_page_that_is_no_service_of_ours(service: Any, client: Client) -> None
         client.jobs.get("job_1")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8420", "ftp://a", ""])
-def test_urls_without_a_scheme_are_refused(url: str) -> None:
-    with pytest.raises(InvalidRequest, match="http://"):
-        Client(url, "")
+def test_data_of_server_sent_events() -> None:
+    body = (
+        ': ping\n\nid: 4\nevent: job.progress\ndata: {"a":\ndata: 1}\n\ndata: bare \u2028 line\n\n'
+        "event: empty\n\ndata:  two spaces\n\ndata:none\n\ndata: cut"
+    )
+    pieces = (body.encode()[start : start + 3] for start in range(0, len(body.encode()), 3))
+    response = httpx.Response(200, content=pieces)
+    assert list(transport.event_data(response)) == ['{"a":\n1}', "bare \u2028 line", " two spaces", "none"]

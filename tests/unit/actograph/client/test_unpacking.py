@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actograph.client import DownloadDamaged
-from actograph.client.pulls.unpacking import Unpacker
+from actograph.client.results_folder import unpack
 
 FILES = {
     "dataset.jsonl": b"",
@@ -29,21 +29,20 @@ def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return made.getvalue()
 
 
-def unpack(data: bytes, folder: Path, pieces: int = 1 << 16) -> list[str]:
-    arrived: list[str] = []
-    with Unpacker(folder, "job_1", arrived.append) as unpacker:
-        for start in range(0, len(data), pieces):
-            unpacker.feed(data[start : start + pieces])
-    return arrived
+def unpacked(data: bytes, folder: Path, pieces: int = 1 << 16) -> list[str]:
+    chunks = (data[start : start + pieces] for start in range(0, len(data), pieces))
+    return list(unpack(chunks, folder, "job_1"))
 
 
-@pytest.mark.parametrize("pieces", [1, 97, 1 << 20])
-def test_every_file_arrives_whatever_the_pieces(tmp_path: Path, pieces: int) -> None:
+def test_every_file_arrives_whatever_the_pieces(tmp_path: Path, subtests: pytest.Subtests) -> None:
     data = archive(*((tarfile.TarInfo(f"job_1/{name}"), body) for name, body in FILES.items()))
-    assert unpack(data, tmp_path, pieces) == list(FILES)
-    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == set(FILES)
-    assert {name: (tmp_path / name).read_bytes() for name in FILES} == FILES
+    for pieces in (1, 97, 1 << 20):
+        with subtests.test(pieces=pieces):
+            folder = tmp_path / str(pieces)
+            assert unpacked(data, folder, pieces) == list(FILES)
+            found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+            assert found == set(FILES)
+            assert {name: (folder / name).read_bytes() for name in FILES} == FILES
 
 
 def test_a_file_that_is_cut_off_never_has_its_name(tmp_path: Path) -> None:
@@ -51,7 +50,7 @@ def test_a_file_that_is_cut_off_never_has_its_name(tmp_path: Path) -> None:
     data = archive(
         (tarfile.TarInfo("job_1/whole"), b"whole"), (tarfile.TarInfo("job_1/cut"), body)
     )  # fmt: skip
-    assert unpack(data[: len(data) // 2], tmp_path) == ["whole"]
+    assert unpacked(data[: len(data) // 2], tmp_path) == ["whole"]
     assert not (tmp_path / "cut").exists()
 
 
@@ -66,7 +65,7 @@ def test_a_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "deep" / "folder"
     folder.mkdir(parents=True)
     with pytest.raises(DownloadDamaged, match="in the export"):
-        unpack(archive((tarfile.TarInfo(name.format(folder=tmp_path)), b"evil")), folder)
+        unpacked(archive((tarfile.TarInfo(name.format(folder=tmp_path)), b"evil")), folder)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -75,21 +74,17 @@ def test_links_and_devices_are_refused_and_a_link_in_the_folder_is_not_followed(
         info = tarfile.TarInfo("job_1/link")
         info.type, info.linkname = kind, "/etc/passwd"
         with pytest.raises(DownloadDamaged, match="not a file of"):
-            unpack(archive((info, b"")), tmp_path)
+            unpacked(archive((info, b"")), tmp_path)
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     folder.mkdir()
     outside.mkdir()
     (folder / "samples").symlink_to(outside)
     with pytest.raises(DownloadDamaged, match="leads out"):
-        unpack(archive((tarfile.TarInfo("job_1/samples/a"), b"evil")), folder)
+        unpacked(archive((tarfile.TarInfo("job_1/samples/a"), b"evil")), folder)
     assert list(outside.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"<html>a proxy's page</html>", gzip.compress(b"no archive" * 100, mtime=0)],
-    ids=["page", "gzip"],
-)
-def test_what_is_no_archive_is_told(tmp_path: Path, data: bytes) -> None:
-    with pytest.raises(DownloadDamaged, match=r"not a tar\.gz"):
-        unpack(data, tmp_path)
+def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
+    for data in (b"<html>a proxy's page</html>", gzip.compress(b"no archive" * 100, mtime=0)):
+        with pytest.raises(DownloadDamaged, match=r"not a tar\.gz"):
+            unpacked(data, tmp_path)

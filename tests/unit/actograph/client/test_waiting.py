@@ -1,30 +1,26 @@
 """Waiting for a job's end."""
 
-import threading
 from typing import Any
 
 import pytest
 
 from actograph.client import Client
 from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout
-from actograph.contract.resources import JobStatus
+from actograph.contract.resources import Job, JobStatus
 
 
-def end_soon(service: Any, job_id: str, status: JobStatus) -> threading.Timer:
-    def end() -> None:
-        service.jobs[job_id] = service.jobs[job_id].model_copy(update={"status": status})
+def test_it_waits_for_the_end_however_it_comes(
+    service: Any, plain: Client, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    for status in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED):
+        job = service.add_job(1, status="in_progress")
 
-    timer = threading.Timer(0.2, end)
-    timer.start()
-    return timer
+        def end(_seconds: float, job: Job = job, status: JobStatus = status) -> None:
+            service.jobs[job.id] = job.model_copy(update={"status": status})
 
-
-@pytest.mark.parametrize("status", [JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED])
-def test_it_waits_for_the_end_however_it_comes(service: Any, plain: Client, status: JobStatus) -> None:
-    job = service.add_job(1, status="in_progress")
-    timer = end_soon(service, job.id, status)
-    assert plain.jobs.get(job.id).wait().status is status
-    timer.join()
+        monkeypatch.setattr("actograph.client.jobs.sleep", end)
+        with subtests.test(status=status):
+            assert plain.jobs.get(job.id).wait().status is status
 
 
 def test_a_short_outage_does_not_end_the_wait(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +33,7 @@ def test_a_short_outage_does_not_end_the_wait(service: Any, monkeypatch: pytest.
         else:
             service.jobs[job.id] = job.model_copy(update={"status": JobStatus.COMPLETED})
 
-    monkeypatch.setattr("actograph.client.resources.jobs.sleep", fail_or_end)
+    monkeypatch.setattr("actograph.client.jobs.sleep", fail_or_end)
     with Client(service.url, "", retries=0) as client:
         assert client.jobs.wait(job.id).status is JobStatus.COMPLETED
     assert service.faults == []

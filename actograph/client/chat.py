@@ -4,16 +4,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from actograph.client.answers import read_text
 from actograph.client.errors import ApiError
-from actograph.client.event_stream import Parser
-from actograph.client.transport import Resource
+from actograph.client.transport import LONG_SECONDS, Resource, event_data, parse
 from actograph.contract.chat.chat_answers import ChatChunk, ChatCompletion
 from actograph.contract.errors import NotFound
 from actograph.contract.resources import Model
 
-#: longer than the service's own limit (`ACTOGRAPH_CHAT_TIMEOUT_SECONDS`)
-CHAT_SECONDS = 3600.0
 #: the service sends a comment every 15 s
 SILENCE_SECONDS = 60.0
 _PATH = "/v1/chat/completions"
@@ -25,7 +21,7 @@ class Chat(Resource):
     """Chat completions: `client.chat("Hello")`, or `client.chat.stream("Hello")`."""
 
     def __call__(
-        self, messages: Messages, *, model: str | None = None, timeout: float = CHAT_SECONDS, **fields: Any
+        self, messages: Messages, *, model: str | None = None, timeout: float = LONG_SECONDS, **fields: Any
     ) -> ChatCompletion:
         """Return the complete answer.
 
@@ -49,27 +45,20 @@ class Chat(Resource):
         Takes the arguments of a plain call, and raises the same errors, also in the middle of an answer.
         """
         body = self._body(messages, model, fields) | {"stream": True}
-        with self._transport.stream(
-            _PATH, method="POST", json=body, read_timeout=SILENCE_SECONDS
-        ) as response:
-            parser = Parser()
-            for line in response.iter_lines():
-                message = parser.feed(line)
-                if message is None:
-                    continue
-                if message.data == "[DONE]":
+        with self._transport.stream("POST", _PATH, json=body, read_timeout=SILENCE_SECONDS) as response:
+            for text in event_data(response):
+                if text == "[DONE]":
                     return
-                value = json.loads(message.data)
-                if "error" in value:
-                    error = value["error"]
+                error = json.loads(text).get("error")
+                if error is not None:
                     raise ApiError(error["message"], status=500, code=error["code"], param=error["param"])
-                yield read_text(ChatChunk, message.data)
+                yield parse(ChatChunk, text)
 
     def _body(self, messages: Messages, model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
         if model is None:
-            served = self._transport.collect(Model, "/v1/models")
-            if not served:
+            served = next(self._transport.items(Model, "/v1/models"), None)
+            if served is None:
                 raise NotFound("the service serves no model; start it with --model")
-            model = served[0].id
+            model = served.id
         listed = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
         return {"model": model, "messages": listed, **fields}

@@ -1,21 +1,23 @@
-"""Rows of many sessions as one matrix, with the label and origin of every row."""
+"""Rows of many sessions as one matrix, with the label and origin of every row; samples as a data frame."""
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.client.optional import package
+from actograph.client.errors import package
 from actograph.contract.errors import InvalidRequest, MixedIdentities
 from actograph.contract.models.model_identity import short
-from actograph.contract.resources import Session
+from actograph.contract.resources import Sample, Session
 from actograph.tensor_files import Array
 
-#: token index of a row that summarizes several tokens
-SEVERAL_TOKENS = -1
+_SAMPLE_COLUMNS = (
+    "id", "index", "condition", "epoch", "status", "prompt", "completion", "finish_reason", "prompt_tokens",
+    "generated_tokens", "seed", "attempts", "session_id", "started_at", "finished_at",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,9 @@ class Matrix:
 
     def frame(self) -> Any:
         """Return a `pandas.DataFrame` without the features, one line per row. Raises PackageMissing."""
-        columns = ("session_id", "sample_index", "condition", "epoch", "tokens", "labels")
-        renamed = {"tokens": "token", "labels": "label"}
-        data = {renamed.get(name, name): getattr(self, name) for name in columns}
-        return package("pandas", "a data frame").DataFrame(data)
+        columns = {name: getattr(self, name) for name in ("session_id", "sample_index", "condition", "epoch")}
+        columns |= {"token": self.tokens, "label": self.labels}
+        return package("pandas", "a data frame").DataFrame(columns)
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,20 @@ class Piece:
     tokens: Sequence[int]
 
 
-@dataclass
 class Gathered:
     """Collects the pieces of a matrix, within `max_bytes`."""
 
-    hook: str
-    max_bytes: int
-    skipped: list[Skipped] = field(default_factory=list)
-    _pieces: deque[Piece] = field(default_factory=deque)
-    _bytes: int = 0
+    def __init__(self, hook: str, max_bytes: int) -> None:
+        self.skipped: list[Skipped] = []
+        self._hook = hook
+        self._max_bytes = max_bytes
+        self._pieces: deque[Piece] = deque()
+        self._bytes = 0
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Sessions with rows."""
+        return [piece.session for piece in self._pieces]
 
     def add(self, piece: Piece | Skipped) -> None:
         """Add one session's rows.
@@ -94,37 +100,32 @@ class Gathered:
         if isinstance(piece, Skipped):
             self.skipped.append(piece)
             return
-        self._check_identity(piece.session)
+        first = self._pieces[0] if self._pieces else piece
+        one, other = first.session, piece.session
+        if one.identity_sha256 != other.identity_sha256:
+            raise MixedIdentities(
+                f"sessions {one.id} and {other.id} were recorded with different models (identities "
+                f"{short(one.identity_sha256)} and {short(other.identity_sha256)}); "
+                "choose sessions of one model by the filters"
+            )
         self._bytes += piece.rows.nbytes
-        if self._bytes > self.max_bytes:
+        if self._bytes > self._max_bytes:
             raise InvalidRequest(
-                f"the rows of {len(self._pieces) + 1} sessions take more than max_bytes={self.max_bytes}; "
+                f"the rows of {len(self._pieces) + 1} sessions take more than max_bytes={self._max_bytes}; "
                 "choose fewer (positions, condition, limit), reduce='mean', or raise max_bytes",
                 param="max_bytes",
             )
-        if self._pieces and self._pieces[0].rows.shape[1] != piece.rows.shape[1]:
+        if first.rows.shape[1] != piece.rows.shape[1]:
             raise InvalidRequest(
-                f"{self.hook} is {piece.rows.shape[1]} wide in session {piece.session.id}, "
-                f"{self._pieces[0].rows.shape[1]} in others: choose one model"
+                f"{self._hook} is {piece.rows.shape[1]} wide in session {other.id}, "
+                f"{first.rows.shape[1]} in others: choose one model"
             )
         self._pieces.append(piece)
 
-    def _check_identity(self, session: Session) -> None:
-        if not self._pieces:
-            return
-        first = self._pieces[0].session
-        if session.identity_sha256 != first.identity_sha256:
-            raise MixedIdentities(
-                f"sessions {first.id} and {session.id} were recorded with different models (identities "
-                f"{short(first.identity_sha256)} and {short(session.identity_sha256)}); "
-                "choose sessions of one model by the filters"
-            )
-
     def matrix(self, labels: Sequence[float]) -> Matrix:
         """Build the matrix. `labels`: one per piece, in order."""
-        pieces = self._pieces
+        pieces, sessions = self._pieces, self.sessions
         counts = [len(piece.tokens) for piece in pieces]
-        sessions = [piece.session for piece in pieces]
         width, kind = pieces[0].rows.shape[1], np.result_type(*{piece.rows.dtype for piece in pieces})
         features = np.empty((sum(counts), width), kind)
         tokens = np.empty(len(features), np.int64)
@@ -139,7 +140,7 @@ class Gathered:
             return np.repeat(np.array(values, dtype), counts)
 
         return Matrix(
-            hook=self.hook,
+            hook=self._hook,
             features=features,
             labels=spread(labels, np.float64),
             tokens=tokens,
@@ -150,7 +151,16 @@ class Gathered:
             skipped=self.skipped,
         )
 
-    @property
-    def sessions(self) -> list[Session]:
-        """Sessions with rows."""
-        return [piece.session for piece in self._pieces]
+
+def samples_frame(samples: Iterable[Sample]) -> Any:
+    """Return a `pandas.DataFrame` of samples; see `JobHandle.frame`. Raises PackageMissing."""
+    lines, scores = [], dict[str, None]()
+    for sample in samples:
+        line = {name: getattr(sample, name) for name in _SAMPLE_COLUMNS}
+        line["status"] = str(sample.status)
+        line["error"] = sample.error.message if sample.error else None
+        line.update({key: score.value for key, score in sample.scores.items()})
+        scores.update(dict.fromkeys(sample.scores))
+        lines.append(line)
+    columns = [*_SAMPLE_COLUMNS, "error", *scores]
+    return package("pandas", "a data frame").DataFrame(lines, columns=columns)

@@ -1,0 +1,398 @@
+"""`client.jobs`, and the job objects that it returns."""
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from time import sleep
+from typing import Any, Unpack
+
+from pydantic import BaseModel, PrivateAttr
+
+from actograph.client import results_folder
+from actograph.client.concurrency import each_of
+from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout, package
+from actograph.client.matrix import Gathered, Matrix, samples_frame
+from actograph.client.matrix_rows import CORRECT, GivenPositions, RowReader, labels_of
+from actograph.client.results_folder import Activations, OnProgress, PulledResults
+from actograph.client.sessions import Order, SessionFilters, SessionHandle, Sessions
+from actograph.client.transport import (
+    LONG_SECONDS,
+    PAGE_SIZE,
+    RETRY_STATUS,
+    Snapshot,
+    Transport,
+    backoff,
+    event_data,
+    parse,
+    path_of,
+)
+from actograph.contract import resources
+from actograph.contract.comparison import ActivationComparison, JobComparison
+from actograph.contract.errors import InvalidRequest, NotFound
+from actograph.contract.resources import JobStatus
+from actograph.contract.row_selection import Reduce
+from actograph.progress import follower, meter
+
+Spec = Mapping[str, Any] | BaseModel
+
+#: pauses between two polls of a job: they grow from the first to the last
+FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.1, 2.0
+#: the service sends a comment about every 15 s; longer silence means a dead connection
+SILENCE_SECONDS = 60.0
+#: time for a restart of the service
+PATIENCE_SECONDS = 120.0
+_LAST_EVENTS = frozenset({"job.completed", "job.failed", "job.cancelled"})
+_NO_CONTENT = 204  # the job has ended and there are no later events
+_PATH = "/v1/jobs"
+
+
+class JobHandle(Snapshot, resources.Job):
+    """A job as the service last reported it. Methods are short for those of `client.jobs`."""
+
+    _jobs: "Jobs" = PrivateAttr()
+
+    def refresh(self) -> "JobHandle":
+        """Return the current state of the job."""
+        return self._jobs.get(self.id)
+
+    def wait(self, *, progress: bool = False, timeout: float | None = None) -> "JobHandle":
+        """Wait for the end of the job; see `Jobs.wait`."""
+        return self._jobs.wait(self, progress=progress, timeout=timeout)
+
+    def cancel(self) -> "JobHandle":
+        """Cancel the job. Finished samples are kept."""
+        return self._jobs.cancel(self.id)
+
+    def retry(self) -> "JobHandle":
+        """Run failed and missing samples again; see `Jobs.retry`."""
+        return self._jobs.retry(self.id)
+
+    def samples(self, **filters: str | None) -> Iterator[resources.Sample]:
+        """List matching samples in dataset order; see `Jobs.samples`."""
+        return self._jobs.samples(self.id, **filters)
+
+    def sessions(self, **filters: Unpack[SessionFilters]) -> Iterator[SessionHandle]:
+        """List matching sessions, newest first."""
+        filters["job_id"] = self.id
+        return self._jobs.sessions.list(**filters)
+
+    def results(self) -> resources.JobResults:
+        """Return scores per condition of the finished samples."""
+        return self._jobs.results(self.id)
+
+    def comparison(self, **options: Any) -> JobComparison:
+        """Compare every condition with a baseline; see `Jobs.comparison`."""
+        return self._jobs.comparison(self.id, **options)
+
+    def compare_activations(self, condition: str, **options: Any) -> ActivationComparison:
+        """Compare a condition's mean activations with the baseline's; see `Jobs.compare_activations`."""
+        return self._jobs.compare_activations(self.id, condition, **options)
+
+    def pull_results(self, folder: str | Path, **options: Any) -> PulledResults:
+        """Download the results as a folder of files; see `Jobs.pull_results`."""
+        return self._jobs.pull_results(self.id, folder, **options)
+
+    def matrix(
+        self,
+        hook: str,
+        *,
+        positions: GivenPositions = "last_prompt",
+        reduce: Reduce = "none",
+        label: str = CORRECT,
+        limit: int | None = None,
+        parallel: int = 8,
+        max_bytes: int = 4 << 30,
+        progress: bool = False,
+        **filters: Unpack[SessionFilters],
+    ) -> Matrix:
+        """Read rows of one hook over the job's sessions: features, labels, and the origin of each row.
+
+        Only the requested rows are read. Sessions without such rows are listed in `skipped`.
+
+        Args:
+            hook: a hook point, an alias, or a module path of the job's model.
+            positions: as in a capture spec, or the number of one token.
+            reduce: `mean`, `max` or `last` reduces each session's rows to one.
+            label: `correct` (1 or 0), or a metric key of the samples' scores (`exact_match,strict-match`).
+            limit: maximum number of sessions, oldest first.
+            parallel: sessions read at once.
+            max_bytes: maximum size of the features; more is an error.
+            progress: show a bar with rate and ETA on stderr, or lines if stderr is no terminal.
+            filters: as in `client.sessions.list`.
+
+        Raises:
+            NotFound: no session has such rows; the message contains the first reason.
+            InvalidRequest: the rows cannot be read (a tensor stored as a mean), or exceed `max_bytes`.
+            MixedIdentities: sessions were recorded with different models.
+        """
+        if parallel < 1 or (limit is not None and limit < 1):
+            raise InvalidRequest("parallel and limit must be at least 1")
+        transport, sessions = self._jobs.transport, self._jobs.sessions
+        filters["job_id"] = self.id
+        reader, gathered = RowReader(transport, hook, positions, reduce), Gathered(hook, max_bytes)
+        listed = reader.resolved(islice(sessions.list(order="asc", **filters), limit))
+        total = sessions.stats(**filters).sessions if progress else 0
+        total = min(total, limit or total)
+        with meter("sessions", show=progress) as update:
+            update("reading", 0, total)
+            for done, piece in enumerate(each_of(reader.piece, listed, parallel), 1):
+                gathered.add(piece)
+                update("reading", done, total)
+        if not gathered.sessions:
+            skipped = gathered.skipped
+            reason = skipped[0].reason if skipped else "no session matches the filters"
+            raise NotFound(f"no session gave rows of {hook}: {reason}")
+        return gathered.matrix(labels_of(transport, gathered.sessions, label))
+
+    def frame(self) -> Any:
+        """Return a `pandas.DataFrame`, one line per sample: its fields, `error`, and one column per score.
+
+        Score columns have lm-eval's metric keys (`exact_match,strict-match`); NaN for samples without that
+        score.
+
+        Raises:
+            PackageMissing: pandas is not installed.
+        """
+        package("pandas", "a data frame")  # fail before the samples are fetched
+        return samples_frame(self.samples())
+
+
+class Jobs:
+    """Submit, follow and control jobs, and read their results."""
+
+    def __init__(self, transport: Transport, sessions: Sessions) -> None:
+        self.transport = transport
+        self.sessions = sessions
+
+    def estimate(self, spec: Spec, *, prompt_tokens: int | None = None) -> resources.Estimate:
+        """Estimate the memory and disk that a job needs, without submitting it.
+
+        Args:
+            prompt_tokens: assumed length of every prompt.
+        """
+        params = {"prompt_tokens": prompt_tokens}
+        return self.transport.call(
+            resources.Estimate, "POST", "/v1/estimate", json=_body(spec), params=params
+        )
+
+    def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> JobHandle:
+        """Submit a job. A repeated request creates one job only, by its idempotency key."""
+        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        return self._job("POST", _PATH, json=_body(spec), headers=headers)
+
+    def get(self, job_id: str) -> JobHandle:
+        """Return the current state of a job."""
+        return self._job("GET", path_of(_PATH, job_id))
+
+    def list(
+        self,
+        *,
+        id_prefix: str | None = None,
+        status: JobStatus | str | None = None,
+        kind: str | None = None,
+        tag: str | None = None,
+        order: Order = "desc",
+        page_size: int = PAGE_SIZE,
+    ) -> Iterator[JobHandle]:
+        """List matching jobs, newest first. Pages are fetched as the iterator is read."""
+        params = {
+            "id_prefix": id_prefix, "status": status, "kind": kind, "tag": tag, "order": order,
+            "limit": page_size,
+        }  # fmt: skip
+        return map(self._bound, self.transport.items(JobHandle, _PATH, params))
+
+    def cancel(self, job_id: str) -> JobHandle:
+        """Cancel a job. Finished samples are kept."""
+        return self._job("POST", path_of(_PATH, job_id, "cancel"))
+
+    def retry(self, job_id: str) -> JobHandle:
+        """Run the failed and missing samples of an ended job again.
+
+        Raises:
+            ApiError: 409 if the job has not ended, or every sample is completed.
+        """
+        return self._job("POST", path_of(_PATH, job_id, "retry"), repeatable=False)
+
+    def delete(self, job_id: str, *, include_pinned: bool = False) -> resources.Deleted:
+        """Delete an ended job with its samples and sessions.
+
+        Args:
+            include_pinned: delete pinned sessions too.
+        """
+        params = {"include_pinned": include_pinned or None}
+        return self.transport.call(resources.Deleted, "DELETE", path_of(_PATH, job_id), params=params)
+
+    def events(self, job_id: str, after: int = 0) -> Iterator[resources.Event]:
+        """Follow the job's log from event `after` to the end of the job.
+
+        Reconnects after a broken connection and continues after the last event.
+
+        Raises:
+            ServiceUnreachable: no connection for two minutes.
+        """
+        path = path_of(_PATH, job_id, "events")
+        failures, answered_at = 0, time.monotonic()
+        while True:
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+            ended = False
+            try:
+                with self.transport.stream(
+                    "GET", path, headers=headers, read_timeout=SILENCE_SECONDS
+                ) as response:
+                    if response.status_code == _NO_CONTENT:
+                        return
+                    for text in event_data(response):
+                        event = parse(resources.Event, text)
+                        after, ended = event.id, event.event in _LAST_EVENTS
+                        failures, answered_at = 0, time.monotonic()
+                        yield event
+                if ended:  # a retry may append events after such an event
+                    return
+                failures, answered_at = 0, time.monotonic()
+            except (ApiError, ServiceUnreachable) as error:
+                if not _is_short_outage(error, answered_at):
+                    raise
+                failures += 1
+            sleep(backoff(failures))
+
+    def wait(
+        self, job: resources.Job | str, *, progress: bool = False, timeout: float | None = None
+    ) -> JobHandle:
+        """Wait until a job has ended in any way: check `status` of the returned job.
+
+        Continues after an outage of up to two minutes.
+
+        Args:
+            job: the job, or its id.
+            progress: show a bar with rate and ETA on stderr, or lines if stderr is no terminal.
+            timeout: seconds to wait. The job continues after a timeout.
+
+        Raises:
+            WaitTimeout: the job has not ended in time.
+        """
+        began = answered_at = time.monotonic()
+        pause, current = FIRST_POLL_SECONDS, None
+        with follower(show=progress) as show:
+            while True:
+                try:
+                    current = self.get(job if isinstance(job, str) else job.id)
+                except (ApiError, ServiceUnreachable) as error:
+                    if current is None or not _is_short_outage(error, answered_at):
+                        raise
+                else:
+                    answered_at = time.monotonic()
+                    show(current)
+                    if current.status.is_terminal():
+                        return current
+                left = None if timeout is None else began + timeout - time.monotonic()
+                if left is not None and left <= 0:
+                    done = current.progress.completed + current.progress.failed
+                    raise WaitTimeout(
+                        f"job {current.id} is {current.status} after {timeout:g} s "
+                        f"({done} of {current.progress.total} samples)"
+                    )
+                sleep(pause if left is None else min(pause, left))
+                pause = min(pause * 1.5, LAST_POLL_SECONDS)
+
+    def samples(
+        self, job_id: str, *, status: str | None = None, condition: str | None = None
+    ) -> Iterator[resources.Sample]:
+        """List matching samples of a job in dataset order."""
+        params = {"status": status, "condition": condition, "order": "asc", "limit": PAGE_SIZE}
+        return self.transport.items(resources.Sample, path_of(_PATH, job_id, "samples"), params)
+
+    def results(self, job_id: str) -> resources.JobResults:
+        """Return scores per condition of the finished samples."""
+        return self.transport.call(resources.JobResults, "GET", path_of(_PATH, job_id, "results"))
+
+    def rescore(
+        self, job_id: str, scorers: Sequence[str | Mapping[str, Any] | BaseModel]
+    ) -> resources.JobResults:
+        """Score the stored completions of an ended evaluation again. Other scores are kept.
+
+        Args:
+            scorers: names, or objects with a name and parameters. The first decides `correct`.
+
+        Raises:
+            ApiError: 409 if the job has not ended.
+        """
+        path = path_of(_PATH, job_id, "rescore")
+        body = {"scorers": [one if isinstance(one, str) else _body(one) for one in scorers]}
+        return self.transport.call(resources.JobResults, "POST", path, json=body, timeout=LONG_SECONDS)
+
+    def comparison(
+        self, job_id: str, *, baseline: str | None = None, level: float | None = None
+    ) -> JobComparison:
+        """Compare every condition of a job with a baseline, problem by problem.
+
+        Args:
+            baseline: by default the first condition.
+            level: coverage of the intervals.
+        """
+        params = {"baseline": baseline, "level": level}
+        return self.transport.call(JobComparison, "GET", path_of(_PATH, job_id, "comparison"), params=params)
+
+    def compare_activations(self, job_id: str, condition: str, **options: Any) -> ActivationComparison:
+        """Subtract the baseline's mean activations per hook; see docs/guides/comparisons.md.
+
+        The service reads every session for it.
+
+        Args:
+            options: `positions`, `hooks`, `baseline`, `limit` and `store_as`.
+        """
+        path = path_of(_PATH, job_id, "comparison", "activations")
+        body = {**options, "condition": condition}
+        return self.transport.call(ActivationComparison, "POST", path, json=body, timeout=LONG_SECONDS)
+
+    def pull_results(
+        self,
+        job_id: str,
+        folder: str | Path,
+        *,
+        activations: Activations = "meta",
+        on_progress: OnProgress | None = None,
+        parallel: int = 4,
+    ) -> PulledResults:
+        """Download the results folder of a job; docs/guides/results.md describes it.
+
+        An interrupted download is resumed, within this call and by the next one. A folder with earlier
+        results of the job is updated.
+
+        Args:
+            activations: `none`, `meta` (shapes and sizes), `sampled` (the first 50 features of every row), or
+                `all`: every session folder too, verified by sha256.
+            on_progress: called with `samples` or `sessions`, the number fetched, and the total.
+            parallel: sessions fetched at once.
+
+        Raises:
+            InvalidRequest: the folder contains something else.
+            DownloadDamaged: the answer is not a results folder, or a file has another sha256.
+        """
+        report = on_progress or (lambda _what, _done, _total: None)
+        job = self.get(job_id)
+        return results_folder.pull(
+            self.transport,
+            job,
+            Path(folder),
+            activations=activations,
+            on_progress=report,
+            parallel=parallel,
+        )
+
+    def _job(self, method: str, path: str, **options: Any) -> JobHandle:
+        return self._bound(self.transport.call(JobHandle, method, path, **options))
+
+    def _bound(self, job: JobHandle) -> JobHandle:
+        job._jobs = self
+        return job
+
+
+def _is_short_outage(error: ApiError | ServiceUnreachable, answered_at: float) -> bool:
+    """Whether to try again after an error; `answered_at` is the monotonic time of the last answer."""
+    return error.status in RETRY_STATUS and time.monotonic() - answered_at <= PATIENCE_SECONDS
+
+
+def _body(spec: Spec) -> dict[str, Any]:
+    return spec.model_dump(mode="json") if isinstance(spec, BaseModel) else dict(spec)

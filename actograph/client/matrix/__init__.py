@@ -1,1 +1,0 @@
-"""Rows of many sessions as one matrix, and samples as a data frame."""

@@ -1,1 +1,0 @@
-"""Results and sessions as files on disk: folders, archives, checksums."""

@@ -1,0 +1,232 @@
+"""`client.files`, `models`, `batches`, `vectors`, `queue`, `workers`, `keys` and `store`."""
+
+import builtins
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from actograph.client.transport import LONG_SECONDS, Params, Resource, parse, path_of
+from actograph.contract import resources
+from actograph.contract.batches import Batch
+from actograph.contract.interventions import StoredVector, VectorInfo
+from actograph.contract.service.keys import ApiKey, CreatedKey, KeyUpdate, NewKey
+from actograph.progress import ReadMeter, meter
+
+MB = 1_000_000
+#: smaller files show no bar
+SHOWN_BYTES = 8 * MB
+
+_VECTORS = "/v1/interventions"
+
+P = TypeVar("P", resources.StoreGc, resources.StoreVerification)
+
+
+class Files(Resource):
+    """Upload, read and delete files."""
+
+    def upload(self, path: str | Path, purpose: str = "dataset", *, progress: bool = False) -> resources.File:
+        """Upload a file from disk as a stream.
+
+        Args:
+            purpose: `dataset` or `batch`.
+            progress: show a bar with rate and ETA on stderr for files over 8 MB.
+        """
+        path = Path(path)
+        size = path.stat().st_size
+        with path.open("rb") as stream, meter("MB", show=progress and size >= SHOWN_BYTES) as update:
+            update("sending", 0, size // MB)
+            metered = ReadMeter(stream, lambda sent: update("sending", sent // MB, size // MB))
+            answer = self._transport.request(
+                "POST",
+                "/v1/files",
+                data={"purpose": purpose},
+                files={"file": (path.name, metered, "application/octet-stream")},
+                repeatable=False,
+            )
+        return parse(resources.File, answer.content)
+
+    def get(self, file_id: str) -> resources.File:
+        """Return a file's name, size and purpose."""
+        return self._transport.call(resources.File, "GET", path_of("/v1/files", file_id))
+
+    def content(self, file_id: str) -> bytes:
+        """Return the bytes of a file."""
+        return self._transport.request("GET", path_of("/v1/files", file_id, "content")).content
+
+    def delete(self, file_id: str) -> resources.Deleted:
+        """Delete an uploaded file that no active job reads."""
+        return self._transport.call(resources.Deleted, "DELETE", path_of("/v1/files", file_id))
+
+
+class Models(Resource):
+    """List, load and inspect models."""
+
+    def list(self) -> builtins.list[resources.Model]:
+        """List the served models."""
+        return [*self._transport.items(resources.Model, "/v1/models")]
+
+    def load(self, model: str, **options: Any) -> resources.ModelLoad:
+        """Ask a worker to load a served model; poll it with `get_load`.
+
+        Args:
+            options: `revision`, `dtype`, `device_map`, `max_memory`, `attn_implementation`,
+                `savepoints`; see docs/guides/models.md.
+        """
+        body = {"model_id": model} | options
+        return self._transport.call(resources.ModelLoad, "POST", "/v1/models/load", json=body)
+
+    def get_load(self, load_id: str) -> resources.ModelLoad:
+        """Return the state of a model load."""
+        return self._transport.call(resources.ModelLoad, "GET", path_of("/v1/models/load", load_id))
+
+    def structure(self, model: str | None = None) -> resources.ModelStructure:
+        """Return layers, widths and hook points of a loaded model."""
+        params = {"model": model}
+        return self._transport.call(resources.ModelStructure, "GET", "/v1/model/structure", params=params)
+
+
+class Batches(Resource):
+    """Create, list and cancel batches: files of chat and completion requests; see docs/guides/batches.md."""
+
+    def create(self, input_file_id: str, endpoint: str, **options: Any) -> Batch:
+        """Create a batch from an uploaded file. A repeated request creates one batch only.
+
+        Args:
+            input_file_id: a file with the purpose `batch`.
+            endpoint: `/v1/chat/completions` or `/v1/completions`.
+            options: `completion_window`, `metadata`, `priority`, `tags`.
+        """
+        body = {"input_file_id": input_file_id, "endpoint": endpoint} | options
+        headers = {"Idempotency-Key": str(uuid.uuid4())}
+        return self._transport.call(Batch, "POST", "/v1/batches", json=body, headers=headers)
+
+    def get(self, batch_id: str) -> Batch:
+        """Return one batch with its current counts."""
+        return self._transport.call(Batch, "GET", path_of("/v1/batches", batch_id))
+
+    def list(self) -> Iterator[Batch]:
+        """List batches, newest first."""
+        return self._transport.items(Batch, "/v1/batches")
+
+    def cancel(self, batch_id: str) -> Batch:
+        """Cancel a batch. Finished requests are kept."""
+        return self._transport.call(Batch, "POST", path_of("/v1/batches", batch_id, "cancel"))
+
+
+class Vectors(Resource):
+    """Store, list and delete vectors for interventions."""
+
+    def create(
+        self,
+        name: str,
+        hook: str,
+        vector: Iterable[float],
+        *,
+        model: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> VectorInfo:
+        """Store a vector. Interventions refer to it by its id.
+
+        Args:
+            vector: a list or 1-D array as wide as the hook.
+            model: restrict the vector to jobs of this model.
+        """
+        numbers = [float(number) for number in vector]
+        body = {"name": name, "hook": hook, "vector": numbers, "model": model, "metadata": metadata or {}}
+        return self._transport.call(VectorInfo, "POST", _VECTORS, json=body)
+
+    def list(self, *, name: str | None = None, model: str | None = None) -> Iterator[VectorInfo]:
+        """List stored vectors without their numbers, newest first."""
+        return self._transport.items(VectorInfo, _VECTORS, {"name": name, "model": model})
+
+    def get(self, vector_id: str) -> StoredVector:
+        """Return one stored vector with its numbers."""
+        return self._transport.call(StoredVector, "GET", path_of(_VECTORS, vector_id))
+
+    def delete(self, vector_id: str) -> resources.Deleted:
+        """Delete a vector that no active job uses."""
+        return self._transport.call(resources.Deleted, "DELETE", path_of(_VECTORS, vector_id))
+
+
+class Workers(Resource):
+    """List workers."""
+
+    def list(self) -> builtins.list[resources.Worker]:
+        """List every worker in the index, newest first."""
+        return [*self._transport.items(resources.Worker, "/v1/workers")]
+
+
+class Queue(Resource):
+    """Inspect, pause and resume the queue."""
+
+    def get(self) -> resources.Queue:
+        """Return the waiting and running work."""
+        return self._transport.call(resources.Queue, "GET", "/v1/queue")
+
+    def pause(self, reason: str | None = None) -> resources.Queue:
+        """Pause the queue: workers start nothing new until `resume`. Jobs are still accepted."""
+        return self._transport.call(resources.Queue, "POST", "/v1/queue/pause", json={"reason": reason})
+
+    def resume(self) -> resources.Queue:
+        """Resume the queue. `paused` in the answer is true if the service paused it for its own reasons."""
+        return self._transport.call(resources.Queue, "POST", "/v1/queue/resume")
+
+
+class Keys(Resource):
+    """Create, list, update and revoke API keys, as an admin."""
+
+    def create(self, new: NewKey) -> CreatedKey:
+        """Create a key. Only this answer contains it: if it is lost, revoke the key and create another."""
+        body = new.model_dump(mode="json", exclude_unset=True)
+        return self._transport.call(CreatedKey, "POST", "/v1/keys", json=body, repeatable=False)
+
+    def list(self) -> Iterator[ApiKey]:
+        """List keys, newest first, with revoked and expired keys."""
+        return self._transport.items(ApiKey, "/v1/keys")
+
+    def update(self, key_id: str, change: KeyUpdate) -> ApiKey:
+        """Change a key's name or limits."""
+        body = change.model_dump(mode="json", exclude_unset=True)
+        return self._transport.call(ApiKey, "PATCH", path_of("/v1/keys", key_id), json=body)
+
+    def revoke(self, key_id: str) -> ApiKey:
+        """Revoke a key for good."""
+        return self._transport.call(ApiKey, "DELETE", path_of("/v1/keys", key_id))
+
+
+class Store(Resource):
+    """Measure, clean and verify the artifact store."""
+
+    def usage(self) -> resources.StoreUsage:
+        """Return stored bytes per owner, and the quotas."""
+        return self._transport.call(resources.StoreUsage, "GET", "/v1/activations/stats")
+
+    def collect_garbage(self, *, dry_run: bool = False) -> Iterator[resources.StoreGc]:
+        """Delete unused files, one page per iteration; see docs/operate/storage.md.
+
+        Args:
+            dry_run: report only.
+        """
+        return self._pages("/v1/store/gc", resources.StoreGc, {"dry_run": dry_run})
+
+    def verify(self, *, sample: float = 1.0, seed: int = 0) -> Iterator[resources.StoreVerification]:
+        """Compare the store with the index, one page per iteration.
+
+        Args:
+            sample: share of sessions and files whose bytes are read.
+            seed: selects the share.
+        """
+        params = {"sample": sample, "seed": seed}
+        return self._pages("/v1/store/verify", resources.StoreVerification, params)
+
+    def _pages(self, path: str, form: type[P], params: Params) -> Iterator[P]:
+        after = None
+        while True:
+            page = self._transport.call(
+                form, "POST", path, params={**params, "after": after}, timeout=LONG_SECONDS
+            )
+            yield page
+            after = page.next
+            if after is None:
+                return

@@ -1,0 +1,212 @@
+"""`client.sessions`, and the session objects that it returns."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import PrivateAttr
+
+from actograph import tensor_files
+from actograph.client.artifact_stores import ArtifactFiles
+from actograph.client.downloads import fetch, plain_name
+from actograph.client.errors import UnexpectedAnswer
+from actograph.client.tensors import LazyTensor, SessionTensors
+from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Snapshot, Transport, path_of
+from actograph.contract import resources
+from actograph.contract.errors import NotFound
+from actograph.contract.hooks import canonical
+
+Order = Literal["asc", "desc"]
+#: maximum size of one answer; more rows take several requests
+ANSWER_BYTES = 64 << 20
+_PATH = "/v1/activations/sessions"
+_INDEX = re.compile(r"\[(\d+)\]")
+_SHOWN = 8
+
+
+class SessionFilters(TypedDict, total=False):
+    """Filters of sessions. None means no filter. Times are Unix seconds."""
+
+    id_prefix: str | None
+    job_id: str | None
+    model: str | None
+    condition: str | None
+    sample_index: int | None
+    correct: bool | None
+    tag: str | None
+    owner: str | None
+    pinned: bool | None
+    created_after: float | None
+    created_before: float | None
+    expires_before: float | None
+
+
+def stored_name(name: str, hooks: Iterable[str]) -> str | None:
+    """Return the entry of `hooks` for a hook point, alias or module location; None if there is none."""
+    known = set(hooks)
+    location = _INDEX.sub(r".\1", name).removesuffix(".0")
+    return next((found for found in (name, canonical(name), location) if found in known), None)
+
+
+class SessionHandle(Snapshot, resources.Session):
+    """A session as the service last reported it. Its tensors are read when they are indexed."""
+
+    _sessions: "Sessions" = PrivateAttr()
+    _files: SessionTensors | None = PrivateAttr(default=None)
+
+    def __getitem__(self, hook: str) -> LazyTensor:
+        """Return the tensor of a hook point or alias.
+
+        Raises:
+            NotFound: the session has no such tensor.
+        """
+        name = stored_name(hook, self.hooks)
+        if name is None:
+            known = list(self.hooks)
+            more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+            listed = ", ".join(known[:_SHOWN]) or "none"
+            raise NotFound(f"no tensor {hook} is stored; the session has {listed}{more}")
+        info = self.hooks[name]
+        return self._tensor(name, info.dtype, info.shape)
+
+    def __contains__(self, hook: str) -> bool:
+        return stored_name(hook, self.hooks) is not None
+
+    def token_ids(self) -> NDArray[np.int64]:
+        """Return the `[P + G]` token ids of prompt and generation."""
+        return self._tensor("token_ids", "I64", [self.prompt_tokens + self.generated_tokens])[:]
+
+    def tokens_of(self, hook: str) -> NDArray[np.int64]:
+        """Return the token index of every row of a tensor, ascending; for a summary, of every row it sums."""
+        info = self.hooks[self[hook].hook]
+        count = info.shape[0] if info.over is None else info.over
+        if info.position_offset is None:
+            return np.arange(info.first_row, info.first_row + count)
+        stop = info.position_offset + count
+        return self._tensor("row_positions", "I64", [stop])[info.position_offset : stop]
+
+    def download(self, folder: str | Path) -> Path:
+        """Download every file to `<folder>/<id>`, resumed and verified. Returns that folder."""
+        target = Path(folder) / plain_name(self.id)
+        target.mkdir(parents=True, exist_ok=True)
+        for file in self.files:
+            self._sessions.download_file(self, file.name, target / plain_name(file.name))
+        return target
+
+    def _tensor(self, name: str, dtype: str, shape: Sequence[int]) -> LazyTensor:
+        row_bytes = math.prod(shape[1:]) * tensor_files.itemsize(dtype)
+        return LazyTensor(name, dtype, shape, partial(self._sessions.read_rows, self, name, row_bytes))
+
+
+class Sessions:
+    """List, read, change and delete sessions."""
+
+    def __init__(self, transport: Transport, store: ArtifactFiles | None) -> None:
+        """`store`: where rows are read; None reads them through the service."""
+        self._transport = transport
+        self._store = store
+
+    def get(self, session_id: str) -> SessionHandle:
+        """Return one session: its hooks, shapes and files."""
+        return self._bound(self._transport.call(SessionHandle, "GET", path_of(_PATH, session_id)))
+
+    def list(
+        self, *, order: Order = "desc", page_size: int = PAGE_SIZE, **filters: Unpack[SessionFilters]
+    ) -> Iterator[SessionHandle]:
+        """List matching sessions, newest first. Pages are fetched as the iterator is read."""
+        params = {**filters, "order": order, "limit": page_size}
+        return map(self._bound, self._transport.items(SessionHandle, _PATH, params))
+
+    def stats(self, **filters: Unpack[SessionFilters]) -> resources.SessionStats:
+        """Return the number and size of matching sessions."""
+        return self._transport.call(resources.SessionStats, "GET", f"{_PATH}/stats", params=filters)
+
+    def update(self, session_id: str, **change: Any) -> SessionHandle:
+        """Change a session's `expires_at` (Unix seconds; None keeps it forever), `pinned` or `tags`."""
+        path = path_of(_PATH, session_id)
+        return self._bound(self._transport.call(SessionHandle, "PATCH", path, json=change))
+
+    def update_many(
+        self,
+        change: Mapping[str, Any],
+        *,
+        everything: bool = False,
+        dry_run: bool = False,
+        **filters: Unpack[SessionFilters],
+    ) -> resources.SessionChange:
+        """Change every matching session.
+
+        Args:
+            everything: required if there is no filter.
+            dry_run: count only.
+        """
+        params = {**filters, "all": everything or None, "dry_run": dry_run}
+        return self._transport.call(
+            resources.SessionChange, "PATCH", _PATH, params=params, json=dict(change), timeout=LONG_SECONDS
+        )
+
+    def delete(self, session_id: str) -> resources.Deleted:
+        """Delete a session with its files."""
+        return self._transport.call(resources.Deleted, "DELETE", path_of(_PATH, session_id))
+
+    def delete_many(
+        self,
+        *,
+        everything: bool = False,
+        dry_run: bool = False,
+        include_pinned: bool = False,
+        **filters: Unpack[SessionFilters],
+    ) -> resources.SessionDeletion:
+        """Delete every matching session with its files, except pinned ones.
+
+        Args:
+            everything: required if there is no filter.
+            dry_run: count only.
+            include_pinned: delete pinned sessions too.
+        """
+        params = {
+            **filters, "all": everything or None, "dry_run": dry_run, "include_pinned": include_pinned,
+        }  # fmt: skip
+        return self._transport.call(
+            resources.SessionDeletion, "DELETE", _PATH, params=params, timeout=LONG_SECONDS
+        )
+
+    def download_file(self, session: resources.Session | str, name: str, target: str | Path) -> Path:
+        """Download one file of a session to `target`, resumed and verified; see `downloads.fetch`."""
+        known = self.get(session) if isinstance(session, str) else session
+        by_name = {file.name: file for file in known.files}
+        if name not in by_name:
+            raise NotFound(f"the session has no file {name}; it has {', '.join(by_name) or 'none'}")
+        path = path_of(_PATH, known.id, "files", name)
+        return fetch(self._transport, path, by_name[name], Path(target))
+
+    def read_rows(self, session: SessionHandle, name: str, row_bytes: int, start: int, stop: int) -> bytes:
+        """Read rows of a tensor as stored, from the store or through the service."""
+        if self._store is not None:
+            if session._files is None:
+                session._files = self._store.tensors(session)
+            return session._files.stored(name).read_bytes(start, stop)
+        path = path_of(_PATH, session.id, "tensors", name)
+        at_once = max(1, ANSWER_BYTES // max(1, row_bytes))
+        pieces = []
+        for low in range(start, stop, at_once):
+            high = min(low + at_once, stop)
+            params = {"format": "safetensors", "rows": f"{low}:{high}"}
+            data = self._transport.request("GET", path, params=params).content
+            header = tensor_files.read_header(lambda at, n, data=data: data[at : at + n], len(data))  # type: ignore[misc]
+            content = data[header.data_start :]
+            if len(header.tensors) != 1 or len(content) != (high - low) * row_bytes:
+                raise UnexpectedAnswer(
+                    f"the service sent {len(content)} bytes for {high - low} rows of {name}, {row_bytes} each"
+                )
+            pieces.append(content)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _bound(self, session: SessionHandle) -> SessionHandle:
+        session._sessions = self
+        return session
