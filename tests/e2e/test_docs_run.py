@@ -78,12 +78,10 @@ def reader(module_up: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         (folder / name).chmod(0o755)
     rows = PROBLEMS.read_text(encoding="utf-8").splitlines(keepends=True)
     (folder / "data").mkdir()
-    for name in ("problems.jsonl", "data/problems.jsonl"):
+    (folder / "actograph" / "demo").mkdir(parents=True)
+    for name in ("problems.jsonl", "data/problems.jsonl", "actograph/demo/problems.jsonl"):
         (folder / name).write_text("".join(rows[:24]), encoding="utf-8")
     (folder / "texts.jsonl").write_text('{"body": "The cat sat on the mat."}\n', encoding="utf-8")
-    (folder / "completions.jsonl").write_text(
-        '{"id": "q1", "completion": "The answer is $5.00.", "gold": "#### 5"}\n', encoding="utf-8"
-    )
     for name in ("additions.jsonl", "other.jsonl"):
         (folder / name).write_text(
             '{"story": "12 coins and 30 coins?", "a": 12, "b": 30}\n', encoding="utf-8"

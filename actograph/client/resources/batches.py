@@ -1,4 +1,4 @@
-"""`client.batches`: files of chat and completion requests; see docs/guides/batches.md."""
+"""`client.batches`: files of chat and completion requests; see docs/guides/openai.md."""
 
 import uuid
 from collections.abc import Iterator

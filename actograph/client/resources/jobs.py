@@ -282,7 +282,7 @@ class Jobs:
     def compare_activations(
         self, job_id: str, condition: str, **options: Unpack[ComparisonOptions]
     ) -> ActivationComparison:
-        """Subtract the baseline's mean activations per hook; see docs/guides/comparisons.md.
+        """Subtract the baseline's mean activations per hook; see docs/guides/steering.md.
 
         The service reads every session for it.
 
