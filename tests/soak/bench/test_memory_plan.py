@@ -1,4 +1,4 @@
-"""The table of batch sizes in docs/internals/performance.md is the output of `python -m bench.memory_plan`."""
+"""The table of batch sizes in docs/internals/performance.md is what `bench.memory_plan` prints."""
 
 import json
 import subprocess
