@@ -60,7 +60,7 @@ up: $(SERVICE)
 bench: $(DEV)
 	$(BIN)/python -m bench
 
-# writes the generated pages and builds the site into site/
+# makes the pages of the reference and builds the site into site/
 docs: $(DEV)
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -m mkdocs build --strict

@@ -4,7 +4,7 @@
 
 Everything follows from the shapes: bfloat16, SDPA, `attn_in` and `mlp_in` at every layer of every token, the
 worker's default settings. A card's free memory is its size without the weights and 1 GiB for CUDA itself.
-Prints the table of docs/operate/memory.md.
+Prints the table of docs/internals/performance.md.
 """
 
 import argparse

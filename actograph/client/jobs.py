@@ -335,7 +335,7 @@ class Jobs:
         return self.transport.call(JobComparison, "GET", path_of(_PATH, job_id, "comparison"), params=params)
 
     def compare_activations(self, job_id: str, condition: str, **options: Any) -> ActivationComparison:
-        """Subtract the baseline's mean activations per hook; see docs/guides/comparisons.md.
+        """Subtract the baseline's mean activations per hook; see docs/guides/steering.md.
 
         The service reads every session for it.
 

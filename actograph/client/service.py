@@ -87,7 +87,7 @@ class Models(Resource):
 
 
 class Batches(Resource):
-    """Create, list and cancel batches: files of chat and completion requests; see docs/guides/batches.md."""
+    """Create, list and cancel batches: files of chat and completion requests; see docs/guides/openai.md."""
 
     def create(self, input_file_id: str, endpoint: str, **options: Any) -> Batch:
         """Create a batch from an uploaded file. A repeated request creates one batch only.

@@ -1,4 +1,4 @@
-"""Scorers of a job spec (`scorers`); docs/guides/scoring.md explains them."""
+"""Scorers of a job spec (`scorers`); docs/guides/tasks.md explains them."""
 
 import json
 from typing import Annotated, Any, Literal

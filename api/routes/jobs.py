@@ -47,7 +47,7 @@ def estimate_job(
     spec: JobSpec,
     by: Caller,
     prompt_tokens: Annotated[
-        int | None, Query(ge=1, le=10_000_000, description="Prompt length; see docs/guides/estimate.md.")
+        int | None, Query(ge=1, le=10_000_000, description="Prompt length; see docs/guides/jobs.md.")
     ] = None,
 ) -> Estimate:
     """Take a spec for POST /v1/jobs, with the same errors except those for lack of resources."""

@@ -9,7 +9,8 @@ from actograph.cli.main import app
 from docs.generate.markdown import cell, code, escape, heading, table
 
 INTRODUCTION = """\
-Every command with its arguments and options. [The command line](../guides/cli.md) is the guide."""
+Every command with its arguments and options. The guide is
+[the command line](../guides/client.md#the-command-line)."""
 
 
 def commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -16,7 +16,7 @@ CURES = {
     "unknown_hook": "Pick a name from `actograph models structure --names`.",
     "model_not_found": "Pick a name from `actograph models ls`, or have the operator add it to "
     "`ACTOGRAPH_ALLOWED_MODELS`.",
-    "context_length_exceeded": "Shorten the prompt or lower `max_tokens`. Extract jobs can `truncate`.",
+    "context_length_exceeded": "Shorten the prompt or lower `max_tokens`. In mode `prefill`, set `truncate`.",
     "insufficient_resources": "Run `actograph estimate`. Capture less, or split the job (`offset`, `limit`).",
     "quota_exceeded": "Delete sessions or files, let them expire, or ask for a larger quota.",
     "invalid_dataset": "Correct the rows or columns named in the message.",

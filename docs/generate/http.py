@@ -11,10 +11,10 @@ METHODS = ("get", "post", "put", "patch", "delete")
 SPECS = ("EvaluationSpec", "CaptureJobSpec")
 ROUTES_INTRODUCTION = """\
 Every route of the service. `GET /openapi.json` is the OpenAPI document, with examples, and `GET /docs`
-shows it in the browser. The role is the least [role of the API key](../operate/keys.md#roles). All routes can
-answer with an [error](errors.md)."""
+shows it in the browser. The role is the least [role of the API key](../operate/storage.md#roles). All
+routes can answer with an [error](errors.md)."""
 SPEC_INTRODUCTION = """\
-`POST /v1/jobs` takes one of the first three objects below; its `kind` says which. Unknown fields are refused.
+`POST /v1/jobs` takes one of the first two objects below; its `kind` says which. Unknown fields are refused.
 [Jobs](../guides/jobs.md) is the guide."""
 OBJECTS_INTRODUCTION = "Every other JSON object of the HTTP interface, by name."
 
@@ -43,7 +43,7 @@ def references(value: Any) -> Iterator[str]:
 
 
 def spec_names(of: Mapping[str, Any]) -> list[str]:
-    """Schemas that a job spec is made of, the three kinds first."""
+    """Schemas that a job spec is made of, the two kinds first."""
     known, names = schemas(of), list(SPECS)
     for name in names:
         names += dict.fromkeys(other for other in references(known[name]) if other not in names)

@@ -6,6 +6,7 @@ from pathlib import Path
 from docs.generate.markdown import cell, table
 
 REPO = Path(__file__).resolve().parents[2]
+PAGE = REPO / "docs" / "architecture.md"
 ROOMS = ("actograph", "api", "worker", "worker/engine", "storage")
 START, END = "<!-- packages -->\n", "<!-- end -->"
 
@@ -29,6 +30,6 @@ def packages_table() -> str:
 
 def architecture() -> str:
     """The page of the architecture with an up-to-date table."""
-    text = (REPO / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(START)
     return f"{before}{START}\n{packages_table()}{END}{rest.partition(END)[2]}"

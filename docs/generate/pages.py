@@ -1,8 +1,8 @@
-"""All generated pages by file name."""
+"""All pages of the reference by file name."""
 
 from pathlib import Path
 
-from docs.generate import cli, errors, http, packages, python_api, settings
+from docs.generate import cli, errors, http, python_api, settings
 
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 
@@ -18,6 +18,5 @@ def pages() -> dict[str, str]:
         "settings.md": settings.page(),
         "python.md": python_api.page(),
         "errors.md": errors.page(),
-        "../architecture.md": packages.architecture(),
     }
     return {name: text.rstrip() + "\n" for name, text in texts.items()}

@@ -4,7 +4,6 @@ Only what a reader fills in is filled in: ids, `JOB`, `SESSION`, the address. Co
 run in this process, everything else in bash.
 """
 
-import io
 import os
 import re
 import shlex
@@ -12,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.cli.main import main
-from actograph.client import ApiError, Client
+from actograph.client import Client
 from actograph.contract.resources import JobStatus
 from actograph.demo import PROBLEMS
 
@@ -61,7 +59,7 @@ class Reader:
 
     @property
     def environment(self) -> dict[str, str]:
-        path = f"{self.folder}{os.pathsep}{os.environ['PATH']}"
+        path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         own = {"ACTOGRAPH_URL": self.url, "S": self.session, "JOB_ID": self.job, "PATH": path}
         return {**os.environ, **own}
 
@@ -73,17 +71,16 @@ def reader(module_up: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     for name in ("curl", "tar"):
         if shutil.which(name) is None:
             programs[name] = STAND_IN.replace("NAME", name)
+    (folder / "bin").mkdir()
     for name, text in programs.items():
-        (folder / name).write_text(text, encoding="utf-8")
-        (folder / name).chmod(0o755)
+        (folder / "bin" / name).write_text(text, encoding="utf-8")
+        (folder / "bin" / name).chmod(0o755)
     rows = PROBLEMS.read_text(encoding="utf-8").splitlines(keepends=True)
     (folder / "data").mkdir()
-    for name in ("problems.jsonl", "data/problems.jsonl"):
+    (folder / "actograph" / "demo").mkdir(parents=True)
+    for name in ("problems.jsonl", "data/problems.jsonl", "actograph/demo/problems.jsonl"):
         (folder / name).write_text("".join(rows[:24]), encoding="utf-8")
     (folder / "texts.jsonl").write_text('{"body": "The cat sat on the mat."}\n', encoding="utf-8")
-    (folder / "completions.jsonl").write_text(
-        '{"id": "q1", "completion": "The answer is $5.00.", "gold": "#### 5"}\n', encoding="utf-8"
-    )
     for name in ("additions.jsonl", "other.jsonl"):
         (folder / name).write_text(
             '{"story": "12 coins and 30 coins?", "a": 12, "b": 30}\n', encoding="utf-8"
@@ -147,12 +144,8 @@ def run_shell(text: str, reader: Reader, capsys: pytest.CaptureFixture[str]) -> 
         assert ended.returncode == 0, f"{line}\n{ended.stdout}\n{ended.stderr}"
 
 
-def run_python(text: str) -> str:
-    """What it printed."""
-    scope: dict[str, Any] = {"__name__": "__main__"}
-    with redirect_stdout(io.StringIO()) as printed:
-        exec(compile(text, "the docs", "exec"), scope)
-    return printed.getvalue()
+def run_python(text: str) -> None:
+    exec(compile(text, "the docs", "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize(
@@ -176,30 +169,3 @@ def test_what_the_page_shows_runs(
             run_shell(reader.filled_in(block), reader, capsys)
         else:
             run_python(reader.filled_in(block))
-
-
-@pytest.mark.soak
-def test_the_worked_example_of_steering_says_what_the_page_says(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACTOGRAPH_URL", reader.url)
-    page = (REPO / "docs" / "guides" / "steering.md").read_text(encoding="utf-8")
-    program = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-    printed = re.search(r"It printed:\n\n```\n(.*?)```", page, re.DOTALL)
-    assert program is not None and printed is not None
-    lines, promised = run_python(program[1]).splitlines(), printed[1].splitlines()
-    assert lines[0] == promised[0]
-    # another machine's rounding may turn a near-tie of a model pushed so far
-    steered = [line.split(" -> ")[1] for line in lines[1:6]]
-    plain = [line.split(" -> ")[0] for line in lines[1:6]]
-    assert [p.strip() for p in plain] == [p.split(" -> ")[0].strip() for p in promised[1:6]]
-    assert sum(bool(re.match(r"'\d+-", text)) for text in steered) >= 3
-    assert lines[6] == promised[6]
-    assert lines[7] == promised[7]
-    with Client(reader.url, "") as client:
-        (vector,) = client.vectors.list(name="take-away")
-        assert vector.model == "demo"
-        assert len(client.vectors.get(vector.id).vector) == vector.width == 96
-        assert client.vectors.delete(vector.id).deleted
-        with pytest.raises(ApiError, match="no vector"):
-            client.vectors.get(vector.id)

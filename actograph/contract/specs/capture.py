@@ -14,7 +14,7 @@ Layers = list[LayerIndex] | Literal["all"] | hooks.LayerSlice
 
 
 class CaptureSpec(Spec):
-    """The activations to store. See docs/guides/capture.md, and docs/guides/hook-points.md for the names.
+    """The activations to store. See docs/guides/capture.md.
 
     A job captures `points` x `layers` and the explicit `hooks`. Points without a layer
     (`embed`, `final_norm`, `logits`) ignore `layers`. `layers: null` means a quarter, a half

@@ -1,4 +1,4 @@
-"""The table of batch sizes in docs/operate/memory.md is the output of `python -m bench.memory_plan`."""
+"""The table of batch sizes in docs/internals/performance.md is what `bench.memory_plan` prints."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from tests.support.marks import REPO
 
 pytestmark = pytest.mark.integration
-DOCS = REPO / "docs" / "operate" / "memory.md"
+DOCS = REPO / "docs" / "internals" / "performance.md"
 GIB = 1 << 30
 CUDA_BYTES = GIB
 #: bytes of an attention mask for each pair of tokens: a bool, and a bfloat16 of which two exist

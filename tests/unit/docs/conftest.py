@@ -1,4 +1,4 @@
-"""Pages of the docs and their fenced blocks."""
+"""Pages of the docs, written and generated, and their fenced blocks."""
 
 import re
 from collections.abc import Callable
@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate import pages as generated
+
 REPO = Path(__file__).resolve().parents[3]
-PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-
-
-def name_of(page: Path) -> str:
-    """A page's path inside the repository."""
-    return page.relative_to(REPO).as_posix()
 
 
 @dataclass(frozen=True)
@@ -32,22 +28,24 @@ class Block:
 
 
 @pytest.fixture(scope="session")
-def pages() -> list[Path]:
-    return PAGES
+def pages() -> dict[Path, str]:
+    """Texts of all pages; the generated ones are made here, whatever lies in `docs/reference`."""
+    made = {generated.REFERENCE / name: text for name, text in generated.pages().items()}
+    files = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+    return {file: file.read_text(encoding="utf-8") for file in files if file not in made} | made
 
 
 @pytest.fixture(scope="session")
-def blocks() -> Callable[[str], list[Block]]:
+def blocks(pages: dict[Path, str]) -> Callable[[str], list[Block]]:
     """Fenced blocks of one language."""
 
     def find(language: str) -> list[Block]:
         found = []
-        for page in PAGES:
-            text = page.read_text(encoding="utf-8")
+        for page, text in pages.items():
             for fence in FENCE.finditer(text):
                 if fence[1] == language:
                     line = text.count("\n", 0, fence.start()) + 1
-                    found.append(Block(name_of(page), line, language, fence[2]))
+                    found.append(Block(page.relative_to(REPO).as_posix(), line, language, fence[2]))
         assert found, f"no page has a block of {language}"
         return found
 
@@ -60,6 +58,6 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
-def prose() -> dict[str, str]:
+def prose(pages: dict[Path, str]) -> dict[str, str]:
     """Each page without its fenced blocks."""
-    return {name_of(page): FENCE.sub("", page.read_text(encoding="utf-8")) for page in PAGES}
+    return {page.relative_to(REPO).as_posix(): FENCE.sub("", text) for page, text in pages.items()}

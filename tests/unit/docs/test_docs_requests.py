@@ -42,10 +42,9 @@ def is_answered(routes: set[tuple[str, str]], method: str, path: str) -> bool:
 
 
 def test_requests_in_the_text(
-    pages: list[Path], routes: set[tuple[str, str]], subtests: pytest.Subtests
+    pages: dict[Path, str], routes: set[tuple[str, str]], subtests: pytest.Subtests
 ) -> None:
-    for page in pages:
-        text = page.read_text(encoding="utf-8")
+    for page, text in pages.items():
         for methods, path in re.findall(r"`((?:GET|POST|PUT|PATCH|DELETE)[A-Z|]*) (/[^`\s]*)`", text):
             for method in methods.split("|"):
                 with subtests.test(str(page)):

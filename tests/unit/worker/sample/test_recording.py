@@ -116,7 +116,7 @@ def test_reset_forgets_what_an_abandoned_attempt_wrote(tmp_path: Path) -> None:
     sample.write(0, {"resid_post.0": RowChunk(0, torch.zeros(3, 4))})
     outcome = sample.finish({0: GENERATION})[0]
     assert isinstance(outcome, Recorded)
-    assert outcome.tensors["resid_post.0"].shape == [3, 4]
+    assert outcome.tensors["resid_post.0"].shape == (3, 4)
 
 
 def test_chosen_rows_are_stored_with_their_tokens(tmp_path: Path) -> None:
@@ -157,4 +157,4 @@ def test_a_hook_without_rows_is_stored_empty(tmp_path: Path) -> None:
     one = Generation(key="k", prompt_ids=(5, 6), generated_ids=(1,), finish_reason="stop")
     outcome = sample.finish({0: one_turn(one, Markup(NoMarks()))})[0]  # type: ignore[arg-type]
     assert isinstance(outcome, Recorded), outcome
-    assert outcome.tensors["resid_post.0"].shape == [0, 4]
+    assert outcome.tensors["resid_post.0"].shape == (0, 4)
