@@ -61,7 +61,7 @@ def test_an_owner_at_the_quota_does_not_slow_others(bench: "Bench") -> None:
     bench.drain(owner_quota_bytes=1).run_slice(full)
     assert completed(bench, full) == 4
     with bench.database.read() as session:
-        stored = quotas.usage(session)["key:00000001"].bytes
+        stored = quotas.usage(session)["key:00000001"].total_bytes
     other = submit(bench, "key:00000002")
     # the urgent job of the full owner cannot run, so it is no reason to give way after one batch
     bench.drain(batch_size=1, owner_quota_bytes=stored).run_slice(other)

@@ -123,5 +123,5 @@ def test_what_the_head_takes_in_begins_at_the_last_prompt_token(stored: Store, e
     for hooks in (["lm_head.input"], ["lm_head.input", "final_norm"]):
         tensors = stored(hooks=hooks)[0].tensors
         assert tensors["lm_head.input"].first_row == prompt - 1
-        assert tensors["lm_head.input"].shape == [SAMPLING.max_tokens, engine.structure.hidden_size]
+        assert tensors["lm_head.input"].shape == (SAMPLING.max_tokens, engine.structure.hidden_size)
     assert tensors["final_norm"].shape[0] == prompt - 1 + SAMPLING.max_tokens
