@@ -250,5 +250,8 @@ def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
 def json_rows(array: Array) -> list[Any]:
     """Nested lists for a JSON reply; numbers that JSON lacks (NaN, infinities) become null."""
     finite = np.isfinite(array)
-    rows: list[Any] = (array if finite.all() else np.where(finite, array.astype(object), None)).tolist()
+    if not finite.all():
+        array = array.astype(object)
+        array[~finite] = None
+    rows: list[Any] = array.tolist()
     return rows

@@ -167,10 +167,9 @@ class Jobs:
         self.sessions = sessions
 
     def estimate(self, spec: Spec, *, prompt_tokens: int | None = None) -> resources.Estimate:
-        """Estimate the memory and disk that a job needs, without submitting it.
+        """Estimate the memory and disk of a job without submitting it.
 
-        Args:
-            prompt_tokens: assumed length of every prompt.
+        `prompt_tokens` is the assumed length of every prompt.
         """
         params = {"prompt_tokens": prompt_tokens}
         return self.transport.call(
@@ -216,11 +215,7 @@ class Jobs:
         return self._job("POST", path_of(_PATH, job_id, "retry"), repeatable=False)
 
     def delete(self, job_id: str, *, include_pinned: bool = False) -> resources.Deleted:
-        """Delete an ended job with its samples and sessions.
-
-        Args:
-            include_pinned: delete pinned sessions too.
-        """
+        """Delete an ended job with its samples and sessions; `include_pinned` deletes pinned sessions too."""
         params = {"include_pinned": include_pinned or None}
         return self.transport.call(resources.Deleted, "DELETE", path_of(_PATH, job_id), params=params)
 
@@ -325,11 +320,9 @@ class Jobs:
     def comparison(
         self, job_id: str, *, baseline: str | None = None, level: float | None = None
     ) -> JobComparison:
-        """Compare every condition of a job with a baseline, problem by problem.
+        """Compare every condition of a job with a baseline (by default the first), problem by problem.
 
-        Args:
-            baseline: by default the first condition.
-            level: coverage of the intervals.
+        `level` is the coverage of the intervals.
         """
         params = {"baseline": baseline, "level": level}
         return self.transport.call(JobComparison, "GET", path_of(_PATH, job_id, "comparison"), params=params)
@@ -337,10 +330,7 @@ class Jobs:
     def compare_activations(self, job_id: str, condition: str, **options: Any) -> ActivationComparison:
         """Subtract the baseline's mean activations per hook; see docs/guides/steering.md.
 
-        The service reads every session for it.
-
-        Args:
-            options: `positions`, `hooks`, `baseline`, `limit` and `store_as`.
+        Options: `positions`, `hooks`, `baseline`, `limit` and `store_as`. The service reads every session.
         """
         path = path_of(_PATH, job_id, "comparison", "activations")
         body = {**options, "condition": condition}

@@ -157,7 +157,9 @@ class _Archive:
 
     def _save(self) -> None:
         state = {"job_id": self._job_id, "activations": self._activations, "etag": self._etag}
-        (self._folder / STATE_NAME).write_text(json.dumps(state))
+        part = self._folder / f"{STATE_NAME}.part"
+        part.write_text(json.dumps(state))
+        part.replace(self._folder / STATE_NAME)
 
     def _clear(self) -> None:
         """Delete the files of an outdated export."""

@@ -26,11 +26,9 @@ class Files(Resource):
     """Upload, read and delete files."""
 
     def upload(self, path: str | Path, purpose: str = "dataset", *, progress: bool = False) -> resources.File:
-        """Upload a file from disk as a stream.
+        """Upload a file from disk as a stream. `purpose`: `dataset` or `batch`.
 
-        Args:
-            purpose: `dataset` or `batch`.
-            progress: show a bar with rate and ETA on stderr for files over 8 MB.
+        `progress` shows a bar with rate and ETA on stderr for files over 8 MB.
         """
         path = Path(path)
         size = path.stat().st_size
@@ -69,9 +67,8 @@ class Models(Resource):
     def load(self, model: str, **options: Any) -> resources.ModelLoad:
         """Ask a worker to load a served model; poll it with `get_load`.
 
-        Args:
-            options: `revision`, `dtype`, `device_map`, `max_memory`, `attn_implementation`,
-                `savepoints`; see docs/guides/models.md.
+        Options: `revision`, `dtype`, `device_map`, `max_memory`, `attn_implementation`, `savepoints`; see
+        docs/guides/models.md.
         """
         body = {"model_id": model} | options
         return self._transport.call(resources.ModelLoad, "POST", "/v1/models/load", json=body)
@@ -203,19 +200,13 @@ class Store(Resource):
         return self._transport.call(resources.StoreUsage, "GET", "/v1/activations/stats")
 
     def collect_garbage(self, *, dry_run: bool = False) -> Iterator[resources.StoreGc]:
-        """Delete unused files, one page per iteration; see docs/operate/storage.md.
-
-        Args:
-            dry_run: report only.
-        """
+        """Delete unused files, one page per iteration, or report them only; see docs/operate/storage.md."""
         return self._pages("/v1/store/gc", resources.StoreGc, {"dry_run": dry_run})
 
     def verify(self, *, sample: float = 1.0, seed: int = 0) -> Iterator[resources.StoreVerification]:
         """Compare the store with the index, one page per iteration.
 
-        Args:
-            sample: share of sessions and files whose bytes are read.
-            seed: selects the share.
+        `sample` is the share of sessions and files whose bytes are read; `seed` selects it.
         """
         params = {"sample": sample, "seed": seed}
         return self._pages("/v1/store/verify", resources.StoreVerification, params)

@@ -139,12 +139,7 @@ class Sessions:
         dry_run: bool = False,
         **filters: Unpack[SessionFilters],
     ) -> resources.SessionChange:
-        """Change every matching session.
-
-        Args:
-            everything: required if there is no filter.
-            dry_run: count only.
-        """
+        """Change every matching session, or count them. Without a filter, `everything` is required."""
         params = {**filters, "all": everything or None, "dry_run": dry_run}
         return self._transport.call(
             resources.SessionChange, "PATCH", _PATH, params=params, json=dict(change), timeout=LONG_SECONDS
@@ -162,12 +157,9 @@ class Sessions:
         include_pinned: bool = False,
         **filters: Unpack[SessionFilters],
     ) -> resources.SessionDeletion:
-        """Delete every matching session with its files, except pinned ones.
+        """Delete every matching session with its files, except pinned ones, or count them.
 
-        Args:
-            everything: required if there is no filter.
-            dry_run: count only.
-            include_pinned: delete pinned sessions too.
+        Without a filter, `everything` is required.
         """
         params = {
             **filters, "all": everything or None, "dry_run": dry_run, "include_pinned": include_pinned,

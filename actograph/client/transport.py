@@ -13,7 +13,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from actograph.client.errors import ServiceUnreachable, UnexpectedAnswer, from_response
-from actograph.contract.errors import InvalidRequest
+from actograph.contract.errors import IdempotencyInFlight, InvalidRequest
 from actograph.contract.resources import ListPage
 
 M = TypeVar("M", bound=BaseModel)
@@ -173,8 +173,11 @@ class Transport:
             else:
                 if response.status_code < 400:
                     return response
-                if not repeatable or response.status_code not in RETRY_STATUS or tries >= self.retries:
-                    raise from_response(response)
+                refusal = from_response(response)
+                # an earlier try with the same Idempotency-Key may be running still
+                again = refusal.status in RETRY_STATUS or refusal.code == IdempotencyInFlight.code
+                if not (repeatable and again) or tries >= self.retries:
+                    raise refusal
                 delay = max(delay, _retry_after(response))
             tries += 1
             sleep(delay)

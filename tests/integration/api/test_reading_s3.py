@@ -4,6 +4,7 @@ import os
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
+import boto3
 import numpy as np
 import pytest
 
@@ -85,11 +86,10 @@ def test_rows_cost_one_range_request_once_manifest_and_header_are_known(
 
 
 def test_the_client_reads_past_the_service_with_one_range_request(
-    service: "Service", session_id: str, s3_bucket: str
+    service: "Service", session_id: str, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = service.client.get(f"/v1/activations/sessions/{session_id}")
     session = Session.model_validate_json(answer.content)
-    bucket = open_store(f"s3://{s3_bucket}/lab")
     asked: list[tuple[int, int]] = []
 
     def note(request: Any, **about: Any) -> None:
@@ -98,7 +98,10 @@ def test_the_client_reads_past_the_service_with_one_range_request(
         first, _, last = text.removeprefix("bytes=").partition("-")
         asked.append((int(first), int(last)))
 
-    bucket._client.meta.events.register("before-send.s3", note)  # type: ignore[attr-defined]
+    aws = boto3.Session()
+    aws.events.register("before-send.s3", note)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", aws)
+    bucket = open_store(f"s3://{s3_bucket}/lab")
     tensors = bucket.tensors(session)
     assert len(asked) == 1, "the header"
     for hook in ("resid_post.1", "resid_post.3"):

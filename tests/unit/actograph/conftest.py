@@ -77,7 +77,8 @@ class ContractServer:
     #: what a request to load a model answers and then shows, the last one for ever
     model_loads: list[resources.ModelLoad] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
-    #: what the next requests meet, each used once: a status, "drop" (unserved), "lose" (served, not answered)
+    #: what the next requests meet, each used once: a status, "drop" (unserved), "lose" (served, not
+    #: answered) or "in_flight" (the same Idempotency-Key is in use)
     faults: list[int | str] = field(default_factory=list)
     #: an event stream breaks off after so many messages; each used once
     stream_cuts: list[int] = field(default_factory=list)
@@ -171,6 +172,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if fault == "drop":
                 raise HangUp
+            if fault == "in_flight":
+                raise Refused(409, "idempotency_in_flight", "the first request is in progress")
             if isinstance(fault, int):
                 self._send(fault, b"<html>busy</html>", "text/html")
                 return

@@ -70,7 +70,7 @@ def test_submit_takes_a_mapping_and_a_model(service: Any, client: Client) -> Non
 
 
 def test_submit_whose_answer_was_lost_makes_one_job(service: Any, client: Client) -> None:
-    service.faults = ["lose", "lose"]
+    service.faults = ["lose", "in_flight"]
     job = client.submit(SPEC)
     assert list(service.jobs) == [job.id]
     assert len(service.paths("POST")) == 3
