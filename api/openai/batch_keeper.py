@@ -17,10 +17,10 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.batches import OUTPUT_PURPOSE, BatchError, BatchRequest, BatchStatus, RequestCounts
 from actograph.contract.errors import ActographError, NotFound, ServiceUnavailable
+from api import submit
 from api.dependencies import Services
 from api.openai import batch_input, batch_output
-from api.openai.batch_lines import InvalidBatch
-from api.submission import submit
+from api.openai.batch_input import InvalidBatch
 from storage.files import files
 from storage.index import deletions, ids
 from storage.jobs import batches, jobs
@@ -93,7 +93,7 @@ class BatchKeeper:
             services = replace(services, database=services.database.restricted_to(row.owner))
         try:
             with batch_input.submission_of(services, row.id, request, row.owner) as submission:
-                job = submit.insert(services.database, submission, partial(_begin_batch, row.id))
+                submit.insert(services, submission, partial(_begin_batch, row.id))
         except _Taken:
             return
         except ServiceUnavailable:
@@ -104,7 +104,6 @@ class BatchKeeper:
         except ActographError as error:
             self._refuse(row, [BatchError(code=error.code, message=error.message, param=error.param)])
             return
-        services.broker.wake(job.model)
 
     def _refuse(self, row: BatchRow, errors: list[BatchError]) -> None:
         with self._services.database.write() as session:

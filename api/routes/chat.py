@@ -111,7 +111,7 @@ async def _answer(call: Call, route: Route[R], request: R) -> Response:
 
 def _submit(call: Call, route: Route[R], request: R) -> Running:
     spec = route.spec(request, call.services)
-    job, samples = chat_requests.submit(call.services, spec, call.owner)
+    job, samples = chat_requests.submit_chat(call.services, spec, call.owner)
     return Running(services=call.services, ends=call.ends, texts=call.texts, job=job, samples=samples)
 
 

@@ -5,20 +5,59 @@ fewest tokens that its characters allow, and never refuses by an unknown number.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from actograph.contract.batches import BatchJobSpec
 from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.errors import InsufficientResources
 from actograph.contract.plans import batch_memory, estimate
 from actograph.contract.resources import Estimate, ModelStructure, Need
 from actograph.contract.resources.estimates import PromptTokensSource
-from actograph.contract.specs import CaptureSpec, EvaluationSpec
+from actograph.contract.specs import AnyJobSpec, CaptureSpec, EvaluationSpec
 from api.dependencies import Services
-from api.submission import prompt_tokens
-from api.submission.prompt_tokens import MOST_CHARACTERS_PER_TOKEN, PromptTokens
-from api.submission.submit import Submission
+from storage.accounts.quotas import Quotas
 from storage.queue import pause
+from storage.samples import NewSample
+
+Spec = AnyJobSpec | ChatJobSpec | BatchJobSpec
+
+#: usual for English text and a vocabulary of 30,000 tokens or more
+USUAL_CHARACTERS_PER_TOKEN = 4.0
+#: a text never has longer tokens on average, which gives its fewest tokens
+MOST_CHARACTERS_PER_TOKEN = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A job that passed every check, and the state of the service for it."""
+
+    spec: Spec
+    #: see `storage.accounts.quotas`
+    owner: str | None
+    #: None if no worker has loaded the model yet
+    structure: ModelStructure | None
+    #: last reported memory of the live worker with most free memory; empty if none holds the model
+    memory: Mapping[str, int]
+    quotas: Quotas
+    #: position of the job in the queue
+    place: int
+    #: None if a worker can serve the job
+    waiting_reason: str | None
+    #: canonical names of captured hooks; None if the worker must resolve them
+    hooks: list[str] | None = None
+    samples: Callable[[], Iterable[NewSample]] = tuple
+    #: number of samples; None if only the worker can read the dataset
+    total: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptTokens:
+    """Prompt lengths in tokens over the samples of a job."""
+
+    mean: float
+    longest: int
 
 
 def plan(services: Services, submission: Submission, length: int | None = None) -> Estimate:
@@ -27,51 +66,34 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
     Args:
         length: length of every prompt in tokens, if the client knows it.
     """
-    disk_bytes = _disk_left(services, submission)
-    lengths, source, how = _prompt_lengths(submission, length)
-    assumptions = [how]
-    if isinstance(submission.spec, EvaluationSpec) and submission.spec.uses_tools:
+    spec, disk_bytes = submission.spec, _disk_left(services, submission)
+    source: PromptTokensSource | None = "characters"
+    if length is not None:
+        lengths, source = PromptTokens(mean=length, longest=length), "request"
+        assumptions = [f"every prompt has {length} tokens, as requested"]
+    elif submission.total is None:
+        lengths, source = None, None
+        assumptions = ["only the worker can read the dataset; send ?prompt_tokens= for an estimate"]
+    else:
+        lengths = _lengths(submission, USUAL_CHARACTERS_PER_TOKEN)
+        assumptions = [
+            f"prompt lengths are guessed: a token is {USUAL_CHARACTERS_PER_TOKEN:.0f} characters long (usual "
+            "for English) and a chat template adds none; send ?prompt_tokens= if you know better"
+        ]
+    if isinstance(spec, EvaluationSpec) and spec.uses_tools:
         assumptions.append("one turn per sample: tools' descriptions and further turns are not counted")
-    if not submission.spec.is_prefill:
+    if not spec.is_prefill:
         assumptions.append(
-            f"every sample generates max_tokens = {submission.spec.max_tokens} tokens; one that ends "
-            "earlier takes less"
+            f"every sample generates max_tokens = {spec.max_tokens} tokens; one that ends earlier takes less"
         )
     if submission.structure is None:
-        assumptions.append(f"no worker has loaded {submission.spec.model} yet, so its widths are unknown")
-    elif not submission.outlook.memory:
+        assumptions.append(f"no worker has loaded {spec.model} yet, so its widths are unknown")
+    elif not submission.memory:
         assumptions.append("no live worker holds the model, so the free memory is unknown")
     if disk_bytes is None:
         assumptions.append("the free space of the artifact store is unknown")
     found = _estimate(submission, lengths, disk_bytes)
     return found.model_copy(update={"prompt_tokens_source": source, "assumptions": assumptions})
-
-
-def _prompt_lengths(
-    submission: Submission, length: int | None
-) -> tuple[PromptTokens | None, PromptTokensSource | None, str]:
-    """Expected prompt lengths, their source, and the source in words."""
-    if length is not None:
-        lengths = PromptTokens(mean=length, longest=length)
-        return lengths, "request", f"every prompt has {length} tokens, as requested"
-    if submission.total is None:
-        return None, None, "only the worker can read the dataset; send ?prompt_tokens= for an estimate"
-    usual = prompt_tokens.USUAL_CHARACTERS_PER_TOKEN
-    how = (
-        f"prompt lengths are guessed: a token is {usual:.0f} characters long (usual for English) and a chat "
-        "template adds none; send ?prompt_tokens= if you know better"
-    )
-    return prompt_tokens.of_characters(submission, usual), "characters", how
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """Samples of a job with the same capture."""
-
-    #: the samples as a job of their own
-    submission: Submission
-    #: lengths of their prompts; None if unknown
-    lengths: PromptTokens | None
 
 
 def admit(services: Services, submission: Submission) -> None:
@@ -80,51 +102,90 @@ def admit(services: Services, submission: Submission) -> None:
     Raises:
         InsufficientResources: with the needed and available bytes (QuotaExceeded for a quota).
     """
-    lengths = prompt_tokens.of_characters(submission, MOST_CHARACTERS_PER_TOKEN)
-    admit_parts(services, [Part(submission=submission, lengths=lengths)])
-
-
-def admit_parts(services: Services, parts: Sequence[Part]) -> None:
-    """The same for a job of several parts: all parts are stored, and each must fit into memory."""
-    first = parts[0].submission
-    disk_bytes = _disk_left(services, first)
-    found = [_estimate(part.submission, part.lengths, disk_bytes, batch=1) for part in parts]
-    stored = [one.disk.needed for one in found if one.disk.needed is not None]
-    disk = _need(sum(stored) if stored else None, disk_bytes)
-    device, host = _largest([one.device for one in found]), _largest([one.host for one in found])
-    if False not in (disk.fits, device.fits, host.fits):
-        return
-    counts = [one.samples for one in found]
-    total = None if None in counts else sum(count or 0 for count in counts)
-    if disk.fits is False and disk.needed is not None:
-        # raises QuotaExceeded if a quota is the reason
-        first.outlook.quotas.require(first.owner, disk.needed, f"up to {total} samples", param="capture")
-    faults = [
-        f"{what}: needed {need.needed:,} bytes, available {need.available:,}"
-        for what, need in (
-            (f"disk for up to {total} samples", disk),
-            ("memory of the device for a batch of one", device),
-            ("main memory for a batch of one", host),
-        )
-        if need.fits is False
-    ]
-    raise InsufficientResources(
-        f"the job does not fit. {'; '.join(faults)} (prompts counted with as few tokens as they can have, "
-        f"max_tokens {max(one.generated_tokens for one in found)}). Lower max_tokens or limit, capture fewer "
-        "hooks or positions, or free space; POST /v1/estimate shows the plan",
-        param="capture" if disk.fits is False or first.spec.is_prefill else "sampling.max_tokens",
+    lengths = _lengths(submission, MOST_CHARACTERS_PER_TOKEN)
+    found = _estimate(submission, lengths, _disk_left(services, submission), batch=1)
+    admit_bytes(services, submission, found.disk.needed or 0)
+    _refuse(
+        submission,
+        {
+            "memory of the device for a batch of one": found.device,
+            "main memory for a batch of one": found.host,
+        },
+        param="capture" if submission.spec.is_prefill else "sampling.max_tokens",
     )
 
 
-def _largest(needs: Sequence[Need]) -> Need:
-    return max(needs, key=lambda need: -1 if need.needed is None else need.needed)
+def admit_bytes(services: Services, submission: Submission, needed: int) -> None:
+    """Refuse a job that cannot be stored; `needed` counts the bytes of all its sessions.
+
+    Raises:
+        InsufficientResources: as in `admit`.
+    """
+    what = f"up to {submission.total} samples"
+    submission.quotas.require(submission.owner, needed, what, param="capture")
+    disk = _need(needed, _disk_left(services, submission))
+    _refuse(submission, {f"disk for {what}": disk}, param="capture")
+
+
+def _refuse(submission: Submission, needs: Mapping[str, Need], *, param: str) -> None:
+    faults = [
+        f"{what}: needed {need.needed:,} bytes, available {need.available:,}"
+        for what, need in needs.items()
+        if need.fits is False
+    ]
+    if faults:
+        raise InsufficientResources(
+            f"the job does not fit. {'; '.join(faults)} (prompts counted with as few tokens as they can "
+            f"have, max_tokens {submission.spec.max_tokens}). Lower max_tokens or limit, capture fewer hooks "
+            "or positions, or free space; POST /v1/estimate shows the plan",
+            param=param,
+        )
 
 
 def _disk_left(services: Services, submission: Submission) -> int | None:
     """Bytes that the job may store; None if the free space is unknown and no quota limits it."""
     writable = pause.writable_bytes(services.store, services.settings.disk_floor_bytes)
-    rooms = [writable, submission.outlook.quotas.left(submission.owner)]
+    rooms = [writable, submission.quotas.left(submission.owner)]
     return min((room for room in rooms if room is not None), default=None)
+
+
+def _lengths(submission: Submission, per_token: float) -> PromptTokens | None:
+    """Lengths of all prompts, with `per_token` characters per token.
+
+    Returns None if only the worker can read the dataset, or if it is empty.
+    """
+    if submission.total is None:
+        return None
+    spec, shown, around = submission.spec, 0, {}
+    if isinstance(spec, EvaluationSpec):
+        around = {c.name: len(c.prefix) + len(c.suffix) + len(c.system or "") for c in spec.conditions}
+        if spec.num_fewshot:
+            # worked examples are about as long as the average problem
+            sizes = [len(s.input["question"]) + len(s.input["answer"]) for s in submission.samples()]
+            shown = spec.num_fewshot * sum(sizes) // max(1, len(sizes))
+    longest = total = count = 0
+    for sample in submission.samples():
+        characters = _characters(sample.input) + around.get(sample.condition, 0) + shown
+        tokens = max(1, math.ceil(characters / per_token))
+        longest, total, count = max(longest, tokens), total + tokens, count + 1
+    return PromptTokens(mean=total / count, longest=longest) if count else None
+
+
+def fewest_tokens(given: Mapping[str, Any]) -> int:
+    """The fewest tokens that the prompt of a sample's input can have."""
+    return max(1, math.ceil(_characters(given) / MOST_CHARACTERS_PER_TOKEN))
+
+
+def _characters(given: Mapping[str, Any]) -> int:
+    """Characters of a prompt, without those of the chat template."""
+    if "question" in given:
+        columns = given.get("columns", {}).values()
+        return len(given["question"]) + sum(len(str(value)) for value in columns)
+    if "prompt" in given:
+        return len(given["prompt"])
+    if "prompt_token_ids" in given:
+        return int(MOST_CHARACTERS_PER_TOKEN) * len(given["prompt_token_ids"])
+    return sum(len(message["content"]) for message in given["messages"])
 
 
 def _estimate(
@@ -183,7 +244,7 @@ def _memory(
     batch: int | None,
 ) -> dict[str, object]:
     """Memory of one batch with prompts of `longest` tokens; empty if the structure lacks a size."""
-    spec, memory = submission.spec, submission.outlook.memory
+    spec, memory = submission.spec, submission.memory
     capture = spec.capture or CaptureSpec()
     generated, kv_bytes = spec.max_tokens, structure.kv_bytes_per_token
     if kv_bytes is None and generated:
