@@ -7,7 +7,7 @@ fewest tokens that its characters allow, and never refuses by an unknown number.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from actograph.contract.batches import BatchJobSpec
 from actograph.contract.chat.chat_job import ChatJobSpec
@@ -52,11 +52,11 @@ class Submission:
     total: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptTokens:
+class PromptTokens(NamedTuple):
     """Prompt lengths in tokens over the samples of a job."""
 
-    mean: float
+    #: rounded up
+    mean: int
     longest: int
 
 
@@ -69,7 +69,7 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
     spec, disk_bytes = submission.spec, _disk_left(services, submission)
     source: PromptTokensSource | None = "characters"
     if length is not None:
-        lengths, source = PromptTokens(mean=length, longest=length), "request"
+        lengths, source = PromptTokens(length, length), "request"
         assumptions = [f"every prompt has {length} tokens, as requested"]
     elif submission.total is None:
         lengths, source = None, None
@@ -168,7 +168,7 @@ def _lengths(submission: Submission, per_token: float) -> PromptTokens | None:
         characters = _characters(sample.input) + around.get(sample.condition, 0) + shown
         tokens = max(1, math.ceil(characters / per_token))
         longest, total, count = max(longest, tokens), total + tokens, count + 1
-    return PromptTokens(mean=total / count, longest=longest) if count else None
+    return PromptTokens(math.ceil(total / count), longest) if count else None
 
 
 def fewest_tokens(given: Mapping[str, Any]) -> int:
@@ -202,7 +202,7 @@ def _estimate(
         model=spec.model,
         samples=submission.total,
         hooks=names,
-        prompt_tokens_mean=math.ceil(lengths.mean) if lengths else None,
+        prompt_tokens_mean=lengths.mean if lengths else None,
         prompt_tokens_longest=lengths.longest if lengths else None,
         generated_tokens=spec.max_tokens,
     )
@@ -221,7 +221,7 @@ def _estimate(
             structure,
             names,
             capture,
-            prompt_tokens=min(max(1, math.ceil(lengths.mean)), structure.context_length),
+            prompt_tokens=min(lengths.mean, structure.context_length),
             generated_tokens=spec.max_tokens,
         )
         total = None if submission.total is None else one * submission.total

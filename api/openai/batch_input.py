@@ -1,6 +1,6 @@
 """Turn the input file of a batch into its job.
 
-The file may be large. It is read once and checked line by line, and its samples go to a temporary file before
+The file may be large. It is verified, then checked line by line. Its samples go to a temporary file before
 they are inserted. So memory stays bounded and the transaction stays short.
 """
 

@@ -35,25 +35,23 @@ class BatchKeeper:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    def advance_all(self) -> int:
-        """Advance every unfinished batch; returns their number.
-
-        Raises:
-            ServiceUnavailable, sqlalchemy.exc.SQLAlchemyError: the store or the database is unreachable.
-        """
+    def advance_all(self) -> None:
+        """Advance every unfinished batch."""
         with self._services.database.read() as session:
             found = batches.unended(session)
         for batch_id in found:
-            if self._services.stopping.is_set():
-                break
-            try:
-                self.advance(batch_id)
-            except (ActographError, sa.exc.SQLAlchemyError, OSError):
-                raise
-            except Exception:
-                # other batches must not wait for this one
-                log.exception("batch %s cannot advance; it is tried again", batch_id)
-        return len(found)
+            if not self._services.stopping.is_set():
+                self.advance_later(batch_id)
+
+    def advance_later(self, batch_id: str) -> None:
+        """Advance one batch; after an error the reconciler tries again."""
+        try:
+            self.advance(batch_id)
+        except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
+            log.warning("batch %s waits for the reconciler: %s", batch_id, error)
+        except Exception:
+            # other batches must not wait for this one
+            log.exception("batch %s cannot advance; it is tried again", batch_id)
 
     def advance(self, batch_id: str) -> None:
         """Advance one batch as far as possible, unless another process does.
@@ -61,28 +59,17 @@ class BatchKeeper:
         Raises:
             ServiceUnavailable: the store is unreachable, or this process stops.
         """
+        database = self._services.database
         # the request and the reconciler must not read a long file twice
-        with self._services.database.alone(f"batch-{int(batch_id[-4:], 16) % SLOTS}") as is_alone:
+        with database.alone(f"batch-{int(batch_id[-4:], 16) % SLOTS}") as is_alone:
+            row = None
             if is_alone:
-                self._advance(batch_id)
-
-    def advance_later(self, batch_id: str) -> None:
-        """Advance one batch after its answer was sent; on errors the reconciler continues."""
-        try:
-            self.advance(batch_id)
-        except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
-            log.warning("batch %s waits for the reconciler: %s", batch_id, error)
-
-    def _advance(self, batch_id: str) -> None:
-        with self._services.database.read() as session:
-            try:
-                row = batches.get(session, batch_id)
-            except NotFound:
-                return
-        if row.status == BatchStatus.VALIDATING:
-            self._begin(row)
-        elif not BatchStatus(row.status).is_terminal():
-            self._end(row)
+                with database.read() as session, suppress(NotFound):
+                    row = batches.get(session, batch_id)
+            if row is not None and row.status == BatchStatus.VALIDATING:
+                self._begin(row)
+            elif row is not None and not BatchStatus(row.status).is_terminal():
+                self._end(row)
 
     def _begin(self, row: BatchRow) -> None:
         request = BatchRequest.model_validate(row.request)

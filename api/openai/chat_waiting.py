@@ -39,11 +39,6 @@ class JobEnds:
         self._looking: asyncio.Task[None] | None = None
         self._nudged = asyncio.Event()
 
-    @property
-    def waiting(self) -> int:
-        """Number of jobs that are waited for."""
-        return len(self._waiting)
-
     async def wait(self, job_id: str) -> None:
         """Wait until the job has ended or was deleted. A job has one waiter.
 
@@ -51,7 +46,8 @@ class JobEnds:
             ServiceUnavailable: this process is stopping.
         """
         ended = self._waiting[job_id] = asyncio.Event()
-        self.nudge()
+        # read the index now
+        self._nudged.set()
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         try:
@@ -60,10 +56,6 @@ class JobEnds:
             self._waiting.pop(job_id, None)
         if self._services.stopping.is_set():
             raise ServiceUnavailable("the service is stopping; send the request again")
-
-    def nudge(self) -> None:
-        """Read the index now."""
-        self._nudged.set()
 
     async def _look(self) -> None:
         pause = FIRST_PAUSE_SECONDS
@@ -110,11 +102,6 @@ class LiveTexts:
         self._reader = reader
         self._followed: dict[str, _Followed] = {}
         self._reading: asyncio.Task[None] | None = None
-
-    @property
-    def followed(self) -> int:
-        """Number of followed samples."""
-        return len(self._followed)
 
     @contextmanager
     def follow(self, sample_ids: Sequence[str]) -> Iterator["asyncio.Queue[tuple[int, str]]"]:
