@@ -186,7 +186,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if isinstance(error.__cause__, ClientDisconnect):
         return await _on_disconnect(request, error.__cause__)
     if isinstance(error.__cause__, OSError):
-        return await _on_os_error(request, error.__cause__)
+        return await _on_fault(request, error.__cause__)
     plain = ActographError(str(error.detail))
     if error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase:
         plain = NotFound("there is nothing at this address; /openapi.json lists the routes")
@@ -199,24 +199,19 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return answer
 
 
-async def _on_os_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, OSError) and error.errno in disk_reserve.FULL:
-        return _full(request, error)
-    return await _on_unexpected(request, error)
-
-
-async def _on_database_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, DBAPIError) and is_full(error):
-        return _full(request, error)
-    log.error("%s %s: the database failed: %s", request.method, request.url.path, error)
-    detail = NO_CONNECTION if isinstance(error, PoolTimeout) else NO_DATABASE
-    return problem_of(ServiceBusy(detail), request.url.path)
-
-
-def _full(request: Request, error: BaseException) -> Response:
-    log.error("%s %s: no room left: %s", request.method, request.url.path, error)
-    full = StorageFull(f"the disk of the service is full and nothing was stored; {pause.CURE}")
-    return problem_of(full, request.url.path)
+async def _on_fault(request: Request, error: Exception) -> Response:
+    """Answer an error of the disk, of the database, or of the program."""
+    where, path = f"{request.method} {request.url.path}", request.url.path
+    is_disk_full = isinstance(error, OSError) and error.errno in disk_reserve.FULL
+    if is_disk_full or (isinstance(error, DBAPIError) and is_full(error)):
+        log.error("%s: no room left: %s", where, error)
+        full = f"the disk of the service is full and nothing was stored; {pause.CURE}"
+        return problem_of(StorageFull(full), path)
+    if isinstance(error, OperationalError | InterfaceError | PoolTimeout):
+        log.error("%s: the database failed: %s", where, error)
+        return problem_of(ServiceBusy(NO_CONNECTION if isinstance(error, PoolTimeout) else NO_DATABASE), path)
+    log.error("%s failed", where, exc_info=error)
+    return problem_of(ActographError(INTERNAL), path)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -225,20 +220,13 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-async def _on_unexpected(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem_of(ActographError(INTERNAL), request.url.path)
-
-
 def install(app: FastAPI) -> None:
     app.add_exception_handler(ActographError, _on_own_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    for kind in (OperationalError, InterfaceError, PoolTimeout):
-        app.add_exception_handler(kind, _on_database_error)
-    app.add_exception_handler(OSError, _on_os_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    app.add_exception_handler(Exception, _on_unexpected)
+    for kind in (OperationalError, InterfaceError, PoolTimeout, OSError, Exception):
+        app.add_exception_handler(kind, _on_fault)
 
 
 #: how every route documents its errors

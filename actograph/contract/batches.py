@@ -10,10 +10,19 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from actograph.contract.base import Metadata
-from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
+from actograph.contract.chat.chat_job import ChatInput
 from actograph.contract.interventions import InterventionList
 from actograph.contract.resources import Resource
-from actograph.contract.specs import MAX_TAGS, CaptureSpec, ExpiresAfter, SamplingSpec, Spec, Tag
+from actograph.contract.specs import (
+    MAX_TAGS,
+    CaptureSpec,
+    ExpiresAfter,
+    GeneratingSpec,
+    InputJobSpec,
+    SamplingSpec,
+    Spec,
+    Tag,
+)
 
 KIND = "batch"
 #: purpose of the files that batches write
@@ -89,14 +98,13 @@ class BatchInput(ChatInput):
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-class BatchJobSpec(ChatJobSpec):
+class BatchJobSpec(InputJobSpec, GeneratingSpec):
     """The job of a batch. `sampling` has the largest max_tokens of all lines; each line has its own.
 
     Each line also has its own `capture` and `interventions`; those of the job are empty.
     """
 
-    kind: Literal["batch"] = "batch"  # type: ignore[assignment]
-    inputs: list[BatchInput] = Field(default_factory=list)  # type: ignore[assignment]
+    kind: Literal["batch"] = "batch"
     batch_id: str
     endpoint: Endpoint
     #: number of lines; each has one sample or more

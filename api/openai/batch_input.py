@@ -1,15 +1,16 @@
 """Turn the input file of a batch into its job.
 
-The file may be large. It is read once and checked line by line, and its samples go to a temporary file before
+The file may be large. It is verified, then checked line by line. Its samples go to a temporary file before
 they are inserted. So memory stays bounded and the transaction stays short.
 """
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from actograph.contract.batches import (
     BatchError,
@@ -19,20 +20,34 @@ from actograph.contract.batches import (
     BatchRequest,
     unit_key,
 )
+from actograph.contract.chat.chat import ChatCompletionRequest, CompletionRequest
 from actograph.contract.chat.chat_job import ChatJobSpec
-from actograph.contract.errors import InvalidRequest
-from actograph.contract.specs import CaptureSpec, SamplingSpec, canonical_digest
+from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
+from actograph.contract.plans.estimate import stored_bytes
+from actograph.contract.resources import ModelStructure
+from actograph.contract.specs import SamplingSpec, canonical_digest
+from api import estimate, submit
+from api.bodies import parse_body, validate
+from api.check import check_hooks, check_prompts
 from api.dependencies import Services
-from api.openai.batch_lines import InvalidBatch, LineReader, numbered
-from api.submission import planning, prompt_tokens
-from api.submission.expand import MAX_SAMPLES
-from api.submission.prompt_tokens import PromptTokens
-from api.submission.resolve import with_defaults, within_context
-from api.submission.submit import Submission, read_outlook
+from api.errors import InvalidFields
+from api.estimate import Submission
+from api.openai import chat_requests
+from storage.files import files
 from storage.samples import NewSample
 
+#: a line can hold a prompt of the largest size
+MAX_LINE_BYTES = 16 << 20
 #: most errors reported for one file
 MOST_ERRORS = 100
+
+
+class InvalidBatch(Exception):
+    """The input file cannot be run."""
+
+    def __init__(self, *errors: BatchError) -> None:
+        self.errors = list(errors)
+        super().__init__(errors[0].message)
 
 
 @contextmanager
@@ -46,186 +61,218 @@ def submission_of(
         ActographError: the job as a whole is refused, or a service is unreachable.
     """
     with TemporaryFile() as kept:
-        lines = _Lines(kept)
-        reader = LineReader(services, request)
+        lines = _Lines(services, request, kept)
         errors: list[BatchError] = []
-        for number, text in numbered(services, request):
+        for number, text in _numbered(services, request):
             try:
-                line, spec, hooks = reader.read(number, text)
-            except InvalidRequest as error:
-                param = error.param or None
-                errors.append(BatchError(code=error.code, message=error.message, line=number, param=param))
+                lines.add(number, text)
+            except InvalidBatch as fault:
+                errors += fault.errors
                 if len(errors) >= MOST_ERRORS:
                     break
-                continue
-            if not errors:
-                lines.add(line, spec, hooks)
-        if not errors and not lines.requests:
-            errors.append(BatchError(code="empty_file", message="the input file has no requests"))
-        if not errors and lines.samples > MAX_SAMPLES:
-            message = f"{lines.samples} choices; one batch may have {MAX_SAMPLES}"
-            errors.append(BatchError(code="too_many_tasks", message=message))
         if errors:
-            raise InvalidBatch(errors)
-        yield _submission(services, batch_id, request, owner, lines)
+            raise InvalidBatch(*errors)
+        if not lines.requests:
+            raise InvalidBatch(BatchError(code="empty_file", message="the input file has no requests"))
+        if lines.samples > submit.MAX_SAMPLES:
+            message = f"{lines.samples} choices; one batch may have {submit.MAX_SAMPLES}"
+            raise InvalidBatch(BatchError(code="too_many_tasks", message=message))
+        yield lines.submission(batch_id, owner)
 
 
-@dataclass
-class _Part:
-    """Lines with the same capture."""
+def _numbered(services: Services, request: BatchRequest) -> Iterator[tuple[int, bytes]]:
+    """Yield lines that are not empty, numbered from 1.
 
-    capture: CaptureSpec | None
-    hooks: list[str] | None
-    samples: int = 0
-    tokens: int = 0
-    longest: int = 0
-    most_tokens: int = 0
+    Raises:
+        InvalidBatch: the file exceeds a limit.
+        NotFound, StoreDamaged: the file was deleted or is damaged.
+        ServiceUnavailable: this process stops, and must not wait for a long file.
+    """
+    most = services.settings.batch_max_requests
+    with services.database.read() as session:
+        stored = files.stored(files.get(session, request.input_file_id), services.store)
+    stored.check_whole()
+    found = 0
+    with stored.open() as file:
+        for number, text in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), 1):
+            if services.stopping.is_set():
+                raise ServiceUnavailable("this process ends; another one reads the file again")
+            if len(text) > MAX_LINE_BYTES:
+                message = f"the line is longer than {MAX_LINE_BYTES} bytes"
+                raise InvalidBatch(BatchError(code="line_too_long", message=message, line=number))
+            if not text.strip():
+                continue
+            found += 1
+            if found > most:
+                message = f"the file has more than {most} requests (ACTOGRAPH_BATCH_MAX_REQUESTS); split it"
+                raise InvalidBatch(BatchError(code="too_many_tasks", message=message, line=number))
+            yield number, text
 
 
-@dataclass
 class _Lines:
-    """Valid lines; their samples are in a temporary file, one JSON line per request."""
+    """Checked lines; their samples are in a temporary file, one JSON line per request."""
 
-    kept: BinaryIO
-    requests: int = 0
-    samples: int = 0
-    parts: dict[str, _Part] = field(default_factory=dict)
-    #: digest of the fields that samples of one batch share -> (number, samples)
-    kinds: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: canonical name
-    model: str = ""
-    #: sampling of the first line
-    sampling: SamplingSpec = field(default_factory=SamplingSpec)
-    most_tokens: int = 0
+    def __init__(self, services: Services, request: BatchRequest, kept: BinaryIO) -> None:
+        self._services = services
+        self._request = request
+        self._kept = kept
+        self._seen: dict[str, int] = {}
+        #: canonical name of the model; "" before the first line
+        self._model = ""
+        self._structure: ModelStructure | None = None
+        #: digest of capture and interventions -> canonical hooks
+        self._hooks: dict[str, list[str] | None] = {}
+        #: digest of the fields that samples of one batch share -> (number, samples)
+        self._kinds: dict[str, tuple[int, int]] = {}
+        self._sampling = SamplingSpec()
+        self._most_tokens = 0
+        self._bytes = 0
+        self.requests = 0
+        self.samples = 0
 
-    def add(self, line: BatchLine, spec: ChatJobSpec, hooks: list[str] | None) -> None:
+    def add(self, number: int, text: bytes) -> None:
+        """Check a line like a request to its route, and keep it. Raises InvalidBatch."""
+        try:
+            line = parse_body(BatchLine, text)
+        except InvalidFields as error:
+            code = "invalid_request" if error.param else "invalid_json_line"
+            raise _fault(number, code, error.message, error.param) from None
+        if line.url != self._request.endpoint:
+            message = f"the batch is for {self._request.endpoint}, the line for {line.url}"
+            raise _fault(number, "url_mismatch", message, "url")
+        if (before := self._seen.setdefault(line.custom_id, number)) != number:
+            message = f"custom_id {line.custom_id!r} is that of line {before} too"
+            raise _fault(number, "duplicate_custom_id", message, "custom_id")
+        try:
+            spec = self._spec(number, line)
+            names = self._hooks_of(spec)
+        except ActographError as error:
+            # name the field of the body, not of the job
+            param = (error.param or "").replace("inputs.0.", "").removeprefix("sampling.")
+            raise _fault(number, error.code, error.message, f"body.{param}" if param else "body") from None
+        self._keep(line.custom_id, spec, names)
+
+    def _spec(self, number: int, line: BatchLine) -> ChatJobSpec:
+        """The request of a line as a job of its own."""
+        services = self._services
+        request: ChatCompletionRequest | CompletionRequest
+        if line.url == "/v1/chat/completions":
+            request = validate(ChatCompletionRequest, line.body)
+            spec = chat_requests.chat_spec(request, services)
+        else:
+            request = validate(CompletionRequest, line.body)
+            if len(request.prompts) != 1:
+                raise InvalidRequest("one prompt for each line; write a line for each prompt", param="prompt")
+            spec = chat_requests.completion_spec(request, services)
+        if request.stream:
+            raise InvalidRequest("a batch does not stream; leave stream out", param="stream")
+        model = services.models.require(spec.model)
+        if not self._model:
+            self._model = model
+            with services.database.read() as session:
+                self._structure = services.structures.find(session, model)
+        elif model != self._model:
+            message = f"a batch is for one model; the first line's is {self._model}"
+            raise _fault(number, "model_mismatch", message, "body.model")
+        return spec.model_copy(update={"model": model})
+
+    def _hooks_of(self, spec: ChatJobSpec) -> list[str] | None:
+        check_prompts(spec, self._structure)
+        key = canonical_digest(spec.model_dump(mode="json", include={"capture", "interventions"}))
+        if key not in self._hooks:
+            with self._services.database.read() as session:
+                stored = submit.stored_vectors(session, spec)
+            self._hooks[key] = check_hooks(spec, self._structure, stored)
+        return self._hooks[key]
+
+    def _keep(self, custom_id: str, spec: ChatJobSpec, names: list[str] | None) -> None:
         given = BatchInput(
             **spec.inputs[0].model_dump(),
-            custom_id=line.custom_id,
-            sampling=spec.sampling,
+            custom_id=custom_id,
             choices=spec.epochs,
-            capture=spec.capture,
-            interventions=spec.interventions,
-            expires_after=spec.expires_after,
-            tags=spec.tags,
-            metadata=spec.metadata,
+            **{
+                name: getattr(spec, name)
+                for name in ("sampling", "capture", "interventions", "expires_after", "tags", "metadata")
+            },
         )
         stored = given.model_dump(mode="json", exclude_none=True)
         for name in ("interventions", "tags", "metadata"):
             if not stored[name]:
                 del stored[name]
         digest = canonical_digest(unit_key(stored))
-        kind, count = self.kinds.get(digest, (len(self.kinds), 0))
-        self.kinds[digest] = (kind, count + given.choices)
-        self.kept.write(json.dumps([kind, stored], separators=(",", ":")).encode() + b"\n")
+        kind, count = self._kinds.get(digest, (len(self._kinds), 0))
+        self._kinds[digest] = (kind, count + given.choices)
+        self._kept.write(json.dumps([kind, stored], separators=(",", ":")).encode() + b"\n")
         if not self.requests:
-            self.model, self.sampling = spec.model, spec.sampling
+            self._sampling = spec.sampling
         self.requests += 1
         self.samples += given.choices
-        self._count(given, hooks, next(_samples_of(0, stored)))
+        self._most_tokens = max(self._most_tokens, given.most_tokens)
+        if self._structure is not None and names and spec.capture is not None:
+            most = self._structure.context_length
+            self._bytes += given.choices * stored_bytes(
+                self._structure,
+                names,
+                spec.capture,
+                prompt_tokens=min(estimate.fewest_tokens(stored), most),
+                generated_tokens=min(spec.max_tokens, most - 1),
+            )
 
-    def _count(self, given: BatchInput, hooks: list[str] | None, sample: NewSample) -> None:
-        """Count a line for the estimate."""
-        digest = given.capture.digest() if given.capture else ""
-        part = self.parts.setdefault(digest, _Part(given.capture, hooks))
-        most, tokens = given.most_tokens, prompt_tokens.fewest_of(sample)
-        part.samples += given.choices
-        part.tokens += given.choices * tokens
-        part.longest = max(part.longest, tokens)
-        part.most_tokens = max(part.most_tokens, most)
-        self.most_tokens = max(self.most_tokens, most)
+    def submission(self, batch_id: str, owner: str | None) -> Submission:
+        """The job of all lines, admitted. Raises InsufficientResources if it cannot be stored."""
+        services, request = self._services, self._request
+        spec = submit.with_defaults(
+            services,
+            BatchJobSpec(
+                model=self._model,
+                sampling=self._sampling,
+                priority=request.priority,
+                tags=request.tags,
+                metadata=request.metadata or {},
+                deadline_seconds=request.window_seconds,
+                # failures of one request say nothing about others
+                max_consecutive_failures=0,
+                batch_id=batch_id,
+                endpoint=request.endpoint,
+                requests=self.requests,
+            ),
+        )
+        # a line above the context fails alone
+        spec = submit.within_context(spec, self._structure, self._most_tokens)
+        names: list[str] | None = None
+        if self._structure is not None:
+            names = list(dict.fromkeys(name for some in self._hooks.values() for name in some or ()))
+        with services.database.read() as session:
+            ahead = submit.outlook(services, session, spec, owner)
+        found = replace(ahead, hooks=names, samples=self._in_running_order, total=self.samples)
+        estimate.admit_bytes(services, found, self._bytes)
+        return found
 
-    @property
-    def hooks(self) -> list[str] | None:
-        """Captured hooks of all lines; None if no worker has loaded the model yet."""
-        found: dict[str, None] = {}
-        for part in self.parts.values():
-            if part.hooks is None:
-                return None
-            found |= dict.fromkeys(part.hooks)
-        return list(found)
-
-    def in_running_order(self) -> Iterator[NewSample]:
+    def _in_running_order(self) -> Iterator[NewSample]:
         """Yield every sample with its position. Samples that can share a batch are consecutive.
 
-        So a file with alternating captures runs in the same batches as a sorted file.
+        So a file with alternating captures runs in the same batches as a sorted file. The choices of a line
+        have the seeds s, s + 1, s + 2, ...
         """
         places: dict[int, int] = {}
         start = 0
-        for kind, count in self.kinds.values():
+        for kind, count in self._kinds.values():
             places[kind] = start
             start += count
-        self.kept.seek(0)
-        for index, text in enumerate(self.kept):
+        self._kept.seek(0)
+        for index, text in enumerate(self._kept):
             kind, stored = json.loads(text)
-            for sample in _samples_of(index, stored):
-                yield replace(sample, position=places[kind])
+            for choice in range(stored["choices"]):
+                yield NewSample(
+                    sample_index=index,
+                    condition="",
+                    epoch=choice,
+                    input=stored,
+                    seed=(stored["sampling"]["seed"] + choice) % 2**63,
+                    position=places[kind],
+                )
                 places[kind] += 1
 
 
-def _samples_of(index: int, stored: dict[str, Any]) -> Iterator[NewSample]:
-    """One sample for each choice of a line, with the seeds s, s + 1, s + 2, ..."""
-    for choice in range(stored["choices"]):
-        yield NewSample(
-            sample_index=index,
-            condition="",
-            epoch=choice,
-            input=stored,
-            seed=(stored["sampling"]["seed"] + choice) % 2**63,
-        )
-
-
-def _submission(
-    services: Services,
-    batch_id: str,
-    request: BatchRequest,
-    owner: str | None,
-    lines: _Lines,
-) -> Submission:
-    """Build the job. Raises InsufficientResources if it cannot fit."""
-    spec = with_defaults(
-        services,
-        BatchJobSpec(
-            model=lines.model,
-            sampling=lines.sampling,
-            priority=request.priority,
-            tags=request.tags,
-            metadata=request.metadata or {},
-            deadline_seconds=request.window_seconds,
-            # failures of one request say nothing about others
-            max_consecutive_failures=0,
-            batch_id=batch_id,
-            endpoint=request.endpoint,
-            requests=lines.requests,
-        ),
-    )
-    with services.database.read() as session:
-        ahead = read_outlook(services, session, spec)
-
-    # a line above the context fails alone
-    whole = Submission(
-        spec=within_context(spec, ahead.structure, lines.most_tokens),
-        outlook=ahead,
-        hooks=lines.hooks,
-        samples=lines.in_running_order,
-        total=lines.samples,
-        owner=owner,
-    )
-    planning.admit_parts(
-        services,
-        [
-            planning.Part(
-                submission=replace(
-                    whole,
-                    spec=within_context(spec, ahead.structure, part.most_tokens).model_copy(
-                        update={"capture": part.capture}
-                    ),
-                    hooks=part.hooks,
-                    total=part.samples,
-                ),
-                lengths=PromptTokens(mean=part.tokens / part.samples, longest=part.longest),
-            )
-            for part in lines.parts.values()
-        ],
-    )
-    return whole
+def _fault(number: int, code: str, message: str, param: str | None) -> InvalidBatch:
+    return InvalidBatch(BatchError(code=code, message=message, line=number, param=param or None))

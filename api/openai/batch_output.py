@@ -5,37 +5,23 @@ a failed request is in `response.body.error`; `error` is set if the request did 
 """
 
 import json
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, BinaryIO
 
 from sqlalchemy.orm import Session
 
-from actograph.contract import resources
 from actograph.contract.batches import BatchError, BatchStatus, BatchUsage, RequestCounts
 from actograph.contract.resources import JobStatus, SampleStatus
-from api.dependencies import Services
 from api.errors import openai_error
 from api.openai import chat_results
 from api.openai.chat_results import ChatFailed, ChatResult
+from storage.index.database import Database
 from storage.jobs import batches
-from storage.sessions import sessions
 from storage.tables.models import BatchRow, JobRow
 
 #: lines per read of sessions
 PAGE = 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """Temporary files with the lines, rewound; the caller closes them."""
-
-    answers: BinaryIO
-    errors: BinaryIO
-    counts: RequestCounts
-    usage: BatchUsage
 
 
 def status_of(row: BatchRow, job: JobRow) -> tuple[BatchStatus, BatchError | None]:
@@ -51,12 +37,15 @@ def status_of(row: BatchRow, job: JobRow) -> tuple[BatchStatus, BatchError | Non
     return BatchStatus.COMPLETED, None
 
 
-def write(services: Services, job: JobRow, end: BatchStatus) -> Written:
-    """Write the lines of all requests, in the order of the input file."""
-    answers = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes them)
-    errors = tempfile.TemporaryFile()  # noqa: SIM115
+def write(
+    database: Database, job: JobRow, end: BatchStatus, answers: BinaryIO, errors: BinaryIO
+) -> dict[str, int]:
+    """Write the lines of all requests, in the order of the input file.
+
+    Returns their counts and tokens as stored, see `storage.jobs.batches`.
+    """
     total = completed = read = chosen = 0
-    with services.database.read() as session:
+    with database.read() as session:
         for result in _results(session, job):
             line = _line(result, end)
             is_answer = line["error"] is None and line["response"]["status_code"] == 200
@@ -65,27 +54,16 @@ def write(services: Services, job: JobRow, end: BatchStatus) -> Written:
                 read, chosen = read + result.usage.prompt_tokens, chosen + result.usage.completion_tokens
             file = answers if is_answer else errors
             file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
-    answers.seek(0)
-    errors.seek(0)
-    return Written(
-        answers=answers,
-        errors=errors,
-        counts=RequestCounts(total=total, completed=completed, failed=total - completed),
-        usage=BatchUsage.of(read, chosen),
-    )
+    counts = RequestCounts(total=total, completed=completed, failed=total - completed)
+    return counts.model_dump() | BatchUsage.of(read, chosen).as_stored()
 
 
 def _results(session: Session, job: JobRow) -> Iterator[ChatResult]:
     """Read each request in the order of the input file, and its sessions in pages."""
     lines = batches.lines(session, job.id)
     while page := list(islice(lines, PAGE)):
-        wanted = [row.session_id for rows in page for row in rows if row.session_id]
-        stored: dict[str, resources.Session] = {}
-        if wanted:
-            found = sessions.by_ids(session, wanted)
-            stored = {one.id: one for one in sessions.resources_of(session, found)}
-        for rows in page:
-            yield ChatResult(job=job, samples=rows, sessions=stored)
+        stored = chat_results.sessions_of(session, chain.from_iterable(page))
+        yield from (ChatResult(job=job, samples=rows, sessions=stored) for rows in page)
 
 
 def _line(result: ChatResult, end: BatchStatus) -> dict[str, Any]:
@@ -115,12 +93,10 @@ def _line(result: ChatResult, end: BatchStatus) -> dict[str, Any]:
 
 def _unfinished(job: JobRow, end: BatchStatus) -> dict[str, str]:
     if end is BatchStatus.EXPIRED:
-        message = "the request had not ended when the batch's completion_window passed"
-        return {"code": "batch_expired", "message": message}
-    if end is BatchStatus.CANCELLED:
-        return {
-            "code": "batch_cancelled",
-            "message": "the request had not ended when the batch was cancelled",
-        }
-    reason = (job.error or {}).get("message", "the job ended early")
-    return {"code": "batch_failed", "message": f"the request was not run: {reason}"}
+        code, message = "batch_expired", "the request had not ended when the batch's completion_window passed"
+    elif end is BatchStatus.CANCELLED:
+        code, message = "batch_cancelled", "the request had not ended when the batch was cancelled"
+    else:
+        reason = (job.error or {}).get("message", "the job ended early")
+        code, message = "batch_failed", f"the request was not run: {reason}"
+    return {"code": code, "message": message}

@@ -8,10 +8,9 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.chat.chat import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
-from actograph.contract.errors import ActographError, ServiceUnavailable
+from actograph.contract.errors import ActographError
+from api import submit
 from api.dependencies import Services
-from api.submission import pauses, planning
-from api.submission.submit import check, insert
 from storage import samples
 from storage.tables.models import JobRow, SampleRow
 
@@ -75,7 +74,7 @@ def _spec(
     )
 
 
-def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, Sequence[SampleRow]]:
+def submit_chat(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, Sequence[SampleRow]]:
     """Check the job, insert it with its samples and wake a worker.
 
     Raises:
@@ -84,22 +83,11 @@ def submit(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, S
         InvalidRequest: `param` is a field of the request.
     """
     try:
-        submission = check(services, spec, owner)
-        planning.admit(services, submission)
-        ahead = submission.outlook
-        if ahead.waiting_reason is not None:
-            raise ServiceUnavailable(ahead.waiting_reason)
-        with services.database.read() as session:
-            held = pauses.of_owner(services, session, owner)
-        if held is not None:
-            raise ServiceUnavailable(f"no job starts now: {held}")
-        made = insert(services.database, submission, _with_samples)
+        return submit.submit(services, spec, owner, _with_samples, starts_now=True)[0]
     except ActographError as error:
         # fields of a job's sampling are fields of the request
         error.param = error.param and error.param.removeprefix("sampling.")
         raise
-    services.broker.wake(made[0].model)
-    return made
 
 
 def _with_samples(session: Session, row: JobRow) -> tuple[JobRow, Sequence[SampleRow]]:

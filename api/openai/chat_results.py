@@ -1,10 +1,12 @@
 """OpenAI's answer of an ended chat job, or its error."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
+
+from sqlalchemy.orm import Session
 
 from actograph import __version__
 from actograph.contract import resources
@@ -54,7 +56,7 @@ class ChatResult:
 
     job: JobRow
     samples: Sequence[SampleRow]
-    sessions: dict[str, resources.Session]
+    sessions: Mapping[str, resources.Session]
 
     @property
     def usage(self) -> answers.CompletionUsage:
@@ -75,8 +77,7 @@ def read(services: Services, job_id: str) -> ChatResult:
     with services.database.read() as session:
         job = jobs.get(session, job_id)
         rows, _ = samples.find(session, job_id, limit=job.total or 1)
-        captures = sessions.by_ids(session, [row.session_id for row in rows if row.session_id])
-        stored = sessions.resources_of(session, captures)
+        captured = sessions_of(session, rows)
     for row in rows:
         if row.status == SampleStatus.FAILED and row.error is not None:
             raise ChatFailed(row.error)
@@ -86,17 +87,18 @@ def read(services: Services, job_id: str) -> ChatResult:
         raise ChatFailed(
             job.error or {"type": "internal_error", "message": "the job failed without a reason"}
         )
-    captured = {session_.id: session_ for session_ in stored}
-    capture = job.spec.get("capture")
-    for row in rows:
-        if capture is not None and (row.session_id is None or row.session_id not in captured):
-            raise ChatFailed(
-                {
-                    "type": "capture_failed",
-                    "message": "the activations of this request were deleted",
-                }
-            )
+    if job.spec.get("capture") is not None and any(row.session_id not in captured for row in rows):
+        raise ChatFailed(
+            {"type": "capture_failed", "message": "the activations of this request were deleted"}
+        )
     return ChatResult(job=job, samples=rows, sessions=captured)
+
+
+def sessions_of(session: Session, rows: Iterable[SampleRow]) -> dict[str, resources.Session]:
+    """Sessions of samples, by id."""
+    wanted = [row.session_id for row in rows if row.session_id]
+    found = sessions.by_ids(session, wanted) if wanted else []
+    return {one.id: one for one in sessions.resources_of(session, found)}
 
 
 def chat_completion(result: ChatResult) -> answers.ChatCompletion:

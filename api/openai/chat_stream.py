@@ -28,75 +28,66 @@ DONE = "data: [DONE]\n\n"
 
 
 class ChatChunks:
-    """Chunks of `/v1/chat/completions`."""
+    """Choices in the chunks of `/v1/chat/completions`."""
 
     prefix = "chatcmpl"
+    chunk = answers.ChatChunk
 
-    def first(self, index: int) -> BaseModel | None:
-        """The choice to send before its text, if any."""
-        return answers.ChatChunkChoice(index=index, delta=answers.Delta(role="assistant", content=""))
+    def opening(self, index: int) -> list[BaseModel]:
+        """The choices to send before the text."""
+        return [answers.ChatChunkChoice(index=index, delta=answers.Delta(role="assistant", content=""))]
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
         delta = answers.Delta(content=text)
         return answers.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs)
 
-    def logprobs(self, result: ChatResult, row: SampleRow) -> Any:
-        """Log probabilities of the whole text, which is then sent in one piece."""
-        return chat_results.chat_choice(result, row).logprobs
-
     def whole(self, row: SampleRow) -> str:
         """All text of a choice."""
         return chat_results.split_answer(row)[0] or ""
 
-    def last(self, result: ChatResult, row: SampleRow, index: int) -> list[BaseModel]:
-        """The choices to send after the text; the last has the finish reason."""
-        choice = chat_results.chat_choice(result, row)
-        calls = [
-            answers.ToolCallDelta(index=place, id=call.id, function=call.function)
-            for place, call in enumerate(choice.message.tool_calls or [])
-        ]
-        captured = choice.model_dump(include=set(answers.Captured.model_fields))
-        end = answers.ChatChunkChoice(
-            index=index,
-            delta=answers.Delta(),
-            finish_reason=choice.finish_reason,
-            **captured,
-        )
-        if not calls:
-            return [end]
-        return [answers.ChatChunkChoice(index=index, delta=answers.Delta(tool_calls=calls)), end]
+    def ending(self, result: ChatResult, row: SampleRow, index: int, rest: str) -> list[BaseModel]:
+        """The choices to send at the end: the unsent text, tool calls, and the finish reason.
 
-    def chunk(self, choices: list[Any], envelope: dict[str, Any]) -> BaseModel:
-        return answers.ChatChunk(choices=choices, **envelope)
+        With log probabilities, all text is unsent.
+        """
+        choice = chat_results.chat_choice(result, row)
+        found = [self.piece(index, rest, choice.logprobs)] if rest else []
+        if choice.message.tool_calls:
+            calls = [
+                answers.ToolCallDelta(index=place, id=call.id, function=call.function)
+                for place, call in enumerate(choice.message.tool_calls)
+            ]
+            found.append(answers.ChatChunkChoice(index=index, delta=answers.Delta(tool_calls=calls)))
+        reason, captured = choice.finish_reason, _captured(choice)
+        return [
+            *found,
+            answers.ChatChunkChoice(index=index, delta=answers.Delta(), finish_reason=reason, **captured),
+        ]
 
 
 class CompletionChunks:
-    """Chunks of `/v1/completions`; its methods are those of `ChatChunks`."""
+    """Choices in the chunks of `/v1/completions`; its methods are those of `ChatChunks`."""
 
     prefix = "cmpl"
+    chunk = answers.CompletionChunk
 
-    def first(self, index: int) -> BaseModel | None:
-        return None
+    def opening(self, index: int) -> list[BaseModel]:
+        return []
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
         return answers.CompletionChunkChoice(index=index, text=text, logprobs=logprobs)
 
-    def logprobs(self, result: ChatResult, row: SampleRow) -> Any:
-        return chat_results.completion_choice(result, row, 0).logprobs
-
     def whole(self, row: SampleRow) -> str:
         return chat_results.whole_text(row)
 
-    def last(self, result: ChatResult, row: SampleRow, index: int) -> list[BaseModel]:
+    def ending(self, result: ChatResult, row: SampleRow, index: int, rest: str) -> list[BaseModel]:
         choice = chat_results.completion_choice(result, row, index)
-        captured = choice.model_dump(include=set(answers.Captured.model_fields))
-        end = answers.CompletionChunkChoice(
-            index=index, text="", finish_reason=choice.finish_reason, **captured
-        )
-        return [end]
-
-    def chunk(self, choices: list[Any], envelope: dict[str, Any]) -> BaseModel:
-        return answers.CompletionChunk(choices=choices, **envelope)
+        found = [self.piece(index, rest, choice.logprobs)] if rest else []
+        reason, captured = choice.finish_reason, _captured(choice)
+        return [
+            *found,
+            answers.CompletionChunkChoice(index=index, text="", finish_reason=reason, **captured),
+        ]
 
 
 Chunks = ChatChunks | CompletionChunks
@@ -110,35 +101,38 @@ async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> As
     """
     envelope = chat_results.envelope(running.job, chunks.prefix)
     choices = [_Choice(row, place) for place, row in enumerate(running.samples)]
-    firsts = [first for choice in choices if (first := chunks.first(choice.place))]
-    opening = [_event(chunks.chunk([first], envelope), include_usage) for first in firsts]
+
+    def event(choices: list[Any], **fields: Any) -> str:
+        value = chunks.chunk(choices=choices, **envelope, **fields).model_dump(mode="json")
+        if not include_usage:
+            del value["usage"]  # with include_usage all chunks but the last have null
+        return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+
+    opening = [event([first]) for choice in choices for first in chunks.opening(choice.place)]
     has_ended = False
     try:
-        began = False
         async for found in _pieces(running):
             if found is None:
                 yield PING
                 continue
-            if not began:
-                began = True
-                for event in opening:
-                    yield event
+            # before the first text an error is an answer of its own
+            while opening:
+                yield opening.pop(0)
             place, text = found
             if said := choices[place].more(text):
-                yield _event(chunks.chunk([chunks.piece(place, said)], envelope), include_usage)
+                yield event([chunks.piece(place, said)])
         has_ended = True
         result = await run_in_threadpool(chat_results.read, running.services, running.job.id)
-        if not began:
-            for event in opening:
-                yield event
+        for first in opening:
+            yield first
         for choice, row in zip(choices, result.samples, strict=True):
-            if rest := choice.rest(chunks.whole(row)):
-                piece = chunks.piece(choice.place, rest, chunks.logprobs(result, row))
-                yield _event(chunks.chunk([piece], envelope), include_usage)
-            for last in chunks.last(result, row, choice.place):
-                yield _event(chunks.chunk([last], envelope | _shown(last, choice.place)), include_usage)
+            ending = chunks.ending(result, row, choice.place, choice.rest(chunks.whole(row)))
+            for one in ending[:-1]:
+                yield event([one])
+            # activations of the first choice belong to the answer too
+            yield event(ending[-1:], **({} if choice.place else _captured(ending[-1])))
         if include_usage:
-            yield _event(chunks.chunk([], envelope | {"usage": result.usage}), include_usage)
+            yield event([], usage=result.usage)
         yield DONE
     finally:
         if not has_ended:
@@ -182,18 +176,8 @@ async def _pieces(running: Running) -> AsyncIterator[tuple[int, str] | None]:
         ended.cancel()
 
 
-def _shown(last: BaseModel, place: int) -> dict[str, Any]:
-    """Activations of the first choice, which belong to the answer too."""
-    if place or not isinstance(last, answers.Captured):
-        return {}
-    return last.model_dump(include=set(answers.Captured.model_fields))
-
-
-def _event(chunk: BaseModel, include_usage: bool) -> str:
-    value = chunk.model_dump(mode="json")
-    if not include_usage:
-        del value["usage"]  # with include_usage all chunks but the last have null
-    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+def _captured(choice: BaseModel) -> dict[str, Any]:
+    return choice.model_dump(include=set(answers.Captured.model_fields))
 
 
 class _Choice:

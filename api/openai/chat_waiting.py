@@ -22,10 +22,8 @@ from storage.tables.models import JobRow, SampleRow
 
 log = logging.getLogger(__name__)
 
-#: pauses between two reads of the index: short for new requests, longer after a while
-FIRST_PAUSE_SECONDS = 0.02
-LONGEST_PAUSE_SECONDS = 0.1
-GROWTH = 1.25
+#: pause between two reads of the index while a chat waits
+PAUSE_SECONDS = 0.05
 #: pause between two reads of live text
 PERIOD_SECONDS = 0.025
 
@@ -37,12 +35,6 @@ class JobEnds:
         self._services = services
         self._waiting: dict[str, asyncio.Event] = {}
         self._looking: asyncio.Task[None] | None = None
-        self._nudged = asyncio.Event()
-
-    @property
-    def waiting(self) -> int:
-        """Number of jobs that are waited for."""
-        return len(self._waiting)
 
     async def wait(self, job_id: str) -> None:
         """Wait until the job has ended or was deleted. A job has one waiter.
@@ -51,7 +43,6 @@ class JobEnds:
             ServiceUnavailable: this process is stopping.
         """
         ended = self._waiting[job_id] = asyncio.Event()
-        self.nudge()
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         try:
@@ -61,32 +52,20 @@ class JobEnds:
         if self._services.stopping.is_set():
             raise ServiceUnavailable("the service is stopping; send the request again")
 
-    def nudge(self) -> None:
-        """Read the index now."""
-        self._nudged.set()
-
     async def _look(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
         while self._waiting:
-            if self._services.stopping.is_set():
-                for event in self._waiting.values():
-                    event.set()
-                return
             wanted = list(self._waiting)
+            states: dict[str, bool] = dict.fromkeys(wanted, False)
             try:
-                found = await run_in_threadpool(self._states, wanted)
+                states = await run_in_threadpool(self._states, wanted)
             except SQLAlchemyError as error:
                 log.warning("the database does not answer; chats wait on: %s", error)
-            else:
-                for job_id in wanted:
-                    if (job_id not in found or found[job_id]) and job_id in self._waiting:
+            for job_id in wanted:
+                # a deleted job has ended too
+                if self._services.stopping.is_set() or states.get(job_id, True):
+                    with suppress(KeyError):
                         self._waiting[job_id].set()
-            if self._nudged.is_set():
-                self._nudged.clear()
-                pause = FIRST_PAUSE_SECONDS
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._nudged.wait(), pause)
-            pause = min(pause * GROWTH, LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(PAUSE_SECONDS)
 
     def _states(self, job_ids: list[str]) -> dict[str, bool]:
         """Map each job to True if it has ended."""
@@ -110,11 +89,6 @@ class LiveTexts:
         self._reader = reader
         self._followed: dict[str, _Followed] = {}
         self._reading: asyncio.Task[None] | None = None
-
-    @property
-    def followed(self) -> int:
-        """Number of followed samples."""
-        return len(self._followed)
 
     @contextmanager
     def follow(self, sample_ids: Sequence[str]) -> Iterator["asyncio.Queue[tuple[int, str]]"]:

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -22,21 +22,10 @@ from api.errors import CLIENT_CLOSED_REQUEST, problem_of
 from api.openai import chat_requests, chat_results, chat_stream
 from api.openai.chat_results import ChatResult
 from api.openai.chat_stream import ChatChunks, CompletionChunks
-from api.openai.chat_waiting import JobEnds, LiveTexts, Running, cancel, first_of
+from api.openai.chat_waiting import Running, cancel, first_of
 from api.reading import sse
 
 router = APIRouter(prefix="/v1", tags=["chat"], dependencies=[SUBMIT], route_class=JsonRoute)
-
-
-@dataclass(frozen=True)
-class Call:
-    """A request with the services that answer it."""
-
-    http: Request
-    services: Services
-    ends: JobEnds
-    texts: LiveTexts
-    owner: str
 
 
 ANSWERS: dict[int | str, dict[str, Any]] = {
@@ -61,23 +50,17 @@ CHAT = Route(chat_requests.chat_spec, chat_results.chat_completion, ChatChunks()
 TEXT = Route(chat_requests.completion_spec, chat_results.completion, CompletionChunks())
 
 
-async def _call(http: Request, services: ServicesDep, by: Caller) -> Call:
-    state = http.app.state
-    return Call(http, services, state.job_ends, state.live_texts, by)
-
-
-CallDep = Annotated[Call, Depends(_call)]
-
-
 @router.post(
     "/chat/completions",
     summary="Answer a conversation",
     response_model=ChatCompletion,
     responses=ANSWERS,
 )
-async def create_chat_completion(call: CallDep, request: ChatCompletionRequest) -> Response:
+async def create_chat_completion(
+    http: Request, services: ServicesDep, by: Caller, request: ChatCompletionRequest
+) -> Response:
     """OpenAI's chat completion, with activations if `capture` or `store_activations` asks for them."""
-    return await _answer(call, CHAT, request)
+    return await _answer(http, services, by, CHAT, request)
 
 
 @router.post(
@@ -86,41 +69,50 @@ async def create_chat_completion(call: CallDep, request: ChatCompletionRequest) 
     response_model=Completion,
     responses=ANSWERS,
 )
-async def create_completion(call: CallDep, request: CompletionRequest) -> Response:
+async def create_completion(
+    http: Request, services: ServicesDep, by: Caller, request: CompletionRequest
+) -> Response:
     """OpenAI's text completion: a prompt, several, or token ids."""
-    return await _answer(call, TEXT, request)
+    return await _answer(http, services, by, TEXT, request)
 
 
-async def _answer(call: Call, route: Route[R], request: R) -> Response:
+async def _answer(http: Request, services: Services, owner: str, route: Route[R], request: R) -> Response:
     """Submit and answer, whole or streamed. A client that disconnects cancels its job."""
+
+    def submit() -> Running:
+        spec = route.spec(request, services)
+        job, samples = chat_requests.submit_chat(services, spec, owner)
+        state = http.app.state
+        return Running(
+            services=services, ends=state.job_ends, texts=state.live_texts, job=job, samples=samples
+        )
+
     try:
-        running = await run_in_threadpool(_submit, call, route, request)
+        running = await run_in_threadpool(submit)
         if not request.stream:
-            return await _at_the_end(call, route, running)
+            return await _at_the_end(http, route, running)
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         events = chat_stream.stream(running, route.chunks, include_usage=include_usage)
         first = asyncio.ensure_future(anext(events))
         # before the first text an error is an answer of its own
-        if not await first_of(first, call.http):
+        if not await first_of(first, http):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         stream = chat_stream.guarded(first.result(), events)
         return StreamingResponse(stream, headers=sse.HEADERS, media_type="text/event-stream")
     except ActographError as error:
-        return refusal(error, call.http.url.path)
+        # OpenAI's clients must not send a failed request again
+        answer = problem_of(error, http.url.path, status=chat_results.status_of(error))
+        if isinstance(error, chat_results.ChatFailed) and error.status != 503:
+            answer.headers["x-should-retry"] = "false"
+        return answer
 
 
-def _submit(call: Call, route: Route[R], request: R) -> Running:
-    spec = route.spec(request, call.services)
-    job, samples = chat_requests.submit(call.services, spec, call.owner)
-    return Running(services=call.services, ends=call.ends, texts=call.texts, job=job, samples=samples)
-
-
-async def _at_the_end(call: Call, route: Route[R], running: Running) -> Response:
+async def _at_the_end(http: Request, route: Route[R], running: Running) -> Response:
     services, job_id = running.services, running.job.id
     has_ended = False
     try:
         ended = asyncio.ensure_future(running.ends.wait(job_id))
-        has_ended = await first_of(ended, call.http)
+        has_ended = await first_of(ended, http)
         if not has_ended:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         ended.result()
@@ -128,15 +120,8 @@ async def _at_the_end(call: Call, route: Route[R], running: Running) -> Response
         if not has_ended or services.stopping.is_set():
             with anyio.CancelScope(shield=True):
                 await run_in_threadpool(cancel, services, job_id)
-    content = await run_in_threadpool(
-        lambda: route.answer(chat_results.read(services, job_id)).model_dump(mode="json")
+    return JSONResponse(
+        await run_in_threadpool(
+            lambda: route.answer(chat_results.read(services, job_id)).model_dump(mode="json")
+        )
     )
-    return JSONResponse(content)
-
-
-def refusal(error: ActographError, instance: str) -> Response:
-    """Answer an error as OpenAI's clients expect; they must not retry a failed request."""
-    answer = problem_of(error, instance, status=chat_results.status_of(error))
-    if isinstance(error, chat_results.ChatFailed) and error.status != 503:
-        answer.headers["x-should-retry"] = "false"
-    return answer

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse
 from actograph.contract.resources import Deleted, Estimate, Job, JobResults, JobStatus, ListPage
 from actograph.contract.scorers import RescoreRequest
 from actograph.contract.specs import JobSpec
+from api import estimate, submit
 from api.auth import READ, SUBMIT, Caller
 from api.bodies import JsonRoute, slow
 from api.dependencies import (
@@ -20,7 +21,6 @@ from api.dependencies import (
     request_key,
     require_priority,
 )
-from api.submission import planning, submit
 from storage.accounts import quotas
 from storage.index import pages
 from storage.jobs import control, job_deletion, jobs, request_keys, view
@@ -53,7 +53,7 @@ def estimate_job(
     """Take a spec for POST /v1/jobs, with the same errors except those for lack of resources."""
     require_priority(services, spec.priority)
     submission = submit.check(services, spec, by)
-    return planning.plan(services, submission, prompt_tokens)
+    return estimate.plan(services, submission, prompt_tokens)
 
 
 @router.post(
@@ -81,12 +81,7 @@ def submit_job(
             made = request_keys.made_with(session, JobRow, by, key)
             if made is not None:
                 return _job_answer(200, _shown(services, session, made))
-    submission = submit.check(services, spec, by)
-    planning.admit(services, submission)
-    ahead = submission.outlook
-    row = submit.insert(services.database, submission, lambda _, row: row, key)
-    # without the broker an idle worker finds the job
-    services.broker.wake(row.model)
+    row, ahead = submit.submit(services, spec, by, lambda _, row: row, key=key)
     reason = ahead.waiting_reason or job_view.in_spite_of(services.broker.trouble)
     return _job_answer(202, view.of_row(row, queue_position=ahead.place, waiting_reason=reason))
 

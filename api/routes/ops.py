@@ -11,7 +11,7 @@ from api.auth import ADMIN, READ
 from api.bodies import slow
 from api.dependencies import ServicesDep
 from api.routes.models import list_models
-from api.submission.expand import MAX_SAMPLES
+from api.submit import MAX_SAMPLES
 from storage.accounts import api_keys, quotas
 from storage.upkeep import store_gc, store_verify
 

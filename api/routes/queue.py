@@ -11,7 +11,6 @@ from actograph.contract.specs import PauseRequest
 from api.auth import ADMIN, READ, Caller
 from api.bodies import JsonRoute
 from api.dependencies import Services, ServicesDep
-from api.submission import pauses
 from storage.accounts import quotas
 from storage.index import pages
 from storage.queue import pause, waiting, workers
@@ -81,11 +80,11 @@ def _wake_waiting(services: Services) -> None:
 def _queue(services: Services) -> Queue:
     messages = _messages(services)
     with services.database.read() as session:
-        held = pauses.find(services, session)
+        held = pause.active(session, services.store, services.settings)
         statuses = Counter(row.status for row in workers.find(session))
         return Queue(
             paused=bool(held),
-            paused_reason=pauses.in_words(held),
+            paused_reason=pause.in_words(held),
             pauses=held,
             jobs={str(status): count for status, count in waiting.counts(session).items()},
             samples={str(status): count for status, count in waiting.open_samples(session).items()},

@@ -9,6 +9,8 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import StorageFull
 from actograph.contract.resources import QueuePause
+from actograph.settings import Settings
+from storage.accounts import quotas
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import changed, now
 from storage.index.upsert import Upsert
@@ -46,6 +48,26 @@ def holds(session: Session) -> bool:
     A claim asks in its own transaction, so nothing is claimed after a pause was confirmed.
     """
     return find(session) is not None
+
+
+def active(session: Session, store: ArtifactStore, settings: Settings) -> list[QueuePause]:
+    """The pauses that stop the queue for everyone: by an admin, for lack of disk space, or by the quota."""
+    manual, disk = find(session), disk_pause(store, settings.disk_floor_bytes)
+    full = quotas.read(session, settings).pause()
+    found = [manual] if manual is not None else []
+    found += [QueuePause(kind="disk", reason=disk)] if disk is not None else []
+    return found + ([QueuePause(kind="quota", reason=full)] if full is not None else [])
+
+
+def in_words(pauses: list[QueuePause]) -> str | None:
+    """Join the reasons; None without a pause."""
+    reasons = [
+        f"paused by {one.by}" + (f": {one.reason}" if one.reason else "")
+        if one.kind == MANUAL
+        else one.reason or ""
+        for one in pauses
+    ]
+    return "; ".join(reasons) or None
 
 
 def disk_pause(store: ArtifactStore, floor_bytes: int) -> str | None:

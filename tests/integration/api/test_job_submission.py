@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.settings import Settings
-from api.submission import expand
+from api import submit
 from storage import samples
 from storage.broker.broker import queue_of
 from storage.jobs import jobs
@@ -382,7 +382,7 @@ def test_a_hub_name_without_owner_is_refused(refused: Callable[..., Any]) -> Non
 def test_a_job_of_too_many_samples_is_refused(
     service: "Service", refused: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expand, "MAX_SAMPLES", 9)
+    monkeypatch.setattr(submit, "MAX_SAMPLES", 9)
     file_id = service.upload(*GOOD_ROWS)
     refused(evaluation({"file_id": file_id}, epochs=2), None, says="9")
     refused(capture(epochs=10), None, says="9")

@@ -131,7 +131,9 @@ class Client:
         request = ChatCompletionRequest.model_validate(
             {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
         )
-        row, _ = chat_requests.submit(self._services, chat_requests.chat_spec(request, self._services), "me")
+        row, _ = chat_requests.submit_chat(
+            self._services, chat_requests.chat_spec(request, self._services), "me"
+        )
         self._keep("job", row.id)  # chats are forgotten after a while
 
     def cancel(self) -> None:

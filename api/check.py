@@ -12,38 +12,28 @@ from actograph.contract.interventions import StoredVector, check_stored, check_w
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureInput, CaptureSpec, EvaluationSpec, GeneratingSpec
 from actograph.contract.structure_checks import check_capture, check_sampling
-from api.submission.resolve import Spec
+from api.estimate import Spec
 
 
-def check_spec(
-    spec: Spec, structure: ModelStructure | None, stored: dict[str, StoredVector]
-) -> list[str] | None:
-    """Check a spec of any kind, and return the captured hooks.
-
-    Args:
-        stored: stored vectors by the field that names them.
-
-    Returns:
-        Canonical names, or None without a structure.
-
-    Raises:
-        UnknownHook, ContextLengthExceeded, InvalidRequest
-    """
-    names = check_hooks(spec, structure, stored)
+def check_length(spec: Spec, structure: ModelStructure | None) -> None:
+    """Raises ContextLengthExceeded if `max_tokens` leaves no room for a prompt."""
     if structure is not None and spec.max_tokens >= structure.context_length:
         raise ContextLengthExceeded(
             f"max_tokens {spec.max_tokens} leaves no room for a prompt: {spec.model} has a "
             f"context of {structure.context_length} tokens",
             param="sampling.max_tokens",
         )
-    check_prompts(spec, structure)
-    return names
 
 
 def check_hooks(
     spec: Spec, structure: ModelStructure | None, stored: dict[str, StoredVector]
 ) -> list[str] | None:
-    """Check captured hooks and interventions; arguments and result as in `check_spec`.
+    """Check captured hooks and interventions, and return the canonical names of the captured hooks.
+
+    Returns None without a structure.
+
+    Args:
+        stored: stored vectors by the field that names them.
 
     Raises:
         UnknownHook, InvalidRequest: the error names the field.
@@ -78,7 +68,7 @@ def check_prompts(spec: Spec, structure: ModelStructure | None) -> None:
     if isinstance(spec, EvaluationSpec):
         _check_task_messages(spec, lacks_template=lacks_template)
     elif lacks_template:
-        inputs: Sequence[CaptureInput | ChatInput] = spec.inputs or ()
+        inputs: Sequence[CaptureInput | ChatInput] = getattr(spec, "inputs", None) or ()
         for place, given in enumerate(inputs):
             if given.messages is not None:
                 raise InvalidRequest(

@@ -1,0 +1,290 @@
+"""Estimates of checked jobs, and admission by memory, disk and quotas.
+
+An estimate guesses prompt lengths from characters. A refusal must be certain: it counts each prompt with the
+fewest tokens that its characters allow, and never refuses by an unknown number.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from actograph.contract.batches import BatchJobSpec
+from actograph.contract.chat.chat_job import ChatJobSpec
+from actograph.contract.errors import InsufficientResources
+from actograph.contract.plans import batch_memory, estimate
+from actograph.contract.resources import Estimate, ModelStructure, Need
+from actograph.contract.resources.estimates import PromptTokensSource
+from actograph.contract.specs import AnyJobSpec, CaptureSpec, EvaluationSpec
+from api.dependencies import Services
+from storage.accounts.quotas import Quotas
+from storage.queue import pause
+from storage.samples import NewSample
+
+Spec = AnyJobSpec | ChatJobSpec | BatchJobSpec
+
+#: usual for English text and a vocabulary of 30,000 tokens or more
+USUAL_CHARACTERS_PER_TOKEN = 4.0
+#: a text never has longer tokens on average, which gives its fewest tokens
+MOST_CHARACTERS_PER_TOKEN = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A job that passed every check, and the state of the service for it."""
+
+    spec: Spec
+    #: see `storage.accounts.quotas`
+    owner: str | None
+    #: None if no worker has loaded the model yet
+    structure: ModelStructure | None
+    #: last reported memory of the live worker with most free memory; empty if none holds the model
+    memory: Mapping[str, int]
+    quotas: Quotas
+    #: position of the job in the queue
+    place: int
+    #: None if a worker can serve the job
+    waiting_reason: str | None
+    #: canonical names of captured hooks; None if the worker must resolve them
+    hooks: list[str] | None = None
+    samples: Callable[[], Iterable[NewSample]] = tuple
+    #: number of samples; None if only the worker can read the dataset
+    total: int | None = None
+
+
+class PromptTokens(NamedTuple):
+    """Prompt lengths in tokens over the samples of a job."""
+
+    #: rounded up
+    mean: int
+    longest: int
+
+
+def plan(services: Services, submission: Submission, length: int | None = None) -> Estimate:
+    """Estimate a job.
+
+    Args:
+        length: length of every prompt in tokens, if the client knows it.
+    """
+    spec, disk_bytes = submission.spec, _disk_left(services, submission)
+    source: PromptTokensSource | None = "characters"
+    if length is not None:
+        lengths, source = PromptTokens(length, length), "request"
+        assumptions = [f"every prompt has {length} tokens, as requested"]
+    elif submission.total is None:
+        lengths, source = None, None
+        assumptions = ["only the worker can read the dataset; send ?prompt_tokens= for an estimate"]
+    else:
+        lengths = _lengths(submission, USUAL_CHARACTERS_PER_TOKEN)
+        assumptions = [
+            f"prompt lengths are guessed: a token is {USUAL_CHARACTERS_PER_TOKEN:.0f} characters long (usual "
+            "for English) and a chat template adds none; send ?prompt_tokens= if you know better"
+        ]
+    if isinstance(spec, EvaluationSpec) and spec.uses_tools:
+        assumptions.append("one turn per sample: tools' descriptions and further turns are not counted")
+    if not spec.is_prefill:
+        assumptions.append(
+            f"every sample generates max_tokens = {spec.max_tokens} tokens; one that ends earlier takes less"
+        )
+    if submission.structure is None:
+        assumptions.append(f"no worker has loaded {spec.model} yet, so its widths are unknown")
+    elif not submission.memory:
+        assumptions.append("no live worker holds the model, so the free memory is unknown")
+    if disk_bytes is None:
+        assumptions.append("the free space of the artifact store is unknown")
+    found = _estimate(submission, lengths, disk_bytes)
+    return found.model_copy(update={"prompt_tokens_source": source, "assumptions": assumptions})
+
+
+def admit(services: Services, submission: Submission) -> None:
+    """Refuse a job that cannot be run or stored.
+
+    Raises:
+        InsufficientResources: with the needed and available bytes (QuotaExceeded for a quota).
+    """
+    lengths = _lengths(submission, MOST_CHARACTERS_PER_TOKEN)
+    found = _estimate(submission, lengths, _disk_left(services, submission), batch=1)
+    admit_bytes(services, submission, found.disk.needed or 0)
+    _refuse(
+        submission,
+        {
+            "memory of the device for a batch of one": found.device,
+            "main memory for a batch of one": found.host,
+        },
+        param="capture" if submission.spec.is_prefill else "sampling.max_tokens",
+    )
+
+
+def admit_bytes(services: Services, submission: Submission, needed: int) -> None:
+    """Refuse a job that cannot be stored; `needed` counts the bytes of all its sessions.
+
+    Raises:
+        InsufficientResources: as in `admit`.
+    """
+    what = f"up to {submission.total} samples"
+    submission.quotas.require(submission.owner, needed, what, param="capture")
+    disk = _need(needed, _disk_left(services, submission))
+    _refuse(submission, {f"disk for {what}": disk}, param="capture")
+
+
+def _refuse(submission: Submission, needs: Mapping[str, Need], *, param: str) -> None:
+    faults = [
+        f"{what}: needed {need.needed:,} bytes, available {need.available:,}"
+        for what, need in needs.items()
+        if need.fits is False
+    ]
+    if faults:
+        raise InsufficientResources(
+            f"the job does not fit. {'; '.join(faults)} (prompts counted with as few tokens as they can "
+            f"have, max_tokens {submission.spec.max_tokens}). Lower max_tokens or limit, capture fewer hooks "
+            "or positions, or free space; POST /v1/estimate shows the plan",
+            param=param,
+        )
+
+
+def _disk_left(services: Services, submission: Submission) -> int | None:
+    """Bytes that the job may store; None if the free space is unknown and no quota limits it."""
+    writable = pause.writable_bytes(services.store, services.settings.disk_floor_bytes)
+    rooms = [writable, submission.quotas.left(submission.owner)]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _lengths(submission: Submission, per_token: float) -> PromptTokens | None:
+    """Lengths of all prompts, with `per_token` characters per token.
+
+    Returns None if only the worker can read the dataset, or if it is empty.
+    """
+    if submission.total is None:
+        return None
+    spec, shown, around = submission.spec, 0, {}
+    if isinstance(spec, EvaluationSpec):
+        around = {c.name: len(c.prefix) + len(c.suffix) + len(c.system or "") for c in spec.conditions}
+        if spec.num_fewshot:
+            # worked examples are about as long as the average problem
+            sizes = [len(s.input["question"]) + len(s.input["answer"]) for s in submission.samples()]
+            shown = spec.num_fewshot * sum(sizes) // max(1, len(sizes))
+    longest = total = count = 0
+    for sample in submission.samples():
+        characters = _characters(sample.input) + around.get(sample.condition, 0) + shown
+        tokens = max(1, math.ceil(characters / per_token))
+        longest, total, count = max(longest, tokens), total + tokens, count + 1
+    return PromptTokens(math.ceil(total / count), longest) if count else None
+
+
+def fewest_tokens(given: Mapping[str, Any]) -> int:
+    """The fewest tokens that the prompt of a sample's input can have."""
+    return max(1, math.ceil(_characters(given) / MOST_CHARACTERS_PER_TOKEN))
+
+
+def _characters(given: Mapping[str, Any]) -> int:
+    """Characters of a prompt, without those of the chat template."""
+    if "question" in given:
+        columns = given.get("columns", {}).values()
+        return len(given["question"]) + sum(len(str(value)) for value in columns)
+    if "prompt" in given:
+        return len(given["prompt"])
+    if "prompt_token_ids" in given:
+        return int(MOST_CHARACTERS_PER_TOKEN) * len(given["prompt_token_ids"])
+    return sum(len(message["content"]) for message in given["messages"])
+
+
+def _estimate(
+    submission: Submission, lengths: PromptTokens | None, disk_bytes: int | None, *, batch: int | None = None
+) -> Estimate:
+    """Estimate a job without words.
+
+    Args:
+        disk_bytes: bytes that the job may store; None if unknown.
+        batch: samples that run at once; None lets the plan choose.
+    """
+    spec, structure, names = submission.spec, submission.structure, submission.hooks
+    values = Estimate(
+        model=spec.model,
+        samples=submission.total,
+        hooks=names,
+        prompt_tokens_mean=lengths.mean if lengths else None,
+        prompt_tokens_longest=lengths.longest if lengths else None,
+        generated_tokens=spec.max_tokens,
+    )
+    if structure is None or names is None:
+        return values
+    capture, row_bytes = spec.capture or CaptureSpec(), 0
+    if estimate.stores_every_row(capture):
+        row_bytes = estimate.bytes_per_token(structure, names, capture.dtype, capture.features)
+    found: dict[str, object] = {
+        "bytes_per_token": row_bytes,
+        "weights_bytes": estimate.weights_bytes(structure),
+    }
+    if lengths is not None:
+        # stored sizes grow linearly with the prompt, so the mean prompt gives the sum
+        one = estimate.stored_bytes(
+            structure,
+            names,
+            capture,
+            prompt_tokens=min(lengths.mean, structure.context_length),
+            generated_tokens=spec.max_tokens,
+        )
+        total = None if submission.total is None else one * submission.total
+        found |= {"bytes_per_sample": one, "disk": _need(total, disk_bytes)}
+        found |= _memory(submission, structure, names, lengths.longest, batch=batch)
+    elif not names:
+        found["disk"] = _need(0, disk_bytes)
+    values = values.model_copy(update=found)
+    verdicts = [need.fits for need in (values.device, values.host, values.disk)]
+    fits = False if False in verdicts else None if None in verdicts else True
+    return values.model_copy(update={"fits": fits})
+
+
+def _memory(
+    submission: Submission,
+    structure: ModelStructure,
+    names: Sequence[str],
+    longest: int,
+    *,
+    batch: int | None,
+) -> dict[str, object]:
+    """Memory of one batch with prompts of `longest` tokens; empty if the structure lacks a size."""
+    spec, memory = submission.spec, submission.memory
+    capture = spec.capture or CaptureSpec()
+    generated, kv_bytes = spec.max_tokens, structure.kv_bytes_per_token
+    if kv_bytes is None and generated:
+        return {}
+    prompt = longest if generated else min(longest, structure.context_length)
+    device, host = memory.get("device_available_bytes"), memory.get("host_available_bytes")
+    on_gpu = batch_memory.is_gpu(structure)
+    budget = batch_memory.Budget(
+        device_bytes=device or 0,
+        host_buffer_bytes=memory.get("host_buffer_bytes", 2 << 30),
+        cap=memory.get("batch_cap", batch_memory.batch_cap(on_gpu=on_gpu)),
+        on_gpu=on_gpu,
+    )
+    need = batch_memory.capture_need(
+        structure, names, capture, prompt_tokens=prompt, generated_tokens=generated
+    )
+    scores = isinstance(spec, ChatJobSpec) and spec.scores_prompts
+    sizes = {
+        "prompt_tokens": prompt,
+        "max_tokens": generated,
+        "scored": batch_memory.scored_bytes(structure, prompt_tokens=prompt) if scores else 0,
+    }
+    chosen = None
+    if device is not None:
+        chosen = batch_memory.batch_size(structure, kv_bytes or 0, need, budget, **sizes)
+    size = batch or chosen or 1
+    run = batch_memory.batch_memory(structure, kv_bytes or 0, need, samples=size, **sizes)
+    tensors = estimate.tensor_bytes(
+        structure, names, capture, prompt_tokens=prompt, generated_tokens=generated
+    )
+    rows = batch_memory.held_rows_bytes(budget, need, tensors, samples=size)
+    return {
+        "batch_size": chosen,
+        # rows leave the device early: a refusal counts only certain bytes
+        "device": _need(run.device if on_gpu and batch is None else run.certain, device),
+        # a CPU has one memory for both
+        "host": _need(rows if on_gpu else run.certain + rows, host),
+    }
+
+
+def _need(needed: int | None, available: int | None) -> Need:
+    fits = None if needed is None or available is None else needed <= available
+    return Need(needed=needed, available=available, fits=fits)

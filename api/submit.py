@@ -1,0 +1,399 @@
+"""The way of a spec from the request to inserted samples: resolve, check, expand, admit, insert.
+
+*Resolve* locates the datasets, reads the task file and sets the defaults. *Check* compares the spec with the
+structure of its model; without a structure, since no worker has loaded the model yet, the worker makes these
+checks. *Expand* reads the dataset and makes samples. `estimate.admit` checks memory, disk and quotas, and
+`storage.submission.bulk_insert` stores the job.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+
+from actograph.contract.chat.chat_job import ChatJobSpec
+from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound, ServiceUnavailable
+from actograph.contract.interventions import StoredVector, each
+from actograph.contract.resources import ModelStructure
+from actograph.contract.specs import (
+    CaptureJobSpec,
+    EvaluationSpec,
+    ExpiresAfter,
+    FileDataset,
+    GeneratingSpec,
+    HubDataset,
+    PathDataset,
+)
+from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
+from actograph.datasets.dataset_rows import DatasetRow, R, RowForm, Texts
+from actograph.datasets.readers import format_of
+from actograph.scoring.of_job import JobScoring
+from actograph.tasks import rows as task_rows
+from actograph.tasks.files import MAX_FILE_BYTES, read_task_file, task_from
+from actograph.tasks.rows import row_form
+from api import estimate
+from api.check import check_hooks, check_length, check_prompts
+from api.dependencies import Services
+from api.estimate import Spec, Submission
+from storage.accounts import quotas
+from storage.files import dataset_sources, files
+from storage.files.dataset_sources import Uploads
+from storage.jobs import jobs
+from storage.jobs.request_keys import RequestKey, first_wins
+from storage.queue import pause, pins, routing
+from storage.samples import NewSample
+from storage.samples.expansion import capture_samples, chat_samples, evaluation_samples
+from storage.sessions import vectors
+from storage.submission import admission, bulk_insert
+from storage.tables.models import FileRow, JobRow
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Spec)
+G = TypeVar("G", bound=GeneratingSpec)
+
+#: a larger job would make one transaction too long
+MAX_SAMPLES = 200_000
+#: larger offsets select nothing in any file, and are not counted to
+FARTHEST_ROW = 1 << 40
+#: fields of specs that name a dataset
+_DATASETS = ("dataset", "fewshot_dataset")
+#: makes the samples of a job, each time anew, and their number; None if only the worker can read the dataset
+_Samples = tuple[Callable[[], Iterator[NewSample]], int | None]
+
+
+def submit(
+    services: Services,
+    spec: Spec,
+    owner: str,
+    finish: Callable[[Session, JobRow], T],
+    *,
+    key: RequestKey | None = None,
+    starts_now: bool = False,
+) -> tuple[T, Submission]:
+    """Check a spec, insert its job and wake a worker. Returns the result of `finish`, see `insert`.
+
+    Args:
+        starts_now: refuse a job that would wait for an unknown time.
+
+    Raises:
+        UnknownModel, UnknownHook, ContextLengthExceeded, InvalidDataset, InvalidRequest
+        InsufficientResources, IdempotencyInFlight
+        ServiceUnavailable: no live worker can serve the model, or the queue is paused.
+    """
+    submission = check(services, spec, owner)
+    estimate.admit(services, submission)
+    if starts_now:
+        _require_start(services, submission)
+    return insert(services, submission, finish, key), submission
+
+
+def check(services: Services, spec: Spec, owner: str | None) -> Submission:
+    """Resolve, check and expand a spec. Raises the errors of `submit` except those for lack of resources."""
+    spec = _resolve(services, spec)
+    with services.database.read() as session:
+        submission = outlook(services, session, spec, owner)
+        stored = stored_vectors(session, spec)
+    structure = submission.structure
+    if isinstance(spec, ChatJobSpec) and all(given.max_tokens is None for given in spec.inputs):
+        spec = within_context(spec, structure, spec.sampling.max_tokens)
+    names = check_hooks(spec, structure, stored)
+    check_length(spec, structure)
+    check_prompts(spec, structure)
+    samples, total = _expand(services, spec)
+    return replace(submission, spec=spec, hooks=names, samples=samples, total=total)
+
+
+# resolve
+
+
+def _resolve(services: Services, spec: Spec) -> Spec:
+    changes: dict[str, Any] = {}
+    for field in _DATASETS:
+        dataset = getattr(spec, field, None)
+        if isinstance(dataset, PathDataset):
+            with _naming(field):
+                path = str(dataset_sources.allowed_path(dataset.path, services.settings.data_roots))
+            # a link that changes later does not affect the job
+            changes[field] = PathDataset(path=path, format=dataset.format or format_of(dataset.path))
+        elif isinstance(dataset, FileDataset):
+            with services.database.read() as session:
+                form = dataset.format or format_of(_upload(session, dataset.file_id, field).filename)
+            changes[field] = dataset.model_copy(update={"format": form})
+    spec = spec.model_copy(update=changes)
+    if isinstance(spec, EvaluationSpec):
+        spec = _with_task(services, spec)
+    return with_defaults(services, spec)
+
+
+def with_defaults(services: Services, spec: S) -> S:
+    """The spec with its canonical model and the defaults of the service. Raises UnknownModel."""
+    settings = services.settings
+    changes: dict[str, Any] = {"model": services.models.require(spec.model)}
+    if spec.expires_after is None and settings.expire_after_seconds:
+        changes["expires_after"] = ExpiresAfter(seconds=settings.expire_after_seconds)
+    if isinstance(spec, GeneratingSpec) and spec.sample_timeout_seconds is None:
+        changes["sample_timeout_seconds"] = settings.sample_timeout_seconds
+    if spec.max_consecutive_failures is None:
+        changes["max_consecutive_failures"] = settings.max_consecutive_failures
+    return cast(S, spec.model_copy(update=changes))
+
+
+def within_context(spec: G, structure: ModelStructure | None, most: int) -> G:
+    """The spec with `max_tokens` set to `most`, or to the limit of the model's context if that is less."""
+    if structure is not None:
+        most = min(most, structure.context_length - 1)
+    sampling = spec.sampling.model_copy(update={"max_tokens": max(1, most)})
+    return spec.model_copy(update={"sampling": sampling})
+
+
+def outlook(services: Services, session: Session, spec: Spec, owner: str | None) -> Submission:
+    """A submission without samples: the state of the service for a job."""
+    found = admission.read(session, spec.model, spec.priority)
+    served = [spec.model] if found.is_held else routing.served_models(session)
+    return Submission(
+        spec=spec,
+        owner=owner,
+        structure=services.structures.of(session, spec.model, found.loaded_at),
+        memory=max(found.memory, key=lambda one: one.get("device_available_bytes", 0), default={}),
+        quotas=quotas.read(session, services.settings),
+        place=found.place,
+        waiting_reason=routing.why_unserved(spec.model, served),
+    )
+
+
+def _with_task(services: Services, spec: EvaluationSpec) -> EvaluationSpec:
+    """Replace a task file by its content, and check templates and examples."""
+    if isinstance(spec.task, TaskFile | TaskPath):
+        fields = read_task_file(_task_file(services, spec.task))
+        fields.pop("dataset", None)  # only for the command line
+        task = task_from(fields)
+        # defaults of the spec, such as the number of examples, depend on the task
+        given = {name: getattr(spec, name) for name in spec.model_fields_set} | {"task": task.model_dump()}
+        try:
+            spec = EvaluationSpec.model_validate(given)
+        except ValidationError as error:
+            raise InvalidRequest(error.errors(include_url=False)[0]["msg"], param="task") from None
+    if isinstance(spec.task, TaskSpec):
+        task_rows.RowForm(spec.task)
+        task_rows.examples_of(spec.task)
+    return spec
+
+
+def _task_file(services: Services, task: TaskFile | TaskPath) -> bytes:
+    """Read a task file, at most a little more than it may have. Raises InvalidRequest."""
+    field = "task.path" if isinstance(task, TaskPath) else "task.file_id"
+    try:
+        if isinstance(task, TaskFile):
+            return Uploads(services.database, services.store).open(task.file_id).read(MAX_FILE_BYTES + 1)
+        with dataset_sources.allowed_path(task.path, services.settings.data_roots).open("rb") as stream:
+            return stream.read(MAX_FILE_BYTES + 1)
+    except InvalidDataset as error:
+        raise InvalidRequest(error.message, param=field) from None
+    except OSError as error:
+        raise InvalidRequest(f"the file cannot be read: {error.strerror}", param=field) from error
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Make errors about `dataset` name `field`, which may be the few-shot dataset."""
+    try:
+        yield
+    except InvalidDataset as error:
+        param = (error.param or "dataset").replace("dataset", field, 1)
+        raise InvalidDataset(error.message, param=param) from error.__cause__
+    except OSError as error:
+        raise InvalidDataset(f"the file cannot be read: {error.strerror}", param=field) from error
+
+
+def _upload(session: Session, file_id: str, field: str, *, keep: bool = False) -> FileRow:
+    """Find an upload. `keep` prevents its deletion until the transaction ends. Raises InvalidDataset."""
+    try:
+        return (files.keep if keep else files.get)(session, file_id)
+    except NotFound:
+        raise InvalidDataset(
+            f"there is no file {file_id}; upload it through /v1/files", param=f"{field}.file_id"
+        ) from None
+
+
+def stored_vectors(session: Session, spec: Spec, *, keep: bool = False) -> dict[str, StoredVector]:
+    """Stored vectors that a spec names, by field; `keep` as in `_upload`. Raises InvalidRequest."""
+    named = [
+        (one.vector_id, param) for param, one in each(spec.interventions, spec.conditions) if one.vector_id
+    ]
+    found = {}
+    # sorted, since all locks are taken in one order
+    for vector_id, param in sorted(named):
+        try:
+            row = (vectors.keep if keep else vectors.get)(session, vector_id)
+        except NotFound:
+            raise InvalidRequest(
+                f"there is no vector {vector_id}; store it through /v1/interventions",
+                param=f"{param}.vector_id",
+            ) from None
+        found[param] = vectors.resource(row)
+    return found
+
+
+# expand
+
+
+def _expand(services: Services, spec: Spec) -> _Samples:
+    """One sample for each row or input, condition and epoch.
+
+    Raises:
+        InvalidDataset: a row is not valid, or there are too few rows for the examples.
+        InvalidRequest: there are too many samples.
+    """
+    if isinstance(spec, EvaluationSpec):
+        samples, total = _evaluation(services, spec)
+        _check_fewshot(services, spec)
+    elif isinstance(spec, CaptureJobSpec):
+        samples, total = _capture(services, spec)
+    else:
+        assert isinstance(spec, ChatJobSpec)
+        samples, total = partial(chat_samples, spec), len(spec.inputs) * spec.epochs
+    if (total or 0) > MAX_SAMPLES:
+        raise InvalidRequest(
+            f"the job has {total} samples or more, one job may have {MAX_SAMPLES}; split it with offset "
+            "and limit"
+        )
+    return samples, total
+
+
+def _capture(services: Services, spec: CaptureJobSpec) -> _Samples:
+    per_row = max(1, len(spec.conditions)) * spec.epochs
+    if spec.dataset is None:
+        return partial(capture_samples, spec), len(spec.inputs or ()) * per_row
+    if isinstance(spec.dataset, HubDataset):
+        return partial(capture_samples, spec), None
+    most = _most_rows(spec.limit, per_row)
+    rows = list(_rows(services, spec.dataset, Texts(spec.text_field), limit=most, offset=spec.offset))
+    return partial(capture_samples, spec, rows), len(rows) * per_row
+
+
+def _evaluation(services: Services, spec: EvaluationSpec) -> _Samples:
+    scoring = JobScoring(spec)
+    if isinstance(spec.dataset, HubDataset):
+        return partial(evaluation_samples, spec, ()), None
+    per_row = len(spec.conditions) * spec.epochs
+    most = _most_rows(spec.limit, per_row)
+    rows: list[DatasetRow] = []
+    fault: InvalidDataset | None = None
+    for row in _rows(services, spec.dataset, row_form(spec.task), limit=most, offset=spec.offset):
+        try:
+            scoring.check(row.input)
+        except InvalidDataset as error:
+            # a row that is no row at all is reported first
+            fault = fault or InvalidDataset(f"row {row.index}: {error.message}", param="dataset")
+        rows.append(row)
+    if fault is not None:
+        raise fault
+    return partial(evaluation_samples, spec, rows), len(rows) * per_row
+
+
+def _most_rows(limit: int | None, per_row: int) -> int:
+    """Number of rows to read: one above the limit is enough to refuse the job."""
+    most = MAX_SAMPLES // per_row + 1
+    return most if limit is None else min(limit, most)
+
+
+def _check_fewshot(services: Services, spec: EvaluationSpec) -> None:
+    """Raises InvalidDataset if there are fewer rows than examples. The worker draws the examples."""
+    source, field = spec.fewshot_dataset, "fewshot_dataset"
+    if source is None:
+        source, field = spec.dataset, "dataset"
+    if not spec.num_fewshot or spec.own_examples or isinstance(source, HubDataset):
+        return
+    # a tested problem is never its own example
+    needed = spec.num_fewshot + (source == spec.dataset)
+    found = sum(1 for _ in _rows(services, source, row_form(spec.task), field=field))
+    if found < needed:
+        raise InvalidDataset(
+            f"num_fewshot {spec.num_fewshot} needs {needed} rows to choose from; there are {found}",
+            param="num_fewshot",
+        )
+
+
+def _rows(
+    services: Services,
+    dataset: FileDataset | PathDataset,
+    form: RowForm[R],
+    *,
+    field: str = "dataset",
+    limit: int | None = None,
+    offset: int = 0,
+) -> Iterator[R]:
+    uploads, roots = Uploads(services.database, services.store), services.settings.data_roots
+    with _naming(field):
+        yield from dataset_sources.read(
+            dataset, uploads, roots, form, limit=limit, offset=min(offset, FARTHEST_ROW)
+        )
+
+
+# insert
+
+
+def _require_start(services: Services, submission: Submission) -> None:
+    """Raises ServiceUnavailable if no worker can serve the job, or it is paused."""
+    if submission.waiting_reason is not None:
+        raise ServiceUnavailable(submission.waiting_reason)
+    with services.database.read() as session:
+        held = pause.active(session, services.store, services.settings)
+    reason = pause.in_words(held) or submission.quotas.owner_pause(submission.owner)
+    if reason is not None:
+        raise ServiceUnavailable(f"no job starts now: {reason}")
+
+
+def insert(
+    services: Services,
+    submission: Submission,
+    finish: Callable[[Session, JobRow], T],
+    key: RequestKey | None = None,
+) -> T:
+    """Insert the job and its samples, and wake a worker. Returns the result of `finish`.
+
+    A large job takes several transactions. `finish` runs in the last one, which makes the job visible.
+
+    Raises:
+        IdempotencyInFlight: another request with this key was faster.
+        InvalidDataset: an uploaded file was deleted since the check.
+        InvalidRequest: a stored vector was deleted since the check.
+    """
+    spec = submission.spec
+
+    def create(session: Session) -> JobRow:
+        _keep_named(session, spec)
+        with first_wins():
+            return jobs.create(
+                session,
+                kind=spec.kind,
+                model=spec.model,
+                spec=spec,
+                hooks=submission.hooks,
+                total=submission.total,
+                owner=submission.owner,
+                pinned=pins.of_structure(submission.structure),
+                request_key=key,
+            )
+
+    def publish(session: Session, row: JobRow) -> T:
+        _keep_named(session, spec)
+        return finish(session, row)
+
+    made = bulk_insert.insert_job(services.database, submission.samples(), create=create, publish=publish)
+    # without the broker an idle worker finds the job
+    services.broker.wake(spec.model)
+    return made
+
+
+def _keep_named(session: Session, spec: Spec) -> None:
+    """Prevent the deletion of the job's files and vectors. Raises InvalidDataset or InvalidRequest."""
+    named = [(getattr(spec, field, None), field) for field in _DATASETS]
+    uploads = [(one.file_id, field) for one, field in named if isinstance(one, FileDataset)]
+    for file_id, field in sorted(uploads):
+        _upload(session, file_id, field, keep=True)
+    stored_vectors(session, spec, keep=True)
