@@ -29,7 +29,6 @@ from api.routes import (
     comparisons,
     files,
     health,
-    interventions,
     jobs,
     keys,
     models,
@@ -37,6 +36,7 @@ from api.routes import (
     queue,
     results,
     sessions,
+    vectors,
 )
 from api.served_models import ServedModels
 from storage import migrate
@@ -59,7 +59,7 @@ TAGS = {
     "sessions": "Stored activations: search, slice, download, change, delete.",
     "store": "The artifact store: clean up and verify.",
     "files": "Uploaded datasets and batches.",
-    "interventions": "Stored vectors for interventions.",
+    "vectors": "Stored vectors for interventions.",
     "models": "Served models and their structure.",
     "queue": "The queue and its workers.",
     "keys": "API keys and their roles.",
@@ -111,10 +111,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     install(app)
     _document_problems(app)
     for module in (
-        jobs, chat, batches, comparisons, results, sessions, files, interventions, models, ops, queue, keys,
+        jobs, chat, batches, comparisons, results, sessions, files, models, ops, queue, keys,
         health,
     ):  # fmt: skip
         app.include_router(module.router)
+    app.include_router(vectors.router, prefix="/v1/vectors")
+    # the name of older scripts
+    app.include_router(vectors.router, prefix="/v1/interventions", include_in_schema=False)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Authentication, settings=settings)

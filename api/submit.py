@@ -231,7 +231,7 @@ def stored_vectors(session: Session, spec: Spec, *, keep: bool = False) -> dict[
             row = (vectors.keep if keep else vectors.get)(session, vector_id)
         except NotFound:
             raise InvalidRequest(
-                f"there is no vector {vector_id}; store it through /v1/interventions",
+                f"there is no vector {vector_id}; store it through /v1/vectors",
                 param=f"{param}.vector_id",
             ) from None
         found[param] = vectors.resource(row)

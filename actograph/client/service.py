@@ -17,7 +17,7 @@ MB = 1_000_000
 #: smaller files show no bar
 SHOWN_BYTES = 8 * MB
 
-_VECTORS = "/v1/interventions"
+_VECTORS = "/v1/vectors"
 
 P = TypeVar("P", resources.StoreGc, resources.StoreVerification)
 

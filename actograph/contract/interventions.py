@@ -108,7 +108,7 @@ class VectorInfo(Resource):
     """A stored vector without its numbers."""
 
     id: str
-    object: Literal["intervention.vector"] = "intervention.vector"
+    object: Literal["vector"] = "vector"
     name: str
     hook: str
     width: int

@@ -87,7 +87,7 @@ def test_the_mean_difference_is_that_of_the_rows(
     assert hook["mean_pair_norm"] == pytest.approx(np.linalg.norm(differences, axis=1).mean(), rel=1e-5)
     cosines = differences @ direction / np.linalg.norm(differences, axis=1) / length
     assert hook["consistency"] == pytest.approx(cosines.mean(), rel=1e-5)
-    vector = service.client.get(f"/v1/interventions/{hook['vector_id']}").json()
+    vector = service.client.get(f"/v1/vectors/{hook['vector_id']}").json()
     np.testing.assert_allclose(vector["vector"], direction, rtol=1e-5, atol=1e-6)
     assert (vector["name"], vector["hook"], vector["model"]) == ("mood", HOOKS[0], "demo")
     assert vector["metadata"]["condition"] == "steered"
@@ -105,7 +105,7 @@ def test_every_hook_is_compared_and_nothing_is_stored_unasked(
     found = compare(service, job[0], limit=2)
     assert (list(found["hooks"]), found["pairs"]) == (list(HOOKS), 2)
     assert {hook["vector_id"] for hook in found["hooks"].values()} == {None}
-    assert service.client.get("/v1/interventions").json()["data"] == []
+    assert service.client.get("/v1/vectors").json()["data"] == []
 
 
 def test_pairs_without_the_rows_are_told(service: "Service", job: tuple[str, Sessions]) -> None:
@@ -127,4 +127,4 @@ def test_what_cannot_be_compared_is_refused_and_changes_nothing(
     refused({"condition": "steered"}, "a comparison needs two", service.submit())
     problem(service.client.get(url("job_" + "0" * 32)), 404)
     problem(service.client.get(url(job[0]), params={"level": 1.5}), 422)
-    assert service.client.get("/v1/interventions").json()["data"] == []
+    assert service.client.get("/v1/vectors").json()["data"] == []

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-POSTS = ["/v1/jobs", "/v1/estimate", "/v1/interventions", "/v1/models/load", "/v1/queue/pause"]
+POSTS = ["/v1/jobs", "/v1/estimate", "/v1/vectors", "/v1/models/load", "/v1/queue/pause"]
 JSON = {"content-type": "application/json"}
 
 

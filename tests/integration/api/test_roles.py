@@ -46,7 +46,9 @@ read   HEAD   /v1/activations/sessions/{session_id}/files/{name}
 read   GET    /v1/files
 read   GET    /v1/files/{file_id}
 read   GET    /v1/files/{file_id}/content
+read   GET    /v1/vectors
 read   GET    /v1/interventions
+read   GET    /v1/vectors/{vector_id}
 read   GET    /v1/interventions/{vector_id}
 read   GET    /v1/models
 read   GET    /v1/models/{model:path}
@@ -74,7 +76,9 @@ submit POST   /v1/completions
 submit POST   /v1/batches
 submit POST   /v1/batches/{batch_id}/cancel
 submit DELETE /v1/files/{file_id}
+submit POST   /v1/vectors
 submit POST   /v1/interventions
+submit DELETE /v1/vectors/{vector_id}
 submit DELETE /v1/interventions/{vector_id}
 admin  POST   /v1/models/load
 admin  POST   /models/load

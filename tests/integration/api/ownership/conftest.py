@@ -80,7 +80,7 @@ def things(keyed: "Keyed") -> Things:
     line = json.dumps({"question": "1 + 1?", "answer": "#### 2"}).encode() + b"\n"
     file = keyed.client.post("/v1/files", files={"file": ("rows.jsonl", line)}, headers=alice)
     vector = {"name": "v", "hook": "resid_post.1", "vector": [1.0] * 8}
-    stored = keyed.client.post("/v1/interventions", json=vector, headers=alice)
+    stored = keyed.client.post("/v1/vectors", json=vector, headers=alice)
     return Things(
         keyed=keyed,
         ids={

@@ -72,7 +72,7 @@ def test_lists_hold_what_the_owner_has(
         ("/v1/activations/sessions?tag=night", "session_id"),
         ("/v1/activations/sessions?owner=alice", "session_id"),
         ("/v1/files", "file_id"),
-        ("/v1/interventions", "vector_id"),
+        ("/v1/vectors", "vector_id"),
     ]:
         with subtests.test(path=path, name=name):
             for headers, count in ((things.alice, 1), (things.reader, 1), (things.root, 1), (things.bob, 0)):

@@ -1,4 +1,4 @@
-"""/v1/interventions, and jobs whose interventions are checked before they are queued."""
+"""/v1/vectors, and jobs whose interventions are checked before they are queued."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ def new(**changes: Any) -> dict[str, Any]:
 
 
 def store(service: "Service", **changes: Any) -> Any:
-    answer = service.client.post("/v1/interventions", json=new(**changes))
+    answer = service.client.post("/v1/vectors", json=new(**changes))
     assert answer.status_code == 201, answer.text
     return answer.json()
 
@@ -34,26 +34,27 @@ def job(**changes: Any) -> dict[str, Any]:
 def test_a_vector_is_stored_listed_read_and_deleted(service: "Service", problem: "Problem") -> None:
     service.load_model()
     made = store(service, model="demo", hook="blocks.1.hook_resid_post", metadata={"layer": "1"})
-    assert made["object"] == "intervention.vector"
+    assert made["object"] == "vector"
     assert (made["hook"], made["width"], made["model"]) == ("resid_post.1", WIDTH, "demo")
     assert made["sha256"] == vector_sha256(VECTOR)
     assert "vector" not in made
     other = store(service, name="sad")
     assert other["model"] is None
-    listed = service.client.get("/v1/interventions").json()
+    listed = service.client.get("/v1/vectors").json()
     assert [v["id"] for v in listed["data"]] == [other["id"], made["id"]]
     assert (listed["object"], listed["first_id"], listed["has_more"]) == ("list", other["id"], False)
     assert all("vector" not in v for v in listed["data"])
-    named = service.client.get("/v1/interventions", params={"name": "sad"}).json()
+    named = service.client.get("/v1/vectors", params={"name": "sad"}).json()
     assert [v["id"] for v in named["data"]] == [other["id"]]
-    read = service.client.get(f"/v1/interventions/{made['id']}").json()
+    read = service.client.get(f"/v1/vectors/{made['id']}").json()
     assert read == made | {"vector": VECTOR}
-    gone = service.client.delete(f"/v1/interventions/{made['id']}").json()
-    assert gone == {"id": made["id"], "object": "intervention.vector", "deleted": True}
-    problem(service.client.get(f"/v1/interventions/{made['id']}"), 404, "not_found")
-    problem(service.client.delete(f"/v1/interventions/{made['id']}"), 404, "not_found")
-    problem(service.client.get("/v1/interventions/..%2F..%2Fetc"), 404)
-    problem(service.client.get("/v1/interventions/job_1"), 404, says="vec_")
+    assert service.client.get(f"/v1/interventions/{made['id']}").json() == read, "the name of older scripts"
+    gone = service.client.delete(f"/v1/vectors/{made['id']}").json()
+    assert gone == {"id": made["id"], "object": "vector", "deleted": True}
+    problem(service.client.get(f"/v1/vectors/{made['id']}"), 404, "not_found")
+    problem(service.client.delete(f"/v1/vectors/{made['id']}"), 404, "not_found")
+    problem(service.client.get("/v1/vectors/..%2F..%2Fetc"), 404)
+    problem(service.client.get("/v1/vectors/job_1"), 404, says="vec_")
 
 
 def test_a_wrong_vector_is_refused_by_field(
@@ -72,18 +73,18 @@ def test_a_wrong_vector_is_refused_by_field(
     ]:
         with subtests.test(change=change, pointer=pointer, says=says):
             service.load_model()
-            answer = service.client.post("/v1/interventions", json=new(model="demo") | change)
+            answer = service.client.post("/v1/vectors", json=new(model="demo") | change)
             problem(answer, 422, pointer=pointer, says=says)
-            assert service.client.get("/v1/interventions").json()["data"] == []
+            assert service.client.get("/v1/vectors").json()["data"] == []
 
 
 def test_bodies_that_are_no_json(service: "Service", problem: "Problem") -> None:
     headers = {"content-type": "application/json"}
-    problem(service.client.post("/v1/interventions", content=b"{", headers=headers), 422)
-    problem(service.client.post("/v1/interventions", content=b"[1]", headers=headers), 422)
+    problem(service.client.post("/v1/vectors", content=b"{", headers=headers), 422)
+    problem(service.client.post("/v1/vectors", content=b"[1]", headers=headers), 422)
     body = json.dumps(new(vector=[float("nan")] * WIDTH)).encode()
-    problem(service.client.post("/v1/interventions", content=body, headers=headers), 422)
-    problem(service.client.post("/v1/interventions", content=b"{}"), 415)
+    problem(service.client.post("/v1/vectors", content=body, headers=headers), 422)
+    problem(service.client.post("/v1/vectors", content=b"{}"), 415)
 
 
 def test_a_job_that_cannot_be_steered_so_is_refused(
@@ -146,7 +147,7 @@ def test_a_job_holds_its_vectors_and_has_a_sample_per_condition(
         seeds.setdefault((sample["index"], sample["epoch"]), set()).add(sample["seed"])
     assert {s["condition"] for s in samples} == {"plain", "steered"}
     assert len(seeds) == 4 and all(len(found) == 1 for found in seeds.values())
-    answer = service.client.delete(f"/v1/interventions/{vector_id}")
+    answer = service.client.delete(f"/v1/vectors/{vector_id}")
     problem(answer, 409, "conflict", says=job_id)
     service.client.post(f"/v1/jobs/{job_id}/cancel")
-    assert service.client.delete(f"/v1/interventions/{vector_id}").json()["deleted"]
+    assert service.client.delete(f"/v1/vectors/{vector_id}").json()["deleted"]

@@ -1,4 +1,4 @@
-"""/v1/interventions: stored vectors for the interventions of jobs."""
+"""/v1/vectors: stored vectors for the interventions of jobs."""
 
 from typing import Annotated
 
@@ -13,9 +13,7 @@ from api.dependencies import PageDep, ServicesDep, VectorId
 from storage.index import pages
 from storage.sessions import vectors
 
-router = APIRouter(
-    prefix="/v1/interventions", tags=["interventions"], dependencies=[READ], route_class=JsonRoute
-)
+router = APIRouter(tags=["vectors"], dependencies=[READ], route_class=JsonRoute)
 
 
 @router.post("", summary="Store a vector", dependencies=[SUBMIT], status_code=201)
@@ -59,4 +57,4 @@ def delete_vector(services: ServicesDep, vector_id: VectorId) -> Deleted:
         if user is not None:
             raise Conflict(f"job {user} uses vector {vector_id}; wait for its end or cancel it first")
         vectors.delete(session, vector_id)
-    return Deleted(id=vector_id, object="intervention.vector")
+    return Deleted(id=vector_id, object="vector")
