@@ -24,7 +24,8 @@ from actograph.contract.service.keys import KeyUpdate, NewKey
 from actograph.contract.specs import SessionUpdate, job_spec_adapter
 from api.dependencies import Services
 from api.openai import chat_requests
-from api.routes import batches, files, interventions, jobs, models
+from api.routes import batches, files, jobs, models
+from api.routes import vectors as vector_routes
 from storage.accounts import api_keys
 from storage.index.pages import PageOptions
 from storage.jobs import jobs as stored_jobs
@@ -231,11 +232,11 @@ class Client:
 
     def store_vector(self) -> None:
         new = NewVector(name="v", hook=HOOK, model=MODEL, vector=[1.0] * WIDTH)
-        self._keep("vector", interventions.store_vector(self._services, new, "me").id)
+        self._keep("vector", vector_routes.store_vector(self._services, new, "me").id)
 
     def delete_vector(self) -> None:
         vector_id = self._any("vector")
-        interventions.delete_vector(self._services, vector_id)
+        vector_routes.delete_vector(self._services, vector_id)
         with self._services.database.read() as session:
             user = vectors.user_of(session, vector_id)
         if user is not None:
