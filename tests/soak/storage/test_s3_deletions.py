@@ -66,7 +66,7 @@ def stored(store: S3Store) -> set[str]:
 
 def used(database: Database) -> int:
     with database.read() as session:
-        return sum(one.bytes for one in quotas.usage(session).values())
+        return sum(one.total_bytes for one in quotas.usage(session).values())
 
 
 def test_keys_go_a_thousand_at_a_time_and_what_was_refused_goes_later(

@@ -146,7 +146,7 @@ def pending_ids(database: Database) -> set[str]:
 
 def used(database: Database) -> int:
     with database.read() as session:
-        return sum(one.bytes for one in quotas.usage(session).values())
+        return sum(one.total_bytes for one in quotas.usage(session).values())
 
 
 def test_a_deleted_job_disappears_at_once_and_counts_until_its_files_are_gone(
