@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from actograph.contract.errors import ActographError, InvalidRequest
+from actograph.loopback import is_loopback
 from actograph.redaction import redact
 from actograph.settings import Settings
 from actograph.stack.home import close_to_others
 from api.app import open_services, process_app, set_up_logging
-from api.auth import is_loopback
 from api.dependencies import Services
 from storage.accounts import api_keys
 

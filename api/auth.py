@@ -3,7 +3,6 @@
 A service without keys serves only clients on the same machine.
 """
 
-import ipaddress
 import logging
 from dataclasses import dataclass
 from typing import Annotated
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actograph.contract.errors import ActographError, Forbidden, ServiceUnavailable, Unauthorized
 from actograph.contract.service.key_roles import Role
+from actograph.loopback import is_loopback
 from actograph.settings import Settings
 from api.errors import NO_DATABASE, problem_of
 from storage.accounts import api_keys
@@ -192,20 +192,6 @@ async def caller(request: Request) -> str:
 
 
 Caller = Annotated[str, Depends(caller)]
-
-
-def is_loopback(host: str | None) -> bool:
-    """True if a host is a loopback address or `localhost`."""
-    if not host:
-        return False
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
 
 
 def _hostname(url: str) -> str | None:

@@ -4,7 +4,6 @@ import random
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from ipaddress import ip_address
 from time import sleep
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from actograph.client.errors import ServiceUnreachable, UnexpectedAnswer, from_response
 from actograph.contract.errors import IdempotencyInFlight, InvalidRequest
 from actograph.contract.resources import ListPage
+from actograph.loopback import is_loopback
 
 M = TypeVar("M", bound=BaseModel)
 Params = Mapping[str, Any]
@@ -26,16 +26,6 @@ CONNECT_SECONDS = 5.0
 #: timeout of requests that read or change many sessions
 LONG_SECONDS = 3600.0
 PAGE_SIZE = 100
-
-
-def is_loopback_host(host: str) -> bool:
-    """Whether a host name or address belongs to this machine's loopback."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def path_of(base: str, *parts: str) -> str:
@@ -102,7 +92,7 @@ class Transport:
             )
         self.retries = retries
         self._base_url = base_url
-        self._local = is_loopback_host(url.host)
+        self._local = is_loopback(url.host)
         try:
             self._http = httpx.Client(
                 base_url=base_url,

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from actograph.client import Client
-from actograph.client.transport import is_loopback_host
 from actograph.contract.errors import (
     ActographError,
     Conflict,
@@ -23,6 +22,7 @@ from actograph.contract.errors import (
     ServiceUnavailable,
 )
 from actograph.contract.resources import Worker
+from actograph.loopback import is_loopback
 from actograph.settings import Settings
 from actograph.stack import redis_server
 from actograph.stack.home import close_to_others, locked
@@ -97,7 +97,7 @@ class Stack:
         self._logs = settings.home / "logs"
         self._supervisor = Supervisor(report)
         self._started_at = time.time()
-        if not (settings.api_keys or is_loopback_host(settings.host) or _has_keys(settings)):
+        if not (settings.api_keys or is_loopback(settings.host) or _has_keys(settings)):
             raise InvalidRequest(
                 f"host {settings.host} is not loopback and there are no API keys; create a key with "
                 "`python -m api.keys create`, set ACTOGRAPH_API_KEYS, or omit --host"

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from actograph.contract.errors import UnknownModel
 from actograph.contract.resources import Event
+from actograph.loopback import is_loopback
 from actograph.settings import Settings
-from api.auth import is_loopback
 from api.reading import downloads, sse
 from api.reading.downloads import UnsatisfiableRange, parse_range
 from api.served_models import ServedModels
