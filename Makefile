@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-# modules are compiled when first imported: compiling all of them takes longer than installing them
+# modules are compiled when first imported; compiling all of them made `make demo` half as long again
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 SERVICE := $(VENV)/.service
 DEV := $(VENV)/.dev
@@ -20,7 +20,7 @@ $(SERVICE): pyproject.toml constraints.txt
 	@echo "Creating $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "Installing the service and torch into $(VENV): about 350 MB of packages, 3 GB with CUDA"
-	@if $(NEEDS_CPU_TORCH); then $(PIP) --extra-index-url $(CPU_INDEX) torch || true; fi
+	@if $(NEEDS_CPU_TORCH); then $(PIP) --extra-index-url $(CPU_INDEX) torch || echo "make: no torch from $(CPU_INDEX); pip's own index decides" >&2; fi
 	@$(PIP) -e '.[worker]'
 	@touch $@
 

@@ -44,7 +44,7 @@ def made_with(session: Session, table: type[Row], owner: str, given: RequestKey)
 
 @contextmanager
 def first_wins() -> Iterator[None]:
-    """Of two first requests at once, the second raises IdempotencyInFlight."""
+    """Refuse the second of two first requests at once. Raises IdempotencyInFlight."""
     try:
         yield
     except IntegrityError as error:

@@ -1,4 +1,4 @@
-"""What flags become, and which are refused."""
+"""Jobs made from flags, and flags that are refused."""
 
 import json
 from pathlib import Path
