@@ -1,15 +1,7 @@
-"""Write the pages of the reference, and the table of packages in docs/architecture.md."""
+"""Write the pages of the reference."""
 
-from docs.generate import packages
 from docs.generate.pages import REFERENCE, pages
 
-
-def main() -> None:
-    """Write every page."""
+if __name__ == "__main__":
     for name, text in pages().items():
         (REFERENCE / name).write_text(text, encoding="utf-8")
-    packages.PAGE.write_text(packages.architecture(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -144,8 +144,8 @@ def run_shell(text: str, reader: Reader, capsys: pytest.CaptureFixture[str]) -> 
         assert ended.returncode == 0, f"{line}\n{ended.stdout}\n{ended.stderr}"
 
 
-def run_python(text: str) -> None:
-    exec(compile(text, "the docs", "exec"), {"__name__": "__main__"})
+def run_python(text: str, names: dict[str, Any]) -> None:
+    exec(compile(text, "the docs", "exec"), names)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,9 @@ def test_what_the_page_shows_runs(
     text = (REPO / name).read_text(encoding="utf-8")
     for file, content in re.findall(r"^```yaml\n# (\w+\.yaml)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         (reader.folder / file).write_text(content, encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "__main__"}
     for language, block in MARKED.findall(text):
         if language == "sh":
             run_shell(reader.filled_in(block), reader, capsys)
         else:
-            run_python(reader.filled_in(block))
+            run_python(reader.filled_in(block), names)

@@ -1,15 +1,10 @@
-"""The generated pages are complete, and the table of packages is up to date."""
+"""The generated pages are complete."""
 
 from pathlib import Path
 
 from actograph.settings import Settings
-from docs.generate import errors, packages
+from docs.generate import errors
 from docs.generate.pages import REFERENCE
-
-
-def test_the_table_of_packages_is_up_to_date(repository: Path) -> None:
-    text = (repository / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert packages.architecture() == text, "run: python -m docs.generate"
 
 
 def test_every_error_has_a_cure_and_every_cure_an_error() -> None:
