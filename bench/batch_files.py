@@ -25,6 +25,7 @@ from actograph.settings import Settings
 from api.dependencies import Services
 from api.openai.batch_keeper import BatchKeeper
 from api.served_models import ServedModels
+from bench import process_memory
 from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.broker.broker import Broker
@@ -33,7 +34,6 @@ from storage.index import ids
 from storage.index.database import Database, now
 from storage.jobs import batches
 from storage.tables.models import JobRow, SampleRow
-from tests.support import process_memory
 from tests.support.marks import Mark, print_marks, write_result
 
 MODEL = "bench"

@@ -9,10 +9,10 @@ import openai
 import sqlalchemy as sa
 
 from actograph.client import Client
+from bench import chat_load
+from bench.chat_load import Answers, Load
 from storage.index.database import Database
 from storage.tables.models import SampleRow
-from tests.support import chat_load
-from tests.support.chat_load import Answers, Load
 
 #: chats that come one at a time
 SINGLE_CHATS = 15

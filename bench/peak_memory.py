@@ -34,9 +34,9 @@ import transformers
 from actograph.contract import hooks as grammar
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
+from bench import process_memory
 from bench.capture_throughput import CountingSink, build
 from bench.shapes import PYTHON_BOUND
-from tests.support import process_memory
 from tests.support.marks import Mark, print_marks, write_result
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.requests import BufferOptions, GenerationRequest

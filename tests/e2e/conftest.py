@@ -14,13 +14,11 @@ import psutil
 import pytest
 
 from actograph.demo import MODEL_DIR
-from tests.support.attack import AttackedService
 from tests.support.processes import has_ended, words_of
 from tests.support.servers import s3
 from tests.support.servers.s3 import S3Server
 
 START_SECONDS = 180.0
-ROOT_KEY = "the-admins-own-key"
 ACTOGRAPH = [sys.executable, "-m", "actograph.cli.main"]
 
 
@@ -101,18 +99,6 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 def module_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Up]]:
     """`up` for a service that all tests of a module share."""
     yield from _starter(tmp_path_factory.mktemp("service"))
-
-
-@pytest.fixture(scope="module")
-def attacked(module_up: Callable[..., Up]) -> Iterator[AttackedService]:
-    """One service for all attacks of a module: the traces of an attack must not hurt the next."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ACTOGRAPH_API_KEYS", ROOT_KEY)
-        patch.setenv("ACTOGRAPH_DISK_FLOOR_BYTES", "0")
-        up = module_up()
-    up.await_ready()
-    yield AttackedService(up.url, api_pid=up.child("api").pid, home=up.home, admin_key=ROOT_KEY, model="demo")
-    assert up.stop() == 0
 
 
 def _starter(folder: Path) -> Iterator[Callable[..., Up]]:

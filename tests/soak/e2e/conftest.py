@@ -1,12 +1,5 @@
 """Fixtures of the end-to-end tests."""
 
-from tests.e2e.conftest import (
-    attacked,
-    gone,
-    module_up,
-    postgres_and_s3,
-    up,
-    wait,
-)
+from tests.e2e.conftest import gone, module_up, postgres_and_s3, up, wait
 
-__all__ = ["attacked", "gone", "module_up", "postgres_and_s3", "up", "wait"]
+__all__ = ["gone", "module_up", "postgres_and_s3", "up", "wait"]
