@@ -7,6 +7,7 @@ import typer
 
 from actograph import __version__
 from actograph.cli import batches, evals, jobs, keys, models, ops, sessions
+from actograph.cli.analysis import outliers, probe
 from actograph.cli.chat import chat
 from actograph.cli.demo import demo
 from actograph.cli.flags import GlobalOptions, examples
@@ -38,6 +39,8 @@ app.add_typer(jobs.app, name="jobs", rich_help_panel=JOBS)
 app.add_typer(evals.app, name="eval", rich_help_panel=JOBS)
 app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
+app.command(rich_help_panel=JOBS, epilog=examples("actograph outliers layers.safetensors"))(outliers)
+app.command(rich_help_panel=JOBS, epilog=examples("actograph probe matrix.npz --kind ridge"))(probe)
 app.command(rich_help_panel=OPERATE)(ops.workers)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)
 app.add_typer(ops.queue, name="queue", rich_help_panel=OPERATE)

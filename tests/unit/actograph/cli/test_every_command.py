@@ -17,8 +17,8 @@ from actograph.client import transport
 
 #: `up` and `demo` run a service, `chat` a conversation
 WITHOUT_ANSWER = {"up", "demo", "chat"}
-#: always JSON lines: they are files for other programs
-ALWAYS_JSON = {"batches results"}
+#: always JSON, for other programs
+ALWAYS_JSON = {"batches results", "outliers", "probe"}
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:

@@ -1,0 +1,179 @@
+"""Differences of two sets of activations, problem by problem."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actograph.contract.errors import InvalidRequest
+
+Array = NDArray[Any]
+Vector = NDArray[np.float64]
+#: signs drawn at once
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class FeatureDifference:
+    """One feature: mean difference over problems, and that mean in standard deviations."""
+
+    feature: int
+    difference: float
+    effect_size: float
+
+
+@dataclass(frozen=True)
+class RowComparison:
+    """Second side minus first side at one hook; each problem counts once."""
+
+    pairs: int
+    #: problems that only one side has
+    unpaired: int
+    width: int
+    #: mean Euclidean norm of a problem's row
+    first_norm: float
+    second_norm: float
+    #: cosine of the two means, and mean cosine of the problems' rows
+    cosine_of_means: float | None
+    mean_cosine: float | None
+    cka: float | None
+    #: norm of the mean difference
+    difference_norm: float
+    #: mean cosine of each problem's difference with the mean difference of the other problems
+    consistency: float | None
+    #: projection on the mean difference of the other problems: its mean in standard deviations
+    effect_size: float | None
+    #: sign-flip permutation test of the norm of the mean difference
+    p_value: float
+    permutations: int
+    #: the features with the largest effects
+    features: tuple[FeatureDifference, ...]
+    mean_difference: Vector = field(repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON object of everything but the vector."""
+        found = asdict(self)
+        del found["mean_difference"]
+        return found
+
+
+def compare_rows(
+    first: Array,
+    second: Array,
+    first_problems: Sequence[Hashable] | Array,
+    second_problems: Sequence[Hashable] | Array,
+    *,
+    permutations: int = 999,
+    top: int = 10,
+    seed: int = 0,
+) -> RowComparison:
+    """Compare rows of two conditions, jobs or models on the problems that both have.
+
+    Rows of one problem are averaged first: repeated runs of a problem are not independent. Under the null
+    hypothesis a problem's difference could as well have the other sign, so the test flips signs at random
+    (Fisher 1935). Effects are Cohen's d of paired differences; along the mean difference it is leave-one-out,
+    since a direction fitted to the same problems would show an effect in pure noise.
+
+    Args:
+        first: [n, width].
+        second: [m, width].
+        first_problems: problem of each row, [n].
+        second_problems: problem of each row, [m].
+
+    Raises:
+        InvalidRequest: the widths differ, or fewer than two problems are common.
+    """
+    if first.ndim != 2 or second.ndim != 2 or first.shape[1] != second.shape[1]:
+        raise InvalidRequest(f"rows of shapes {first.shape} and {second.shape} cannot be compared")
+    left, right = _by_problem(first, first_problems), _by_problem(second, second_problems)
+    common = [problem for problem in left if problem in right]
+    if len(common) < 2:
+        raise InvalidRequest(f"{len(common)} problems are common to both sides; a comparison needs 2")
+    a, b = (np.stack([side[problem] for problem in common]) for side in (left, right))
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise InvalidRequest("rows contain NaN or infinite values")
+    differences = b - a
+    mean = differences.mean(axis=0)
+    consistency, effect = _leave_one_out(differences)
+    return RowComparison(
+        pairs=len(common),
+        unpaired=len(left) + len(right) - 2 * len(common),
+        width=a.shape[1],
+        first_norm=float(np.linalg.norm(a, axis=1).mean()),
+        second_norm=float(np.linalg.norm(b, axis=1).mean()),
+        cosine_of_means=_mean_cosine(a.mean(axis=0)[None], b.mean(axis=0)[None]),
+        mean_cosine=_mean_cosine(a, b),
+        cka=linear_cka(a, b),
+        difference_norm=float(np.linalg.norm(mean)),
+        consistency=consistency,
+        effect_size=effect,
+        p_value=sign_flip_test(differences, permutations, seed),
+        permutations=permutations,
+        features=_largest(differences, top),
+        mean_difference=mean,
+    )
+
+
+def linear_cka(x: Array, y: Array) -> float | None:
+    """Linear CKA of [n, width of x] and [n, width of y], between 0 and 1; None if a side is constant.
+
+    Source: Kornblith et al., Similarity of neural network representations revisited (2019), section 3.
+    """
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+    scale = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
+    return float(np.linalg.norm(y.T @ x) ** 2 / scale) if scale > 0 else None
+
+
+def sign_flip_test(differences: Vector, permutations: int, seed: int = 0) -> float:
+    """p-value of the norm of the mean difference: (1 + as large ones) / (1 + permutations).
+
+    Args:
+        differences: one row per problem, [pairs, width].
+    """
+    # all that the norms need are the products of the problems' differences
+    products = differences @ differences.T
+    observed = float(products.sum())
+    generator = np.random.default_rng(seed)
+    reached = 0
+    for start in range(0, permutations, _BLOCK):
+        count = min(_BLOCK, permutations - start)
+        signs = generator.integers(0, 2, (count, len(differences))) * 2.0 - 1
+        squares = ((signs @ products) * signs).sum(axis=1)
+        reached += int((squares >= observed * (1 - 1e-12)).sum())
+    return (1 + reached) / (1 + permutations)
+
+
+def _by_problem(rows: Array, problems: Sequence[Hashable] | Array) -> dict[Hashable, Vector]:
+    """Mean row of each problem."""
+    names = problems.tolist() if isinstance(problems, np.ndarray) else list(problems)
+    if len(names) != len(rows):
+        raise InvalidRequest(f"{len(names)} problems for {len(rows)} rows")
+    numbers: dict[Hashable, list[int]] = {}
+    for row, problem in enumerate(names):
+        numbers.setdefault(problem, []).append(row)
+    return {problem: rows[found].astype(np.float64).mean(axis=0) for problem, found in numbers.items()}
+
+
+def _mean_cosine(a: Vector, b: Vector) -> float | None:
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    kept = lengths > 0
+    return float(((a * b).sum(axis=1)[kept] / lengths[kept]).mean()) if kept.any() else None
+
+
+def _leave_one_out(differences: Vector) -> tuple[float | None, float | None]:
+    others = (differences.sum(axis=0) - differences) / (len(differences) - 1)
+    lengths = np.linalg.norm(others, axis=1)
+    if not (lengths > 0).all():
+        return None, None
+    projections = (differences * others).sum(axis=1) / lengths
+    spread = float(projections.std(ddof=1))
+    return _mean_cosine(differences, others), float(projections.mean()) / spread if spread > 0 else None
+
+
+def _largest(differences: Vector, top: int) -> tuple[FeatureDifference, ...]:
+    mean, spread = differences.mean(axis=0), differences.std(axis=0, ddof=1)
+    effects = np.divide(mean, spread, out=np.zeros_like(mean), where=spread > 0)
+    order = np.argsort(-np.abs(effects), kind="stable")[:top]
+    return tuple(FeatureDifference(int(one), float(mean[one]), float(effects[one])) for one in order)

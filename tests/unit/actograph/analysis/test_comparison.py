@@ -1,0 +1,77 @@
+"""Comparisons beside numpy, on planted shifts and on noise."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from actograph.analysis.comparison import compare_rows, linear_cka, sign_flip_test
+from actograph.contract.errors import InvalidRequest
+
+Array = NDArray[Any]
+
+
+def noise(rows: int, width: int, seed: int) -> Array:
+    return np.random.default_rng(seed).normal(size=(rows, width))
+
+
+def test_cka_is_one_after_a_rotation_and_none_for_a_constant() -> None:
+    x = noise(50, 4, 0)
+    rotation = np.linalg.qr(noise(4, 4, 1))[0]
+    assert linear_cka(x, 2 * x @ rotation + 1) == pytest.approx(1)
+    assert linear_cka(x, np.zeros_like(x)) is None
+    # by the kernels of both sides, as the paper defines it
+    y, centre = noise(50, 3, 2), np.eye(50) - 1 / 50
+    k, m = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
+    assert linear_cka(x, y) == pytest.approx((k * m).sum() / np.sqrt((k * k).sum() * (m * m).sum()))
+
+
+def test_a_planted_shift_is_found_with_its_size() -> None:
+    first, change = noise(200, 12, 0), noise(200, 12, 1)
+    change[:, 4] += 2
+    found = compare_rows(first, first + change, np.arange(200), np.arange(200))
+    assert found.pairs == 200
+    assert found.p_value == 0.001
+    assert found.effect_size == pytest.approx(2, abs=0.3)
+    assert found.features[0].feature == 4
+    assert found.features[0].effect_size == pytest.approx(change[:, 4].mean() / change[:, 4].std(ddof=1))
+    assert found.difference_norm == pytest.approx(np.linalg.norm(change.mean(axis=0)))
+    assert found.first_norm == pytest.approx(np.linalg.norm(first, axis=1).mean())
+    assert found.cka == linear_cka(first, first + change)
+
+
+def test_noise_has_even_p_values_and_no_effect() -> None:
+    p_values = [sign_flip_test(noise(20, 6, seed), 199, seed) for seed in range(100)]
+    assert 0.35 < float(np.mean(p_values)) < 0.65
+    found = compare_rows(noise(100, 30, 0), noise(100, 30, 1), np.arange(100), np.arange(100))
+    assert found.effect_size is not None
+    assert abs(found.effect_size) < 0.4
+
+
+def test_the_p_value_equals_that_of_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    differences = noise(10, 1, 3) + 0.5
+    exact = stats.permutation_test(
+        (differences[:, 0],), lambda x: abs(x.mean()), permutation_type="samples", n_resamples=np.inf,
+        alternative="greater", vectorized=False,
+    ).pvalue  # fmt: skip
+    assert sign_flip_test(differences, 20_000) == pytest.approx(exact, abs=0.01)
+
+
+def test_epochs_are_averaged_and_problems_paired_by_name() -> None:
+    first = np.array([[1.0, 0], [3, 0], [5, 5], [9, 9]])
+    second = np.array([[0.0, 1], [2, 2]])
+    found = compare_rows(first, second, ["a", "a", "b", "only"], ["b", "a"], permutations=9)
+    assert (found.pairs, found.unpaired) == (2, 1)
+    assert found.mean_difference.tolist() == [((2 - 2) + (0 - 5)) / 2, ((2 - 0) + (1 - 5)) / 2]
+    assert "mean_difference" not in found.as_json()
+
+
+def test_what_cannot_be_paired_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="cannot be compared"):
+        compare_rows(np.zeros((3, 2)), np.zeros((3, 4)), [1, 2, 3], [1, 2, 3])
+    with pytest.raises(InvalidRequest, match="1 problems are common"):
+        compare_rows(np.zeros((2, 2)), np.zeros((2, 2)), [1, 2], [2, 3])
+    with pytest.raises(InvalidRequest, match="3 problems for 2 rows"):
+        compare_rows(np.zeros((2, 2)), np.zeros((2, 2)), [1, 2, 3], [2, 3])
