@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from actograph.cli.output import emit, note
-from actograph.client.errors import package
 from actograph.contract.errors import InvalidDataset
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False)]
@@ -65,10 +64,12 @@ def probe(
     on one side of each split), `lengths` [n] and `texts` [n] are optional. Rows with the label NaN are left
     out.
     """
-    package("scikit-learn", "a probe", module="sklearn")
     import numpy as np
 
     from actograph.analysis.files import read_arrays
+    from actograph.client.errors import package
+
+    package("scikit-learn", "a probe", module="sklearn")
     from actograph.analysis.probe import probe as fit
 
     arrays = read_arrays(file)
