@@ -43,6 +43,13 @@ PROGRAMS = (
         limit_minutes=45,
     ),
     Program(module="memory_plan", quick=("--tokens", "64"), minutes=0.2, limit_minutes=3),
+    Program(
+        module="probe_speed",
+        arguments=("--rows", "20000", "--width", "512"),
+        quick=("--rows", "2000", "--width", "32", "--layers", "2"),
+        minutes=3,
+        limit_minutes=15,
+    ),
     Program(module="session_files", quick=("--rounds", "2", "--sessions", "4"), minutes=3, limit_minutes=10),
     Program(
         module="session_listing",
