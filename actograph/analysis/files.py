@@ -1,14 +1,15 @@
 """Arrays by name in .npz and .safetensors files."""
 
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph import tensor_files
 from actograph.contract.errors import InvalidDataset, StoreDamaged
+from actograph.tensor_files import TensorEntry, read_header, value_array
 
 Array = NDArray[Any]
 
@@ -20,7 +21,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         InvalidDataset: the file is neither .npz nor .safetensors, is damaged, holds objects, or is empty.
     """
     if path.suffix == ".safetensors":
-        found = _safetensors(path)
+        found = {name: stored.read() for name, stored in stored_arrays(path).items()}
     elif path.suffix == ".npz":
         found = _npz(path)
     else:
@@ -41,20 +42,36 @@ def _npz(path: Path) -> dict[str, Array]:
         raise InvalidDataset(f"{path}: not an .npz file of numbers and texts: {error}") from None
 
 
-def _safetensors(path: Path) -> dict[str, Array]:
-    with path.open("rb") as file:
+@dataclass(frozen=True)
+class StoredArray:
+    """One tensor of a .safetensors file, read when asked for; bfloat16 becomes float32."""
 
-        def read_at(offset: int, length: int) -> bytes:
+    path: Path
+    entry: TensorEntry
+
+    def read(self) -> Array:
+        return self._read(self.entry.shape, self.entry.start, self.entry.stop - self.entry.start)
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Read rows [start, stop) of the first axis."""
+        return self._read((stop - start, *self.entry.shape[1:]), *self.entry.byte_range(start, stop))
+
+    def _read(self, shape: tuple[int, ...], offset: int, length: int) -> Array:
+        with self.path.open("rb") as file:
             file.seek(offset)
-            return file.read(length)
+            return value_array(self.entry.dtype, shape, file.read(length))
 
+
+def stored_arrays(path: Path) -> dict[str, StoredArray]:
+    """The tensors of a .safetensors file by name. Raises InvalidDataset if it is none."""
+
+    def read_at(offset: int, length: int) -> bytes:
+        file.seek(offset)
+        return file.read(length)
+
+    with path.open("rb") as file:
         try:
-            header = tensor_files.read_header(read_at, path.stat().st_size)
-            return {
-                name: tensor_files.value_array(
-                    entry.dtype, entry.shape, read_at(entry.start, entry.stop - entry.start)
-                )
-                for name, entry in header.tensors.items()
-            }
+            header = read_header(read_at, path.stat().st_size)
         except StoreDamaged as error:
             raise InvalidDataset(f"{path}: {error.message}") from None
+    return {name: StoredArray(path, entry) for name, entry in header.tensors.items()}
