@@ -9,7 +9,7 @@ import pytest
 
 from actograph.client import Client
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 
 def test_a_real_service_passes_and_keeps_nothing_of_the_test(up: Callable[..., Any]) -> None:
