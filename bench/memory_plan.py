@@ -15,16 +15,10 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from actograph.contract.plans import estimate
-from actograph.contract.plans.batch_memory import (
-    Budget,
-    batch_cap,
-    batch_memory,
-    batch_size,
-    capture_need,
-)
-from actograph.contract.resources import HookInfo, ModelStructure
+from actograph import plans as estimate
+from actograph.contract.models import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
+from actograph.plans import Budget, batch_cap, batch_memory, batch_size, capture_need
 from actograph.settings import Settings
 from bench.shapes import LLAMA_8B, QWEN3_06B
 from tests.support.marks import write_result

@@ -31,7 +31,7 @@ class ChosenFeatures(Spec):
         list[Annotated[int, Field(ge=0, le=10_000_000)]],
         Field(min_length=1, max_length=100_000, fail_fast=True),
         AfterValidator(_distinct),
-    ] = Field(description="Columns to keep, in this order.")
+    ]
 
 
 Features = FirstFeatures | ChosenFeatures
@@ -200,12 +200,9 @@ class StatsSpec(Spec):
     """Per-channel statistics over the chosen tokens of a sample."""
 
     threshold: float | None = Field(
-        None,
-        ge=0,
-        allow_inf_nan=False,
-        description="Count values with a larger magnitude; null counts none.",
+        None, ge=0, allow_inf_nan=False, description="Count values with a larger magnitude."
     )
-    tensors: bool = Field(True, description="True stores the tensors beside the statistics.")
+    tensors: bool = Field(True, description="False stores the statistics alone.")
 
 
 def _spelled_out(value: Any) -> Any:

@@ -1,11 +1,170 @@
-"""Tasks: the names of built-in tasks, and the format of your own. See docs/guides/tasks.md."""
+"""Tasks and scorers of evaluations: built-in names, and the format of your own. See docs/guides/tasks.md."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    model_validator,
+)
 
-from actograph.contract.base import Name, Spec
-from actograph.contract.scorers import AnyScorer, NumericScorer, ScorerList
+from actograph.contract.base import Name, Spec, example
+
+MAX_SCORERS = 16
+
+
+class ScorerBase(Spec):
+    """Base of all scorers. With different labels a job can have the same scorer twice."""
+
+    label: Name | None = Field(None, description="Last part of the metric key; null uses the default.")
+
+    @property
+    def key(self) -> str:
+        """The metric key in lm-eval's form, `<metric>,<filter>`; the filter may be `none`."""
+        metric, _, usual = _KEYS[getattr(self, "name", "")].partition(",")
+        return f"{metric},{self.label or usual}"
+
+
+class StrictMatchScorer(ScorerBase):
+    """lm-eval's strict-match of GSM8K: the number in the task's answer format."""
+
+    name: Literal["strict-match"]
+    form: Literal["gsm8k", "gsm8k_cot"] | None = Field(
+        None, description="`#### N`, or `The answer is N.`; null: the task's."
+    )
+
+
+class FlexibleExtractScorer(ScorerBase):
+    """lm-eval's flexible-extract of GSM8K: the last number in the completion."""
+
+    name: Literal["flexible-extract"]
+
+
+class NumericScorer(ScorerBase):
+    """The stated final answer as a number, compared exactly with the target's."""
+
+    name: Literal["numeric"]
+    tolerance: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        allow_inf_nan=False,
+        description="Allowed difference, if one number has decimals.",
+    )
+
+
+class ExactScorer(ScorerBase):
+    """True if completion and target are equal, ignoring case, white space and a final full stop."""
+
+    name: Literal["exact"]
+
+
+class IncludesScorer(ScorerBase):
+    """True if the completion contains the target, ignoring case."""
+
+    name: Literal["includes"]
+
+
+class FormatScorer(ScorerBase):
+    """The share of the required parts of the answer format that are correct."""
+
+    name: Literal["format"]
+    think_required: bool = Field(False, description="One closed, non-empty think block must come first.")
+    answer_marker: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        "####", description="Must occur once in the answer, followed by text."
+    )
+
+    @model_validator(mode="after")
+    def _requires_something(self) -> "FormatScorer":
+        if not self.think_required and self.answer_marker is None:
+            raise ValueError("ask for at least one of think_required and answer_marker")
+        return self
+
+
+class EfficiencyScorer(ScorerBase):
+    """1 for up to `target_tokens` generated tokens, then a linear decrease to 0 at `max_tokens`."""
+
+    name: Literal["efficiency"]
+    target_tokens: int = Field(ge=1, le=1_000_000)
+    max_tokens: int | None = Field(None, ge=1, le=1_000_000, description="null: the job's.")
+
+    @model_validator(mode="after")
+    def _falls(self) -> "EfficiencyScorer":
+        if self.max_tokens is not None and self.max_tokens <= self.target_tokens:
+            raise ValueError("max_tokens must be larger than target_tokens")
+        return self
+
+
+class AnnotationsScorer(ScorerBase):
+    """The share of GSM8K's calculator annotations, `<<48/2=24>>`, with a correct result."""
+
+    name: Literal["annotations"]
+    without: float = Field(0.0, ge=0.0, le=1.0, allow_inf_nan=False, description="Value without annotations.")
+
+
+_KEYS = {
+    "strict-match": "exact_match,strict-match",
+    "flexible-extract": "exact_match,flexible-extract",
+    "numeric": "exact_match,numeric",
+    "exact": "exact_match,none",
+    "includes": "includes,none",
+    "format": "format,none",
+    "efficiency": "efficiency,none",
+    "annotations": "annotations,none",
+}
+#: names of scorers; a name may replace the object of a scorer without parameters
+SCORER_NAMES = tuple(_KEYS)
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _distinct_keys(value: list["AnyScorer"]) -> list["AnyScorer"]:
+    keys = [scorer.key for scorer in value]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise ValueError(f"two scorers would write {', '.join(twice)}; give one of them a label")
+    return value
+
+
+AnyScorer = (
+    StrictMatchScorer
+    | FlexibleExtractScorer
+    | NumericScorer
+    | ExactScorer
+    | IncludesScorer
+    | FormatScorer
+    | EfficiencyScorer
+    | AnnotationsScorer
+)
+ScorerSpec = Annotated[
+    AnyScorer,
+    Field(discriminator="name"),
+    BeforeValidator(_named, json_schema_input_type=Literal[SCORER_NAMES] | dict[str, Any]),
+]
+ScorerList = Annotated[
+    list[ScorerSpec], Field(min_length=1, max_length=MAX_SCORERS), AfterValidator(_distinct_keys)
+]
+
+
+class RescoreRequest(Spec):
+    """New scorers for a job's completions; the first one gives the verdict."""
+
+    model_config = example(scorers=["numeric", {"name": "efficiency", "target_tokens": 128}])
+
+    scorers: ScorerList
+
+
+def read_scorer_argument(text: str) -> Any:
+    """Read a scorer of the command line: a name, or a JSON object."""
+    return json.loads(text) if text.lstrip().startswith("{") else text
+
 
 MAX_TEMPLATE_CHARS = 100_000
 MAX_EXAMPLES = 64
@@ -32,7 +191,7 @@ class FewshotSpec(Spec):
     samples: list[dict[str, JsonValue]] = Field(
         default_factory=list,
         max_length=MAX_EXAMPLES,
-        description="The task's own examples, shown in this order; an empty list draws them from a dataset.",
+        description="Shown in this order; empty: drawn from a dataset.",
     )
 
 
@@ -43,32 +202,26 @@ def _numeric() -> list[AnyScorer]:
 class TaskSpec(Spec):
     """A task of your own. Templates are Jinja over the columns of a row."""
 
-    name: Name = Field(description="Name in the results.")
-    prompt: Template = Field("{{question}}", description="Template of the prompt.")
-    target: Template = Field(
-        "{{answer}}", description="Template of the right answer, in the form that the scorers need."
-    )
+    name: Name
+    prompt: Template = "{{question}}"
+    target: Template = Field("{{answer}}", description="The right answer, in the form that the scorers need.")
     question: str = Field(
         "question",
         min_length=1,
         max_length=256,
-        description="Column to which conditions add their prefix and suffix.",
+        description="Column to which conditions add prefix and suffix.",
     )
-    stop: list[Stop] = Field(
-        default_factory=list, max_length=16, description="Strings that end a completion."
-    )
+    stop: list[Stop] = Field(default_factory=list, max_length=16)
     scorers: ScorerList = Field(default_factory=_numeric, description="Scorers of jobs that name none.")
-    fewshot: FewshotSpec = Field(default_factory=FewshotSpec, description="Examples before the prompt.")
-    target_delimiter: str = Field(
-        " ", max_length=100, description="Text between an example's prompt and its target."
-    )
-    fewshot_delimiter: str = Field("\n\n", max_length=100, description="Text after an example.")
+    fewshot: FewshotSpec = Field(default_factory=FewshotSpec)
+    target_delimiter: str = Field(" ", max_length=100, description="Between an example's prompt and target.")
+    fewshot_delimiter: str = Field("\n\n", max_length=100, description="After an example.")
 
 
 class TaskFile(Spec):
     """A task in a YAML file uploaded through /v1/files."""
 
-    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$", description="Id of the upload.")
+    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$")
 
 
 class TaskPath(Spec):

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import Score
-from actograph.contract.scorers import AnyScorer
-from actograph.contract.specs import EvaluationSpec
-from actograph.contract.tasks import TaskSpec
+from actograph.contract.tasks import AnyScorer, TaskSpec
 from actograph.scoring.scorers import GSM8K_SCORERS, Answered, Form, ScorerSet
 
 #: tasks with answers that end with `The answer is N.`

@@ -7,7 +7,7 @@ from typing import Literal
 
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.resources import Score
-from actograph.contract.scorers import (
+from actograph.contract.tasks import (
     AnnotationsScorer,
     AnyScorer,
     EfficiencyScorer,

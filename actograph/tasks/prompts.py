@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.specs import Condition, EvaluationSpec
+from actograph.contract.job_specs import EvaluationSpec
+from actograph.contract.specs import Condition
 from actograph.contract.tasks import STOP_STRINGS, TaskSpec
 from actograph.datasets.dataset_rows import DatasetRow, Problems, read_rows
 from actograph.tasks.rows import RowForm, examples_of

@@ -14,8 +14,8 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.runtime import Context, TemplateReference
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from actograph.contract.base import MAX_PROMPT_CHARS
 from actograph.contract.errors import InvalidDataset, InvalidRequest
-from actograph.contract.specs import MAX_PROMPT_CHARS
 
 #: steps of all loops of one rendering
 MAX_STEPS = 100_000

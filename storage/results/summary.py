@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
-from actograph.contract.resources import JobStatus, SampleStatus, tool_use
-from actograph.contract.resources.tool_use import ToolUse
+from actograph.contract import resources as tool_use
+from actograph.contract.resources import JobStatus, SampleStatus, ToolUse
 from actograph.contract.tasks import task_name
 from actograph.statistics import epoch_metrics, metrics
 from actograph.statistics.moments import Moments

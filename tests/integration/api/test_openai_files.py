@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 import uvicorn
 
-from actograph.contract.scorers import SCORER_NAMES
-from actograph.contract.service.capabilities import of_contract
-from actograph.contract.specs import JOB_KINDS, job_spec_adapter
+from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
+from actograph.contract.operations import of_contract
+from actograph.contract.tasks import SCORER_NAMES
 from storage.files import files
 from storage.tables.models import FileRow
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from actograph.contract.chat.tool_calls import ToolCall
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.contract.specs import SamplingSpec
+from actograph.tool_calls import ToolCall
 from storage.results.export.sample import turns
 from storage.sessions.writer import SessionReader
 from worker.engine.engine import Engine

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract.plans import estimate
-from actograph.contract.specs import CaptureSpec, job_spec_adapter
+from actograph import plans as estimate
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.specs import CaptureSpec
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from actograph import plans as estimate
 from actograph.contract import hooks as grammar
-from actograph.contract.plans import estimate
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.factory import open_store
 from storage.samples import LeasedSample

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from actograph import plans as estimate
 from actograph.client.tensors import open_folder
-from actograph.contract.plans import estimate
-from actograph.contract.specs import CaptureJobSpec, CaptureSpec
+from actograph.contract.job_specs import CaptureJobSpec
+from actograph.contract.specs import CaptureSpec
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store

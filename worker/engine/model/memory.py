@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from actograph.contract.plans import batch_memory
-from actograph.contract.plans.batch_memory import CaptureNeed
-from actograph.contract.resources import ModelStructure
+from actograph import plans as batch_memory
+from actograph.contract.models import ModelStructure
 from actograph.contract.specs import CaptureSpec
+from actograph.plans import CaptureNeed
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.loaded import LoadedModel
 

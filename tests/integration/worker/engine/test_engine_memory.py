@@ -10,8 +10,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from actograph.contract.plans import batch_memory, estimate
-from actograph.contract.resources import ModelStructure
+from actograph import plans as batch_memory
+from actograph import plans as estimate
+from actograph.contract.models import ModelStructure
 from actograph.contract.specs import Dtype, SamplingSpec
 from worker.engine.engine import Engine
 from worker.engine.model.attention_memory import pair_bytes

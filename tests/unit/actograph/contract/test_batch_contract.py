@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from actograph.contract.batches import BatchInput, BatchRequest, BatchUsage, spec_of, unit_key, unit_tokens
+from actograph.contract.chat_job import BatchInput, spec_of, unit_key, unit_tokens
+from actograph.contract.openai_answers import BatchRequest, BatchUsage
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 
 

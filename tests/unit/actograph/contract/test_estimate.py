@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from actograph.contract.plans import estimate
-from actograph.contract.resources import HookInfo, ModelStructure
+from actograph import plans as estimate
+from actograph.contract.models import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
 
 HIDDEN, VOCAB, CONTEXT = 8, 100, 64

@@ -7,7 +7,7 @@ import pytest
 
 from actograph.contract import hooks
 from actograph.contract.errors import UnknownHook
-from actograph.contract.resources import HookInfo, ModelStructure
+from actograph.contract.models import HookInfo, ModelStructure
 
 
 def structure(

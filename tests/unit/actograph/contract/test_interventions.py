@@ -17,9 +17,9 @@ from actograph.contract.interventions import (
     resolve_hook,
     vector_sha256,
 )
-from actograph.contract.resources import HookInfo, ModelStructure
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.models import HookInfo, ModelStructure
 from actograph.contract.row_selection import Stride, TokenRange
-from actograph.contract.specs import job_spec_adapter
 
 VEC = "vec_" + "a" * 32
 ADD: dict[str, Any] = {"hook": "resid_post.1", "op": "add", "vector": [1.0, 2.0]}

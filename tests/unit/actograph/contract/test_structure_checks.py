@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure
+from actograph.contract.job_specs import check_capture
+from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
-from actograph.contract.structure_checks import check_capture
 
 STRUCTURE = ModelStructure(
     model="m", architecture="A", num_layers=1, hidden_size=8, vocab_size=9, context_length=64,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actograph.contract.base import MAX_PROMPT_CHARS
 from actograph.contract.errors import InvalidDataset
-from actograph.contract.specs import MAX_PROMPT_CHARS
 from actograph.datasets.dataset_rows import MAX_REPORTED, DatasetRow, Problems, Texts, checked, read_rows
 from actograph.datasets.readers import MAX_LINE_BYTES, bounded_lines
 

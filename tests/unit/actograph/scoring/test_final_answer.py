@@ -2,7 +2,7 @@
 
 import pytest
 
-from actograph.contract.scorers import NumericScorer
+from actograph.contract.tasks import NumericScorer
 from actograph.scoring.final_answer import final_number
 from actograph.scoring.scorers import Answered, ScorerSet
 

@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.resources import Score
-from actograph.contract.scorers import SCORER_NAMES, ScorerList
+from actograph.contract.tasks import SCORER_NAMES, ScorerList
 from actograph.scoring.rewards import annotation_reward, efficiency_reward, format_reward
 from actograph.scoring.scorers import Answered, ScorerSet
 

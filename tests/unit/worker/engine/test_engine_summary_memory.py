@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from actograph.contract.plans import batch_memory
-from actograph.contract.resources import HookInfo, ModelStructure
+from actograph import plans as batch_memory
+from actograph.contract.models import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
 from worker.engine.locations import Point
 from worker.engine.requests import RowShaping, StatisticsOptions

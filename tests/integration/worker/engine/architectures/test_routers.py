@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
 
+from actograph import plans as estimate
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused, UnknownHook
-from actograph.contract.plans import estimate
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
 

@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from actograph.contract import hooks
+from actograph.contract.base import Spec, example
 from actograph.contract.errors import UnknownHook
-from actograph.contract.resources import ModelStructure
-from actograph.contract.specs import Spec
+from actograph.contract.models import ModelStructure
 
 MAX_SAVEPOINTS = 1000
 
@@ -67,9 +67,7 @@ class Savepoint(Spec):
     """A client's own name for a hook point of this model."""
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]{0,63}$")
-    selector: str = Field(
-        max_length=256, pattern=r"^[\w.\[\]\-]+$", description="A hook point, by name or alias."
-    )
+    selector: str = Field(max_length=256, pattern=r"^[\w.\[\]\-]+$", description="Hook name or alias.")
 
     @field_validator("name")
     @classmethod
@@ -82,17 +80,14 @@ class Savepoint(Spec):
 class ModelLoadOptions(Spec):
     """Options of a model load; null uses the worker's settings."""
 
-    revision: str | None = Field(
-        None, max_length=256, pattern=r"^[A-Za-z0-9][\w./\-]*$", description="Hub revision."
-    )
+    revision: str | None = Field(None, max_length=256, pattern=r"^[A-Za-z0-9][\w./\-]*$")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     device_map: DeviceMap | None = Field(
         None,
-        description="cpu, cuda or cuda:<n> for the whole model; auto, balanced, balanced_low_0 or sequential "
-        "to spread it over the GPUs; or module path -> GPU number, cuda:<n>, cpu or disk.",
+        description="cpu, cuda:<n>, auto, balanced, balanced_low_0, sequential; or module path -> device.",
     )
     max_memory: dict[DeviceKey, Bytes] | None = Field(
-        None, max_length=64, description="GPU number or cpu -> maximum bytes of weights on this device."
+        None, max_length=64, description="GPU number or cpu -> most bytes of weights."
     )
     attn_implementation: Attention | None = None
     savepoints: list[Savepoint] = Field(default_factory=list, max_length=MAX_SAVEPOINTS)
@@ -128,16 +123,10 @@ class ModelLoadOptions(Spec):
 class ModelLoadRequest(ModelLoadOptions):
     """A request to load a served model, in place of a worker's current model."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "model_id": "Qwen/Qwen3-0.6B",
-                    "dtype": "bfloat16",
-                    "savepoints": [{"name": "probe_layer", "selector": "model.layers[12].output"}],
-                }
-            ]
-        }
+    model_config = example(
+        model_id="Qwen/Qwen3-0.6B",
+        dtype="bfloat16",
+        savepoints=[{"name": "probe_layer", "selector": "model.layers[12].output"}],
     )
 
     model_id: str = Field(min_length=1, max_length=1024, description="Name or alias of the model.")

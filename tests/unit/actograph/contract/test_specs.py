@@ -5,13 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from actograph.contract.specs import (
-    CaptureSpec,
-    EvaluationSpec,
-    canonical_digest,
-    job_spec_adapter,
-    sample_seed,
-)
+from actograph.contract.base import canonical_digest
+from actograph.contract.job_specs import EvaluationSpec, job_spec_adapter
+from actograph.contract.specs import CaptureSpec, sample_seed
 
 EVALUATION: dict[str, Any] = {"kind": "evaluation", "model": "m", "dataset": {"path": "gsm8k/test.jsonl"}}
 

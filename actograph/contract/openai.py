@@ -3,27 +3,166 @@
 The reference is the OpenAI API (platform.openai.com/docs/api-reference/chat).
 """
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from actograph.contract.base import Metadata
-from actograph.contract.chat.accepted import OpenAISpec, fault_of, only
-from actograph.contract.chat.chat_messages import ChatMessage, NamedTool, ToolDefinition
-from actograph.contract.chat.tool_calls import CLOSE
+from actograph.contract.base import Metadata, PromptText, Spec, Tag, Text, example
 from actograph.contract.interventions import InterventionList
 from actograph.contract.row_selection import needs_generation
-from actograph.contract.specs import (
-    MAX_PROMPT_CHARS,
-    CaptureSpec,
-    ExpiresAfter,
-    LogitBias,
-    Penalty,
-    SamplingSpec,
-    Spec,
-    Tag,
-)
+from actograph.contract.specs import CaptureSpec, ExpiresAfter, LogitBias, Penalty, SamplingSpec
+from actograph.tool_calls import CLOSE
+
+
+def fault_of(field: str, why: str) -> PydanticCustomError:
+    """The error of a check over several fields, reported for one of them."""
+    return PydanticCustomError("fault_of", "{why}", {"why": why, "field": field})
+
+
+Refusals = Mapping[str, tuple[tuple[Any, ...], str]]
+
+
+class OpenAISpec(Spec):
+    """A request in OpenAI's form. Unknown fields are refused as in every request.
+
+    Attributes:
+        ignored: fields that do not change the answer.
+        unsupported: fields that would change it -> values that change nothing, besides null, and the reason.
+    """
+
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    unsupported: ClassVar[Refusals] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unused(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        for field, (accepted, why) in cls.unsupported.items():
+            if value.get(field) not in (None, *accepted):
+                raise fault_of(field, f"not supported here: {why}")
+        unused = cls.ignored | cls.unsupported.keys()
+        return {name: field for name, field in value.items() if name not in unused}
+
+
+class TextPart(Spec):
+    """A text part of a message's content."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class CalledFunction(Spec):
+    name: str = Field(min_length=1, max_length=256)
+    arguments: Text = Field(description="JSON text of an object.")
+
+    @field_validator("arguments")
+    @classmethod
+    def _object(cls, value: str) -> str:
+        value = value or "{}"  # some clients send calls without arguments so
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise ValueError("arguments must be the JSON text of an object")
+        return value
+
+
+class CalledTool(Spec):
+    """A call that the model made in an earlier turn."""
+
+    id: str = Field(max_length=256)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(OpenAISpec):
+    """A message of the history; earlier answers can be sent back unchanged."""
+
+    ignored = frozenset({"annotations"})
+    unsupported: ClassVar[Refusals] = {
+        "refusal": ((), "a refusal says nothing to this model"),
+        "parsed": ((), "answers are not parsed"),
+        "audio": ((), "messages are text"),
+        "function_call": ((), "use tool_calls"),
+    }
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[TextPart] | None = None
+    name: str | None = Field(None, max_length=256)
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: str | None = Field(None, max_length=256)
+    reasoning_content: Text | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "ChatMessage":
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content is missing; only an assistant's message with tool_calls may lack it")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only an assistant's message has tool_calls")
+        return self
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates take it."""
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.text,
+        }
+        for field in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, field)) is not None:
+                message[field] = value
+        if self.tool_calls:
+            # templates write arguments as JSON themselves
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": json.loads(call.function.arguments),
+                    },
+                }
+                for call in self.tool_calls
+            ]
+        return message
+
+
+class FunctionDefinition(OpenAISpec):
+    unsupported: ClassVar[Refusals] = {"strict": ((False,), "generated text is not constrained")}
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")
+    description: Text | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
+
+
+class ToolDefinition(Spec):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def for_template(self) -> dict[str, Any]:
+        return self.model_dump(exclude_none=True)
+
+
+class NamedFunction(Spec):
+    name: str = Field(min_length=1, max_length=64)
+
+
+class NamedTool(Spec):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -32,12 +171,9 @@ MAX_STOPS = 16
 LEAST_TOP_P = 1e-9
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-
-
-class ResponseFormat(Spec):
-    type: Annotated[str, only("text", why="only text is supported: generated text is not constrained")]
-    json_schema: Any = None
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, fail_fast=True)]
+Few = Field(min_length=1, max_length=2048, fail_fast=True)
+Prompts = Annotated[list[PromptText], Few] | Annotated[list[TokenIds], Few]
 
 
 class StreamOptions(OpenAISpec):
@@ -64,43 +200,26 @@ class CompletionBase(OpenAISpec):
     max_tokens: int | None = Field(None, ge=0, le=1_000_000)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Stop | list[Stop] | None = Field(None, description="One string, or up to 16.")
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
 
-    top_k: int | None = Field(
-        None, ge=1, description="Sample from the k most likely tokens; null samples from all."
-    )
-    store_activations: bool | None = Field(None, description="Capture with the default capture spec.")
-    capture: CaptureSpec | None = Field(
-        None, description="Activations to capture; see docs/guides/capture.md."
-    )
+    top_k: int | None = Field(None, ge=1, description="null samples from all tokens.")
+    store_activations: bool | None = Field(None, description="Capture with the default spec.")
+    capture: CaptureSpec | None = Field(None, description="See docs/guides/capture.md.")
     interventions: InterventionList = Field(default_factory=list)
     tags: list[Tag] = Field(default_factory=list, max_length=16)
     expires_after: ExpiresAfter | Literal["never"] | None = None
 
-    @field_validator("stop")
-    @classmethod
-    def _few_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
-        if isinstance(value, list) and len(value) > MAX_STOPS:
-            raise ValueError(f"at most {MAX_STOPS} stop strings")
-        return value
-
     @model_validator(mode="after")
     def _sensible(self) -> "CompletionBase":
         if self.store_activations is False and self.capture is not None:
-            raise fault_of(
-                "store_activations",
-                "store_activations is false, but there is a capture spec; remove one of them",
-            )
+            raise fault_of("store_activations", "store_activations is false, but there is a capture spec")
         if self.capture is not None and self.capture.mode != "generate":
-            raise fault_of(
-                "capture",
-                f"mode {self.capture.mode} is not supported on this route; remove it or send a capture job",
-            )
+            raise fault_of("capture", f"mode {self.capture.mode} is not supported here; send a capture job")
         if self.stream_options is not None and not self.stream:
             raise fault_of("stream_options", "stream_options needs stream: true")
         return self
@@ -142,28 +261,25 @@ class CompletionBase(OpenAISpec):
 class ChatCompletionRequest(CompletionBase):
     """The body of `POST /v1/chat/completions`."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "model": "Qwen/Qwen3-0.6B",
-                    "messages": [{"role": "user", "content": "What is 3 + 4?"}],
-                    "max_tokens": 64,
-                    "temperature": 0.7,
-                    "seed": 1,
-                    "capture": {"points": ["resid_post"], "layers": [12]},
-                }
-            ]
-        }
+    model_config = example(
+        model="Qwen/Qwen3-0.6B",
+        messages=[{"role": "user", "content": "What is 3 + 4?"}],
+        max_tokens=64,
+        temperature=0.7,
+        seed=1,
+        capture={"points": ["resid_post"], "layers": [12]},
     )
 
-    unsupported: ClassVar[Mapping[str, str]] = {
-        "moderation": "nothing is moderated",
-        "audio": "answers are text",
-        "functions": "use tools",
-        "function_call": "use tool_choice",
-        "verbosity": "the model knows no verbosity; say it in the prompt",
-        "web_search_options": "there is no web search",
+    unsupported: ClassVar[Refusals] = {
+        "moderation": ((), "nothing is moderated"),
+        "audio": ((), "answers are text"),
+        "modalities": ((["text"],), "answers are text"),
+        "response_format": (({"type": "text"},), "generated text is not constrained"),
+        "reasoning_effort": (("none",), "say enable_thinking true or false"),
+        "functions": ((), "use tools"),
+        "function_call": ((), "use tool_choice"),
+        "verbosity": ((), "the model knows no verbosity; say it in the prompt"),
+        "web_search_options": ((), "there is no web search"),
     }
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=10_000, fail_fast=True)
@@ -173,18 +289,12 @@ class ChatCompletionRequest(CompletionBase):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[ToolDefinition] | None = Field(None, max_length=128)
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
-        None, description="No value guarantees a call; see docs/guides/openai.md."
+        None, description="No value guarantees a call."
     )
     parallel_tool_calls: bool | None = Field(None, description="false allows one call at most.")
-    response_format: ResponseFormat | None = None
     enable_thinking: bool | None = Field(None, description="Passed to the chat template; default false.")
     chat_template_kwargs: ChatTemplateKwargs | None = None
     metadata: Metadata | None = Field(None, description="Metadata of the job.")
-
-    modalities: Annotated[list[str] | None, only(["text"], why="answers are text")] = None
-    reasoning_effort: Annotated[
-        str | None, only("none", why="only none is supported: say enable_thinking true or false")
-    ] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "ChatCompletionRequest":
@@ -199,10 +309,6 @@ class ChatCompletionRequest(CompletionBase):
         if self.call_name is not None and self.call_name not in names:
             raise fault_of(
                 "tool_choice", f"tool_choice names {self.call_name}, which is not one of the tools"
-            )
-        if self.reasoning_effort is not None and self.thinks:
-            raise fault_of(
-                "reasoning_effort", "reasoning_effort is none, but enable_thinking is true; send one of them"
             )
         kwargs = self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
         if None not in (kwargs, self.enable_thinking) and kwargs != self.enable_thinking:
@@ -246,11 +352,6 @@ class ChatCompletionRequest(CompletionBase):
         return bool(self.offered_tools) and (named or self.parallel_tool_calls is False)
 
     @property
-    def most_tokens(self) -> int | None:
-        """Maximum of tokens of an answer; None if the request has none."""
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
     def offered_tools(self) -> list[ToolDefinition]:
         """The tools that the model sees."""
         return [] if self.tool_choice == "none" else self.tools or []
@@ -259,35 +360,16 @@ class ChatCompletionRequest(CompletionBase):
 class CompletionRequest(CompletionBase):
     """The body of `POST /v1/completions`."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "model": "Qwen/Qwen3-0.6B",
-                    "prompt": "The capital of France is",
-                    "max_tokens": 8,
-                    "temperature": 0,
-                }
-            ]
-        }
+    unsupported: ClassVar[Refusals] = {"suffix": (("",), "the model only continues text")}
+
+    model_config = example(
+        model="Qwen/Qwen3-0.6B", prompt="The capital of France is", max_tokens=8, temperature=0
     )
 
-    prompt: (
-        Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
-        | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-        | Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]],
-            Field(min_length=1, max_length=2048, fail_fast=True),
-        ]
-        | Annotated[
-            list[Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]],
-            Field(min_length=1, max_length=2048, fail_fast=True),
-        ]
-    ) = Field(description="A text, token ids, or a list of either.")
+    prompt: PromptText | TokenIds | Prompts = Field(description="A text, token ids, or a list of either.")
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    suffix: Annotated[str | None, only("", why="not supported here: the model only continues text")] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "CompletionRequest":

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from actograph.contract.plans import batch_memory
-from actograph.contract.plans.batch_memory import Budget, CaptureNeed
-from actograph.contract.resources import HookInfo, ModelStructure
+from actograph import plans as batch_memory
+from actograph.contract.models import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
+from actograph.plans import Budget, CaptureNeed
 
 HIDDEN, VOCAB, CONTEXT, KV = 8, 100, 64, 1000
 PROMPT = 10

@@ -7,13 +7,13 @@ from pydantic import ValidationError
 
 from actograph.contract.errors import UnknownHook
 from actograph.contract.hooks import expand
-from actograph.contract.models.model_loads import (
+from actograph.contract.model_loads import (
     ModelLoadOptions,
     ModelLoadRequest,
     resolve_savepoints,
     with_savepoints,
 )
-from actograph.contract.resources import HookInfo, ModelStructure
+from actograph.contract.models import HookInfo, ModelStructure
 
 
 def structure(**changes: Any) -> ModelStructure:

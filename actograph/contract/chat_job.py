@@ -9,9 +9,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from actograph.contract.specs import GeneratingSpec, InputJobSpec, Spec
+from actograph.contract.base import Spec, Tag
+from actograph.contract.interventions import InterventionList
+from actograph.contract.job_specs import InputJobSpec
+from actograph.contract.specs import CaptureSpec, ExpiresAfter, GeneratingSpec, SamplingSpec
 
-KIND = "chat"
+CHAT = "chat"
 
 
 class ChatInput(Spec):
@@ -75,3 +78,64 @@ def batch_key(spec: dict[str, Any]) -> dict[str, Any]:
     sampling = {k: v for k, v in spec["sampling"].items() if k not in ("seed", "max_tokens")}
     shared = ("capture", "interventions", "sample_timeout_seconds", "priority")
     return {"sampling": sampling} | {name: spec[name] for name in shared}
+
+
+BATCH = "batch"
+#: requests with at most this many tokens may share a batch, whatever their length
+FEW_TOKENS = 64
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+
+
+class BatchInput(ChatInput):
+    """The request of one line, as its samples store it; each of its `choices` is a sample.
+
+    Attributes:
+        expires_after: expiry of its sessions; None uses the job's.
+        tags: tags of its sessions, besides the job's.
+    """
+
+    custom_id: str
+    sampling: SamplingSpec
+    choices: int = 1
+    capture: CaptureSpec | None = None
+    interventions: InterventionList = Field(default_factory=list)
+    expires_after: ExpiresAfter | Literal["never"] | None = None
+    tags: list[Tag] = Field(default_factory=list)
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+
+class BatchJobSpec(InputJobSpec, GeneratingSpec):
+    """The job of a batch. `sampling` has the largest max_tokens of all lines; each line has its own.
+
+    Each line also has its own `capture` and `interventions`; those of the job are empty.
+    """
+
+    kind: Literal["batch"] = "batch"
+    batch_id: str
+    endpoint: Endpoint
+    #: number of lines; each has one sample or more
+    requests: int = 0
+
+
+def unit_key(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a stored `BatchInput` that all samples of one unit share.
+
+    Lines of very different `max_tokens` do not run together: the longest would hold the memory of all.
+    """
+    sampling = {k: v for k, v in stored["sampling"].items() if k not in ("seed", "max_tokens")}
+    shared = {name: stored.get(name) or None for name in ("capture", "interventions")}
+    return {"sampling": sampling, "tokens": unit_tokens(stored)} | shared
+
+
+def unit_tokens(stored: Mapping[str, Any]) -> int:
+    """Maximum of generated tokens for samples of the same unit: a power of two."""
+    most: int = stored.get("max_tokens") or stored["default_max_tokens"]
+    return 1 << (max(most, FEW_TOKENS) - 1).bit_length()
+
+
+def spec_of(job: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored spec of a batch, with the fields of one line (a stored `BatchInput`) and its unit."""
+    own = {name: stored.get(name) or job[name] for name in ("capture", "interventions")}
+    most = min(unit_tokens(stored), job["sampling"]["max_tokens"])
+    return {**job, **own, "sampling": {**job["sampling"], "max_tokens": most}}
