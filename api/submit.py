@@ -24,7 +24,7 @@ from actograph.contract.specs import ExpiresAfter, FileDataset, GeneratingSpec, 
 from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
 from actograph.datasets.dataset_rows import DatasetRow, R, RowForm, Texts
 from actograph.datasets.readers import format_of
-from actograph.scoring.of_job import JobScoring
+from actograph.scoring.scorers import JobScoring
 from actograph.tasks import rows as task_rows
 from actograph.tasks.files import MAX_FILE_BYTES, read_task_file, task_from
 from actograph.tasks.rows import row_form

@@ -3,15 +3,7 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    JsonValue,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
 from actograph.contract.base import Name, Spec, example
 
@@ -49,13 +41,7 @@ class NumericScorer(ScorerBase):
     """The stated final answer as a number, compared exactly with the target's."""
 
     name: Literal["numeric"]
-    tolerance: float = Field(
-        0.0,
-        ge=0.0,
-        le=1.0,
-        allow_inf_nan=False,
-        description="Allowed difference, if one number has decimals.",
-    )
+    tolerance: float = Field(0.0, ge=0.0, le=1.0, description="Allowed difference, if one has decimals.")
 
 
 class ExactScorer(ScorerBase):
@@ -68,22 +54,6 @@ class IncludesScorer(ScorerBase):
     """True if the completion contains the target, ignoring case."""
 
     name: Literal["includes"]
-
-
-class FormatScorer(ScorerBase):
-    """The share of the required parts of the answer format that are correct."""
-
-    name: Literal["format"]
-    think_required: bool = Field(False, description="One closed, non-empty think block must come first.")
-    answer_marker: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
-        "####", description="Must occur once in the answer, followed by text."
-    )
-
-    @model_validator(mode="after")
-    def _requires_something(self) -> "FormatScorer":
-        if not self.think_required and self.answer_marker is None:
-            raise ValueError("ask for at least one of think_required and answer_marker")
-        return self
 
 
 class EfficiencyScorer(ScorerBase):
@@ -100,22 +70,13 @@ class EfficiencyScorer(ScorerBase):
         return self
 
 
-class AnnotationsScorer(ScorerBase):
-    """The share of GSM8K's calculator annotations, `<<48/2=24>>`, with a correct result."""
-
-    name: Literal["annotations"]
-    without: float = Field(0.0, ge=0.0, le=1.0, allow_inf_nan=False, description="Value without annotations.")
-
-
 _KEYS = {
     "strict-match": "exact_match,strict-match",
     "flexible-extract": "exact_match,flexible-extract",
     "numeric": "exact_match,numeric",
     "exact": "exact_match,none",
     "includes": "includes,none",
-    "format": "format,none",
     "efficiency": "efficiency,none",
-    "annotations": "annotations,none",
 }
 #: names of scorers; a name may replace the object of a scorer without parameters
 SCORER_NAMES = tuple(_KEYS)
@@ -139,9 +100,7 @@ AnyScorer = (
     | NumericScorer
     | ExactScorer
     | IncludesScorer
-    | FormatScorer
     | EfficiencyScorer
-    | AnnotationsScorer
 )
 ScorerSpec = Annotated[
     AnyScorer,
