@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from actograph import plans as estimate
+from actograph import plans
 from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.specs import CaptureSpec
 from actograph.settings import Settings
@@ -98,7 +98,7 @@ def test_a_session_has_about_the_size_that_was_told(
         (stored, *_), _ = sessions.find(session, sessions.SessionFilter(job_id=row.id))
         hooks = jobs.get(session, row.id).hooks
     assert hooks
-    told = estimate.stored_bytes(
+    told = plans.stored_bytes(
         holder.engine_for(MODEL).structure,
         hooks,
         CaptureSpec.model_validate(capture),
