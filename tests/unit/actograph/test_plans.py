@@ -8,6 +8,7 @@ from actograph import plans
 from actograph.contract.models import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
 from actograph.plans import Budget, CaptureNeed
+from tests.support.structures import model_structure
 
 HIDDEN, VOCAB, KV, PROMPT = 8, 100, 1000, 10
 MIB = 1 << 20
@@ -19,13 +20,7 @@ def structure(**changes: Any) -> ModelStructure:
         "router_logits.0": HookInfo(location="model.layers.0.mlp.gate.output", width=3, dtype="float32"),
         "logits": HookInfo(location="lm_head.output", width=VOCAB, dtype="bfloat16"),
     }
-    values: dict[str, Any] = {
-        "model": "demo", "architecture": "X", "num_layers": 1, "hidden_size": HIDDEN, "vocab_size": VOCAB,
-        "context_length": 64, "dtype": "bfloat16", "device": "cpu", "num_parameters": 1000,
-        "chat_template": False, "eos_token_ids": [], "hooks": hooks,
-        "module_locations": [info.location for info in hooks.values()],
-    }  # fmt: skip
-    return ModelStructure(**values | changes)
+    return model_structure(hooks, **{"dtype": "bfloat16"} | changes)
 
 
 def memory(samples: int = 1, changes: dict[str, Any] | None = None, **sizes: Any) -> plans.BatchMemory:

@@ -58,10 +58,6 @@ def test_what_clients_send_beside_their_question_is_taken(subtests: pytest.Subte
             assert 0 < sampling.top_p <= 1 and sampling.presence_penalty == 0 and sampling.logit_bias == {}
 
 
-def test_the_older_route_takes_what_asks_for_nothing_too() -> None:
-    assert text(**NOTHING, best_of=1, echo=False, suffix="").sampling(max_tokens=1, seed=0).top_p == 1
-
-
 def test_what_cannot_be_done_is_refused_by_its_name(subtests: pytest.Subtests) -> None:
     for changes, param in [
         ({"top_logprobs": 3}, "top_logprobs"),

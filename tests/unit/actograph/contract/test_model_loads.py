@@ -1,5 +1,6 @@
 """What may be said of how a model is loaded."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from actograph.contract.model_loads import (
     resolve_savepoints,
     with_savepoints,
 )
-from actograph.contract.models import HookInfo, ModelStructure
+from actograph.contract.models import HookInfo, ModelStructure, parse_served
+from tests.support.structures import model_structure
 
 
 def structure(**changes: Any) -> ModelStructure:
@@ -21,26 +23,8 @@ def structure(**changes: Any) -> ModelStructure:
         f"resid_post.{i}": HookInfo(location=f"model.layers.{i}.output", width=8, dtype="float32")
         for i in range(2)
     }
-    values: dict[str, Any] = {
-        "model": "demo",
-        "architecture": "X",
-        "num_layers": 2,
-        "hidden_size": 8,
-        "vocab_size": 10,
-        "context_length": 64,
-        "dtype": "float32",
-        "device": "cpu",
-        "num_parameters": 1,
-        "chat_template": False,
-        "eos_token_ids": [],
-        "hooks": hooks,
-        "module_locations": [
-            "model.layers.0.output",
-            "model.layers.1.mlp.up_proj.output",
-            "model.layers.1.output",
-        ],
-    }
-    return ModelStructure(**values | changes)
+    modules = ["model.layers.0.output", "model.layers.1.mlp.up_proj.output", "model.layers.1.output"]
+    return model_structure(hooks, **{"num_layers": 2, "module_locations": modules} | changes)
 
 
 def options(**values: Any) -> ModelLoadOptions:
@@ -134,3 +118,12 @@ def test_each_hook_shows_its_savepoints_among_its_names() -> None:
     assert "late" in found.hooks["resid_post.1"].aliases
     assert "late" not in found.hooks["resid_post.0"].aliases
     assert "late" not in with_savepoints(found, {}).hooks["resid_post.1"].aliases
+
+
+def test_a_model_is_served_under_its_name_its_source_and_its_folder(tmp_path: Path) -> None:
+    assert parse_served("Qwen/Qwen3-0.6B").aliases == {"Qwen/Qwen3-0.6B"}
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    assert parse_served(f"{folder}/").aliases == {f"{folder}/", "tiny"}
+    named = parse_served(f"demo={folder}")
+    assert (named.name, named.source, named.aliases) == ("demo", str(folder), {"demo", str(folder), "tiny"})

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from actograph.contract.base import canonical_digest
 from actograph.contract.job_specs import EvaluationSpec, job_spec_adapter
-from actograph.contract.specs import CaptureSpec, sample_seed
+from actograph.contract.specs import sample_seed
 
 EVALUATION: dict[str, Any] = {"kind": "evaluation", "model": "m", "dataset": {"path": "gsm8k/test.jsonl"}}
 
@@ -23,12 +22,6 @@ def test_everything_but_kind_model_and_inputs_has_a_default() -> None:
 def reading(capture: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     spec = {"mode": "prefill"} | (capture or {})
     return {"kind": "capture", "model": "m", "inputs": [{"prompt": "x"}], "capture": spec} | changes
-
-
-def test_a_capture_in_prefill_mode_generates_nothing() -> None:
-    body = {"kind": "capture", "model": "m", "inputs": [{"prompt": "x"}]}
-    assert job_spec_adapter.validate_python(body | {"capture": {"mode": "prefill"}}).max_tokens == 0
-    assert job_spec_adapter.validate_python(body).max_tokens == 512
 
 
 def test_what_prefill_cannot_do_is_refused(subtests: pytest.Subtests) -> None:
@@ -48,26 +41,6 @@ def test_what_prefill_cannot_do_is_refused(subtests: pytest.Subtests) -> None:
     ]:
         with subtests.test(body=body, reason=reason), pytest.raises(ValidationError, match=reason):
             job_spec_adapter.validate_python(body)
-
-
-def test_the_published_example_is_accepted() -> None:
-    spec = job_spec_adapter.validate_python(
-        {
-            "kind": "evaluation", "model": "Qwen/Qwen3-0.6B", "task": "gsm8k",
-            "dataset": {"file_id": "file_" + "0" * 32}, "limit": 1319, "offset": 0, "tools": "none",
-            "num_fewshot": 0, "enable_thinking": False, "epochs": 1,
-            "conditions": [{"name": "baseline"}, {"name": "ep02", "suffix": "This is very important."}],
-            "sampling": {
-                "temperature": 0.0, "top_p": 1.0, "top_k": None, "max_tokens": 512, "seed": 0, "stop": [],
-            },
-            "capture": {
-                "points": ["attn_in", "mlp_in"], "layers": [8, 12, 16], "positions": "all", "dtype": "model",
-            },
-            "interventions": [], "priority": 5, "tags": ["night"], "metadata": {},
-        }
-    )  # fmt: skip
-    assert isinstance(spec, EvaluationSpec) and spec.capture is not None
-    assert (spec.conditions[1].suffix, spec.capture.layers) == ("This is very important.", [8, 12, 16])
 
 
 def test_a_wrong_field_is_refused_by_name(subtests: pytest.Subtests) -> None:
@@ -105,19 +78,60 @@ def test_a_wrong_field_is_refused_by_name(subtests: pytest.Subtests) -> None:
             assert field is None or field in places
 
 
-def test_a_capture_input_is_exactly_one_of_prompt_and_messages(subtests: pytest.Subtests) -> None:
-    for given in [{}, {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, {"prompt": ""}]:
-        with subtests.test(given=given), pytest.raises(ValidationError):
-            job_spec_adapter.validate_python({"kind": "capture", "model": "m", "inputs": [given]})
-
-
-def test_the_digest_knows_no_key_order_but_every_value() -> None:
-    assert canonical_digest({"a": 1, "b": [2]}) == canonical_digest({"b": [2], "a": 1})
-    assert CaptureSpec(points=["embed"]).digest() != CaptureSpec(points=["logits"]).digest()
-
-
 def test_a_sample_seed_depends_on_seed_index_and_epoch() -> None:
     seeds = {sample_seed(s, i, e) for s in range(3) for i in range(20) for e in range(3)}
     assert len(seeds) == 180
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert sample_seed(1, 2, 3) == 8899725253796173630
+
+
+TOOLS: dict[str, Any] = {"tools": "calculator"}
+
+
+def spec(**changes: Any) -> EvaluationSpec:
+    body: dict[str, Any] = {"kind": "evaluation", "model": "m", "dataset": {"path": "rows.jsonl"}}
+    return EvaluationSpec.model_validate(body | changes)
+
+
+def test_a_condition_may_have_tools_where_its_job_has_none() -> None:
+    found = spec(conditions=[{"name": "a"}, {"name": "b", "tools": "calculator"}], max_turns=3)
+    assert found.uses_tools
+    assert [found.tools_of(condition) for condition in found.conditions] == ["none", "calculator"]
+    without = spec(**TOOLS, conditions=[{"name": "a", "tools": "none"}])
+    assert not without.uses_tools
+
+
+def test_annotations_have_turns_for_every_calculation_and_need_no_template() -> None:
+    assert spec(**TOOLS).max_turns == 8
+    annotated = spec(**TOOLS, tool_format="annotations", apply_chat_template=False)
+    assert annotated.max_turns == 32
+    assert EvaluationSpec.model_validate(annotated.model_dump(mode="json")) == annotated
+    assert spec(**TOOLS, tool_format="annotations", max_turns=5).max_turns == 5
+
+
+def test_a_condition_changes_the_sampling_that_it_names() -> None:
+    found = spec(
+        sampling={"temperature": 0.5, "top_k": 7, "max_tokens": 9},
+        conditions=[{"name": "hot", "sampling": {"temperature": 2.0}}],
+    )
+    changes = found.conditions[0].sampling
+    assert changes is not None
+    sampling = changes.applied(found.sampling)
+    assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (2.0, 7, 9)
+
+
+def test_what_several_turns_cannot_do_is_refused(subtests: pytest.Subtests) -> None:
+    for changes, says in [
+        ({"max_turns": 3}, "max_turns needs tools: calculator"),
+        ({"tool_format": "annotations"}, "tool_format needs tools: calculator"),
+        (TOOLS | {"tool_format": "xml"}, "template"),
+        (TOOLS | {"tools": ["clock"]}, "calculator"),
+        (TOOLS | {"apply_chat_template": False}, "chat template"),
+        (
+            TOOLS | {"interventions": [{"hook": "embed", "op": "zero", "positions": "last"}]},
+            "only when the generation has ended",
+        ),
+        ({"conditions": [{"name": "a", "sampling": {"max_tokens": 3}}]}, "max_tokens"),
+    ]:
+        with subtests.test(changes=changes, says=says), pytest.raises(ValidationError, match=says):
+            spec(**changes)

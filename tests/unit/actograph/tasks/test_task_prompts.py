@@ -34,10 +34,6 @@ def gsm8k_train(shared: Path) -> list[DatasetRow]:
         return read_rows(stream)
 
 
-def test_plain_prompt() -> None:
-    assert build_prompt(GSM8K, row(1), BASELINE, fewshot=[], is_chat=False) == "Question: q1?\nAnswer:"
-
-
 def test_plain_prompt_with_examples() -> None:
     assert build_prompt(GSM8K, row(1), BASELINE, fewshot=EXAMPLES, is_chat=False) == (
         "Question: q7?\nAnswer: #### 7\n\nQuestion: q3?\nAnswer: #### 3\n\nQuestion: q1?\nAnswer:"
@@ -53,16 +49,6 @@ def test_chat_with_examples_as_turns() -> None:
         {"role": "user", "content": "Question: q3?\nAnswer:"},
         {"role": "assistant", "content": "#### 3"},
         {"role": "user", "content": "Question: q1?\nAnswer:"},
-    ]
-
-
-def test_chat_with_examples_in_one_message() -> None:
-    prompt = build_prompt(GSM8K, row(1), BASELINE, fewshot=EXAMPLES, is_chat=True, fewshot_as_multiturn=False)
-    assert prompt == [
-        {
-            "role": "user",
-            "content": build_prompt(GSM8K, row(1), BASELINE, fewshot=EXAMPLES, is_chat=False),
-        }
     ]
 
 
@@ -125,14 +111,6 @@ def test_examples_do_not_depend_on_the_order_of_running() -> None:
     assert len({tuple(e.index for e in chosen) for chosen in first.values()}) > 15
 
 
-def test_the_tested_row_is_never_an_example() -> None:
-    sampler = FewshotSampler(ROWS, 19, same_dataset=True)
-    for tested in ROWS:
-        chosen = sampler.choose(tested)
-        assert len(chosen) == 19
-        assert tested not in chosen
-
-
 def test_copies_of_the_tested_row_are_not_examples_either() -> None:
     rows = [row(i, "same?" if i < 15 else "") for i in range(20)]
     rows = [row(one.index, one.question, "#### 1") for one in rows]
@@ -154,7 +132,3 @@ def test_too_few_examples_are_refused() -> None:
     same = [row(i, "same?", "#### 1") for i in range(5)]
     with pytest.raises(InvalidRequest, match="only 0 rows differ from row 2"):
         FewshotSampler(same, 2, same_dataset=True).choose(same[2])
-
-
-def test_no_examples_need_no_rows() -> None:
-    assert FewshotSampler([], 0, same_dataset=True).choose(row(5)) == []
