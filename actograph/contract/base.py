@@ -12,6 +12,14 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
 Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
 PromptText = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
+HookName = Annotated[str, Field(min_length=1, max_length=256)]
+HookList = Annotated[list[HookName], Field(max_length=10_000)]
+ModelName = Annotated[str, Field(min_length=1, max_length=1024)]
+FileId = Annotated[str, Field(pattern=r"^file_[0-9a-f]{32}$")]
+ServerPath = Annotated[str, Field(min_length=1, max_length=4096, description="Path below a data root.")]
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+#: strings that end a generation
+Stops = Annotated[list[Stop], Field(max_length=16)]
 #: the client's own keys and values
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)

@@ -14,6 +14,8 @@ from actograph.contract.interventions import InterventionList
 from actograph.contract.job_specs import InputJobSpec
 from actograph.contract.specs import CaptureSpec, ExpiresAfter, GeneratingSpec, SamplingSpec
 
+BATCH = "batch"
+
 CHAT = "chat"
 
 
@@ -80,7 +82,6 @@ def batch_key(spec: dict[str, Any]) -> dict[str, Any]:
     return {"sampling": sampling} | {name: spec[name] for name in shared}
 
 
-BATCH = "batch"
 #: requests with at most this many tokens may share a batch, whatever their length
 FEW_TOKENS = 64
 

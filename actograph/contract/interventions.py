@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BeforeValidator, Field, model_validator
 
 from actograph.contract import hooks
-from actograph.contract.base import Metadata, Name, Resource, Spec, example
+from actograph.contract.base import HookName, Metadata, ModelName, Name, Resource, Spec, example
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import Positions
@@ -54,14 +54,12 @@ class Intervention(Spec):
     row when the token is its input.
     """
 
-    hook: str = Field(min_length=1, max_length=256, description="Hook name or alias.")
+    hook: HookName
     op: Op
     vector: Vector | None = Field(None, description="As long as the hook is wide.")
     vector_id: VectorId | None = Field(None, description="Id of a stored vector, instead of `vector`.")
     coefficient: Number = 1.0
-    positions: Annotated[Positions, BeforeValidator(_known_in_the_pass)] = Field(
-        "all", description="Tokens to change: a name, segments, {stride: k}, {start, stop}, or numbers."
-    )
+    positions: Annotated[Positions, BeforeValidator(_known_in_the_pass)] = "all"
 
     @model_validator(mode="after")
     def _fits_the_op(self) -> "Intervention":
@@ -88,11 +86,9 @@ class NewVector(Spec):
     model_config = example(name="career", hook="resid_post.2", vector=[0.1, -0.2, 0.3], model="demo")
 
     name: Name
-    hook: str = Field(min_length=1, max_length=256, description="Hook name or alias.")
+    hook: HookName
     vector: Vector
-    model: str | None = Field(
-        None, min_length=1, max_length=1024, description="Only jobs with this model may use it."
-    )
+    model: ModelName | None = Field(None, description="Only its jobs may use it.")
     metadata: Metadata = Field(default_factory=dict)
 
 

@@ -27,6 +27,8 @@ from actograph.contract.specs import (
 )
 from actograph.contract.tasks import OWN_EXAMPLES, ScorerList, TaskRef, TaskSpec
 
+MAX_INPUTS = 100_000
+
 ToolForm = Literal["template", "annotations"]
 #: default of `max_turns` with `annotations`: an answer has a turn for each of its calculations
 ANNOTATION_TURNS = 32
@@ -49,30 +51,19 @@ class EvaluationSpec(GeneratingSpec):
     kind: Literal["evaluation"]
     task: TaskRef = Field("gsm8k", description="A task's name, your own task, or a YAML file with one.")
     dataset: DatasetRef
-    fewshot_dataset: DatasetRef | None = Field(
-        None, description="Source of the few-shot examples; null: `dataset`."
-    )
+    fewshot_dataset: DatasetRef | None = Field(None, description="null: `dataset`.")
     limit: int | None = Field(None, ge=1, description="Maximum number of problems.")
     offset: int = Field(0, ge=0, description="Number of problems to skip.")
     tools: Tools = Field("none", description="Tools that the model may call; see docs/guides/tools.md.")
-    tool_format: ToolForm = Field(
-        "template", description="Calls in the chat template's form, or GSM8K's annotations, `<<48/2=`."
-    )
-    max_turns: int = Field(
-        8, ge=1, le=64, description="Turns with tools; the default with annotations is 32."
-    )
+    tool_format: ToolForm = Field("template", description="Calls of the chat template, or GSM8K's `<<48/2=`.")
+    max_turns: int = Field(8, ge=1, le=64, description="With annotations 32 by default.")
     num_fewshot: int = Field(0, ge=0, le=64, description="Default: all examples of the task, or 0.")
     apply_chat_template: bool | None = Field(None, description="null uses a chat template if there is one.")
     fewshot_as_multiturn: bool = Field(True, description="Give examples as turns of the chat.")
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
-    scorers: ScorerList | None = Field(
-        None, description="Names or objects; the first gives the verdict. null uses the task's."
-    )
+    scorers: ScorerList | None = Field(None, description="The first gives the verdict; null: the task's.")
     conditions: Annotated[list[Condition], AfterValidator(distinct_names)] = Field(
-        default_factory=lambda: [Condition(name="baseline")],
-        min_length=1,
-        max_length=64,
-        description="Variants on the same problems and seeds.",
+        default_factory=lambda: [Condition(name="baseline")], min_length=1, max_length=64
     )
 
     @field_validator("capture")
@@ -84,35 +75,19 @@ class EvaluationSpec(GeneratingSpec):
 
     @model_validator(mode="before")
     @classmethod
-    def _all_own_examples(cls, value: Any) -> Any:
-        """Set the default of `num_fewshot` for tasks with their own examples, as in lm-eval."""
-        if not isinstance(value, dict) or "num_fewshot" in value:
+    def _defaults(cls, value: Any) -> Any:
+        """Show all examples of a task that has its own, as in lm-eval, and give annotations more turns."""
+        if not isinstance(value, dict):
             return value
-        task = value.get("task")
+        task, defaults = value.get("task"), {}
         if isinstance(task, str):
-            own = OWN_EXAMPLES.get(task, 0)
-        else:
-            fewshot = task.get("fewshot") if isinstance(task, dict) else None
-            samples = fewshot.get("samples") if isinstance(fewshot, dict) else None
-            own = len(samples) if isinstance(samples, list) else 0
-        return {**value, "num_fewshot": own} if own else value
-
-    @model_validator(mode="before")
-    @classmethod
-    def _turns_of_annotations(cls, value: Any) -> Any:
-        """Set the default of `max_turns` for annotations, where each calculation ends a turn."""
-        if not isinstance(value, dict) or "max_turns" in value or value.get("tool_format") != "annotations":
-            return value
-        return {**value, "max_turns": ANNOTATION_TURNS}
-
-    @model_validator(mode="after")
-    def _enough_own_examples(self) -> "EvaluationSpec":
-        own = self.own_examples
-        if own and self.num_fewshot > own:
-            raise ValueError(f"num_fewshot {self.num_fewshot}: the task has {own} examples of its own")
-        if own and self.fewshot_dataset is not None:
-            raise ValueError("the task has its own examples; remove fewshot_dataset")
-        return self
+            defaults["num_fewshot"] = OWN_EXAMPLES.get(task, 0)
+        elif isinstance(task, dict) and isinstance(fewshot := task.get("fewshot"), dict):
+            samples = fewshot.get("samples")
+            defaults["num_fewshot"] = len(samples) if isinstance(samples, list) else 0
+        if value.get("tool_format") == "annotations":
+            defaults["max_turns"] = ANNOTATION_TURNS
+        return defaults | value
 
     @property
     def own_examples(self) -> int:
@@ -130,7 +105,12 @@ class EvaluationSpec(GeneratingSpec):
         return condition.tools or self.tools
 
     @model_validator(mode="after")
-    def _fits_its_tools(self) -> "EvaluationSpec":
+    def _consistent(self) -> "EvaluationSpec":
+        own = self.own_examples
+        if own and self.num_fewshot > own:
+            raise ValueError(f"num_fewshot {self.num_fewshot}: the task has {own} examples of its own")
+        if own and self.fewshot_dataset is not None:
+            raise ValueError("the task has its own examples; remove fewshot_dataset")
         if not self.uses_tools:
             for name in ("tool_format", "max_turns"):
                 if getattr(self, name) != type(self).model_fields[name].default:
@@ -138,13 +118,9 @@ class EvaluationSpec(GeneratingSpec):
             return self
         if self.apply_chat_template is False and self.tool_format == "template":
             raise ValueError(
-                "tools need the chat template: set apply_chat_template to true or null, or use tool_format: "
-                "annotations"
+                "tools need the chat template: leave apply_chat_template out, or use annotations"
             )
         return self
-
-
-MAX_INPUTS = 100_000
 
 
 class Message(Spec):
@@ -157,10 +133,8 @@ class Message(Spec):
 class CaptureInput(Spec):
     """Either a prompt or a conversation."""
 
-    prompt: PromptText | None = Field(None, description="Used as it is.")
-    messages: list[Message] | None = Field(
-        None, min_length=1, max_length=1000, description="Rendered by the chat template."
-    )
+    prompt: PromptText | None = None
+    messages: list[Message] | None = Field(None, min_length=1, max_length=1000)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "CaptureInput":
@@ -173,7 +147,7 @@ class InputJobSpec(JobSpecBase):
     """A job over prompts or conversations, with optional conditions."""
 
     conditions: Annotated[list[CaptureCondition], AfterValidator(distinct_names)] = Field(
-        default_factory=list, max_length=64, description="Every input runs under each condition."
+        default_factory=list, max_length=64
     )
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
 
@@ -181,11 +155,8 @@ class InputJobSpec(JobSpecBase):
     def _edits_of_what_is_read(self) -> "InputJobSpec":
         if self.is_prefill:
             for param, intervention in each(self.interventions, self.conditions):
-                lacking = needs_generation(intervention.positions)
-                if lacking is not None:
-                    raise ValueError(
-                        f"{param}.positions: {lacking} needs generated tokens; mode prefill generates none"
-                    )
+                if (lacking := needs_generation(intervention.positions)) is not None:
+                    raise ValueError(f"{param}.positions: {lacking} needs generated tokens, unlike prefill")
         return self
 
 
@@ -207,22 +178,13 @@ class CaptureJobSpec(InputJobSpec, GeneratingSpec):
     )
 
     kind: Literal["capture"]
-    capture: CaptureSpec | None = Field(
-        default_factory=CaptureSpec, description="Left out: the default spec; null: texts only."
-    )
-    inputs: list[CaptureInput] | None = Field(
-        None,
-        min_length=1,
-        max_length=MAX_INPUTS,
-        description="Prompts or conversations, instead of `dataset`.",
-    )
+    capture: CaptureSpec | None = Field(default_factory=CaptureSpec, description="null: texts only.")
+    inputs: list[CaptureInput] | None = Field(None, min_length=1, max_length=MAX_INPUTS)
     dataset: DatasetRef | None = Field(None, description="Prompts, instead of `inputs`.")
     text_field: str = Field("text", min_length=1, max_length=256, description="Column of the prompt.")
     limit: int | None = Field(None, ge=1, description="Maximum number of rows of the dataset.")
     offset: int = Field(0, ge=0, description="Number of rows of the dataset to skip.")
-    truncate: bool = Field(
-        False, description="Mode prefill: cut texts to the model's context instead of failing."
-    )
+    truncate: bool = Field(False, description="Mode prefill: cut texts to the model's context.")
 
     @model_validator(mode="after")
     def _one_source(self) -> "CaptureJobSpec":
@@ -242,15 +204,6 @@ JobSpec = Annotated[AnyJobSpec, Field(discriminator="kind")]
 job_spec_adapter: TypeAdapter[AnyJobSpec] = TypeAdapter(JobSpec)
 
 
-def features_needed(capture: CaptureSpec) -> int:
-    """The smallest width of a hook that has all selected features; 0 selects all features."""
-    if capture.features is None:
-        return 0
-    if isinstance(capture.features, FirstFeatures):
-        return capture.features.first
-    return max(capture.features.indices) + 1
-
-
 def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelStructure) -> None:
     """Check the requested features, reductions and statistics against the captured hooks.
 
@@ -260,10 +213,15 @@ def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelSt
     Raises:
         InvalidRequest: `param` is the field of the spec, such as `capture.features`.
     """
-    needed = features_needed(capture)
-    sums_up = (
-        "stats" if capture.stats is not None else "reduce" if capture.reduce in ("mean", "max") else None
-    )
+    match capture.features:
+        case None:
+            needed = 0
+        case FirstFeatures():
+            needed = capture.features.first
+        case _:
+            needed = max(capture.features.indices) + 1
+    sums_up = "reduce" if capture.reduce in ("mean", "max") else ""
+    sums_up = "stats" if capture.stats is not None else sums_up
     for hook in hooks:
         info = structure.tensor_of(hook)
         if sums_up and info is not None and "int" in info.dtype:

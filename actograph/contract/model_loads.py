@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from actograph.contract import hooks
-from actograph.contract.base import Spec, example
+from actograph.contract.base import ModelName, Spec, example
 from actograph.contract.errors import UnknownHook
 from actograph.contract.models import ModelStructure
 
@@ -83,12 +83,9 @@ class ModelLoadOptions(Spec):
     revision: str | None = Field(None, max_length=256, pattern=r"^[A-Za-z0-9][\w./\-]*$")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     device_map: DeviceMap | None = Field(
-        None,
-        description="cpu, cuda:<n>, auto, balanced, balanced_low_0, sequential; or module path -> device.",
+        None, description="A device, a strategy such as auto, or module path -> device."
     )
-    max_memory: dict[DeviceKey, Bytes] | None = Field(
-        None, max_length=64, description="GPU number or cpu -> most bytes of weights."
-    )
+    max_memory: dict[DeviceKey, Bytes] | None = Field(None, max_length=64)
     attn_implementation: Attention | None = None
     savepoints: list[Savepoint] = Field(default_factory=list, max_length=MAX_SAVEPOINTS)
 
@@ -129,7 +126,7 @@ class ModelLoadRequest(ModelLoadOptions):
         savepoints=[{"name": "probe_layer", "selector": "model.layers[12].output"}],
     )
 
-    model_id: str = Field(min_length=1, max_length=1024, description="Name or alias of the model.")
+    model_id: ModelName
 
     @property
     def options(self) -> ModelLoadOptions:

@@ -73,9 +73,7 @@ class HookInfo(Resource):
     location: str = Field(description="Module path with .input or .output.")
     width: int
     dtype: str
-    aliases: list[str] = Field(
-        default_factory=list, description="All other names: module paths, names of other tools, savepoints."
-    )
+    aliases: list[str] = Field(default_factory=list)
 
 
 class LocationInfo(Resource):
@@ -105,23 +103,15 @@ class ModelStructure(Resource):
     hooks: dict[str, HookInfo] = Field(description="All standard hook points of this model.")
     module_locations: list[str] = Field(description="All module locations, in execution order.")
     module_tensors: dict[str, LocationInfo] = Field(default_factory=dict)
-    unavailable: dict[str, str] = Field(
-        default_factory=dict, description="Missing point or hook (`router_logits.0`) -> reason."
-    )
+    unavailable: dict[str, str] = Field(default_factory=dict, description="Missing point or hook -> reason.")
     proofs: list[str] = Field(default_factory=list, description="Verified equations between hook points.")
-    ragged_batches: bool = Field(
-        True, description="False if prompts of different lengths cannot share a batch."
-    )
+    ragged_batches: bool = Field(True, description="Whether prompts of different lengths share a batch.")
     revision: str | None = None
     savepoints: dict[str, str] = Field(default_factory=dict, description="Savepoint -> hook point.")
     kv_bytes_per_token: int | None = Field(None, description="Null if unknown.")
     identity: ModelIdentity | None = Field(None, description="New jobs are pinned to it.")
-    mask_bytes_per_pair: int | None = Field(
-        None, description="Of a padded batch's mask, for each pair of a prompt's tokens."
-    )
-    scores_bytes_per_pair: int = Field(
-        0, description="Of attention scores; 0 if they are never held at once."
-    )
+    mask_bytes_per_pair: int | None = Field(None, description="For each pair of a prompt's tokens.")
+    scores_bytes_per_pair: int = 0
     num_experts: int | None = Field(None, description="Experts in each layer.")
     experts_per_token: int | None = Field(None, description="Experts that the router chooses for each token.")
 

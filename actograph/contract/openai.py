@@ -10,11 +10,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from actograph.contract.base import Metadata, PromptText, Spec, Tag, Text, example
+from actograph.contract.base import Metadata, ModelName, PromptText, Spec, Stop, Stops, Tag, Text, example
 from actograph.contract.interventions import InterventionList
 from actograph.contract.row_selection import needs_generation
 from actograph.contract.specs import CaptureSpec, ExpiresAfter, LogitBias, Penalty, SamplingSpec
 from actograph.tool_calls import CLOSE
+
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 16
 
 
 def fault_of(field: str, why: str) -> PydanticCustomError:
@@ -164,13 +168,9 @@ class NamedTool(Spec):
     function: NamedFunction
 
 
-MAX_CHOICES = 128
-MAX_TOP_LOGPROBS = 20
-MAX_STOPS = 16
 #: replaces a top_p of 0, which keeps the most likely token at OpenAI
 LEAST_TOP_P = 1e-9
 
-Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, fail_fast=True)]
 Few = Field(min_length=1, max_length=2048, fail_fast=True)
 Prompts = Annotated[list[PromptText], Few] | Annotated[list[TokenIds], Few]
@@ -194,13 +194,13 @@ class CompletionBase(OpenAISpec):
         "prompt_cache_options", "prompt_cache_retention",
     })  # fmt: skip
 
-    model: str = Field(min_length=1, max_length=1024)
+    model: ModelName
     temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 keeps only the most likely token.")
     max_tokens: int | None = Field(None, ge=0, le=1_000_000)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: Penalty | None = None
@@ -288,9 +288,7 @@ class ChatCompletionRequest(CompletionBase):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[ToolDefinition] | None = Field(None, max_length=128)
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = Field(
-        None, description="No value guarantees a call."
-    )
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="false allows one call at most.")
     enable_thinking: bool | None = Field(None, description="Passed to the chat template; default false.")
     chat_template_kwargs: ChatTemplateKwargs | None = None

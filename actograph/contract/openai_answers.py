@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
-from actograph.contract.base import MAX_TAGS, Metadata, Resource, Spec, Tag, example
+from actograph.contract.base import MAX_TAGS, FileId, Metadata, Resource, Spec, Tag, example
 from actograph.contract.chat_job import Endpoint
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.specs import ExpiresAfter
@@ -131,13 +131,10 @@ class Completion(Answer):
     usage: CompletionUsage
 
 
-class ToolCallDelta(Resource):
+class ToolCallDelta(ToolCall):
     """A whole call; calls are not streamed in pieces."""
 
     index: int
-    id: str
-    type: Literal["function"] = "function"
-    function: Function
 
 
 class Delta(BaseModel):
@@ -193,7 +190,7 @@ class BatchRequest(Spec):
         metadata={"project": "career"},
     )
 
-    input_file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$", description="JSONL with one request per line.")
+    input_file_id: FileId = Field(description="JSONL with one request per line.")
     endpoint: Endpoint
     completion_window: Window = Field("24h", description="Unfinished requests expire after it: `24h`, `7d`.")
     metadata: Metadata | None = None
@@ -251,21 +248,13 @@ class RequestCounts(Resource):
     failed: int = 0
 
 
-class InputTokensDetails(Resource):
-    cached_tokens: int = 0
-
-
-class OutputTokensDetails(Resource):
-    reasoning_tokens: int = 0
-
-
 class BatchUsage(Resource):
     """Tokens of all answered requests. Cached and reasoning tokens are not counted and always 0."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails = InputTokensDetails()
+    input_tokens_details: dict[str, int] = Field(default_factory=lambda: {"cached_tokens": 0})
     output_tokens: int
-    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    output_tokens_details: dict[str, int] = Field(default_factory=lambda: {"reasoning_tokens": 0})
     total_tokens: int
 
     @classmethod

@@ -15,9 +15,7 @@ from actograph.roles import Role
 class QueuePause(Resource):
     """A reason why the queue is paused."""
 
-    kind: Literal["manual", "disk", "quota"] = Field(
-        description="manual: until `POST /v1/queue/resume`; disk, quota: until there is space."
-    )
+    kind: Literal["manual", "disk", "quota"]
     reason: str | None = None
     by: str | None = Field(None, description="Client that paused it.")
     since: int | None = None
@@ -108,10 +106,8 @@ class StoreGc(Resource):
     expired_sessions: int = 0
     expired_bytes: int = 0
     expired_files: int = Field(0, description="Not counted with `dry_run`.")
-    orphans: list[StoredObject] = Field(
-        default_factory=list, description="Superseded sessions and interrupted uploads."
-    )
-    unknown: list[StoredObject] = Field(default_factory=list, description="Not in the index; they are kept.")
+    orphans: list[StoredObject] = Field(default_factory=list)
+    unknown: list[StoredObject] = Field(default_factory=list, description="They are kept.")
     leftovers: int = Field(0, description="Temporary files and unfinished uploads of killed processes.")
     next: str | None = Field(None, description="Send it as `after` for the next page; null: it is done.")
 
@@ -120,9 +116,7 @@ class StoreProblem(Resource):
     """A difference between the store and the index."""
 
     id: str = Field(description="Id of the session or the uploaded file.")
-    problem: Literal["missing", "damaged", "orphaned"] = Field(
-        description="missing: not in the store; orphaned: not in the index; damaged: wrong bytes."
-    )
+    problem: Literal["missing", "damaged", "orphaned"]
     detail: str
 
 
@@ -170,9 +164,7 @@ class Estimate(Resource):
     hooks: list[str] | None = Field(None, description="Hook points to capture.")
     prompt_tokens_mean: int | None = None
     prompt_tokens_longest: int | None = None
-    prompt_tokens_source: PromptTokensSource | None = Field(
-        None, description="characters: guessed, four per token; request: ?prompt_tokens=."
-    )
+    prompt_tokens_source: PromptTokensSource | None = None
     generated_tokens: int = Field(description="Maximum per sample (max_tokens); 0 if prompts are only read.")
     bytes_per_token: int | None = Field(None, description="One stored row of all hooks; 0 if reduced.")
     bytes_per_sample: int | None = Field(None, description="A session with a prompt of mean length.")
@@ -200,13 +192,9 @@ class NewKey(Spec):
 
     name: str = Field(min_length=1, max_length=64, pattern=_NAME_PATTERN, description="Name of the key.")
     role: Role = Role.SUBMIT
-    owner: str | None = Field(
-        None, pattern=OWNER_PATTERN, description="Several keys may share one. Default: a new owner."
-    )
+    owner: str | None = Field(None, pattern=OWNER_PATTERN, description="Default: a new owner.")
     expires_after: ExpiresAfter | None = Field(None, description="Expiry; null is no expiry.")
-    quota_bytes: int | None = Field(
-        None, ge=1, le=MAX_QUOTA_BYTES, description="Quota of the owner; null: ACTOGRAPH_OWNER_QUOTA_BYTES."
-    )
+    quota_bytes: int | None = Field(None, ge=1, le=MAX_QUOTA_BYTES, description="Quota of the owner.")
 
 
 class KeyUpdate(Spec):
@@ -256,30 +244,6 @@ class CreatedKey(ApiKey):
         return cls(**shown.model_dump(), key=key)
 
 
-class CaptureCapabilities(Resource):
-    """Values of a capture spec's fields."""
-
-    points: list[str]
-    positions: list[str] = Field(description="Names; token numbers and strides are accepted too.")
-    segments: list[str]
-    reduce: list[str]
-    dtypes: list[str]
-    modes: list[str]
-    fields: list[str] = Field(description="All fields of a capture spec.")
-
-
-class InterventionCapabilities(Resource):
-    ops: list[str]
-    positions: list[str] = Field(description="Names; token ranges are accepted too.")
-
-
-class EvaluationCapabilities(Resource):
-    tasks: list[str] = Field(description="Built-in tasks; your own tasks are accepted too.")
-    scorers: list[str]
-    tools: list[str]
-    tool_formats: list[str]
-
-
 class Limits(Resource):
     """Sizes are bytes; 0 is no limit."""
 
@@ -306,9 +270,9 @@ class Capabilities(Resource):
     version: str
     models: list[Model]
     job_kinds: list[str]
-    capture: CaptureCapabilities
-    interventions: InterventionCapabilities
-    evaluation: EvaluationCapabilities
+    capture: dict[str, list[str]] = Field(description="Values of a capture spec's fields.")
+    interventions: dict[str, list[str]]
+    evaluation: dict[str, list[str]]
     limits: Limits
     features: Features
     openai_endpoints: list[str] = Field(description="OpenAI-compatible paths.")
@@ -320,23 +284,23 @@ def of_contract() -> dict[str, Any]:
     capture = specs.CaptureSpec.model_fields
     return {
         "job_kinds": list(job_specs.JOB_KINDS),
-        "capture": CaptureCapabilities(
-            points=list(hooks.POINTS),
-            positions=list(get_args(row_selection.NamedPositions)),
-            segments=list(get_args(row_selection.Segment)),
-            reduce=list(get_args(row_selection.Reduce)),
-            dtypes=list(get_args(specs.Dtype)),
-            modes=list(get_args(capture["mode"].annotation)),
-            fields=list(capture),
-        ),
-        "interventions": InterventionCapabilities(
-            ops=list(get_args(interventions.Op)),
-            positions=[name for name in get_args(row_selection.NamedPositions) if name != "last"],
-        ),
-        "evaluation": EvaluationCapabilities(
-            tasks=list(get_args(tasks.TaskName)),
-            scorers=list(tasks.SCORER_NAMES),
-            tools=list(get_args(specs.Tools)),
-            tool_formats=list(get_args(job_specs.ToolForm)),
-        ),
+        "capture": {
+            "points": list(hooks.POINTS),
+            "positions": list(get_args(row_selection.NamedPositions)),
+            "segments": list(get_args(row_selection.Segment)),
+            "reduce": list(get_args(row_selection.Reduce)),
+            "dtypes": list(get_args(specs.Dtype)),
+            "modes": list(get_args(capture["mode"].annotation)),
+            "fields": list(capture),
+        },
+        "interventions": {
+            "ops": list(get_args(interventions.Op)),
+            "positions": [name for name in get_args(row_selection.NamedPositions) if name != "last"],
+        },
+        "evaluation": {
+            "tasks": list(get_args(tasks.TaskName)),
+            "scorers": list(tasks.SCORER_NAMES),
+            "tools": list(get_args(specs.Tools)),
+            "tool_formats": list(get_args(job_specs.ToolForm)),
+        },
     }

@@ -5,11 +5,11 @@ Times are Unix seconds (UTC), sizes are bytes. Differences of comparisons are co
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from actograph.contract.base import ErrorRecord, Name, Resource, Spec, example
+from actograph.contract.base import ErrorRecord, HookList, Name, Resource, Spec, example
 from actograph.contract.models import ModelIdentity
 from actograph.contract.row_selection import Positions
 
@@ -49,26 +49,20 @@ class ToolTotals(Resource):
 
 
 def totals(uses: Mapping[ToolUse, int]) -> ToolTotals | None:
-    """The totals of some samples. Returns None if no sample has tools.
-
-    Args:
-        uses: number of samples of each tool use.
-    """
+    """The totals of samples, given as their number for each tool use. Returns None without tools."""
     if not uses:
         return None
-    ended: dict[ToolUseEnd, int] = {}
-    for end in get_args(ToolUseEnd):
-        if count := sum(samples for use, samples in uses.items() if use.ended == end):
-            ended[end] = count
-    return ToolTotals(
-        samples=sum(uses.values()),
-        calling=sum(samples for use, samples in uses.items() if use.calls),
-        turns=sum(samples * use.turns for use, samples in uses.items()),
-        calls=sum(samples * use.calls for use, samples in uses.items()),
-        errors=sum(samples * use.errors for use, samples in uses.items()),
-        malformed=sum(samples * use.malformed for use, samples in uses.items()),
-        ended=ended,
-    )
+    ended = {
+        end: count
+        for end in get_args(ToolUseEnd)
+        if (count := sum(samples for use, samples in uses.items() if use.ended == end))
+    }
+    summed = {
+        name: sum(samples * getattr(use, name) for use, samples in uses.items())
+        for name in ("turns", "calls", "errors", "malformed")
+    }
+    calling = sum(samples for use, samples in uses.items() if use.calls)
+    return ToolTotals(samples=sum(uses.values()), calling=calling, ended=ended, **summed)
 
 
 class JobStatus(StrEnum):
@@ -109,9 +103,7 @@ class Job(Resource):
     paused_reason: str | None = Field(None, description="Quota that stops it until there is space.")
     deadline_at: int | None = Field(None, description="It fails then if it has not ended.")
     identity_sha256: str | None = None
-    model_identity: ModelIdentity | None = Field(
-        None, description="The model of all its samples; null until it is known."
-    )
+    model_identity: ModelIdentity | None = Field(None, description="Of all its samples.")
     savepoints: dict[str, str] = Field(default_factory=dict, description="Savepoint -> hook point.")
     tags: list[str] = Field(default_factory=list)
     metadata: dict[str, str] = Field(default_factory=dict)
@@ -129,9 +121,7 @@ class ConditionResults(Resource):
     truncated: int = Field(description="Samples that reached max_tokens, or texts cut to the context.")
     tool_use: ToolTotals | None = Field(None, description="null without tools.")
     truncated_rate: float | None = Field(None, description="null without samples.")
-    unparsed: dict[str, int] = Field(
-        default_factory=dict, description="Metric key -> samples without a readable answer."
-    )
+    unparsed: dict[str, int] = Field(default_factory=dict, description="Samples without a readable answer.")
     unparsed_rate: dict[str, float] = Field(default_factory=dict)
 
 
@@ -196,9 +186,7 @@ class Sample(Resource):
     seed: int | None = None
     scores: dict[str, "Score"] = Field(default_factory=dict)
     tool_use: ToolUse | None = Field(None, description="null without tools.")
-    messages: list[ToolMessage] = Field(
-        default_factory=list, description="Turns after the prompt, with tools only."
-    )
+    messages: list[ToolMessage] = Field(default_factory=list, description="With tools only.")
     error: ErrorRecord | None = None
     session_id: str | None = None
     attempts: int = Field(0, description="Runs by workers. From 2 on it runs alone, after 4 it fails.")
@@ -220,7 +208,7 @@ class TensorInfo(Resource):
     dtype: str = Field(description="Name in safetensors: F32, BF16, F16, I64, ...")
     first_row: int = Field(0, description="Token of row 0.")
     position_offset: int | None = Field(
-        None, description="null: row i is token first_row + i; else row_positions[position_offset + i]."
+        None, description="Start in the tensor row_positions; null: consecutive."
     )
     summary: str | None = Field(None, description="Reduction that made this row.")
     over: int | None = Field(None, description="Number of reduced rows.")
@@ -301,9 +289,7 @@ class PairedDifference(Resource):
 class MetricDifference(PairedDifference):
     """A scorer's values under both conditions."""
 
-    only_baseline: int | None = Field(
-        None, description="Pairs that only the baseline got right; null for other values than 0 and 1."
-    )
+    only_baseline: int | None = Field(None, description="Pairs that only the baseline got right.")
     only_condition: int | None = Field(None, description="Pairs that only the condition got right.")
     mcnemar_p: float | None = Field(None, description="Two-sided exact p-value; null with several epochs.")
 
@@ -338,9 +324,7 @@ class ActivationComparisonRequest(Spec):
 
     baseline: Name | None = Field(None, description="null is the job's first condition.")
     condition: Name
-    hooks: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=10_000)] = (
-        Field(default_factory=list, description="Hook names or aliases; empty: every hook of the job.")
-    )
+    hooks: HookList = Field(default_factory=list, description="Empty: every hook of the job.")
     positions: Positions = Field("all", description="Tokens to average, as in a capture spec.")
     limit: int | None = Field(None, ge=1, description="Maximum number of pairs, in the order of the dataset.")
     store_as: Name | None = Field(None, description="Name for the mean differences, stored as vectors.")
@@ -356,9 +340,7 @@ class HookDifference(Resource):
     difference_norm: float = Field(description="Norm of the mean difference.")
     cosine_similarity: float | None = Field(description="Of the two means; null if one is zero.")
     mean_pair_norm: float = Field(description="Mean norm of the pairs' differences.")
-    consistency: float | None = Field(
-        description="Mean cosine of the pairs' differences with the mean difference."
-    )
+    consistency: float | None = Field(description="Mean cosine of the pairs with the mean difference.")
     vector_id: str | None = Field(None, description="The stored direction, condition minus baseline.")
 
 

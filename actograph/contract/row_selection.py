@@ -199,9 +199,7 @@ Reduce = Literal["none", "mean", "max", "last"]
 class StatsSpec(Spec):
     """Per-channel statistics over the chosen tokens of a sample."""
 
-    threshold: float | None = Field(
-        None, ge=0, allow_inf_nan=False, description="Count values with a larger magnitude."
-    )
+    threshold: float | None = Field(None, ge=0, allow_inf_nan=False)
     tensors: bool = Field(True, description="False stores the statistics alone.")
 
 

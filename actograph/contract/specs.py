@@ -7,7 +7,21 @@ from pydantic import Discriminator, Field, model_validator
 from pydantic import Tag as Kind
 
 from actograph.contract import hooks
-from actograph.contract.base import MAX_TAGS, Metadata, Name, Spec, Tag, Text, canonical_digest, example
+from actograph.contract.base import (
+    MAX_TAGS,
+    FileId,
+    HookList,
+    Metadata,
+    ModelName,
+    Name,
+    ServerPath,
+    Spec,
+    Stops,
+    Tag,
+    Text,
+    canonical_digest,
+    example,
+)
 from actograph.contract.interventions import InterventionList
 from actograph.contract.row_selection import Features, Positions, Reduce, Stats, needs_generation
 
@@ -32,9 +46,7 @@ class SamplingSpec(Spec):
     top_k: int | None = Field(None, ge=1, description="null samples from all tokens.")
     max_tokens: int = Field(512, ge=1, le=1_000_000)
     seed: int = Field(0, ge=0, lt=2**63, description="Each sample's own seed is derived from it.")
-    stop: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(
-        default_factory=list, max_length=16, description="Strings that end the generation."
-    )
+    stop: Stops = Field(default_factory=list)
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     logit_bias: LogitBias = Field(default_factory=dict, description="Token id -> number added to its logit.")
@@ -75,19 +87,10 @@ class CaptureSpec(Spec):
     """
 
     points: list[hooks.PointName] = Field(default_factory=list, max_length=len(hooks.POINTS))
-    layers: Layers | None = Field(
-        None,
-        description="Numbers, `all`, `start:stop:step`; null: 1/4, 1/2 and 3/4 of the depth.",
-    )
-    hooks: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
-        default_factory=list, max_length=10_000, description="Hook names or aliases."
-    )
-    positions: Positions = Field(
-        "all", description="Tokens to store: a name, segments, {stride: k}, {start, stop}, or numbers."
-    )
-    features: Features | None = Field(
-        None, description="Columns to store: {first: 50} or {indices: [3, 700]}."
-    )
+    layers: Layers | None = Field(None, description="null: 1/4, 1/2 and 3/4 of the depth.")
+    hooks: HookList = Field(default_factory=list)
+    positions: Positions = Field("all", description="Tokens to store.")
+    features: Features | None = Field(None, description="Columns to store.")
     reduce: Reduce = Field("none", description="Store one row per hook and sample.")
     stats: Stats = Field(None, description="Per-channel statistics of the tokens.")
     dtype: Dtype = Field("model", description="`model` keeps the model's own.")
@@ -152,23 +155,21 @@ Format = Annotated[
 class FileDataset(Spec):
     """A file of rows uploaded through /v1/files."""
 
-    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$")
+    file_id: FileId
     format: Format = None
 
 
 class PathDataset(Spec):
     """A file of rows on the server, under one of the allowed data roots."""
 
-    path: str = Field(min_length=1, max_length=4096, description="Path below a data root.")
+    path: ServerPath
     format: Format = None
 
 
 class HubDataset(Spec):
     """A dataset on the Hugging Face Hub."""
 
-    hub: str = Field(
-        max_length=256, pattern=r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$", description="`owner/name`"
-    )
+    hub: str = Field(max_length=256, pattern=r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$")
     config: str | None = Field(None, max_length=256)
     split: str = Field("test", max_length=256)
 
@@ -209,24 +210,19 @@ class ExpiresAfter(Spec):
 class JobSpecBase(Spec):
     """Fields of all jobs."""
 
-    model: str = Field(min_length=1, max_length=1024, description="A served model.")
+    model: ModelName
     capture: CaptureSpec | None = Field(None, description="null keeps texts and scores only.")
     interventions: InterventionList = Field(default_factory=list)
     priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
     max_consecutive_failures: int | None = Field(
-        None, ge=0, le=1_000_000, description="This many stop the job; null: the service's default, 0: never."
+        None, ge=0, le=1_000_000, description="null: the service's default; 0: no limit."
     )
     deadline_seconds: float | None = Field(
-        None,
-        gt=0,
-        le=10 * 366 * 86400.0,
-        description="It fails if it has not ended this long after submission or retry.",
+        None, gt=0, le=10 * 366 * 86400.0, description="From submission or retry."
     )
-    tags: list[Tag] = Field(
-        default_factory=list, max_length=MAX_TAGS, description="Tags of the job and its sessions."
-    )
+    tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS)
     expires_after: ExpiresAfter | Literal["never"] | None = Field(
-        None, description="Of its sessions; null: the service's default."
+        None, description="null: the service's default."
     )
     metadata: Metadata = Field(default_factory=dict)
 
@@ -247,11 +243,7 @@ class GeneratingSpec(JobSpecBase):
     sampling: SamplingSpec = Field(default_factory=SamplingSpec)
     epochs: int = Field(1, ge=1, le=1000, description="Runs of each sample.")
     sample_timeout_seconds: float | None = Field(
-        None,
-        ge=0,
-        le=366 * 86400.0,
-        allow_inf_nan=False,
-        description="Of decoding; null: the service's default, 0: no limit.",
+        None, ge=0, le=366 * 86400.0, allow_inf_nan=False, description="null: the service's default."
     )
 
     @property

@@ -5,7 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
-from actograph.contract.base import Name, Spec, example
+from actograph.contract.base import FileId, Name, ServerPath, Spec, Stops, example
+
+MAX_TEMPLATE_CHARS = 100_000
+MAX_EXAMPLES = 64
 
 MAX_SCORERS = 16
 
@@ -26,9 +29,7 @@ class StrictMatchScorer(ScorerBase):
     """lm-eval's strict-match of GSM8K: the number in the task's answer format."""
 
     name: Literal["strict-match"]
-    form: Literal["gsm8k", "gsm8k_cot"] | None = Field(
-        None, description="`#### N`, or `The answer is N.`; null: the task's."
-    )
+    form: Literal["gsm8k", "gsm8k_cot"] | None = Field(None, description="null: the task's.")
 
 
 class FlexibleExtractScorer(ScorerBase):
@@ -125,9 +126,6 @@ def read_scorer_argument(text: str) -> Any:
     return json.loads(text) if text.lstrip().startswith("{") else text
 
 
-MAX_TEMPLATE_CHARS = 100_000
-MAX_EXAMPLES = 64
-
 TaskName = Literal["gsm8k", "gsm8k_cot", "gsm8k_cot_zeroshot"]
 #: built-in tasks with their own few-shot examples -> number of them; lm-eval shows all
 OWN_EXAMPLES = {"gsm8k_cot": 8}
@@ -141,17 +139,12 @@ STOP_STRINGS: dict[str, tuple[str, ...]] = {
 LM_EVAL_VERSION = 3.0
 
 Template = Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
-Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class FewshotSpec(Spec):
     """The few-shot examples of a task."""
 
-    samples: list[dict[str, JsonValue]] = Field(
-        default_factory=list,
-        max_length=MAX_EXAMPLES,
-        description="Shown in this order; empty: drawn from a dataset.",
-    )
+    samples: list[dict[str, JsonValue]] = Field(default_factory=list, max_length=MAX_EXAMPLES)
 
 
 def _numeric() -> list[AnyScorer]:
@@ -165,12 +158,9 @@ class TaskSpec(Spec):
     prompt: Template = "{{question}}"
     target: Template = Field("{{answer}}", description="The right answer, in the form that the scorers need.")
     question: str = Field(
-        "question",
-        min_length=1,
-        max_length=256,
-        description="Column to which conditions add prefix and suffix.",
+        "question", min_length=1, max_length=256, description="Conditions change this column."
     )
-    stop: list[Stop] = Field(default_factory=list, max_length=16)
+    stop: Stops = Field(default_factory=list)
     scorers: ScorerList = Field(default_factory=_numeric, description="Scorers of jobs that name none.")
     fewshot: FewshotSpec = Field(default_factory=FewshotSpec)
     target_delimiter: str = Field(" ", max_length=100, description="Between an example's prompt and target.")
@@ -180,13 +170,13 @@ class TaskSpec(Spec):
 class TaskFile(Spec):
     """A task in a YAML file uploaded through /v1/files."""
 
-    file_id: str = Field(pattern=r"^file_[0-9a-f]{32}$")
+    file_id: FileId
 
 
 class TaskPath(Spec):
     """A task in a YAML file on the server, under one of the allowed data roots."""
 
-    path: str = Field(min_length=1, max_length=4096, description="Path below a data root.")
+    path: ServerPath
 
 
 def _kind(value: Any) -> str:

@@ -18,7 +18,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):  # a few lines of them can stand for any number of values
-            raise yaml.YAMLError(f"it uses the alias *{self.peek_event().anchor}; write the value out")
+            raise yaml.YAMLError("it uses aliases; write the values out")
         return super().compose_node(parent, index)
 
 

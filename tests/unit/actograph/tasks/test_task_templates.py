@@ -131,7 +131,7 @@ def test_what_is_no_task_file(subtests: pytest.Subtests) -> None:
         (b"x" * 200_001, "larger than"),
         (b"[" * 100_000, "nested too deeply"),
         (b"a: " + b"9" * 90_000, "not YAML"),
-        (ALIASES, r"uses the alias \*a; write the value out"),
+        (ALIASES, "uses aliases; write the values out"),
     ]:
         with subtests.test(content=content[:40]), pytest.raises(InvalidRequest, match=reason):
             read_task_file(content)
