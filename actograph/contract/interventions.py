@@ -54,12 +54,14 @@ class Intervention(Spec):
     row when the token is its input.
     """
 
-    hook: HookName
-    op: Op
+    hook: HookName = Field(description="Hook name or alias.")
+    op: Op = Field(description="Change of each row.")
     vector: Vector | None = Field(None, description="As long as the hook is wide.")
     vector_id: VectorId | None = Field(None, description="Id of a stored vector, instead of `vector`.")
-    coefficient: Number = 1.0
-    positions: Annotated[Positions, BeforeValidator(_known_in_the_pass)] = "all"
+    coefficient: Number = Field(1.0, description="c in these formulas.")
+    positions: Annotated[Positions, BeforeValidator(_known_in_the_pass)] = Field(
+        "all", description="Tokens to change: a name, segments, {stride: k}, {start, stop}, or numbers."
+    )
 
     @model_validator(mode="after")
     def _fits_the_op(self) -> "Intervention":

@@ -48,9 +48,9 @@ class EvaluationSpec(GeneratingSpec):
         capture={"points": ["attn_in", "mlp_in"], "layers": [8, 12, 16]},
     )
 
-    kind: Literal["evaluation"]
+    kind: Literal["evaluation"] = Field(description="Kind of the job.")
     task: TaskRef = Field("gsm8k", description="A task's name, your own task, or a YAML file with one.")
-    dataset: DatasetRef
+    dataset: DatasetRef = Field(description="Problems to answer.")
     fewshot_dataset: DatasetRef | None = Field(None, description="null: `dataset`.")
     limit: int | None = Field(None, ge=1, description="Maximum number of problems.")
     offset: int = Field(0, ge=0, description="Number of problems to skip.")
@@ -63,7 +63,10 @@ class EvaluationSpec(GeneratingSpec):
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
     scorers: ScorerList | None = Field(None, description="The first gives the verdict; null: the task's.")
     conditions: Annotated[list[Condition], AfterValidator(distinct_names)] = Field(
-        default_factory=lambda: [Condition(name="baseline")], min_length=1, max_length=64
+        default_factory=lambda: [Condition(name="baseline")],
+        min_length=1,
+        max_length=64,
+        description="Variants on the same problems and seeds.",
     )
 
     @field_validator("capture")
@@ -126,15 +129,17 @@ class EvaluationSpec(GeneratingSpec):
 class Message(Spec):
     """A chat message."""
 
-    role: Literal["system", "user", "assistant"]
-    content: Text
+    role: Literal["system", "user", "assistant"] = Field(description="Speaker.")
+    content: Text = Field(description="Text.")
 
 
 class CaptureInput(Spec):
     """Either a prompt or a conversation."""
 
-    prompt: PromptText | None = None
-    messages: list[Message] | None = Field(None, min_length=1, max_length=1000)
+    prompt: PromptText | None = Field(None, description="Used as it is.")
+    messages: list[Message] | None = Field(
+        None, min_length=1, max_length=1000, description="For the chat template."
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "CaptureInput":
@@ -147,7 +152,7 @@ class InputJobSpec(JobSpecBase):
     """A job over prompts or conversations, with optional conditions."""
 
     conditions: Annotated[list[CaptureCondition], AfterValidator(distinct_names)] = Field(
-        default_factory=list, max_length=64
+        default_factory=list, max_length=64, description="Every input runs under each."
     )
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
 
@@ -177,9 +182,11 @@ class CaptureJobSpec(InputJobSpec, GeneratingSpec):
         capture={"hooks": ["resid_post.12", "logits"], "positions": "generated"},
     )
 
-    kind: Literal["capture"]
+    kind: Literal["capture"] = Field(description="Kind of the job.")
     capture: CaptureSpec | None = Field(default_factory=CaptureSpec, description="null: texts only.")
-    inputs: list[CaptureInput] | None = Field(None, min_length=1, max_length=MAX_INPUTS)
+    inputs: list[CaptureInput] | None = Field(
+        None, min_length=1, max_length=MAX_INPUTS, description="Instead of `dataset`."
+    )
     dataset: DatasetRef | None = Field(None, description="Prompts, instead of `inputs`.")
     text_field: str = Field("text", min_length=1, max_length=256, description="Column of the prompt.")
     limit: int | None = Field(None, ge=1, description="Maximum number of rows of the dataset.")

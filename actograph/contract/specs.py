@@ -44,11 +44,11 @@ class SamplingSpec(Spec):
     temperature: float = Field(0.0, ge=0.0, le=100.0, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     top_k: int | None = Field(None, ge=1, description="null samples from all tokens.")
-    max_tokens: int = Field(512, ge=1, le=1_000_000)
+    max_tokens: int = Field(512, ge=1, le=1_000_000, description="Per sample.")
     seed: int = Field(0, ge=0, lt=2**63, description="Each sample's own seed is derived from it.")
-    stop: Stops = Field(default_factory=list)
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
+    stop: Stops = Field(default_factory=list, description="Strings that end the generation.")
+    presence_penalty: Penalty = Field(0.0, description="For tokens generated before.")
+    frequency_penalty: Penalty = Field(0.0, description="For each time a token was generated.")
     logit_bias: LogitBias = Field(default_factory=dict, description="Token id -> number added to its logit.")
 
 
@@ -86,9 +86,11 @@ class CaptureSpec(Spec):
     and three quarters of the depth. Without `points` and `hooks` the point is `resid_post`.
     """
 
-    points: list[hooks.PointName] = Field(default_factory=list, max_length=len(hooks.POINTS))
+    points: list[hooks.PointName] = Field(
+        default_factory=list, max_length=len(hooks.POINTS), description="Read in each of `layers`."
+    )
     layers: Layers | None = Field(None, description="null: 1/4, 1/2 and 3/4 of the depth.")
-    hooks: HookList = Field(default_factory=list)
+    hooks: HookList = Field(default_factory=list, description="Hook names or aliases.")
     positions: Positions = Field("all", description="Tokens to store.")
     features: Features | None = Field(None, description="Columns to store.")
     reduce: Reduce = Field("none", description="Store one row per hook and sample.")
@@ -120,7 +122,7 @@ Tools = Literal["none", "calculator"]
 class CaptureCondition(Spec):
     """A named variant of a capture job; all conditions have the same inputs and seeds."""
 
-    name: Name
+    name: Name = Field(description="Name in the results.")
     interventions: InterventionList = Field(default_factory=list, description="Applied after the job's.")
 
 
@@ -155,7 +157,7 @@ Format = Annotated[
 class FileDataset(Spec):
     """A file of rows uploaded through /v1/files."""
 
-    file_id: FileId
+    file_id: FileId = Field(description="Id of an upload.")
     format: Format = None
 
 
@@ -169,9 +171,11 @@ class PathDataset(Spec):
 class HubDataset(Spec):
     """A dataset on the Hugging Face Hub."""
 
-    hub: str = Field(max_length=256, pattern=r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$")
-    config: str | None = Field(None, max_length=256)
-    split: str = Field("test", max_length=256)
+    hub: str = Field(
+        max_length=256, pattern=r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$", description="`owner/name`"
+    )
+    config: str | None = Field(None, max_length=256, description="Configuration.")
+    split: str = Field("test", max_length=256, description="Split.")
 
 
 _KINDS = {"file_id": "FileDataset", "path": "PathDataset", "hub": "HubDataset"}
@@ -203,16 +207,18 @@ MAX_EXPIRY_SECONDS = 100 * 366 * 24 * 3600
 class ExpiresAfter(Spec):
     """Expiry of sessions or files: `seconds` after their creation (`anchor`)."""
 
-    anchor: Literal["created_at"] = "created_at"
+    anchor: Literal["created_at"] = Field("created_at", description="Start of the time.")
     seconds: int = Field(ge=1, le=MAX_EXPIRY_SECONDS)
 
 
 class JobSpecBase(Spec):
     """Fields of all jobs."""
 
-    model: ModelName
+    model: ModelName = Field(description="A served model.")
     capture: CaptureSpec | None = Field(None, description="null keeps texts and scores only.")
-    interventions: InterventionList = Field(default_factory=list)
+    interventions: InterventionList = Field(
+        default_factory=list, description="Changes of activations, in this order."
+    )
     priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
     max_consecutive_failures: int | None = Field(
         None, ge=0, le=1_000_000, description="null: the service's default; 0: no limit."
@@ -220,11 +226,13 @@ class JobSpecBase(Spec):
     deadline_seconds: float | None = Field(
         None, gt=0, le=10 * 366 * 86400.0, description="From submission or retry."
     )
-    tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS)
+    tags: list[Tag] = Field(
+        default_factory=list, max_length=MAX_TAGS, description="Of the job and its sessions."
+    )
     expires_after: ExpiresAfter | Literal["never"] | None = Field(
         None, description="null: the service's default."
     )
-    metadata: Metadata = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict, description="Your own keys and values.")
 
     @property
     def is_prefill(self) -> bool:
@@ -240,7 +248,7 @@ class JobSpecBase(Spec):
 class GeneratingSpec(JobSpecBase):
     """Fields of all jobs that can generate."""
 
-    sampling: SamplingSpec = Field(default_factory=SamplingSpec)
+    sampling: SamplingSpec = Field(default_factory=SamplingSpec, description="Choice of tokens.")
     epochs: int = Field(1, ge=1, le=1000, description="Runs of each sample.")
     sample_timeout_seconds: float | None = Field(
         None, ge=0, le=366 * 86400.0, allow_inf_nan=False, description="null: the service's default."

@@ -144,7 +144,9 @@ Template = Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
 class FewshotSpec(Spec):
     """The few-shot examples of a task."""
 
-    samples: list[dict[str, JsonValue]] = Field(default_factory=list, max_length=MAX_EXAMPLES)
+    samples: list[dict[str, JsonValue]] = Field(
+        default_factory=list, max_length=MAX_EXAMPLES, description="Shown in this order."
+    )
 
 
 def _numeric() -> list[AnyScorer]:
@@ -154,15 +156,15 @@ def _numeric() -> list[AnyScorer]:
 class TaskSpec(Spec):
     """A task of your own. Templates are Jinja over the columns of a row."""
 
-    name: Name
-    prompt: Template = "{{question}}"
+    name: Name = Field(description="Name in the results.")
+    prompt: Template = Field("{{question}}", description="Template of the prompt.")
     target: Template = Field("{{answer}}", description="The right answer, in the form that the scorers need.")
     question: str = Field(
         "question", min_length=1, max_length=256, description="Conditions change this column."
     )
-    stop: Stops = Field(default_factory=list)
+    stop: Stops = Field(default_factory=list, description="Strings that end a completion.")
     scorers: ScorerList = Field(default_factory=_numeric, description="Scorers of jobs that name none.")
-    fewshot: FewshotSpec = Field(default_factory=FewshotSpec)
+    fewshot: FewshotSpec = Field(default_factory=FewshotSpec, description="Examples before the prompt.")
     target_delimiter: str = Field(" ", max_length=100, description="Between an example's prompt and target.")
     fewshot_delimiter: str = Field("\n\n", max_length=100, description="After an example.")
 
@@ -170,7 +172,7 @@ class TaskSpec(Spec):
 class TaskFile(Spec):
     """A task in a YAML file uploaded through /v1/files."""
 
-    file_id: FileId
+    file_id: FileId = Field(description="Id of an upload.")
 
 
 class TaskPath(Spec):
