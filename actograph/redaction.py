@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import quote, quote_plus, unquote
 
-from actograph.contract.service.keys import KEY_PREFIX
+from actograph.contract.operations import KEY_PREFIX
 from actograph.settings import Settings
 
 REDACTED = "[redacted]"

@@ -15,7 +15,7 @@ from fastapi import Depends, FastAPI
 from pydantic.json_schema import models_json_schema
 
 from actograph import __version__, redaction
-from actograph.contract.resources import Problem
+from actograph.contract.base import Problem
 from actograph.settings import Settings
 from api.auth import Authentication
 from api.background.reconciler import Reconciler

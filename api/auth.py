@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actograph.contract.errors import ActographError, Forbidden, ServiceUnavailable, Unauthorized
-from actograph.contract.service.key_roles import Role
 from actograph.loopback import is_loopback
+from actograph.roles import Role
 from actograph.settings import Settings
 from api.errors import NO_DATABASE, problem_of
 from storage.accounts import api_keys

@@ -6,12 +6,12 @@ Without a structure, since no worker has loaded the model yet, the worker makes 
 from collections.abc import Sequence
 
 from actograph.contract import hooks
-from actograph.contract.chat.chat_job import ChatInput
+from actograph.contract.chat_job import ChatInput
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
 from actograph.contract.interventions import StoredVector, check_stored, check_width, each, resolve_hook
-from actograph.contract.resources import ModelStructure
-from actograph.contract.specs import CaptureInput, CaptureSpec, EvaluationSpec, GeneratingSpec
-from actograph.contract.structure_checks import check_capture, check_sampling
+from actograph.contract.job_specs import CaptureInput, EvaluationSpec, check_capture, check_sampling
+from actograph.contract.models import ModelStructure
+from actograph.contract.specs import CaptureSpec, GeneratingSpec
 from api.estimate import Spec
 
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel
 from starlette.requests import HTTPConnection
 
 from actograph.contract.errors import Forbidden, InvalidRequest, NotFound
-from actograph.contract.service.key_roles import Role
+from actograph.roles import Role
 from actograph.settings import Settings
 from api.served_models import ServedModels
 from api.structures import Structures

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from actograph.contract.base import OpenAIError, Problem, ProblemItem
 from actograph.contract.errors import (
     ActographError,
     InvalidRequest,
@@ -26,8 +27,7 @@ from actograph.contract.errors import (
     StorageFull,
     StoreDamaged,
 )
-from actograph.contract.resources import OpenAIError, Problem, ProblemItem
-from actograph.contract.specs import JOB_KINDS
+from actograph.contract.job_specs import JOB_KINDS
 from actograph.redaction import redact
 from storage.index import disk_reserve
 from storage.index.database import is_full

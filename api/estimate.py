@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from actograph.contract.batches import BatchJobSpec
-from actograph.contract.chat.chat_job import ChatJobSpec
+from actograph import plans as batch_memory
+from actograph import plans as estimate
+from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import InsufficientResources
-from actograph.contract.plans import batch_memory, estimate
-from actograph.contract.resources import Estimate, ModelStructure, Need
-from actograph.contract.resources.estimates import PromptTokensSource
-from actograph.contract.specs import AnyJobSpec, CaptureSpec, EvaluationSpec
+from actograph.contract.job_specs import AnyJobSpec, EvaluationSpec
+from actograph.contract.models import ModelStructure
+from actograph.contract.operations import Estimate, Need, PromptTokensSource
+from actograph.contract.specs import CaptureSpec
 from api.dependencies import Services
 from storage.accounts.quotas import Quotas
 from storage.queue import pause

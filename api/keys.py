@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from actograph.contract.errors import ActographError
-from actograph.contract.service.key_roles import Role
-from actograph.contract.service.keys import NewKey
+from actograph.contract.operations import NewKey
 from actograph.redaction import conceal, redact
+from actograph.roles import Role
 from actograph.settings import Settings
 from storage import migrate
 from storage.accounts import api_keys

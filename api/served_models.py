@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from actograph.contract.errors import UnknownModel
-from actograph.contract.models import model_names
-from actograph.contract.models.model_names import ServedModel
+from actograph.contract.models import ServedModel, parse_served
 from actograph.settings import Settings
 
 
@@ -17,7 +16,7 @@ class ServedModels:
         for text in (settings.model, *settings.allowed_models):
             if not text:
                 continue
-            model = model_names.parse(text)
+            model = parse_served(text)
             self._models.setdefault(model.name, model)
             for alias in (model.name, *sorted(model.aliases)):
                 self._by_alias.setdefault(alias, self._models[model.name])

@@ -5,7 +5,7 @@ Every submission needs the structure, and a large one takes milliseconds to read
 
 from sqlalchemy.orm import Session
 
-from actograph.contract.resources import ModelStructure
+from actograph.contract.models import ModelStructure
 from storage.queue import workers
 
 

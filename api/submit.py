@@ -15,23 +15,16 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from actograph.contract.chat.chat_job import ChatJobSpec
+from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound, ServiceUnavailable
 from actograph.contract.interventions import StoredVector, each
-from actograph.contract.resources import ModelStructure
-from actograph.contract.specs import (
-    CaptureJobSpec,
-    EvaluationSpec,
-    ExpiresAfter,
-    FileDataset,
-    GeneratingSpec,
-    HubDataset,
-    PathDataset,
-)
+from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
+from actograph.contract.models import ModelStructure
+from actograph.contract.specs import ExpiresAfter, FileDataset, GeneratingSpec, HubDataset, PathDataset
 from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
 from actograph.datasets.dataset_rows import DatasetRow, R, RowForm, Texts
 from actograph.datasets.readers import format_of
-from actograph.scoring.of_job import JobScoring
+from actograph.scoring.scorers import JobScoring
 from actograph.tasks import rows as task_rows
 from actograph.tasks.files import MAX_FILE_BYTES, read_task_file, task_from
 from actograph.tasks.rows import row_form

@@ -19,7 +19,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from actograph.contract.batches import BatchRequest
+from actograph.contract.openai_answers import BatchRequest
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.settings import Settings
 from api.dependencies import Services

@@ -15,16 +15,10 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from actograph.contract.plans import estimate
-from actograph.contract.plans.batch_memory import (
-    Budget,
-    batch_cap,
-    batch_memory,
-    batch_size,
-    capture_need,
-)
-from actograph.contract.resources import HookInfo, ModelStructure
+from actograph import plans
+from actograph.contract.models import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
+from actograph.plans import Budget, batch_cap, batch_memory, batch_size, capture_need
 from actograph.settings import Settings
 from bench.shapes import LLAMA_8B, QWEN3_06B
 from tests.support.marks import write_result
@@ -77,7 +71,7 @@ def plan(shape: ModelStructure, card: int, *, prompt: int, tokens: int) -> tuple
     """Samples at once on a card of so many GiB, and the bytes of each part."""
     hooks, everything = list(shape.hooks), CaptureSpec()
     budget = Budget(
-        device_bytes=card * GIB - estimate.weights_bytes(shape) - CUDA_BYTES,
+        device_bytes=card * GIB - plans.weights_bytes(shape) - CUDA_BYTES,
         host_buffer_bytes=Settings.model_fields["host_buffer_bytes"].default,
         cap=batch_cap(on_gpu=True),
         on_gpu=True,
@@ -86,7 +80,7 @@ def plan(shape: ModelStructure, card: int, *, prompt: int, tokens: int) -> tuple
     sizes = {"prompt_tokens": prompt, "max_tokens": tokens}
     kv_bytes = shape.kv_bytes_per_token or 0
     samples = batch_size(shape, kv_bytes, need, budget, **sizes)
-    sample = estimate.tensor_bytes(shape, hooks, everything, prompt_tokens=prompt, generated_tokens=tokens)
+    sample = plans.tensor_bytes(shape, hooks, everything, prompt_tokens=prompt, generated_tokens=tokens)
     rows = min(budget.host_buffer_bytes, samples * sample)
     memory = batch_memory(shape, kv_bytes, need, samples=samples, **sizes)
     return samples, {**{part: int(getattr(memory, part)) for part in PARTS[:-1]}, "rows": rows}
@@ -107,7 +101,7 @@ def main() -> None:
         model = structure(shape, tied=tied)
         for card in CARDS:
             samples, parts = plan(model, card, prompt=args.prompt, tokens=args.tokens)
-            weights = estimate.weights_bytes(model)
+            weights = plans.weights_bytes(model)
             cells = [name, f"{card} GB", f"{weights / GIB:.1f}", str(samples)]
             print("| " + " | ".join([*cells, *(f"{size / GIB:.2f}" for size in parts.values())]) + " |")
             found.append({"model": name, "card_gib": card, "weights": weights, "batch": samples, **parts})

@@ -208,7 +208,7 @@ def name_and_value(text: str, option: str) -> tuple[str, str]:
 
 def scorers_of(texts: Iterable[str]) -> list[Any]:
     """Return the scorers of `--scorer`. Raises InvalidRequest for broken JSON."""
-    from actograph.contract.scorers import read_scorer_argument
+    from actograph.contract.tasks import read_scorer_argument
 
     try:
         return [read_scorer_argument(text) for text in texts]

@@ -125,7 +125,7 @@ def complete(client: "Client", body: dict[str, Any]) -> None:
     """
     from pydantic import ValidationError
 
-    from actograph.contract.specs import JOB_KINDS, job_spec_adapter
+    from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
 
     if "model" not in body:
         served = client.models.list()

@@ -9,8 +9,14 @@ from actograph.cli.output import age, clean, fields, render, size
 from actograph.progress import duration
 
 if TYPE_CHECKING:
-    from actograph.contract.comparison import ActivationComparison, JobComparison, PairedDifference
-    from actograph.contract.resources import Estimate, Job, JobResults
+    from actograph.contract.operations import Estimate
+    from actograph.contract.resources import (
+        ActivationComparison,
+        Job,
+        JobComparison,
+        JobResults,
+        PairedDifference,
+    )
 
 RESULTS = ("Tasks", "Condition", "Filter", ">n-shot", "Metric", ">Value", ">Stderr", ">Samples", ">Failed")
 SCORES = ("Condition", "Metric", ">Pairs", ">Baseline", ">Value", ">Difference", "Interval", ">McNemar p")
@@ -82,7 +88,7 @@ def _stated(spec: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a spec that differ from the defaults; all fields of an unknown form."""
     from pydantic import ValidationError
 
-    from actograph.contract.specs import job_spec_adapter
+    from actograph.contract.job_specs import job_spec_adapter
 
     with suppress(ValidationError):
         spec = job_spec_adapter.validate_python(spec).model_dump(mode="json", exclude_defaults=True)

@@ -16,10 +16,10 @@ from actograph.cli.flags import (
 )
 from actograph.cli.output import Format, age, emit, emit_list, note
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.service.key_roles import Role
+from actograph.roles import Role
 
 if TYPE_CHECKING:
-    from actograph.contract.service.keys import ApiKey
+    from actograph.contract.operations import ApiKey
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
 
@@ -40,7 +40,7 @@ def create(
     """Create a key and print it. It is shown once."""
     from pydantic import ValidationError
 
-    from actograph.contract.service.keys import NewKey
+    from actograph.contract.operations import NewKey
 
     fields: dict[str, Any] = {"name": name, "role": role, "owner": owner, "quota_bytes": quota_bytes}
     if expires_in is not None:

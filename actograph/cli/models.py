@@ -22,7 +22,7 @@ from actograph.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from actograph.contract.resources import ModelStructure
+    from actograph.contract.models import ModelStructure
 
 #: pause between two looks at a load, which takes seconds to minutes
 LOOK_SECONDS = 0.5

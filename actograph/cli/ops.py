@@ -25,7 +25,7 @@ from actograph.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from actograph.contract.resources import Queue, QueuePause, StoreGc
+    from actograph.contract.operations import Queue, QueuePause, StoreGc
 
 queue = typer.Typer(no_args_is_help=True, help="Show, pause and resume the queue.")
 store = typer.Typer(no_args_is_help=True, help="Measure, clean and verify the artifact store.")

@@ -63,12 +63,13 @@ def up(
 
 def _check_model(model: str) -> None:
     """Raises InvalidRequest if no model is set, or its folder does not exist."""
-    from actograph.contract.models import model_names
 
     if not model:
         raise InvalidRequest(
             "no model: set --model to a hub id (Qwen/Qwen3-0.6B), a folder, or NAME=<id or folder>"
         )
-    source = model_names.parse(model).source
+    from actograph.contract.models import parse_served
+
+    source = parse_served(model).source
     if source.startswith(_PATH_STARTS) and not Path(source).is_dir():
         raise InvalidRequest(f"--model {model}: no folder {source!r}")

@@ -6,9 +6,9 @@ from typing import Any
 
 from actograph.client.errors import ApiError
 from actograph.client.transport import LONG_SECONDS, Resource, event_data, parse
-from actograph.contract.chat.chat_answers import ChatChunk, ChatCompletion
 from actograph.contract.errors import NotFound
-from actograph.contract.resources import Model
+from actograph.contract.models import Model
+from actograph.contract.openai_answers import ChatChunk, ChatCompletion
 
 #: the service sends a comment every 15 s
 SILENCE_SECONDS = 60.0

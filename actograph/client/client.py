@@ -21,7 +21,7 @@ from actograph.client.jobs import JobHandle, Jobs
 from actograph.client.service import Batches, Files, Keys, Models, Queue, Store, Vectors, Workers
 from actograph.client.sessions import Sessions
 from actograph.client.transport import Transport
-from actograph.contract.service.capabilities import Capabilities
+from actograph.contract.operations import Capabilities
 from actograph.settings import Settings
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 from pydantic import ValidationError
 
+from actograph.contract.base import Problem, ProblemItem
 from actograph.contract.errors import ActographError
-from actograph.contract.resources import Problem, ProblemItem
 
 _EXCERPT_CHARS = 200
 

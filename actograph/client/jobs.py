@@ -28,10 +28,9 @@ from actograph.client.transport import (
     parse,
     path_of,
 )
-from actograph.contract import resources
-from actograph.contract.comparison import ActivationComparison, JobComparison
+from actograph.contract import base, operations, resources
 from actograph.contract.errors import InvalidRequest, NotFound
-from actograph.contract.resources import JobStatus
+from actograph.contract.resources import ActivationComparison, JobComparison, JobStatus
 from actograph.contract.row_selection import Reduce
 from actograph.progress import follower, meter
 
@@ -166,14 +165,14 @@ class Jobs:
         self.transport = transport
         self.sessions = sessions
 
-    def estimate(self, spec: Spec, *, prompt_tokens: int | None = None) -> resources.Estimate:
+    def estimate(self, spec: Spec, *, prompt_tokens: int | None = None) -> operations.Estimate:
         """Estimate the memory and disk of a job without submitting it.
 
         `prompt_tokens` is the assumed length of every prompt.
         """
         params = {"prompt_tokens": prompt_tokens}
         return self.transport.call(
-            resources.Estimate, "POST", "/v1/estimate", json=_body(spec), params=params
+            operations.Estimate, "POST", "/v1/estimate", json=_body(spec), params=params
         )
 
     def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> JobHandle:
@@ -214,10 +213,10 @@ class Jobs:
         """
         return self._job("POST", path_of(_PATH, job_id, "retry"), repeatable=False)
 
-    def delete(self, job_id: str, *, include_pinned: bool = False) -> resources.Deleted:
+    def delete(self, job_id: str, *, include_pinned: bool = False) -> base.Deleted:
         """Delete an ended job with its samples and sessions; `include_pinned` deletes pinned sessions too."""
         params = {"include_pinned": include_pinned or None}
-        return self.transport.call(resources.Deleted, "DELETE", path_of(_PATH, job_id), params=params)
+        return self.transport.call(base.Deleted, "DELETE", path_of(_PATH, job_id), params=params)
 
     def events(self, job_id: str, after: int = 0) -> Iterator[resources.Event]:
         """Follow the job's log from event `after` to the end of the job.

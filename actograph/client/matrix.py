@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from actograph.client.errors import package
 from actograph.contract.errors import InvalidRequest, MixedIdentities
-from actograph.contract.models.model_identity import short
+from actograph.contract.models import short
 from actograph.contract.resources import Sample, Session
 from actograph.tensor_files import Array
 

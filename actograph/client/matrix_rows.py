@@ -12,7 +12,7 @@ from actograph.client.matrix import Piece, Skipped
 from actograph.client.sessions import SessionHandle, stored_name
 from actograph.client.tensors import LazyTensor
 from actograph.client.transport import PAGE_SIZE, Transport, path_of
-from actograph.contract import hooks, resources
+from actograph.contract import hooks, models, resources
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.row_selection import (
     NamedPositions,
@@ -104,7 +104,7 @@ class RowReader:
             if self._hook in job.savepoints:
                 return job.savepoints[self._hook]
             structure = self._transport.call(
-                resources.ModelStructure, "GET", "/v1/model/structure", params={"model": session.model}
+                models.ModelStructure, "GET", "/v1/model/structure", params={"model": session.model}
             )
             return hooks.resolve(self._hook, structure)
         except (ApiError, InvalidRequest):

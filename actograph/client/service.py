@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from actograph.client.transport import LONG_SECONDS, Params, Resource, parse, path_of
-from actograph.contract import resources
-from actograph.contract.batches import Batch
+from actograph.contract import base, models, operations, resources
 from actograph.contract.interventions import StoredVector, VectorInfo
-from actograph.contract.service.keys import ApiKey, CreatedKey, KeyUpdate, NewKey
+from actograph.contract.openai_answers import Batch
+from actograph.contract.operations import ApiKey, CreatedKey, File, KeyUpdate, NewKey
 from actograph.progress import ReadMeter, meter
 
 MB = 1_000_000
@@ -19,13 +19,13 @@ SHOWN_BYTES = 8 * MB
 
 _VECTORS = "/v1/vectors"
 
-P = TypeVar("P", resources.StoreGc, resources.StoreVerification)
+P = TypeVar("P", operations.StoreGc, operations.StoreVerification)
 
 
 class Files(Resource):
     """Upload, read and delete files."""
 
-    def upload(self, path: str | Path, purpose: str = "dataset", *, progress: bool = False) -> resources.File:
+    def upload(self, path: str | Path, purpose: str = "dataset", *, progress: bool = False) -> File:
         """Upload a file from disk as a stream. `purpose`: `dataset` or `batch`.
 
         `progress` shows a bar with rate and ETA on stderr for files over 8 MB.
@@ -42,27 +42,27 @@ class Files(Resource):
                 files={"file": (path.name, metered, "application/octet-stream")},
                 repeatable=False,
             )
-        return parse(resources.File, answer.content)
+        return parse(File, answer.content)
 
-    def get(self, file_id: str) -> resources.File:
+    def get(self, file_id: str) -> File:
         """Return a file's name, size and purpose."""
-        return self._transport.call(resources.File, "GET", path_of("/v1/files", file_id))
+        return self._transport.call(File, "GET", path_of("/v1/files", file_id))
 
     def content(self, file_id: str) -> bytes:
         """Return the bytes of a file."""
         return self._transport.request("GET", path_of("/v1/files", file_id, "content")).content
 
-    def delete(self, file_id: str) -> resources.Deleted:
+    def delete(self, file_id: str) -> base.Deleted:
         """Delete an uploaded file that no active job reads."""
-        return self._transport.call(resources.Deleted, "DELETE", path_of("/v1/files", file_id))
+        return self._transport.call(base.Deleted, "DELETE", path_of("/v1/files", file_id))
 
 
 class Models(Resource):
     """List, load and inspect models."""
 
-    def list(self) -> builtins.list[resources.Model]:
+    def list(self) -> builtins.list[models.Model]:
         """List the served models."""
-        return [*self._transport.items(resources.Model, "/v1/models")]
+        return [*self._transport.items(models.Model, "/v1/models")]
 
     def load(self, model: str, **options: Any) -> resources.ModelLoad:
         """Ask a worker to load a served model; poll it with `get_load`.
@@ -77,10 +77,10 @@ class Models(Resource):
         """Return the state of a model load."""
         return self._transport.call(resources.ModelLoad, "GET", path_of("/v1/models/load", load_id))
 
-    def structure(self, model: str | None = None) -> resources.ModelStructure:
+    def structure(self, model: str | None = None) -> models.ModelStructure:
         """Return layers, widths and hook points of a loaded model."""
         params = {"model": model}
-        return self._transport.call(resources.ModelStructure, "GET", "/v1/model/structure", params=params)
+        return self._transport.call(models.ModelStructure, "GET", "/v1/model/structure", params=params)
 
 
 class Batches(Resource):
@@ -141,33 +141,33 @@ class Vectors(Resource):
         """Return one stored vector with its numbers."""
         return self._transport.call(StoredVector, "GET", path_of(_VECTORS, vector_id))
 
-    def delete(self, vector_id: str) -> resources.Deleted:
+    def delete(self, vector_id: str) -> base.Deleted:
         """Delete a vector that no active job uses."""
-        return self._transport.call(resources.Deleted, "DELETE", path_of(_VECTORS, vector_id))
+        return self._transport.call(base.Deleted, "DELETE", path_of(_VECTORS, vector_id))
 
 
 class Workers(Resource):
     """List workers."""
 
-    def list(self) -> builtins.list[resources.Worker]:
+    def list(self) -> builtins.list[operations.Worker]:
         """List every worker in the index, newest first."""
-        return [*self._transport.items(resources.Worker, "/v1/workers")]
+        return [*self._transport.items(operations.Worker, "/v1/workers")]
 
 
 class Queue(Resource):
     """Inspect, pause and resume the queue."""
 
-    def get(self) -> resources.Queue:
+    def get(self) -> operations.Queue:
         """Return the waiting and running work."""
-        return self._transport.call(resources.Queue, "GET", "/v1/queue")
+        return self._transport.call(operations.Queue, "GET", "/v1/queue")
 
-    def pause(self, reason: str | None = None) -> resources.Queue:
+    def pause(self, reason: str | None = None) -> operations.Queue:
         """Pause the queue: workers start nothing new until `resume`. Jobs are still accepted."""
-        return self._transport.call(resources.Queue, "POST", "/v1/queue/pause", json={"reason": reason})
+        return self._transport.call(operations.Queue, "POST", "/v1/queue/pause", json={"reason": reason})
 
-    def resume(self) -> resources.Queue:
+    def resume(self) -> operations.Queue:
         """Resume the queue. `paused` in the answer is true if the service paused it for its own reasons."""
-        return self._transport.call(resources.Queue, "POST", "/v1/queue/resume")
+        return self._transport.call(operations.Queue, "POST", "/v1/queue/resume")
 
 
 class Keys(Resource):
@@ -195,21 +195,21 @@ class Keys(Resource):
 class Store(Resource):
     """Measure, clean and verify the artifact store."""
 
-    def usage(self) -> resources.StoreUsage:
+    def usage(self) -> operations.StoreUsage:
         """Return stored bytes per owner, and the quotas."""
-        return self._transport.call(resources.StoreUsage, "GET", "/v1/activations/stats")
+        return self._transport.call(operations.StoreUsage, "GET", "/v1/activations/stats")
 
-    def collect_garbage(self, *, dry_run: bool = False) -> Iterator[resources.StoreGc]:
+    def collect_garbage(self, *, dry_run: bool = False) -> Iterator[operations.StoreGc]:
         """Delete unused files, one page per iteration, or report them only; see docs/operate/storage.md."""
-        return self._pages("/v1/store/gc", resources.StoreGc, {"dry_run": dry_run})
+        return self._pages("/v1/store/gc", operations.StoreGc, {"dry_run": dry_run})
 
-    def verify(self, *, sample: float = 1.0, seed: int = 0) -> Iterator[resources.StoreVerification]:
+    def verify(self, *, sample: float = 1.0, seed: int = 0) -> Iterator[operations.StoreVerification]:
         """Compare the store with the index, one page per iteration.
 
         `sample` is the share of sessions and files whose bytes are read; `seed` selects it.
         """
         params = {"sample": sample, "seed": seed}
-        return self._pages("/v1/store/verify", resources.StoreVerification, params)
+        return self._pages("/v1/store/verify", operations.StoreVerification, params)
 
     def _pages(self, path: str, form: type[P], params: Params) -> Iterator[P]:
         after = None

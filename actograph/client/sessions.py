@@ -17,7 +17,7 @@ from actograph.client.downloads import fetch, plain_name
 from actograph.client.errors import UnexpectedAnswer
 from actograph.client.tensors import LazyTensor, SessionTensors
 from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Snapshot, Transport, path_of
-from actograph.contract import resources
+from actograph.contract import base, resources
 from actograph.contract.errors import NotFound
 from actograph.contract.hooks import canonical
 
@@ -145,9 +145,9 @@ class Sessions:
             resources.SessionChange, "PATCH", _PATH, params=params, json=dict(change), timeout=LONG_SECONDS
         )
 
-    def delete(self, session_id: str) -> resources.Deleted:
+    def delete(self, session_id: str) -> base.Deleted:
         """Delete a session with its files."""
-        return self._transport.call(resources.Deleted, "DELETE", path_of(_PATH, session_id))
+        return self._transport.call(base.Deleted, "DELETE", path_of(_PATH, session_id))
 
     def delete_many(
         self,

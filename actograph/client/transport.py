@@ -12,8 +12,8 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from actograph.client.errors import ServiceUnreachable, UnexpectedAnswer, from_response
+from actograph.contract.base import ListPage
 from actograph.contract.errors import IdempotencyInFlight, InvalidRequest
-from actograph.contract.resources import ListPage
 from actograph.loopback import is_loopback
 
 M = TypeVar("M", bound=BaseModel)

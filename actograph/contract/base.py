@@ -2,7 +2,7 @@
 
 import json
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,6 +12,14 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}$")]
 Text = Annotated[str, Field(max_length=MAX_PROMPT_CHARS)]
 PromptText = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
+HookName = Annotated[str, Field(min_length=1, max_length=256)]
+HookList = Annotated[list[HookName], Field(max_length=10_000)]
+ModelName = Annotated[str, Field(min_length=1, max_length=1024)]
+FileId = Annotated[str, Field(pattern=r"^file_[0-9a-f]{32}$")]
+ServerPath = Annotated[str, Field(min_length=1, max_length=4096, description="Path below a data root.")]
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+#: strings that end a generation
+Stops = Annotated[list[Stop], Field(max_length=16)]
 #: the client's own keys and values
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -24,6 +32,11 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def example(**fields: Any) -> ConfigDict:
+    """The configuration of a request with an example in its schema."""
+    return ConfigDict(json_schema_extra={"examples": [fields]})
+
+
 class Resource(BaseModel):
     """Base of all answers."""
 
@@ -34,3 +47,54 @@ def canonical_digest(value: Any) -> str:
     """sha256 (hex) of a JSON value, independent of key order and white space."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return sha256(text.encode()).hexdigest()
+
+
+T = TypeVar("T")
+
+
+class ErrorRecord(Resource):
+    """The error of a failed job or sample."""
+
+    type: str
+    message: str
+    details: dict[str, int] | None = Field(None, description="Numbers of the error, such as bytes in use.")
+
+
+class ListPage(Resource, Generic[T]):
+    """A page of a list, in OpenAI's shape; `after=<last_id>` requests the next page."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False
+
+
+class Deleted(Resource):
+    id: str
+    object: str
+    deleted: bool = True
+
+
+class ProblemItem(Resource):
+    detail: str
+    pointer: str = Field(description="JSON pointer to the field at fault.")
+
+
+class OpenAIError(Resource):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Problem(Resource):
+    """RFC 9457 problem details; `error` is the same failure in OpenAI's form."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    errors: list[ProblemItem] = Field(default_factory=list)
+    error: OpenAIError

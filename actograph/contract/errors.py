@@ -14,6 +14,9 @@ class ActographError(Exception):
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
 
+    def __init_subclass__(cls, *, code: str = "", status: int = 0) -> None:
+        cls.code, cls.status = code or cls.code, status or cls.status
+
     def __init__(
         self,
         message: str | None = None,
@@ -33,116 +36,74 @@ class ActographError(Exception):
         return record | {"details": self.details} if self.details else record
 
 
-class InvalidRequest(ActographError):
+class InvalidRequest(ActographError, code="invalid_request", status=422):
     """The request is not valid."""
 
-    code = "invalid_request"
-    status = 422
 
-
-class UnknownHook(InvalidRequest):
+class UnknownHook(InvalidRequest, code="unknown_hook"):
     """The model has no such hook point."""
 
-    code = "unknown_hook"
 
-
-class UnknownModel(InvalidRequest):
+class UnknownModel(InvalidRequest, code="model_not_found"):
     """No such model is served here."""
 
-    code = "model_not_found"
 
-
-class ContextLengthExceeded(InvalidRequest):
+class ContextLengthExceeded(InvalidRequest, code="context_length_exceeded"):
     """Prompt and max_tokens together exceed the model's context length."""
 
-    code = "context_length_exceeded"
 
-
-class InsufficientResources(InvalidRequest):
+class InsufficientResources(InvalidRequest, code="insufficient_resources"):
     """The job needs more disk or memory than is available."""
 
-    code = "insufficient_resources"
 
-
-class QuotaExceeded(InsufficientResources):
+class QuotaExceeded(InsufficientResources, code="quota_exceeded"):
     """The job or file does not fit into the rest of the quota."""
 
-    code = "quota_exceeded"
 
-
-class InvalidDataset(InvalidRequest):
+class InvalidDataset(InvalidRequest, code="invalid_dataset"):
     """The dataset cannot be used."""
 
-    code = "invalid_dataset"
 
-
-class NotFound(ActographError):
+class NotFound(ActographError, code="not_found", status=404):
     """There is no such resource."""
 
-    code = "not_found"
-    status = 404
 
-
-class Conflict(ActographError):
+class Conflict(ActographError, code="conflict", status=409):
     """The resource's state does not allow this."""
 
-    code = "conflict"
-    status = 409
 
-
-class IdempotencyInFlight(Conflict):
+class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):
     """A request with this Idempotency-Key is in progress; send it again in a moment."""
 
-    code = "idempotency_in_flight"
 
-
-class IdempotencyMismatch(InvalidRequest):
+class IdempotencyMismatch(InvalidRequest, code="idempotency_mismatch"):
     """This Idempotency-Key was used with another request body."""
 
-    code = "idempotency_mismatch"
 
-
-class ExportChanged(ActographError):
+class ExportChanged(ActographError, code="export_changed", status=412):
     """The job's results have changed since that export; start again without skip and If-Match."""
 
-    code = "export_changed"
-    status = 412
 
-
-class PayloadTooLarge(ActographError):
+class PayloadTooLarge(ActographError, code="payload_too_large", status=413):
     """The request body is too large."""
 
-    code = "payload_too_large"
-    status = 413
 
-
-class Unauthorized(ActographError):
+class Unauthorized(ActographError, code="unauthorized", status=401):
     """A valid API key is required, in the header Authorization: Bearer."""
 
-    code = "unauthorized"
-    status = 401
     headers: ClassVar[Mapping[str, str]] = {"WWW-Authenticate": "Bearer"}
 
 
-class Forbidden(ActographError):
+class Forbidden(ActographError, code="forbidden", status=403):
     """The API key's role does not allow this."""
 
-    code = "forbidden"
-    status = 403
 
-
-class RangeNotSatisfiable(ActographError):
+class RangeNotSatisfiable(ActographError, code="range_not_satisfiable", status=416):
     """The requested range lies outside the tensor or file."""
 
-    code = "range_not_satisfiable"
-    status = 416
 
-
-class ServiceUnavailable(ActographError):
+class ServiceUnavailable(ActographError, code="service_unavailable", status=503):
     """A service that this request needs cannot be reached."""
-
-    code = "service_unavailable"
-    status = 503
 
 
 class ServiceBusy(ServiceUnavailable):
@@ -151,102 +112,68 @@ class ServiceBusy(ServiceUnavailable):
     headers: ClassVar[Mapping[str, str]] = {"Retry-After": "5"}
 
 
-class StorageFull(ServiceUnavailable):
+class StorageFull(ServiceUnavailable, code="storage_full", status=507):
     """There is no space left to store this."""
 
-    code = "storage_full"
-    status = 507
 
-
-class CaptureFailed(ActographError):
+class CaptureFailed(ActographError, code="capture_failed"):
     """The requested activations could not be captured."""
 
-    code = "capture_failed"
 
-
-class InterventionFailed(ActographError):
+class InterventionFailed(ActographError, code="intervention_failed"):
     """The interventions made the model produce values that are not numbers."""
 
-    code = "intervention_failed"
 
-
-class OutOfDeviceMemory(ActographError):
+class OutOfDeviceMemory(ActographError, code="cuda_out_of_memory"):
     """The device ran out of memory."""
 
-    code = "cuda_out_of_memory"
 
-
-class ModelRefused(ActographError):
+class ModelRefused(ActographError, code="model_refused"):
     """The model could not be loaded, or its hook points could not be verified."""
 
-    code = "model_refused"
 
-
-class ModelChanged(ActographError):
+class ModelChanged(ActographError, code="model_changed", status=409):
     """The model that this job is pinned to cannot be loaded again."""
 
-    code = "model_changed"
-    status = 409
 
-
-class MixedIdentities(InvalidRequest):
+class MixedIdentities(InvalidRequest, code="mixed_identities"):
     """The sessions were recorded with different models."""
 
-    code = "mixed_identities"
 
-
-class WorkerLost(ActographError):
+class WorkerLost(ActographError, code="worker_lost"):
     """The worker ended while it ran this sample."""
 
-    code = "worker_lost"
 
-
-class WorkerStalled(ActographError):
+class WorkerStalled(ActographError, code="worker_stalled"):
     """The device made no progress with this sample."""
 
-    code = "worker_stalled"
 
-
-class DeviceLost(ActographError):
+class DeviceLost(ActographError, code="device_lost"):
     """The device failed, and the worker's process was restarted."""
 
-    code = "device_lost"
 
-
-class SampleTimeout(ActographError):
+class SampleTimeout(ActographError, code="sample_timeout"):
     """The sample exceeded its time limit."""
 
-    code = "sample_timeout"
 
-
-class DeadlineExceeded(ActographError):
+class DeadlineExceeded(ActographError, code="deadline_exceeded"):
     """The job's deadline passed before it ended."""
 
-    code = "deadline_exceeded"
 
-
-class JobEnded(ActographError):
+class JobEnded(ActographError, code="job_ended"):
     """The job ended while this sample was running."""
 
-    code = "job_ended"
 
-
-class TooManyFailures(ActographError):
+class TooManyFailures(ActographError, code="too_many_failures"):
     """Too many consecutive samples failed."""
 
-    code = "too_many_failures"
 
-
-class LeaseLost(ActographError):
+class LeaseLost(ActographError, code="lease_lost"):
     """Another worker has leased this sample; this worker cannot commit its result."""
 
-    code = "lease_lost"
 
-
-class StoreDamaged(ActographError):
+class StoreDamaged(ActographError, code="store_damaged"):
     """A stored file is missing, incomplete or does not match its manifest."""
-
-    code = "store_damaged"
 
     def __init__(
         self, message: str | None = None, *, artifact: str | None = None, file: str | None = None

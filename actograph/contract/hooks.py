@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from actograph.contract.errors import UnknownHook
-from actograph.contract.resources import ModelStructure
+from actograph.contract.models import ModelStructure
 
 LayerPoint = Literal[
     "resid_pre", "attn_in", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post",

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from actograph.contract import hooks
-from actograph.contract.base import Metadata, Name, Spec
+from actograph.contract.base import HookName, Metadata, ModelName, Name, Resource, Spec, example
 from actograph.contract.errors import InvalidRequest, UnknownHook
-from actograph.contract.resources import ModelStructure, Resource
+from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import Positions
 
 MAX_WIDTH = 1_000_000
@@ -54,15 +54,13 @@ class Intervention(Spec):
     row when the token is its input.
     """
 
-    hook: str = Field(min_length=1, max_length=256, description="Hook name or alias.")
+    hook: HookName = Field(description="Hook name or alias.")
     op: Op = Field(description="Change of each row.")
-    vector: Vector | None = Field(None, description="The vector; its length is the hook's width.")
+    vector: Vector | None = Field(None, description="As long as the hook is wide.")
     vector_id: VectorId | None = Field(None, description="Id of a stored vector, instead of `vector`.")
-    coefficient: Number = 1.0
+    coefficient: Number = Field(1.0, description="c in these formulas.")
     positions: Annotated[Positions, BeforeValidator(_known_in_the_pass)] = Field(
-        "all",
-        description="Tokens whose rows change: a name, one or several segments, {stride: k}, {start, stop}, "
-        "or token numbers (negative numbers count from the end of the prompt).",
+        "all", description="Tokens to change: a name, segments, {stride: k}, {start, stop}, or numbers."
     )
 
     @model_validator(mode="after")
@@ -87,20 +85,12 @@ InterventionList = Annotated[list[Intervention], Field(max_length=MAX_INTERVENTI
 class NewVector(Spec):
     """A vector to store under a name, for use in interventions."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"name": "career", "hook": "resid_post.2", "vector": [0.1, -0.2, 0.3], "model": "demo"}
-            ]
-        }
-    )
+    model_config = example(name="career", hook="resid_post.2", vector=[0.1, -0.2, 0.3], model="demo")
 
     name: Name
-    hook: str = Field(min_length=1, max_length=256, description="Hook of the vector, by name or alias.")
+    hook: HookName
     vector: Vector
-    model: str | None = Field(
-        None, min_length=1, max_length=1024, description="If set, only jobs with this model may use it."
-    )
+    model: ModelName | None = Field(None, description="Only its jobs may use it.")
     metadata: Metadata = Field(default_factory=dict)
 
 

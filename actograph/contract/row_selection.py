@@ -21,7 +21,7 @@ def _distinct(value: list[int]) -> list[int]:
 class FirstFeatures(Spec):
     """The first columns of every row."""
 
-    first: int = Field(ge=1, le=10_000_000)
+    first: int = Field(ge=1, le=10_000_000, description="Number of columns.")
 
 
 class ChosenFeatures(Spec):
@@ -31,7 +31,7 @@ class ChosenFeatures(Spec):
         list[Annotated[int, Field(ge=0, le=10_000_000)]],
         Field(min_length=1, max_length=100_000, fail_fast=True),
         AfterValidator(_distinct),
-    ] = Field(description="Columns to keep, in this order.")
+    ] = Field(description="Columns in this order.")
 
 
 Features = FirstFeatures | ChosenFeatures
@@ -43,7 +43,7 @@ Segment = Literal["prompt", "think", "answer", "tool_call", "tool_result"]
 class Stride(Spec):
     """Tokens 0, k, 2k, ... of prompt and generation, counted from the first token of the prompt."""
 
-    stride: int = Field(ge=1, le=10_000_000)
+    stride: int = Field(ge=1, le=10_000_000, description="Every k-th token.")
 
 
 TokenIndex = Annotated[int, Field(ge=0, le=1 << 31)]
@@ -52,8 +52,8 @@ TokenIndex = Annotated[int, Field(ge=0, le=1 << 31)]
 class TokenRange(Spec):
     """Tokens [start, stop), counted from the first token of the prompt; `stop: null` means no end."""
 
-    start: TokenIndex = 0
-    stop: TokenIndex | None = None
+    start: TokenIndex = Field(0, description="First token.")
+    stop: TokenIndex | None = Field(None, description="First token after the range.")
 
     @model_validator(mode="after")
     def _not_empty(self) -> "TokenRange":
@@ -199,13 +199,8 @@ Reduce = Literal["none", "mean", "max", "last"]
 class StatsSpec(Spec):
     """Per-channel statistics over the chosen tokens of a sample."""
 
-    threshold: float | None = Field(
-        None,
-        ge=0,
-        allow_inf_nan=False,
-        description="Count values with a larger magnitude; null counts none.",
-    )
-    tensors: bool = Field(True, description="True stores the tensors beside the statistics.")
+    threshold: float | None = Field(None, ge=0, allow_inf_nan=False, description="Count larger magnitudes.")
+    tensors: bool = Field(True, description="False stores the statistics alone.")
 
 
 def _spelled_out(value: Any) -> Any:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
+from actograph.contract.base import MAX_PROMPT_CHARS
 from actograph.contract.errors import InvalidDataset
-from actograph.contract.specs import MAX_PROMPT_CHARS
 from actograph.datasets.readers import json_records
 
 MAX_REPORTED = 10

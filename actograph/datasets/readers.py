@@ -107,52 +107,48 @@ def csv_records(lines: Iterable[bytes], required: Collection[str] = ()) -> Itera
         InvalidDataset: the first line cannot be read, does not name each column once, or lacks one.
     """
     reader = csv.reader(_decoded(lines), strict=True)
-    names: list[str] | None = None
+    try:
+        names = _column_names(next(filter(None, reader), []), required)
+    except csv.Error as error:
+        raise InvalidDataset(f"not CSV: {error}", param="dataset") from None
     while True:
-        fault = None
         try:
             values = next(reader, None)
         except csv.Error as error:
-            fault = f"not CSV: {error}; is a quote not closed? (line {reader.line_num})"
+            yield InvalidDataset(f"not CSV: {error}; is a quote not closed? (line {reader.line_num})")
+            return
         except InvalidDataset as error:  # the reader has not counted this line
-            fault = f"{error.message} (line {reader.line_num + 1})"
-        if fault is not None:
-            if names is None:
-                raise InvalidDataset(fault, param="dataset")
-            yield InvalidDataset(fault)
+            yield InvalidDataset(f"{error.message} (line {reader.line_num + 1})")
             return
         if values is None:
             return
-        if not values:
-            continue
-        if names is None:
-            names = _column_names(values)
-            _require_columns(required, names)
-        elif len(values) != len(names):
+        if values and len(values) != len(names):
             counts = f"has {len(values)} values, but the first line names {len(names)} columns"
             yield InvalidDataset(f"{counts} (line {reader.line_num})")
-        else:
+        elif values:
             yield dict(zip(names, values, strict=True))
 
 
-def _column_names(values: list[str]) -> list[str]:
+def _column_names(values: list[str], required: Collection[str]) -> list[str]:
     names = [name.strip() for name in values]
     if "" in names:
         raise InvalidDataset(f"column {names.index('') + 1} has no name in the first line", param="dataset")
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise InvalidDataset(f"the first line names {twice[0]} twice", param="dataset")
+    if names:
+        _require_columns(required, names)
     return names
 
 
 def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
     for number, line in enumerate(lines):
         if len(line) > MAX_LINE_BYTES:
-            raise InvalidDataset(f"the line is longer than {MAX_LINE_BYTES} bytes")
+            raise InvalidDataset(f"the line is longer than {MAX_LINE_BYTES} bytes", param="dataset")
         try:
             yield line.decode("utf-8" if number else "utf-8-sig")
         except UnicodeDecodeError as error:
-            raise InvalidDataset(f"not UTF-8 (byte {error.start})") from None
+            raise InvalidDataset(f"not UTF-8 (byte {error.start})", param="dataset") from None
 
 
 def parquet_records(
@@ -196,16 +192,13 @@ def _check_row_group(number: int, group: Any, columns: Collection[str]) -> None:
     size = sum(
         chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns
     )
-    for found, most, unit in [
-        (group.num_rows, MAX_ROW_GROUP_ROWS, "rows"),
-        (size, MAX_ROW_GROUP_BYTES, "bytes in the columns that are read"),
-    ]:
-        if found > most:
-            raise InvalidDataset(
-                f"row group {number} has {found} {unit}, at most {most} are allowed; write the file in "
-                "smaller row groups",
-                param="dataset",
-            )
+    if size > MAX_ROW_GROUP_BYTES or group.num_rows > MAX_ROW_GROUP_ROWS:
+        raise InvalidDataset(
+            f"row group {number} has {group.num_rows} rows and {size} bytes in the columns that are read; at "
+            f"most {MAX_ROW_GROUP_ROWS} rows and {MAX_ROW_GROUP_BYTES} bytes are allowed. Write the file in "
+            "smaller row groups",
+            param="dataset",
+        )
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 Python's parser reads the text, and this module evaluates the tree; nothing is executed. Whole numbers and
 decimals are exact: 0.1 + 0.2 is 0.3, and 48 / 2 is 24. Roots and logarithms are floats.
-
-`annotations` reads GSM8K's annotated calculations, `<<48/2=24>>` (Cobbe et al. 2021, arXiv 2110.14168).
 """
 
 import ast
@@ -12,7 +10,6 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 
 Number = Fraction | float
@@ -53,38 +50,10 @@ _SIGNS = str.maketrans(
     {"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**", "$": "", "€": "", "£": ""}
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_DECIMALS = re.compile(r"\.([0-9]{1,12})\s*%?\s*\Z")
-_ANNOTATION = re.compile(r"<<([^<>=]{1,400})=([^<>=]{0,100})>>")
 
 
 class CalculatorError(ValueError):
     """Error in an expression, in words for the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Annotation:
-    """An annotation `<<expression=stated>>`; `value` is None if the expression cannot be calculated."""
-
-    expression: str
-    stated: str
-    value: str | None
-
-    @property
-    def right(self) -> bool:
-        """True if the stated result is correct, rounded to its number of decimals."""
-        if self.value is None:
-            return False
-        try:
-            stated = calculate(self.stated)
-        except CalculatorError:
-            return False
-        if stated == self.value:
-            return True
-        decimals = _DECIMALS.search(self.stated)
-        if decimals is None:
-            return False
-        away = abs(Fraction(stated) - Fraction(self.value))
-        return away <= Fraction(1, 2 * 10 ** len(decimals[1]))
 
 
 def calculate(expression: str) -> str:
@@ -118,18 +87,6 @@ def calculate(expression: str) -> str:
         raise
     except (TypeError, ValueError):
         raise CalculatorError("the expression has no real value") from None
-
-
-def annotations(text: str) -> list[Annotation]:
-    """All annotations `<<expression=stated>>` of a text, calculated again."""
-    found = []
-    for match in _ANNOTATION.finditer(text):
-        try:
-            value: str | None = calculate(match[1])
-        except CalculatorError:
-            value = None
-        found.append(Annotation(expression=match[1].strip(), stated=match[2].strip(), value=value))
-    return found
 
 
 def _value(node: ast.expr, text: str, depth: int) -> Number:

@@ -1,30 +1,31 @@
 """Scorers of a job spec, applied to completions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from actograph.contract.errors import InvalidDataset, InvalidRequest
+from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import Score
-from actograph.contract.scorers import (
-    AnnotationsScorer,
+from actograph.contract.tasks import (
     AnyScorer,
     EfficiencyScorer,
     ExactScorer,
     FlexibleExtractScorer,
-    FormatScorer,
     IncludesScorer,
     NumericScorer,
     StrictMatchScorer,
+    TaskSpec,
 )
 from actograph.scoring import gsm8k_filters
 from actograph.scoring.completions import without_thoughts
 from actograph.scoring.final_answer import final_number
 from actograph.scoring.numbers import Number, read_number
-from actograph.scoring.rewards import annotation_reward, efficiency_reward, format_reward
 
 Form = Literal["gsm8k", "gsm8k_cot"]
+#: tasks with answers that end with `The answer is N.`
+_COT_TASKS = ("gsm8k_cot", "gsm8k_cot_zeroshot")
 
 #: default scorers of the built-in tasks
 GSM8K_SCORERS: tuple[AnyScorer, ...] = (
@@ -62,10 +63,6 @@ class ScorerSet:
         }
         self._reads_numbers = any(isinstance(scorer, NumericScorer) for scorer in scorers)
 
-    @property
-    def keys(self) -> list[str]:
-        return list(self._judges)
-
     def score(self, answered: Answered) -> dict[str, Score]:
         """A score for each metric key; `answer` is null if the scorer found no answer.
 
@@ -82,6 +79,34 @@ class ScorerSet:
             raise InvalidDataset("the target is empty")
 
 
+def own_scorers(spec: EvaluationSpec) -> Sequence[AnyScorer]:
+    """The job's scorers, or those of its task."""
+    if spec.scorers is not None:
+        return spec.scorers
+    return spec.task.scorers if isinstance(spec.task, TaskSpec) else GSM8K_SCORERS
+
+
+class JobScoring:
+    """Scores a job's samples with their stored inputs."""
+
+    def __init__(self, spec: EvaluationSpec) -> None:
+        """Raises InvalidRequest if a scorer does not fit the job."""
+        form: Form = "gsm8k_cot" if spec.task in _COT_TASKS else "gsm8k"
+        self._scorers = ScorerSet(own_scorers(spec), form=form, max_tokens=spec.sampling.max_tokens)
+
+    def score(
+        self, given: Mapping[str, Any], completion: str, generated_tokens: int | None
+    ) -> dict[str, Score]:
+        """Scores by metric key; see `ScorerSet.score`. `given` is the sample's input."""
+        return self._scorers.score(
+            Answered(completion=completion, target=given["answer"], generated_tokens=generated_tokens)
+        )
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raises InvalidDataset if no completion can be right for this row."""
+        self._scorers.check_target(given["answer"])
+
+
 def gold_number(target: str) -> Number:
     """The number of a target: the text after its last `####`, or the whole target.
 
@@ -90,28 +115,18 @@ def gold_number(target: str) -> Number:
     """
     number = read_number(target.rpartition("####")[2])
     if number is None:
-        shown = target if len(target) <= 80 else target[-80:]
         raise InvalidDataset(
-            f"the target {shown!r} is not a number, which the numeric scorer needs: end it with `#### N`, "
-            "make it a bare number, or name other scorers"
+            f"the target {target[-80:]!r} is not a number, which the numeric scorer needs: end it with "
+            "`#### N`, make it a bare number, or name other scorers"
         )
     return number
-
-
-def numbers_equal(answer: Number, gold: Number, tolerance: Fraction = Fraction(0)) -> bool:
-    """True if the numbers are equal; a tolerance only applies if one of them has decimals."""
-    if answer.value == gold.value:
-        return True
-    rounded = answer.has_decimals or gold.has_decimals
-    return rounded and abs(answer.value - gold.value) <= tolerance
 
 
 def _judge(scorer: AnyScorer, *, form: Form, max_tokens: int | None) -> Judge:
     match scorer:
         case StrictMatchScorer():
-            own = scorer.form or form
-            extract = gsm8k_filters.strict_match_cot if own == "gsm8k_cot" else gsm8k_filters.strict_match
-            return _filtered(extract)
+            is_cot = (scorer.form or form) == "gsm8k_cot"
+            return _filtered(gsm8k_filters.strict_match_cot if is_cot else gsm8k_filters.strict_match)
         case FlexibleExtractScorer():
             return _filtered(gsm8k_filters.flexible_extract)
         case NumericScorer():
@@ -120,26 +135,8 @@ def _judge(scorer: AnyScorer, *, form: Form, max_tokens: int | None) -> Judge:
             return _exact
         case IncludesScorer():
             return _includes
-        case FormatScorer():
-            return lambda answered: format_reward(
-                answered.completion,
-                think_required=scorer.think_required,
-                answer_marker=scorer.answer_marker,
-            )
         case EfficiencyScorer():
-            target, most = scorer.target_tokens, scorer.max_tokens or max_tokens
-            if most is None:
-                raise InvalidRequest("efficiency needs max_tokens, where it falls to 0", param="scorers")
-            if most <= target:
-                raise InvalidRequest(
-                    f"efficiency: target_tokens {target} must be smaller than max_tokens {most}",
-                    param="scorers",
-                )
-            return lambda answered: efficiency_reward(
-                answered.generated_tokens, target_tokens=target, max_tokens=most
-            )
-        case AnnotationsScorer():
-            return lambda answered: annotation_reward(answered.completion, without=scorer.without)
+            return _efficiency(scorer.target_tokens, scorer.max_tokens or max_tokens)
 
 
 def _filtered(extract: Callable[[str], str | None]) -> Judge:
@@ -156,7 +153,25 @@ def _numeric(tolerance: Fraction) -> Judge:
         answer = final_number(answered.completion)
         if answer is None:
             return Score(value=0.0)
-        return Score(value=float(numbers_equal(answer, gold, tolerance)), answer=str(answer))
+        rounded = answer.has_decimals or gold.has_decimals
+        away = abs(answer.value - gold.value)
+        return Score(value=float(away == 0 or (rounded and away <= tolerance)), answer=str(answer))
+
+    return judge
+
+
+def _efficiency(target: int, most: int | None) -> Judge:
+    """1 up to `target` tokens, then a linear decrease to 0 at `most`; the answer is the number of tokens."""
+    if most is None or most <= target:
+        raise InvalidRequest(
+            f"efficiency: target_tokens {target} must be smaller than max_tokens {most}", param="scorers"
+        )
+
+    def judge(answered: Answered) -> Score:
+        if answered.generated_tokens is None:
+            raise InvalidRequest("efficiency needs generated_tokens, the completion's length")
+        value = (most - answered.generated_tokens) / (most - target)
+        return Score(value=min(1.0, max(0.0, value)), answer=str(answered.generated_tokens))
 
     return judge
 

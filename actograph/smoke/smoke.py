@@ -17,7 +17,8 @@ from actograph.client.errors import ApiError, WaitTimeout
 from actograph.client.jobs import JobHandle
 from actograph.client.sessions import SessionHandle
 from actograph.contract.errors import ActographError
-from actograph.contract.resources import JobStatus, ModelStructure
+from actograph.contract.models import ModelStructure
+from actograph.contract.resources import JobStatus
 from actograph.smoke.failures import FULL, Kind, SmokeFailed, failure_of
 
 TAG = "smoke"

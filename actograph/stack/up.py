@@ -21,7 +21,7 @@ from actograph.contract.errors import (
     ModelRefused,
     ServiceUnavailable,
 )
-from actograph.contract.resources import Worker
+from actograph.contract.operations import Worker
 from actograph.loopback import is_loopback
 from actograph.settings import Settings
 from actograph.stack import redis_server

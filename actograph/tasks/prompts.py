@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.specs import Condition, EvaluationSpec
-from actograph.contract.tasks import STOP_STRINGS, TaskSpec
+from actograph.contract.job_specs import EvaluationSpec
+from actograph.contract.specs import Condition
+from actograph.contract.tasks import OWN_EXAMPLES, STOP_STRINGS, TaskName, TaskSpec
 from actograph.datasets.dataset_rows import DatasetRow, Problems, read_rows
 from actograph.tasks.rows import RowForm, examples_of
 
@@ -32,9 +33,13 @@ class Task:
     examples: tuple[DatasetRow, ...] = ()
     target_delimiter: str = " "
     fewshot_delimiter: str = "\n\n"
+    #: the prompt's template, in place of `question_form`
+    form: RowForm | None = None
 
     def question(self, row: DatasetRow, vary: Callable[[str], str] = str) -> str:
         """The prompt of a row; `vary` changes the question within it."""
+        if self.form is not None:
+            return self.form.prompt(row, vary)
         return self.question_form.replace("{question}", vary(row.question))
 
     def stop_strings(self, requested: Sequence[str]) -> list[str]:
@@ -42,38 +47,18 @@ class Task:
         return list(dict.fromkeys([*requested, *self.stop]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TemplateTask(Task):
-    """A client's own task."""
-
-    form: RowForm
-
-    def question(self, row: DatasetRow, vary: Callable[[str], str] = str) -> str:
-        return self.form.prompt(row, vary)
-
-
-def _own_examples(name: str) -> tuple[DatasetRow, ...]:
-    with Path(__file__).with_name(f"{name}_examples.jsonl").open("rb") as stream:
-        return tuple(read_rows(stream, Problems(require_gold=False)))
+def _built_in(name: TaskName, question_form: str) -> Task:
+    examples: list[DatasetRow] = []
+    if name in OWN_EXAMPLES:
+        with Path(__file__).with_name(f"{name}_examples.jsonl").open("rb") as stream:
+            examples = read_rows(stream, Problems(require_gold=False))
+    return Task(name=name, question_form=question_form, stop=STOP_STRINGS[name], examples=tuple(examples))
 
 
 TASKS = {
-    "gsm8k": Task(
-        name="gsm8k",
-        question_form="Question: {question}\nAnswer:",
-        stop=STOP_STRINGS["gsm8k"],
-    ),
-    "gsm8k_cot": Task(
-        name="gsm8k_cot",
-        question_form="Q: {question}\nA:",
-        stop=STOP_STRINGS["gsm8k_cot"],
-        examples=_own_examples("gsm8k_cot"),
-    ),
-    "gsm8k_cot_zeroshot": Task(
-        name="gsm8k_cot_zeroshot",
-        question_form="Q: {question}\nA: Let's think step by step.",
-        stop=STOP_STRINGS["gsm8k_cot_zeroshot"],
-    ),
+    "gsm8k": _built_in("gsm8k", "Question: {question}\nAnswer:"),
+    "gsm8k_cot": _built_in("gsm8k_cot", "Q: {question}\nA:"),
+    "gsm8k_cot_zeroshot": _built_in("gsm8k_cot_zeroshot", "Q: {question}\nA: Let's think step by step."),
 }
 
 
@@ -88,7 +73,7 @@ def task_of(spec: EvaluationSpec) -> Task:
         return TASKS[own]
     if not isinstance(own, TaskSpec):
         raise InvalidRequest("the job's task file was not read", param="task")
-    return TemplateTask(
+    return Task(
         name=own.name,
         stop=tuple(own.stop),
         examples=tuple(examples_of(own)),
@@ -170,10 +155,8 @@ class FewshotSampler:
                 f"num_fewshot {count} needs {needed} rows to choose from; there are {len(examples)}",
                 param="num_fewshot",
             )
-        self._examples = examples
-        self._count = count
+        self._examples, self._count, self._draw = examples, count, needed
         self._same_dataset = same_dataset
-        self._draw = needed
         self._random = random.Random(FEWSHOT_SEED)
         self._draws: list[list[int]] = []
 
@@ -187,18 +170,14 @@ class FewshotSampler:
         drawn = [self._examples[i] for i in self._draws[row.index]]
         if not self._same_dataset:
             return drawn
-        kept = [example for example in drawn if not _same_problem(example, row)][: self._count]
+        kept = [example for example in drawn if example.input != row.input][: self._count]
         if len(kept) == self._count:
             return kept
         # the dataset repeats this problem, and several copies were drawn
-        others = [example for example in self._examples if not _same_problem(example, row)]
+        others = [example for example in self._examples if example.input != row.input]
         if len(others) < self._count:
             raise InvalidRequest(
                 f"num_fewshot is {self._count}, but only {len(others)} rows differ from row {row.index}",
                 param="num_fewshot",
             )
         return random.Random(f"{FEWSHOT_SEED}:{row.index}").sample(others, self._count)
-
-
-def _same_problem(one: DatasetRow, other: DatasetRow) -> bool:
-    return one.input == other.input

@@ -12,20 +12,14 @@ from functools import partial
 from tempfile import TemporaryFile
 from typing import BinaryIO
 
-from actograph.contract.batches import (
-    BatchError,
-    BatchInput,
-    BatchJobSpec,
-    BatchLine,
-    BatchRequest,
-    unit_key,
-)
-from actograph.contract.chat.chat import ChatCompletionRequest, CompletionRequest
-from actograph.contract.chat.chat_job import ChatJobSpec
+from actograph.contract.base import canonical_digest
+from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec, unit_key
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
-from actograph.contract.plans.estimate import stored_bytes
-from actograph.contract.resources import ModelStructure
-from actograph.contract.specs import SamplingSpec, canonical_digest
+from actograph.contract.models import ModelStructure
+from actograph.contract.openai import ChatCompletionRequest, CompletionRequest
+from actograph.contract.openai_answers import BatchError, BatchLine, BatchRequest
+from actograph.contract.specs import SamplingSpec
+from actograph.plans import stored_bytes
 from api import estimate, submit
 from api.bodies import parse_body, validate
 from api.check import check_hooks, check_prompts

@@ -15,8 +15,14 @@ from typing import Any, BinaryIO
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.batches import OUTPUT_PURPOSE, BatchError, BatchRequest, BatchStatus, RequestCounts
 from actograph.contract.errors import ActographError, NotFound, ServiceUnavailable
+from actograph.contract.openai_answers import (
+    OUTPUT_PURPOSE,
+    BatchError,
+    BatchRequest,
+    BatchStatus,
+    RequestCounts,
+)
 from api import submit
 from api.dependencies import Services
 from api.openai import batch_input, batch_output

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from sqlalchemy.orm import Session
 
-from actograph.contract.batches import BatchError, BatchStatus, BatchUsage, RequestCounts
+from actograph.contract.openai_answers import BatchError, BatchStatus, BatchUsage, RequestCounts
 from actograph.contract.resources import JobStatus, SampleStatus
 from api.errors import openai_error
 from api.openai import chat_results

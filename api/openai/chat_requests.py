@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from actograph.contract.chat.chat import ChatCompletionRequest, CompletionBase, CompletionRequest
-from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
+from actograph.contract.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import ActographError
+from actograph.contract.openai import ChatCompletionRequest, CompletionBase, CompletionRequest
 from api import submit
 from api.dependencies import Services
 from storage import samples
@@ -27,7 +27,7 @@ def chat_spec(request: ChatCompletionRequest, services: Services) -> ChatJobSpec
         call_name=request.call_name,
         one_call=request.one_call,
         enable_thinking=request.thinks,
-        max_tokens=request.most_tokens,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
         default_max_tokens=services.settings.chat_max_tokens,
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         # tool calls are sent whole

@@ -9,12 +9,12 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from actograph import __version__
+from actograph.contract import openai_answers as answers
 from actograph.contract import resources
-from actograph.contract.chat import chat_answers as answers
-from actograph.contract.chat.chat_job import is_only_read
-from actograph.contract.chat.tool_calls import ToolCall, parse_calls, text_before_calls
+from actograph.contract.chat_job import is_only_read
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.contract.resources import JobStatus, SampleStatus
+from actograph.tool_calls import ToolCall, parse_calls, text_before_calls
 from api.dependencies import Services
 from storage import samples
 from storage.jobs import jobs

@@ -14,9 +14,9 @@ import anyio
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from actograph.contract.chat import chat_answers as answers
-from actograph.contract.chat.tool_calls import OPEN, first_call
+from actograph.contract import openai_answers as answers
 from actograph.contract.errors import ActographError
+from actograph.tool_calls import OPEN, first_call
 from api.openai import chat_results
 from api.openai.chat_results import ChatResult
 from api.openai.chat_waiting import Running, cancel

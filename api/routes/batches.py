@@ -3,9 +3,9 @@
 from fastapi import APIRouter, BackgroundTasks
 from sqlalchemy.orm import Session
 
-from actograph.contract.batches import Batch, BatchRequest
+from actograph.contract.base import ListPage
 from actograph.contract.errors import InvalidRequest, NotFound, PayloadTooLarge
-from actograph.contract.resources import ListPage
+from actograph.contract.openai_answers import Batch, BatchRequest
 from api.auth import READ, SUBMIT, Caller
 from api.bodies import JsonRoute
 from api.dependencies import BatchId, IdempotencyKey, PageDep, ServicesDep, request_key, require_priority

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from actograph.contract.chat.chat import ChatCompletionRequest, CompletionRequest
-from actograph.contract.chat.chat_answers import ChatCompletion, Completion
-from actograph.contract.chat.chat_job import ChatJobSpec
+from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import ActographError
+from actograph.contract.openai import ChatCompletionRequest, CompletionRequest
+from actograph.contract.openai_answers import ChatCompletion, Completion
 from api.auth import SUBMIT, Caller
 from api.bodies import JsonRoute
 from api.dependencies import Services, ServicesDep

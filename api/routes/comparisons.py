@@ -7,13 +7,9 @@ from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 
 from actograph.contract import hooks
-from actograph.contract.comparison import (
-    ActivationComparison,
-    ActivationComparisonRequest,
-    JobComparison,
-)
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import NewVector
+from actograph.contract.resources import ActivationComparison, ActivationComparisonRequest, JobComparison
 from actograph.statistics.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
 from api.auth import READ, SUBMIT, Caller
 from api.bodies import JsonRoute, slow

@@ -8,8 +8,9 @@ from fastapi import APIRouter, Depends, Form, Query, Request, UploadFile
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
+from actograph.contract.base import Deleted, ListPage
 from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
-from actograph.contract.resources import Deleted, File, ListPage
+from actograph.contract.operations import File
 from actograph.contract.specs import MAX_EXPIRY_SECONDS
 from api.auth import READ, SUBMIT, Caller
 from api.bodies import JsonRoute

@@ -6,9 +6,11 @@ from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse
 
-from actograph.contract.resources import Deleted, Estimate, Job, JobResults, JobStatus, ListPage
-from actograph.contract.scorers import RescoreRequest
-from actograph.contract.specs import JobSpec
+from actograph.contract.base import Deleted, ListPage
+from actograph.contract.job_specs import JobSpec
+from actograph.contract.operations import Estimate
+from actograph.contract.resources import Job, JobResults, JobStatus
+from actograph.contract.tasks import RescoreRequest
 from api import estimate, submit
 from api.auth import READ, SUBMIT, Caller
 from api.bodies import JsonRoute, slow

@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter
 
-from actograph.contract.resources import ListPage
-from actograph.contract.service.keys import ApiKey, CreatedKey, KeyUpdate, NewKey
+from actograph.contract.base import ListPage
+from actograph.contract.operations import ApiKey, CreatedKey, KeyUpdate, NewKey
 from api.auth import ADMIN
 from api.bodies import JsonRoute
 from api.dependencies import KeyId, PageDep, ServicesDep

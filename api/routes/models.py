@@ -5,9 +5,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 
+from actograph.contract.base import ListPage
 from actograph.contract.errors import NotFound
-from actograph.contract.models.model_loads import ModelLoadRequest, resolve_savepoints
-from actograph.contract.resources import ListPage, Model, ModelLoad, ModelStructure
+from actograph.contract.model_loads import ModelLoadRequest, resolve_savepoints
+from actograph.contract.models import Model, ModelStructure
+from actograph.contract.resources import ModelLoad
 from api.auth import ADMIN, READ
 from api.bodies import JsonRoute
 from api.dependencies import LoadId, Services, ServicesDep

@@ -5,8 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from actograph import __version__
-from actograph.contract.resources import StoreGc, StoreVerification
-from actograph.contract.service.capabilities import Capabilities, Features, Limits, of_contract
+from actograph.contract.operations import (
+    Capabilities,
+    Features,
+    Limits,
+    StoreGc,
+    StoreVerification,
+    of_contract,
+)
 from api.auth import ADMIN, READ
 from api.bodies import slow
 from api.dependencies import ServicesDep

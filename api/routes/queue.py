@@ -5,8 +5,9 @@ from collections import Counter
 
 from fastapi import APIRouter
 
+from actograph.contract.base import ListPage
 from actograph.contract.errors import ServiceUnavailable
-from actograph.contract.resources import ListPage, Queue, Worker, WorkerStatus
+from actograph.contract.operations import Queue, Worker, WorkerStatus
 from actograph.contract.specs import PauseRequest
 from api.auth import ADMIN, READ, Caller
 from api.bodies import JsonRoute

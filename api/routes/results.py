@@ -7,8 +7,9 @@ from anyio import to_thread
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
+from actograph.contract.base import ListPage
 from actograph.contract.errors import ExportChanged, NotFound
-from actograph.contract.resources import ListPage, Sample, SampleStatus
+from actograph.contract.resources import Sample, SampleStatus
 from api.auth import READ
 from api.bodies import slow, slow_threads
 from api.dependencies import After, JobId, SampleId, ServicesDep

@@ -8,15 +8,10 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from actograph.contract import resources
+from actograph.contract.base import Deleted, ListPage
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
-from actograph.contract.resources import (
-    Deleted,
-    ListPage,
-    SessionChange,
-    SessionDeletion,
-    SessionStats,
-    StoreUsage,
-)
+from actograph.contract.operations import StoreUsage
+from actograph.contract.resources import SessionChange, SessionDeletion, SessionStats
 from actograph.contract.specs import SessionUpdate
 from api.auth import READ, SUBMIT
 from api.bodies import JsonRoute

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from actograph.contract.base import Deleted, ListPage
 from actograph.contract.errors import Conflict
 from actograph.contract.interventions import NewVector, StoredVector, VectorInfo, check_width, resolve_hook
-from actograph.contract.resources import Deleted, ListPage
 from api.auth import READ, SUBMIT, Caller
 from api.bodies import JsonRoute
 from api.dependencies import PageDep, ServicesDep, VectorId

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import QuotaExceeded
-from actograph.contract.resources import OwnerUsage, StoreUsage
+from actograph.contract.operations import OwnerUsage, StoreUsage
 from actograph.settings import Settings
 from storage.accounts import api_keys
 from storage.index import deletions

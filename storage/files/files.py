@@ -6,7 +6,7 @@ from typing import Unpack
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract import resources
+from actograph.contract import operations
 from actograph.contract.errors import NotFound
 from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.store import ArtifactStore
@@ -119,8 +119,8 @@ def reader_of(session: Session, file_id: str) -> str | None:
     return None if batch is None else f"batch {batch}"
 
 
-def resource(row: FileRow) -> resources.File:
-    return resources.File(
+def resource(row: FileRow) -> operations.File:
+    return operations.File(
         id=row.id,
         bytes=row.bytes,
         created_at=int(row.created_at),

@@ -90,13 +90,8 @@ class Database:
 
     @classmethod
     def of(cls, settings: Settings) -> "Database":
-        """The database of the settings, with their pool."""
-        return cls(
-            settings.effective_database_url,
-            pool_size=settings.database_pool_size,
-            pool_overflow=settings.database_pool_overflow,
-            pool_timeout_seconds=settings.database_pool_timeout_seconds,
-        )
+        """The database of the settings."""
+        return cls(settings.effective_database_url)
 
     @contextmanager
     def write(self) -> Iterator[Session]:

@@ -6,8 +6,8 @@ from typing import Any, Literal, TypedDict, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph.contract.base import ListPage
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources import ListPage
 
 Order = Literal["asc", "desc"]
 R = TypeVar("R")

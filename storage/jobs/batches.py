@@ -7,7 +7,8 @@ from typing import Any, Unpack
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.batches import (
+from actograph.contract.errors import Conflict
+from actograph.contract.openai_answers import (
     Batch,
     BatchError,
     BatchErrors,
@@ -16,7 +17,6 @@ from actograph.contract.batches import (
     BatchUsage,
     RequestCounts,
 )
-from actograph.contract.errors import Conflict
 from actograph.contract.resources import SampleStatus
 from storage.index import pages, row_locks
 from storage.index.database import changed, now

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.batches import KIND as BATCH
+from actograph.contract.chat_job import BATCH
 from actograph.contract.errors import (
     ActographError,
     Conflict,

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError, Conflict, NotFound
-from actograph.contract.models.model_identity import PinnedModel
+from actograph.contract.models import PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import JobSpecBase
 from storage.index import events, pages, row_locks

@@ -10,8 +10,8 @@ from typing import Literal
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.batches import BatchStatus
-from actograph.contract.chat.chat_job import KIND as CHAT
+from actograph.contract.chat_job import CHAT
+from actograph.contract.openai_answers import BatchStatus
 from actograph.contract.resources import JobStatus
 from storage.index import row_locks
 from storage.index.database import now

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from actograph.contract import resources
-from actograph.contract.models.model_identity import PinnedModel
+from actograph.contract import base, resources
+from actograph.contract.models import PinnedModel
 from actograph.contract.resources import JobStatus
 from storage.tables.models import JobRow
 
@@ -20,7 +20,7 @@ def of_row(row: JobRow, **live: Any) -> resources.Job:
         started_at=_seconds(row.started_at),
         finished_at=_seconds(row.finished_at),
         progress=progress(row),
-        error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
+        error=base.ErrorRecord.model_validate(row.error) if row.error else None,
         priority=row.priority,
         owner=row.owner,
         deadline_at=_seconds(row.deadline_at),

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.chat.chat_job import KIND, batch_key
-from actograph.contract.models.model_identity import PinnedModel
+from actograph.contract.chat_job import CHAT, batch_key
+from actograph.contract.models import PinnedModel
 from storage import samples
 from storage.jobs import jobs
 from storage.queue.waiting import can_start
@@ -89,6 +89,6 @@ def _waiting(session: Session, model: str, held: Collection[str]) -> sa.Select[A
     """Chats that can start, oldest first."""
     return (
         sa.select(JobRow.id, JobRow.spec, JobRow.total, JobRow.pinned, JobRow.identity_sha256)
-        .where(*can_start(session, held), JobRow.kind == KIND, JobRow.model == model)
+        .where(*can_start(session, held), JobRow.kind == CHAT, JobRow.model == model)
         .order_by(JobRow.created_at, JobRow.id)
     )

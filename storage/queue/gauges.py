@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.resources import JobStatus, SampleStatus, WorkerStatus
+from actograph.contract.operations import WorkerStatus
+from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index.database import now
 from storage.queue import pause, waiting, workers
 from storage.tables.models import FileRow, JobRow, SessionRow, WorkerRow

@@ -6,9 +6,9 @@ They are queued, woken, cancelled and listed like all other jobs.
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract import resources
+from actograph.contract import base, resources
 from actograph.contract.errors import ModelRefused, NotFound
-from actograph.contract.models.model_loads import ModelLoadOptions
+from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus
 from storage.index import events
 from storage.index.database import now
@@ -107,7 +107,7 @@ def resource(session: Session, row: JobRow) -> resources.ModelLoad:
         finished_at=int(row.finished_at) if row.finished_at is not None else None,
         worker_id=attempts[-1] if attempts else None,
         options=row.spec,
-        error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
+        error=base.ErrorRecord.model_validate(row.error) if row.error else None,
     )
 
 

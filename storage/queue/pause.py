@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import StorageFull
-from actograph.contract.resources import QueuePause
+from actograph.contract.operations import QueuePause
 from actograph.settings import Settings
 from storage.accounts import quotas
 from storage.artifacts.store import ArtifactStore

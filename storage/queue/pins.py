@@ -3,8 +3,7 @@
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.models.model_identity import PinnedModel
-from actograph.contract.resources import ModelStructure
+from actograph.contract.models import ModelStructure, PinnedModel
 from storage.index import events
 from storage.index.database import changed
 from storage.jobs import jobs

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.resources import WorkerStatus
+from actograph.contract.operations import WorkerStatus
 from storage.tables.models import WorkerRow
 
 #: a worker that loads its first model counts as its holder

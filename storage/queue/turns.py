@@ -10,7 +10,7 @@ from collections.abc import Collection
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.resources import WorkerStatus
+from actograph.contract.operations import WorkerStatus
 from storage.index.database import now
 from storage.jobs import jobs
 from storage.jobs.jobs import LOAD

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.chat.chat_job import KIND as CHAT
-from actograph.contract.resources import JobStatus, SampleStatus, WorkerStatus
+from actograph.contract.chat_job import CHAT
+from actograph.contract.operations import WorkerStatus
+from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index.database import now
 from storage.index.ownership import of_everyone
 from storage.jobs.jobs import ACTIVE, LOAD, OPEN

@@ -6,9 +6,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract import resources
+from actograph.contract import base, models, operations
 from actograph.contract.errors import ActographError
-from actograph.contract.resources import WorkerStatus
+from actograph.contract.operations import WorkerStatus
 from storage.index import counters, row_locks
 from storage.index.database import changed, now
 from storage.index.upsert import Upsert
@@ -44,7 +44,7 @@ def register(
 
 
 def set_ready(
-    session: Session, worker_id: str, structure: resources.ModelStructure, *, is_as_pinned: bool = False
+    session: Session, worker_id: str, structure: models.ModelStructure, *, is_as_pinned: bool = False
 ) -> None:
     """Show a loaded and verified model. Submissions are checked against its structure.
 
@@ -184,10 +184,10 @@ def model_loaded_last(session: Session) -> str | None:
     return session.scalars(statement.limit(1)).first()
 
 
-def structure(session: Session, model: str) -> resources.ModelStructure | None:
+def structure(session: Session, model: str) -> models.ModelStructure | None:
     """The structure of a model; None if no worker ever loaded it."""
     row = session.get(ModelRow, model)
-    return resources.ModelStructure.model_validate(row.structure) if row else None
+    return models.ModelStructure.model_validate(row.structure) if row else None
 
 
 def loaded_at(session: Session, model: str) -> float | None:
@@ -195,8 +195,8 @@ def loaded_at(session: Session, model: str) -> float | None:
     return session.scalar(sa.select(ModelRow.loaded_at).where(ModelRow.name == model))
 
 
-def resource(row: WorkerRow) -> resources.Worker:
-    return resources.Worker(
+def resource(row: WorkerRow) -> operations.Worker:
+    return operations.Worker(
         id=row.id,
         status=WorkerStatus(row.status),
         model=row.model,
@@ -207,7 +207,7 @@ def resource(row: WorkerRow) -> resources.Worker:
         started_at=int(row.started_at),
         last_heartbeat_at=int(row.heartbeat_at),
         job_id=row.job_id,
-        error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
+        error=base.ErrorRecord.model_validate(row.error) if row.error else None,
         memory=row.memory or {},
     )
 

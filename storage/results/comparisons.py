@@ -7,14 +7,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.comparison import (
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.resources import (
     ConditionComparison,
     JobComparison,
+    JobStatus,
     MetricDifference,
     PairedDifference,
+    SampleStatus,
 )
-from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.statistics import paired
 from storage.tables.models import JobRow, SampleRow
 

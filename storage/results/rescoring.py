@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import Conflict, InvalidDataset, InvalidRequest
+from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import JobStatus, SampleStatus
-from actograph.contract.scorers import MAX_SCORERS, AnyScorer
-from actograph.contract.specs import EvaluationSpec
-from actograph.scoring.of_job import JobScoring, own_scorers
+from actograph.contract.tasks import MAX_SCORERS, AnyScorer
+from actograph.scoring.scorers import JobScoring, own_scorers
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import jobs

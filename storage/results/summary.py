@@ -4,17 +4,17 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
+from statistics import fmean
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
-from actograph.contract.resources import JobStatus, SampleStatus, tool_use
-from actograph.contract.resources.tool_use import ToolUse
+from actograph.contract.resources import JobStatus, SampleStatus, ToolUse
 from actograph.contract.tasks import task_name
-from actograph.statistics import epoch_metrics, metrics
-from actograph.statistics.moments import Moments
+from actograph.statistics import metrics
+from actograph.statistics.metrics import Moments
 from storage.jobs import view
 from storage.tables.models import JobRow, SampleRow
 
@@ -53,9 +53,9 @@ class ConditionSums:
         metrics.check_scorers([list(self.means), *scores] if self.completed > len(done) else scores)
         for key in scores[0]:
             self.unparsed[key] += sum(sample[key].answer is None for sample in scores)
-            self.means[key].add([metrics.problem_mean([sample[key].value for sample in scores])])
+            self.means[key].add(fmean(sample[key].value for sample in scores))
         if epochs > 1:
-            epoch_metrics.add_problem(self.of_epochs, scores, epochs)
+            metrics.add_problem(self.of_epochs, scores, epochs)
 
     def resource(self, alias: str) -> resources.ConditionResults:
         return resources.ConditionResults(
@@ -64,7 +64,7 @@ class ConditionSums:
             samples=self.completed,
             failed=self.failed,
             truncated=self.truncated,
-            tool_use=tool_use.totals(self.tool_uses),
+            tool_use=resources.totals(self.tool_uses),
             truncated_rate=self.truncated / self.completed if self.completed else None,
             unparsed=self.unparsed,
             unparsed_rate={key: count / self.completed for key, count in self.unparsed.items()},

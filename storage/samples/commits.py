@@ -9,8 +9,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract import resources
 from actograph.contract.errors import ActographError, LeaseLost
-from actograph.contract.resources import SampleStatus
-from actograph.contract.resources.tool_use import ToolMessage, ToolUse
+from actograph.contract.resources import SampleStatus, ToolMessage, ToolUse
 from storage.index.database import changed, now
 from storage.samples.leases import LeasedSample, ours
 from storage.tables.models import SampleRow

@@ -6,13 +6,9 @@ Conditions and epochs of one problem are consecutive, so partial results can be 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from actograph.contract.chat.chat_job import ChatJobSpec
-from actograph.contract.specs import (
-    CaptureInput,
-    CaptureJobSpec,
-    EvaluationSpec,
-    sample_seed,
-)
+from actograph.contract.chat_job import ChatJobSpec
+from actograph.contract.job_specs import CaptureInput, CaptureJobSpec, EvaluationSpec
+from actograph.contract.specs import sample_seed
 from actograph.datasets.dataset_rows import DatasetRow, TextRow
 from storage.samples import NewSample
 

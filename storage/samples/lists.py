@@ -6,10 +6,9 @@ from typing import Unpack
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract import resources
+from actograph.contract import base, resources
 from actograph.contract.errors import NotFound
-from actograph.contract.resources import SampleStatus
-from actograph.contract.resources.tool_use import ToolMessage, ToolUse
+from actograph.contract.resources import SampleStatus, ToolMessage, ToolUse
 from storage.index import pages
 from storage.index.pages import PageOptions
 from storage.tables.models import JobRow, SampleRow
@@ -61,7 +60,7 @@ def resource(row: SampleRow) -> resources.Sample:
         scores={k: resources.Score.model_validate(v) for k, v in (row.scores or {}).items()},
         tool_use=ToolUse.model_validate(row.tool_use) if row.tool_use else None,
         messages=[ToolMessage.model_validate(message) for message in row.messages or ()],
-        error=resources.ErrorRecord.model_validate(row.error) if row.error else None,
+        error=base.ErrorRecord.model_validate(row.error) if row.error else None,
         session_id=row.session_id,
         attempts=row.attempts,
         started_at=int(row.started_at) if row.started_at is not None else None,

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actograph.contract.errors import StoreDamaged
-from actograph.contract.models.model_identity import ModelIdentity
+from actograph.contract.models import ModelIdentity
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.tensor_files import itemsize
 

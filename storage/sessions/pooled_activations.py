@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actograph import tensor_files
-from actograph.contract.comparison import HookDifference
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.resources import HookDifference
 from actograph.contract.row_selection import Positions, consecutive, stored_rows
 from storage.sessions.reader import SessionReader
 

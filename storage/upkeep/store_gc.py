@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import sqlalchemy as sa
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources import StoredObject, StoreGc
+from actograph.contract.operations import StoredObject, StoreGc
 from storage.artifacts.store import ArtifactStore, StoredPrefix
 from storage.files import files
 from storage.index import deletions

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
-from actograph.contract.resources import StoreProblem, StoreVerification
+from actograph.contract.operations import StoreProblem, StoreVerification
 from storage.artifacts.checked_files import digest_of
 from storage.artifacts.store import ArtifactStore, StoredPrefix
 from storage.index.database import Database

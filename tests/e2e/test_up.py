@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from actograph.client import Client
-from actograph.contract.resources import WorkerStatus
+from actograph.contract.operations import WorkerStatus
 from actograph.demo import MODEL_DIR, PROBLEMS
 from actograph.stack import redis_server
 from tests.support.processes import is_broker, words_of

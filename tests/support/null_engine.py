@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from actograph.contract.resources import ModelStructure
+from actograph.contract.models import ModelStructure
 from actograph.demo import MODEL_DIR
 from worker.engine.requests import Generation, GenerationRequest
 

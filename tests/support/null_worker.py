@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable
 
 import worker.process.child
-from actograph.contract.models import model_names
-from actograph.contract.models.model_loads import ModelLoadOptions
-from actograph.contract.resources import ModelStructure
+from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.models import ModelStructure, parse_served
 from actograph.settings import Settings
 from tests.support.null_engine import NullEngine
 from worker.__main__ import main
@@ -28,7 +27,7 @@ class NullHolder:
         on_loaded: Callable[[ModelStructure], None],
         _options_of: Callable[[str], ModelLoadOptions],
     ) -> None:
-        self._name = model_names.parse(settings.model).name
+        self._name = parse_served(settings.model).name
         self._on_loaded = on_loaded
         self.engine: NullEngine | None = None
 

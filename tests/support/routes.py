@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from actograph.contract.service.key_roles import Role
+from actograph.roles import Role
 from api.app import create_app
 
 #: stands for a parameter of a path

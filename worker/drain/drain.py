@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from actograph.contract.batches import unit_key
+from actograph.contract.chat_job import unit_key
 from actograph.contract.errors import ActographError, DeviceLost, NotFound, ServiceUnavailable
 from actograph.settings import Settings
 from storage import samples

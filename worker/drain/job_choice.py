@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from sqlalchemy.orm import Session
 
-from actograph.contract.chat import chat_job
+from actograph.contract import chat_job
 from actograph.settings import Settings
 from storage.jobs import jobs
 from storage.queue import chat_batches, routing, turns, waiting, workers
@@ -60,7 +60,7 @@ class JobChoice:
             )
             if chosen != row.id and self._model.name is not None:
                 model = self._model.name
-        elif row.kind == chat_job.KIND:
+        elif row.kind == chat_job.CHAT:
             chosen = self._instead_of_chat(session, row, held) or row.id
         # a sibling has the same model
         chosen = turns.next_job(session, chosen, self._worker_id, held)

@@ -6,8 +6,8 @@
 import logging
 
 from actograph.contract.errors import ActographError, ModelChanged, ModelRefused
-from actograph.contract.models.model_identity import PinnedModel
-from actograph.contract.models.model_loads import ModelLoadOptions
+from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.models import PinnedModel
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, pins, workers

@@ -9,12 +9,9 @@ from typing import cast
 import torch
 
 from actograph.contract.errors import ActographError, ModelChanged, ModelRefused, UnknownModel
-from actograph.contract.models import model_names
-from actograph.contract.models.model_identity import ModelIdentity
-from actograph.contract.models.model_loads import ModelLoadOptions, resolve_savepoints, with_savepoints
-from actograph.contract.models.model_names import ServedModel
-from actograph.contract.plans.batch_memory import batch_cap
-from actograph.contract.resources import ModelStructure
+from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints, with_savepoints
+from actograph.contract.models import ModelIdentity, ModelStructure, ServedModel, parse_served
+from actograph.plans import batch_cap
 from actograph.settings import Settings
 from worker.engine.engine import Engine
 from worker.engine.model import weight_files
@@ -47,9 +44,7 @@ class ModelHolder:
         self._settings = settings
         self._on_loaded = on_loaded
         self._options_of = options_of
-        self._served = [
-            model_names.parse(text) for text in (settings.model, *settings.allowed_models) if text
-        ]
+        self._served = [parse_served(text) for text in (settings.model, *settings.allowed_models) if text]
         #: the engine of the held model
         self.engine: Engine | None = None
         self._options = ModelLoadOptions()

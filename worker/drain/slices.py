@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actograph.contract import batches, hooks
-from actograph.contract.chat import chat_job
+from actograph.contract import chat_job, hooks
 from actograph.contract.errors import ActographError, ServiceUnavailable
-from actograph.contract.resources import ModelStructure
-from actograph.contract.specs import CaptureJobSpec, CaptureSpec, EvaluationSpec
-from actograph.contract.structure_checks import check_capture
+from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, check_capture
+from actograph.contract.models import ModelStructure
+from actograph.contract.specs import CaptureSpec
 from actograph.datasets.dataset_rows import DatasetRow
 from actograph.settings import Settings
 from storage import samples
@@ -80,9 +79,9 @@ class Slices:
         line = None
         with self._database.read() as session:
             row = jobs.get(session, job_id)
-            if row.kind == batches.KIND:
+            if row.kind == chat_job.BATCH:
                 line = samples.next_input(session, job_id)
-        spec = row.spec if line is None else batches.spec_of(row.spec, line)
+        spec = row.spec if line is None else chat_job.spec_of(row.spec, line)
         engine, pinned = self._model.engine_of_job(row)
         structure = engine.structure
         if pinned is not None and pinned.savepoints != structure.savepoints:
@@ -108,7 +107,7 @@ class Slices:
             steering=steering,
             markup=markup_of(spec, engine.model.tokenizer),
             time_limit=row.spec.get("sample_timeout_seconds") or None,
-            live=self._live if row.kind == chat_job.KIND else None,
+            live=self._live if row.kind == chat_job.CHAT else None,
         )
         return Slice(
             job_id=job_id,
@@ -116,16 +115,16 @@ class Slices:
             priority=row.priority,
             owner=row.owner,
             batches=BatchRunner(self._store, generator),
-            chat=chat_batches.key_of(row.spec, pinned) if row.kind == chat_job.KIND else None,
-            lines=None if line is None else batches.unit_key(line),
+            chat=chat_batches.key_of(row.spec, pinned) if row.kind == chat_job.CHAT else None,
+            lines=None if line is None else chat_job.unit_key(line),
             refused=refused,
         )
 
     def _runner(self, row: JobRow, spec: Mapping[str, Any], engine: Engine) -> Runner:
         """The runner of the job's kind; `spec` is the spec of the job, or of lines of a batch file."""
-        if row.kind == batches.KIND:
+        if row.kind == chat_job.BATCH:
             return BatchFileRunner(spec, engine.model.tokenizer, engine.structure)
-        if row.kind == chat_job.KIND:
+        if row.kind == chat_job.CHAT:
             return ChatRunner(row.spec, engine.model.tokenizer, engine.structure)
         if row.kind != "evaluation":
             if row.total is None:
@@ -159,7 +158,7 @@ class Slices:
             return None
         names = hooks.expand(capture.points, capture.layers, capture.hooks, structure)
         check_capture(capture, names, structure)
-        if row.hooks != names and row.kind != batches.KIND:
+        if row.hooks != names and row.kind != chat_job.BATCH:
             with self._database.write() as session:
                 jobs.set_hooks(session, row.id, names)
         return Provenance(

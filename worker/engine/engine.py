@@ -8,11 +8,11 @@ import torch
 
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest
 from actograph.contract.interventions import check_width
-from actograph.contract.plans.batch_memory import batch_size, capture_need
-from actograph.contract.resources import ModelStructure
+from actograph.contract.job_specs import check_sampling
+from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import NamedPositions
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
-from actograph.contract.structure_checks import check_sampling
+from actograph.plans import batch_size, capture_need
 from worker.engine.batches import BatchJob, Capture
 from worker.engine.model import memory
 from worker.engine.model.loaded import LoadedModel

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from typing import Any, Literal, NamedTuple, cast
 
 from actograph.contract.errors import UnknownHook
-from actograph.contract.resources import ModelStructure
+from actograph.contract.models import ModelStructure
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.requests import Edit
 

@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 import torch
 
 from actograph.contract.interventions import Op
-from actograph.contract.plans.batch_memory import DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS, QUEUE_BLOCKS
 from actograph.contract.row_selection import NamedPositions, TokenRange
+from actograph.plans import DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS, QUEUE_BLOCKS
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
 Reduce = Literal["none", "mean", "max", "last"]

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from actograph.contract.errors import InvalidDataset
-from actograph.contract.specs import CaptureJobSpec, DatasetRef, EvaluationSpec, HubDataset
+from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
+from actograph.contract.specs import DatasetRef, HubDataset
 from actograph.datasets.dataset_rows import DatasetRow, R, RowForm, TextRow, Texts, checked
 from actograph.datasets.readers import from_row
 from actograph.tasks.rows import row_form

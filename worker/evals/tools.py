@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actograph.contract.chat.tool_calls import MalformedCall, ToolCall
-from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
+from actograph.contract.resources import ToolMessage, ToolUse, ToolUseEnd
 from actograph.scoring.calculator import CalculatorError, calculate
+from actograph.tool_calls import MalformedCall, ToolCall
 
 #: longest result that goes back to the model, in characters
 MAX_RESULT_CHARS = 400

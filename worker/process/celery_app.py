@@ -13,7 +13,7 @@ from celery import signals
 
 from actograph import redaction
 from actograph.contract.errors import ActographError
-from actograph.contract.models import model_names
+from actograph.contract.models import parse_served
 from actograph.settings import Settings
 from storage.broker.broker import WAKE_TASK, celery_app
 from worker.signals.stop_signal import StopSignal
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def served_models(settings: Settings) -> list[str]:
     """Names of the models that a worker with these settings may hold, its first one first."""
     sources = (settings.model, *(settings.allowed_models if settings.model_switching else ()))
-    return list(dict.fromkeys(model_names.parse(text).name for text in sources if text))
+    return list(dict.fromkeys(parse_served(text).name for text in sources if text))
 
 
 _served = served_models(Settings())

@@ -10,9 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError, ModelRefused
-from actograph.contract.models import model_names
-from actograph.contract.models.model_loads import ModelLoadOptions
-from actograph.contract.resources import ModelStructure
+from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.models import ModelStructure, parse_served
 from actograph.settings import Settings
 from storage import migrate
 from storage.artifacts.factory import open_store
@@ -61,7 +60,7 @@ class WorkerProcess:
         migrate.require_current(self._database)
         deployment.check_store(self._database, settings.effective_artifact_url)
         hostname = socket.gethostname()
-        name = model_names.parse(settings.model).name if settings.model else ""
+        name = parse_served(settings.model).name if settings.model else ""
 
         def register(session: Session) -> None:
             workers.bury(session, hostname, _is_alive)

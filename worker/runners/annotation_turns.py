@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.chat.tool_calls import CALCULATION, annotation_call
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
-from actograph.contract.specs import EvaluationSpec
+from actograph.contract.job_specs import EvaluationSpec
+from actograph.contract.resources import ToolMessage, ToolUse, ToolUseEnd
 from actograph.scoring.calculator import MAX_CHARS
 from actograph.tasks.prompts import ChatMessages
+from actograph.tool_calls import CALCULATION, annotation_call
 from worker.engine.requests import TextEnd
 from worker.engine.tokens.stopping import decode_exactly
 from worker.evals.tools import CALCULATOR, ToolResult, record_of, run_call

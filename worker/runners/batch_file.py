@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from actograph.contract.batches import BatchInput
-from actograph.contract.chat.chat_job import ChatInput, is_only_read
+from actograph.contract.chat_job import BatchInput, ChatInput, is_only_read
 from actograph.contract.specs import SamplingSpec
 from storage.samples import LeasedSample
 from worker.runners.chat import ChatRunner

@@ -5,7 +5,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.specs import CaptureInput, SamplingSpec
+from actograph.contract.job_specs import CaptureInput
+from actograph.contract.specs import SamplingSpec
 from storage.samples import LeasedSample
 from worker.runners import text
 from worker.runners.runner import Prompt, Runner

@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.chat.chat_job import ChatInput, is_only_read
+from actograph.contract.chat_job import ChatInput, is_only_read
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources import ModelStructure
+from actograph.contract.models import ModelStructure
 from actograph.contract.specs import SamplingSpec
 from actograph.scoring.completions import cut_at_stop
 from storage.samples import LeasedSample

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.resources import Score
-from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
-from actograph.contract.specs import EvaluationSpec, SamplingSpec
+from actograph.contract.job_specs import EvaluationSpec
+from actograph.contract.resources import Score, ToolMessage, ToolUse, ToolUseEnd
+from actograph.contract.specs import SamplingSpec
 from actograph.datasets.dataset_rows import DatasetRow
-from actograph.scoring.of_job import JobScoring
+from actograph.scoring.scorers import JobScoring
 from actograph.tasks.prompts import ChatMessages, FewshotSampler, build_prompt, task_of
 from storage.samples import LeasedSample
 from worker.runners import text

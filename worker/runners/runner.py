@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actograph.contract.resources import Score
-from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
+from actograph.contract.resources import Score, ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
 from storage.samples import LeasedSample
 from worker.engine.requests import Generation, TextEnd

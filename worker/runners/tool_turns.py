@@ -9,11 +9,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.chat.tool_calls import OPEN, MalformedCall, ToolCall, parse_calls
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources.tool_use import ToolMessage, ToolUse, ToolUseEnd
-from actograph.contract.specs import EvaluationSpec
+from actograph.contract.job_specs import EvaluationSpec
+from actograph.contract.resources import ToolMessage, ToolUse, ToolUseEnd
 from actograph.tasks.prompts import ChatMessages
+from actograph.tool_calls import OPEN, MalformedCall, ToolCall, parse_calls
 from worker.evals.tools import CALCULATOR, record_of, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt

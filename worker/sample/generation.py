@@ -5,8 +5,8 @@ from contextlib import nullcontext
 from typing import Protocol
 
 from actograph.contract.errors import ActographError, CaptureFailed, JobEnded, SampleTimeout
-from actograph.contract.plans.batch_memory import SCORED_PIECE_BYTES, CaptureNeed, capture_need
 from actograph.contract.specs import CaptureSpec, SamplingSpec
+from actograph.plans import SCORED_PIECE_BYTES, CaptureNeed, capture_need
 from actograph.settings import Settings
 from storage.broker.live_text import LiveTextWriter
 from storage.samples import LeasedSample

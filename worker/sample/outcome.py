@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actograph.contract.errors import ActographError
-from actograph.contract.resources import Score
-from actograph.contract.resources.tool_use import ToolMessage, ToolUse
+from actograph.contract.resources import Score, ToolMessage, ToolUse
 from storage.samples import LeasedSample
 from worker.engine.requests import Generation
 from worker.runners.runner import Prompt

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from actograph.contract import resources
-from actograph.contract.plans.estimate import is_tail_only
+from actograph.contract import models
 from actograph.contract.row_selection import FirstFeatures, NamedPositions
 from actograph.contract.specs import CaptureSpec, SamplingSpec
+from actograph.plans import is_tail_only
 from worker.engine.requests import RowShaping, StatisticsOptions
 from worker.engine.rows.statistics import STATISTICS
 from worker.sample import choosers
@@ -19,7 +19,7 @@ from worker.sample.steering import UNSTEERED, Steering
 class Provenance:
     """Data common to all sessions of a slice."""
 
-    structure: resources.ModelStructure
+    structure: models.ModelStructure
     tokenizer_sha256: str
     template_sha256: str | None
     capture: CaptureSpec

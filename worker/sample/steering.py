@@ -18,7 +18,7 @@ from actograph.contract.interventions import (
     resolve_hook,
     vector_sha256,
 )
-from actograph.contract.resources import ModelStructure
+from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import Positions, TokenRange
 from storage.sessions import vectors
 from storage.sessions.manifest import AppliedIntervention

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from actograph.contract.errors import ActographError, CaptureFailed
-from actograph.contract.resources.tool_use import ToolUseEnd
+from actograph.contract.resources import ToolUseEnd
 from actograph.contract.specs import SamplingSpec, sample_seed
 from worker.engine.requests import EarlierRows, Generation, GenerationRequest, RowChunk, SummedRows
 from worker.runners.runner import Prompt

@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.chat.tool_calls import OPEN, ToolCall, parse_calls
 from actograph.contract.errors import InvalidRequest
+from actograph.tool_calls import OPEN, ToolCall, parse_calls
 from worker.text.chat_template import render_chat
 
 #: placeholders for a tool and an argument that occur in no conversation

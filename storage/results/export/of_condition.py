@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import ConditionResults, Job
-from actograph.contract.specs import Condition, EvaluationSpec, SamplingSpec
+from actograph.contract.specs import Condition, SamplingSpec
 from actograph.contract.tasks import STOP_STRINGS, TaskSpec, task_name
 
 #: characters that no part of a path may have

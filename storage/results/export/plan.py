@@ -11,10 +11,9 @@ from sqlalchemy.orm import Session
 
 from actograph import __version__
 from actograph.contract import resources
-from actograph.contract.comparison import JobComparison
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources import SampleStatus
-from actograph.contract.specs import JOB_KINDS
+from actograph.contract.job_specs import JOB_KINDS
+from actograph.contract.resources import JobComparison, SampleStatus
 from storage.index.database import Database, now
 from storage.jobs import jobs
 from storage.queue import job_view

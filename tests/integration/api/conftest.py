@@ -20,7 +20,8 @@ from fastapi import FastAPI
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure, SessionFile, TensorInfo
+from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
+from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.settings import Settings
 from api.app import create_app
 from api.dependencies import Services

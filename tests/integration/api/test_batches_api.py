@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from actograph.contract.batches import unit_key
+from actograph.contract.chat_job import unit_key
 from actograph.settings import Settings
 from api.openai.batch_keeper import BatchKeeper
 from storage import samples

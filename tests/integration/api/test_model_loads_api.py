@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from actograph.contract.errors import ModelRefused
-from actograph.contract.models.model_loads import ModelLoadOptions
+from actograph.contract.model_loads import ModelLoadOptions
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
 from tests.integration.api.conftest import structure

@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 import uvicorn
 
-from actograph.contract.scorers import SCORER_NAMES
-from actograph.contract.service.capabilities import of_contract
-from actograph.contract.specs import JOB_KINDS, job_spec_adapter
+from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
+from actograph.contract.operations import of_contract
+from actograph.contract.tasks import SCORER_NAMES
 from storage.files import files
 from storage.tables.models import FileRow
 
@@ -123,4 +123,4 @@ def test_capabilities_are_those_of_the_contract_and_the_settings(service: "Servi
 def test_capabilities_leave_nothing_empty() -> None:
     parts = of_contract()
     for name in ("capture", "interventions", "evaluation"):
-        assert all(parts[name].model_dump().values()), name
+        assert all(parts[name].values()), name

@@ -11,7 +11,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from actograph.contract.resources import WorkerStatus
+from actograph.contract.operations import WorkerStatus
 from actograph.settings import Settings
 from api.background.reconciler import Reconciler
 from storage.index import events

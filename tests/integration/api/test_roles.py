@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from actograph.contract.service.key_roles import Role
+from actograph.roles import Role
 from actograph.settings import Settings
 from api.app import create_app
 from api.auth import OPEN_PATHS

@@ -8,9 +8,9 @@ import openai
 import pytest
 
 from actograph.contract.errors import ModelRefused
+from actograph.contract.operations import KeyUpdate, NewKey
 from actograph.contract.resources import JobStatus
-from actograph.contract.service.key_roles import Role
-from actograph.contract.service.keys import KeyUpdate, NewKey
+from actograph.roles import Role
 from storage import samples
 from storage.accounts import api_keys
 from storage.samples.lost_workers import MAX_ATTEMPTS

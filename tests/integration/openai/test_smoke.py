@@ -13,7 +13,7 @@ import pytest
 
 from actograph.cli.main import main
 from actograph.client import Client, transport
-from actograph.contract.service.keys import NewKey
+from actograph.contract.operations import NewKey
 from actograph.smoke.failures import Kind
 
 #: (method, path, status, body) -> the status and body that the client gets

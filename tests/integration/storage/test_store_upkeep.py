@@ -10,8 +10,9 @@ import boto3
 import numpy as np
 import pytest
 
-from actograph.contract.resources import StoreGc, StoreVerification
-from actograph.contract.specs import SessionUpdate, job_spec_adapter
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.operations import StoreGc, StoreVerification
+from actograph.contract.specs import SessionUpdate
 from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.artifacts.s3 import S3Store

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from actograph.contract.errors import UnknownModel
+from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
 from actograph.contract.resources import JobStatus, Sample
-from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
 from actograph.settings import Settings
 from actograph.tasks.rows import row_form
 from storage import samples

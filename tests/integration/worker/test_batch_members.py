@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from actograph import tensor_files
-from actograph.contract.batches import BatchInput, BatchJobSpec, unit_key
-from actograph.contract.chat.chat_job import ChatJobSpec, batch_key
+from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec, batch_key, unit_key
+from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
 from actograph.contract.resources import Sample, SampleStatus
-from actograph.contract.specs import CaptureJobSpec, SamplingSpec, job_spec_adapter
+from actograph.contract.specs import SamplingSpec
 from storage import samples
 from storage.jobs import jobs
 from storage.samples import NewSample

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from actograph.contract.chat.chat_job import ChatJobSpec
+from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.resources import JobStatus
 from storage import samples
 from storage.jobs import jobs

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract.plans import estimate
-from actograph.contract.specs import CaptureSpec, job_spec_adapter
+from actograph import plans
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.specs import CaptureSpec
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store
@@ -97,7 +98,7 @@ def test_a_session_has_about_the_size_that_was_told(
         (stored, *_), _ = sessions.find(session, sessions.SessionFilter(job_id=row.id))
         hooks = jobs.get(session, row.id).hooks
     assert hooks
-    told = estimate.stored_bytes(
+    told = plans.stored_bytes(
         holder.engine_for(MODEL).structure,
         hooks,
         CaptureSpec.model_validate(capture),

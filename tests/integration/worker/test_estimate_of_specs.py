@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from actograph import plans
 from actograph.contract import hooks as grammar
-from actograph.contract.plans import estimate
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.factory import open_store
 from storage.samples import LeasedSample
@@ -81,11 +81,9 @@ def stored(engine: Engine, tmp_path: Path) -> Store:
 def check(engine: Engine, outcome: Recorded, spec: CaptureSpec, names: Sequence[str]) -> None:
     prompt = len(engine.model.tokenizer(PROMPT)["input_ids"])
     generated = outcome.rows + 1 - prompt
-    told = estimate.tensor_bytes(
-        engine.structure, names, spec, prompt_tokens=prompt, generated_tokens=generated
-    )
+    told = plans.tensor_bytes(engine.structure, names, spec, prompt_tokens=prompt, generated_tokens=generated)
     assert told == sum(tensor.nbytes for tensor in outcome.tensors.values())
-    whole = estimate.stored_bytes(
+    whole = plans.stored_bytes(
         engine.structure, names, spec, prompt_tokens=prompt, generated_tokens=generated
     )
     assert abs(whole - sum(file.bytes for file in outcome.files)) < BESIDE_THE_ROWS + 96 * len(

@@ -31,7 +31,7 @@ PROBLEMS = [
     for a, b in SUMS
 ]
 #: the bare question, as the model was trained on it
-TASK = {"name": "additions", "prompt": "{{question}}", "scorers": ["numeric", "exact", "format"]}
+TASK = {"name": "additions", "prompt": "{{question}}", "scorers": ["numeric", "exact", "includes"]}
 TWO_WAYS = [{"name": "plain"}, {"name": "calculator", "tools": "calculator"}]
 #: what the tracker itself adds to the results
 OF_TRACKER = (
@@ -145,10 +145,10 @@ def test_lm_eval_and_inspect_open_conditions_with_and_without_tools(
         assert log["config"] == {"max_tokens": 64, "temperature": 0.0, "top_p": 1.0, "seed": 0}
         assert log["summaries"] == [[1, 1, True, None], [2, 1, True, None], [3, 1, True, None]]
         scores = {score["name"]: score["metrics"] for score in log["results"]["scores"]}
-        assert set(scores) == {"numeric", "exact_match", "format"}
+        assert set(scores) == {"numeric", "exact_match", "includes"}
         metrics = results[name]["metrics"]
         assert scores["numeric"]["mean"]["value"] == metrics["exact_match,numeric"]
-        assert scores["format"]["stderr"]["value"] == metrics["format_stderr,none"]
+        assert scores["includes"]["stderr"]["value"] == metrics["includes_stderr,none"]
         written = {sample["uuid"]: sample for sample in log["samples"]}
         for path in (where / "samples").glob(f"*__{name}.json"):
             ours = json.loads(path.read_text())

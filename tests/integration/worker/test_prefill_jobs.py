@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from actograph import plans
 from actograph.client.tensors import open_folder
-from actograph.contract.plans import estimate
-from actograph.contract.specs import CaptureJobSpec, CaptureSpec
+from actograph.contract.job_specs import CaptureJobSpec
+from actograph.contract.specs import CaptureSpec
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store
@@ -225,7 +226,7 @@ def test_a_session_has_about_the_size_that_was_told(bench: Bench, capture: dict[
     text = "one and two are " * 20
     job = bench.job(bench.run({"inputs": [{"prompt": text}], "capture": capture | {"mode": "prefill"}}))
     (stored,) = bench.sessions(job.id)
-    told = estimate.stored_bytes(
+    told = plans.stored_bytes(
         bench.holder.engine_for(MODEL).structure,
         job.hooks or (),
         CaptureSpec.model_validate(capture | {"mode": "prefill"}),

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from actograph.contract.base import ErrorRecord
 from actograph.contract.interventions import NewVector, vector_sha256
-from actograph.contract.resources import ErrorRecord, JobStatus, Sample
-from actograph.contract.specs import CaptureJobSpec, EvaluationSpec, PathDataset, job_spec_adapter
+from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
+from actograph.contract.resources import JobStatus, Sample
+from actograph.contract.specs import PathDataset
 from actograph.datasets.dataset_rows import Problems
 from actograph.settings import Settings
 from storage import samples

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from actograph.client import Client
-from actograph.contract.resources import WorkerStatus
+from actograph.contract.operations import WorkerStatus
 from storage.artifacts.s3 import S3Store
 from tests.support.servers.s3 import S3Server
 

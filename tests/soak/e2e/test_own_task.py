@@ -16,8 +16,7 @@ from statsmodels.stats.contingency_tables import mcnemar
 
 from actograph.cli.main import main
 from actograph.client import Client
-from actograph.contract.comparison import JobComparison
-from actograph.contract.resources import JobResults, Sample
+from actograph.contract.resources import JobComparison, JobResults, Sample
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration]
 

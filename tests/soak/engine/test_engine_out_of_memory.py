@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from actograph.contract.base import ErrorRecord
 from actograph.contract.errors import OutOfDeviceMemory
-from actograph.contract.resources import ErrorRecord
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
 from worker.engine.model.memory import LearnedLimit

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from actograph.contract.specs import Condition, EvaluationSpec
+from actograph.contract.job_specs import EvaluationSpec
+from actograph.contract.specs import Condition
 from actograph.datasets.dataset_rows import DatasetRow, read_rows
-from actograph.scoring.of_job import JobScoring
+from actograph.scoring.scorers import JobScoring
 from actograph.tasks.prompts import TASKS, FewshotSampler, build_prompt
 from worker.text.chat_template import encode_prompt, render_chat
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from actograph.contract.hooks import expand
+from actograph.contract.job_specs import CaptureJobSpec
 from actograph.contract.resources import Sample, SampleStatus
-from actograph.contract.specs import CaptureJobSpec, CaptureSpec
+from actograph.contract.specs import CaptureSpec
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.resources import JobStatus
-from actograph.contract.specs import job_spec_adapter
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract.models.model_loads import ModelLoadOptions
-from actograph.contract.resources import JobStatus, WorkerStatus
-from actograph.contract.specs import job_spec_adapter
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.operations import WorkerStatus
+from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store

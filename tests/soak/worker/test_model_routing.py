@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract.resources import JobStatus, ModelStructure
-from actograph.contract.specs import job_spec_adapter
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.models import ModelStructure
+from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store

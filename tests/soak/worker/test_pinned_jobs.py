@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from actograph.contract import resources
-from actograph.contract.models.model_loads import ModelLoadOptions
-from actograph.contract.resources import JobStatus, ModelStructure
-from actograph.contract.specs import job_spec_adapter
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.models import ModelStructure
+from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store

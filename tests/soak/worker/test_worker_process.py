@@ -14,8 +14,9 @@ import redis
 import sqlalchemy as sa
 
 from actograph.contract.errors import ModelRefused
-from actograph.contract.resources import JobStatus, WorkerStatus
-from actograph.contract.specs import job_spec_adapter
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.operations import WorkerStatus
+from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
 from storage import samples
 from storage.broker.broker import Broker

@@ -13,15 +13,16 @@ import sqlalchemy as sa
 from fastapi import BackgroundTasks, UploadFile
 from starlette.responses import JSONResponse
 
-from actograph.contract.batches import BatchRequest
-from actograph.contract.chat.chat import ChatCompletionRequest
 from actograph.contract.errors import NotFound
 from actograph.contract.interventions import NewVector
-from actograph.contract.models.model_loads import ModelLoadRequest
-from actograph.contract.scorers import RescoreRequest
-from actograph.contract.service.key_roles import Role
-from actograph.contract.service.keys import KeyUpdate, NewKey
-from actograph.contract.specs import SessionUpdate, job_spec_adapter
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.model_loads import ModelLoadRequest
+from actograph.contract.openai import ChatCompletionRequest
+from actograph.contract.openai_answers import BatchRequest
+from actograph.contract.operations import KeyUpdate, NewKey
+from actograph.contract.specs import SessionUpdate
+from actograph.contract.tasks import RescoreRequest
+from actograph.roles import Role
 from api.dependencies import Services
 from api.openai import chat_requests
 from api.routes import batches, files, jobs, models

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from actograph.contract.service.key_roles import Role
+from actograph.roles import Role
 from storage.index import counters
 from storage.index.counters import Counter
 from storage.jobs import jobs

@@ -22,7 +22,7 @@ import torch
 from sqlalchemy import event
 
 from actograph.contract.errors import ActographError
-from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure
+from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
 from actograph.settings import Settings
 from api.background.reconciler import Reconciler
 from api.dependencies import Services

@@ -17,9 +17,10 @@ import pytest
 import typer
 from pydantic import BaseModel, ValidationError
 
-from actograph.contract import resources
-from actograph.contract.comparison import ActivationComparison, ActivationComparisonRequest, JobComparison
-from actograph.contract.specs import job_spec_adapter
+from actograph.contract import base, operations, resources
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.models import Model, ModelStructure
+from actograph.contract.resources import ActivationComparison, ActivationComparisonRequest, JobComparison
 from tests.support.tensor_files import encode_tensors
 
 CREATED_AT = 1_700_000_000
@@ -28,13 +29,13 @@ CREATED_AT = 1_700_000_000
 class Refused(Exception):
     def __init__(self, status: int, code: str, detail: str, pointer: str | None = None) -> None:
         self.status = status
-        items = [resources.ProblemItem(detail=detail, pointer=pointer)] if pointer else []
-        self.problem = resources.Problem(
+        items = [base.ProblemItem(detail=detail, pointer=pointer)] if pointer else []
+        self.problem = base.Problem(
             title="refused",
             status=status,
             detail=detail,
             errors=items,
-            error=resources.OpenAIError(message=detail, type="invalid_request_error", code=code),
+            error=base.OpenAIError(message=detail, type="invalid_request_error", code=code),
         )
 
 
@@ -67,11 +68,11 @@ class ContractServer:
     manifests: dict[str, BaseModel] = field(default_factory=dict)
     stored: dict[tuple[str, str], bytes] = field(default_factory=dict)
     uploads: dict[str, tuple[str, str, bytes]] = field(default_factory=dict)
-    models: list[resources.Model] = field(default_factory=list)
-    workers: list[resources.Worker] = field(default_factory=list)
-    pauses: list[resources.QueuePause] = field(default_factory=list)
-    structure: resources.ModelStructure | None = None
-    estimate: resources.Estimate | None = None
+    models: list[Model] = field(default_factory=list)
+    workers: list[operations.Worker] = field(default_factory=list)
+    pauses: list[operations.QueuePause] = field(default_factory=list)
+    structure: ModelStructure | None = None
+    estimate: operations.Estimate | None = None
     comparison: JobComparison | None = None
     activation_comparison: ActivationComparison | None = None
     #: what a request to load a model answers and then shows, the last one for ever
@@ -249,7 +250,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def delete_file(self, _: dict[str, str], __: bytes, file_id: str) -> tuple[int, BaseModel]:
         del self.state.uploads[file_id]
-        return 200, resources.Deleted(id=file_id, object="file")
+        return 200, base.Deleted(id=file_id, object="file")
 
     def job(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
         return 200, self._job(job_id)
@@ -270,7 +271,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def delete_job(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
         del self.state.jobs[self._job(job_id).id]
-        return 200, resources.Deleted(id=job_id, object="job")
+        return 200, base.Deleted(id=job_id, object="job")
 
     def list_samples(self, query: dict[str, str], _: bytes, job_id: str) -> tuple[int, BaseModel]:
         return 200, page(self.state.samples.get(job_id, []), query)
@@ -309,7 +310,7 @@ class Handler(BaseHTTPRequestHandler):
         name = fields["file"].get_filename() or ""
         identifier = f"file_{len(self.state.uploads) + 1:032x}"
         self.state.uploads[identifier] = (name, purpose.decode(), data)
-        return 200, resources.File(
+        return 200, operations.File(
             id=identifier, bytes=len(data), created_at=CREATED_AT, filename=name, purpose=purpose.decode()
         )
 
@@ -341,7 +342,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def delete_session(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
         del self.state.sessions[self._session(session_id).id]
-        return 200, resources.Deleted(id=session_id, object="activation.session")
+        return 200, base.Deleted(id=session_id, object="activation.session")
 
     def tensor(self, query: dict[str, str], _: bytes, session_id: str, hook: str) -> None:
         if (session_id, hook) not in self.state.tensors:
@@ -389,7 +390,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def queue(self, _: dict[str, str], __: bytes) -> tuple[int, BaseModel]:
         waiting = [job.id for job in self.state.jobs.values() if job.status == "queued"]
-        return 200, resources.Queue(
+        return 200, operations.Queue(
             paused=bool(self.state.pauses),
             paused_reason="; ".join(pause.reason or "" for pause in self.state.pauses) or None,
             pauses=self.state.pauses,
@@ -402,7 +403,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def pause_queue(self, query: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
         reason = json.loads(body)["reason"]
-        pause = resources.QueuePause(kind="manual", reason=reason, by="local", since=CREATED_AT)
+        pause = operations.QueuePause(kind="manual", reason=reason, by="local", since=CREATED_AT)
         self.state.pauses = [pause, *(p for p in self.state.pauses if p.kind != "manual")]
         return self.queue(query, body)
 
@@ -464,7 +465,7 @@ def page(items: Sequence[Any], query: dict[str, str]) -> BaseModel:
     ids = [item.id for item in items]
     start = ids.index(query["after"]) + 1 if "after" in query else 0
     shown = items[start : start + limit]
-    return resources.ListPage[Any](
+    return base.ListPage[Any](
         data=[json.loads(item.model_dump_json()) for item in shown],
         first_id=shown[0].id if shown else None,
         last_id=shown[-1].id if shown else None,

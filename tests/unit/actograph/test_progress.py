@@ -1,6 +1,6 @@
 import pytest
 
-from actograph.progress import Bar, Lines, duration, progress_text
+from actograph.progress import Bar, Lines, progress_text
 
 
 def test_text(subtests: pytest.Subtests) -> None:
@@ -13,12 +13,6 @@ def test_text(subtests: pytest.Subtests) -> None:
     }.items():
         with subtests.test(text):
             assert progress_text(*numbers) == text
-
-
-def test_durations(subtests: pytest.Subtests) -> None:
-    for text, seconds in {"0s": -3, "1m0s": 59.6, "1m1s": 61, "1h0m": 3600, "1d1h": 90000}.items():
-        with subtests.test(text):
-            assert duration(seconds) == text
 
 
 def test_lines_are_spared_but_the_last_is_written(capsys: pytest.CaptureFixture[str]) -> None:

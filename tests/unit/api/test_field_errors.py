@@ -7,7 +7,7 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from starlette.testclient import TestClient
 
-from actograph.contract.specs import JobSpec
+from actograph.contract.job_specs import JobSpec
 from api.bodies import JsonRoute
 from api.errors import FieldError, install
 

@@ -11,8 +11,9 @@ from fastapi.routing import iter_route_contexts
 from pydantic import TypeAdapter
 
 from actograph.contract import hooks
-from actograph.contract.models.model_loads import ModelLoadRequest
-from actograph.contract.specs import CaptureSpec, EvaluationSpec, job_spec_adapter
+from actograph.contract.job_specs import EvaluationSpec, job_spec_adapter
+from actograph.contract.model_loads import ModelLoadRequest
+from actograph.contract.specs import CaptureSpec
 from api.app import create_app
 
 Blocks = Callable[[str], list[Any]]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
+from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
 from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
 from actograph.contract.resources import SessionFile, TensorInfo
-from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
 from storage import samples
 from storage.index.database import Database
 from storage.index.ids import new_session_id

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from actograph.contract.plans.estimate import item_bytes
+from actograph.plans import item_bytes
 from worker.engine.model.loaded import LoadedModel
 
 #: implementations that take lengths and build no matrix of pairs

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from actograph.contract.errors import ModelRefused
-from actograph.contract.models.model_loads import Device
+from actograph.contract.model_loads import Device
 
 
 def resolve_device(device: str) -> torch.device:

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from actograph.contract.errors import ModelRefused
-from actograph.contract.models.model_loads import DeviceKey, DeviceMap
+from actograph.contract.model_loads import DeviceKey, DeviceMap
 from worker.engine.model import checkpoint_check, placement
 from worker.engine.model.devices import resolve_device
 from worker.engine.model.handoffs import Handoffs, restore

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from actograph.contract.plans import batch_memory
-from actograph.contract.plans.batch_memory import CaptureNeed
-from actograph.contract.resources import ModelStructure
+from actograph import plans
+from actograph.contract.models import ModelStructure
 from actograph.contract.specs import CaptureSpec
+from actograph.plans import CaptureNeed
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.loaded import LoadedModel
 
@@ -120,7 +120,7 @@ def plan_batch_size(
         need = batch_need(model, structure, capture, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
         learned = limit.most_samples(need)
         budget = replace(budget, cap=budget.cap if learned is None else min(budget.cap, learned))
-    return batch_memory.batch_size(
+    return plans.batch_size(
         structure,
         kv_bytes_per_token(model),
         capture,
@@ -131,13 +131,13 @@ def plan_batch_size(
     )
 
 
-def budget_of(model: LoadedModel, host_buffer_bytes: int, most: int = 0) -> batch_memory.Budget:
+def budget_of(model: LoadedModel, host_buffer_bytes: int, most: int = 0) -> plans.Budget:
     """Memory that a batch of this model may use now."""
     on_gpu = model.device.type == "cuda"
-    return batch_memory.Budget(
+    return plans.Budget(
         device_bytes=spread_bytes(model.layer_devices, available_bytes),
         host_buffer_bytes=host_buffer_bytes,
-        cap=batch_memory.batch_cap(on_gpu=on_gpu, most=most),
+        cap=plans.batch_cap(on_gpu=on_gpu, most=most),
         on_gpu=on_gpu,
     )
 
@@ -152,7 +152,7 @@ def batch_need(
     samples: int = 1,
 ) -> int:
     """Bytes by which batches are compared: those of one sample in a padded batch, times `samples`."""
-    pair = batch_memory.batch_memory(
+    pair = plans.batch_memory(
         structure,
         kv_bytes_per_token(model),
         capture,
@@ -166,7 +166,7 @@ def batch_need(
 def every_row(structure: ModelStructure, hooks: Sequence[str]) -> CaptureOf:
     """Memory that capturing takes if every row is kept as it is computed."""
     everything = CaptureSpec()
-    return lambda prompt: batch_memory.capture_need(structure, hooks, everything, prompt_tokens=prompt)
+    return lambda prompt: plans.capture_need(structure, hooks, everything, prompt_tokens=prompt)
 
 
 def spread_bytes(layer_devices: Sequence[torch.device], free: Callable[[torch.device], int]) -> int:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from actograph.contract.errors import ModelRefused
-from actograph.contract.models.model_loads import DeviceKey, DeviceMap
+from actograph.contract.model_loads import DeviceKey, DeviceMap
 from worker.engine.model import memory
 from worker.engine.model.devices import as_device, compute_device, kept_on
 

@@ -14,8 +14,8 @@ import torch
 
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused
-from actograph.contract.models.model_loads import with_savepoints
-from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure
+from actograph.contract.model_loads import with_savepoints
+from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
 from worker.engine.locations import ModelHooks, place_of
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.structure import moe

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
-from actograph.contract.plans.batch_memory import SCORED_PIECE_BYTES, scored_token_bytes
+from actograph.plans import SCORED_PIECE_BYTES, scored_token_bytes
 from worker.engine.edits.interventions import Editor
 from worker.engine.locations import ModelHooks, place_of
 from worker.engine.model.handoffs import run_unseen

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from actograph.contract.batches import BatchRequest
-from actograph.contract.service.key_roles import Role
+from actograph.contract.openai_answers import BatchRequest
+from actograph.roles import Role
 from api.openai.batch_keeper import BatchKeeper
 from storage.index import ids
 from storage.jobs import batches

@@ -10,8 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from actograph.contract.plans import batch_memory, estimate
-from actograph.contract.resources import ModelStructure
+from actograph import plans
+from actograph.contract.models import ModelStructure
 from actograph.contract.specs import Dtype, SamplingSpec
 from worker.engine.engine import Engine
 from worker.engine.model.attention_memory import pair_bytes
@@ -37,7 +37,7 @@ def test_bytes_per_token_is_what_the_sink_gets(
         )  # fmt: skip
         rows = len(made[0].prompt_ids) + len(made[0].generated_ids) - 1
         got = sum(sink.rows(0, hook).nbytes for hook in hooks)
-        assert got == rows * estimate.bytes_per_token(engine.structure, hooks, dtype)
+        assert got == rows * plans.bytes_per_token(engine.structure, hooks, dtype)
 
 
 def test_kv_bytes_are_those_of_the_cache(engine_of: Callable[[str], Engine]) -> None:
@@ -53,7 +53,7 @@ def test_the_plan_shrinks_with_what_a_sample_needs(engine_of: Callable[[str], En
     engine = engine_of("tiny-qwen3")
     hooks = list(engine.structure.hooks)
     small = BufferOptions(host_buffer_bytes=1 << 20)
-    assert engine.plan_batch_size([], prompt_tokens=20, max_tokens=20) == batch_memory.CPU_BATCH_CAP
+    assert engine.plan_batch_size([], prompt_tokens=20, max_tokens=20) == plans.CPU_BATCH_CAP
     # 576 KB for each sample's largest hook: the writer can empty its buffer between two of them
     assert engine.plan_batch_size(hooks, prompt_tokens=1500, max_tokens=20, options=small) == 1
     assert engine.plan_batch_size(hooks, prompt_tokens=500, max_tokens=20, options=small) == 5
@@ -151,10 +151,10 @@ def test_a_padded_batch_takes_about_what_is_planned(
         eos_token_ids=[], hooks={}, module_locations=[],
         mask_bytes_per_pair=pairs.mask, scores_bytes_per_pair=pairs.scores,
     )  # fmt: skip
-    planned = batch_memory.batch_memory(
+    planned = plans.batch_memory(
         shape,
         2 * 2 * 16 * dtype.itemsize,
-        batch_memory.CaptureNeed(),
+        plans.CaptureNeed(),
         samples=samples,
         prompt_tokens=prompt,
         max_tokens=new,

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoTokenizer, Gemma2Config, Qwen3Config
 
 from actograph.contract.errors import InterventionFailed
-from actograph.contract.plans.batch_memory import SCORED_PIECE_BYTES, scored_token_bytes
 from actograph.contract.specs import SamplingSpec
+from actograph.plans import SCORED_PIECE_BYTES, scored_token_bytes
 from worker.engine.engine import Engine
 from worker.engine.model.handoffs import run_unseen
 from worker.engine.model.memory import memory_snapshot

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.row_selection import Positions
-from actograph.contract.specs import EvaluationSpec, SamplingSpec
+from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
 from worker.runners.tool_turns import ToolTurns

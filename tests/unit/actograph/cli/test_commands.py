@@ -11,7 +11,7 @@ import pytest
 
 import actograph
 from actograph.client import transport
-from actograph.contract import resources
+from actograph.contract import models, operations, resources
 from tests.support.command_line import Run, runner
 
 ROW = '{"question": "1+1?", "answer": "#### 2"}\n'
@@ -111,7 +111,7 @@ def test_jobs_show(service: Any, run: Run) -> None:
 def test_submit_from_flags_uploads_the_dataset(service: Any, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(ROW)
-    service.models = [resources.Model(id="org/demo", created=1)]
+    service.models = [models.Model(id="org/demo", created=1)]
     code, out, _ = run(
         *("jobs", "submit", "--dataset", path, "--limit", 7, "--offset", 2, "--num-fewshot", 1, "--thinking"),
         *("--no-chat-template", "--capture", "attn_in,mlp_in,embed,resid_post.1@0,2"),
@@ -180,7 +180,7 @@ def test_submit_finds_mistakes_before_it_uploads(service: Any, run: Run, tmp_pat
 
 
 def test_submit_without_a_model_where_several_are_served(service: Any, run: Run) -> None:
-    service.models = [resources.Model(id=name, created=1) for name in ("a", "b")]
+    service.models = [models.Model(id=name, created=1) for name in ("a", "b")]
     code, _, err = run("jobs", "submit", "--prompt", "p")
     assert (code, err) == (1, "error: choose a model with --model; served: a, b\n")
 
@@ -297,9 +297,9 @@ def test_a_hostile_file_name_writes_nothing_outside(service: Any, run: Run, tmp_
 
 
 def test_models_and_workers(service: Any, run: Run) -> None:
-    service.models = [resources.Model(id="org/demo", created=1, status="loaded")]
+    service.models = [models.Model(id="org/demo", created=1, status="loaded")]
     service.workers = [
-        resources.Worker(
+        operations.Worker(
             id=f"wrk_{n:032x}",
             status=status,
             hostname="h",
@@ -308,13 +308,13 @@ def test_models_and_workers(service: Any, run: Run) -> None:
             last_heartbeat_at=1,
             model="demo",
         )
-        for n, status in enumerate([resources.WorkerStatus.BUSY, resources.WorkerStatus.OFFLINE])
+        for n, status in enumerate([operations.WorkerStatus.BUSY, operations.WorkerStatus.OFFLINE])
     ]
-    service.structure = resources.ModelStructure(
+    service.structure = models.ModelStructure(
         model="org/demo", architecture="Qwen3ForCausalLM", num_layers=2, hidden_size=96, vocab_size=577,
         context_length=2048, dtype="float32", device="cpu", num_parameters=1, chat_template=True,
         eos_token_ids=[2], unavailable={"router_logits": "dense"},
-        hooks={"embed": resources.HookInfo(location="model.embed_tokens.output", width=96, dtype="float32")},
+        hooks={"embed": models.HookInfo(location="model.embed_tokens.output", width=96, dtype="float32")},
         module_locations=["model.embed_tokens.output", "model.norm.output"],
     )  # fmt: skip
     assert run("models", "ls")[1].splitlines()[1].split() == ["org/demo", "loaded"]
@@ -338,7 +338,7 @@ def test_models_and_workers(service: Any, run: Run) -> None:
                     update={"aliases": ["hook_embed", "start"]}
                 )
             },
-            "module_tensors": {"model.norm.output": resources.LocationInfo(width=31, dtype="int64")},
+            "module_tensors": {"model.norm.output": models.LocationInfo(width=31, dtype="int64")},
         }
     )
     service.structure = named

@@ -8,15 +8,15 @@ import pytest
 
 from actograph.cli.main import main
 from actograph.client import Client
-from actograph.contract.comparison import (
+from actograph.contract.resources import (
     ActivationComparison,
     ConditionComparison,
     HookDifference,
     JobComparison,
+    JobStatus,
     MetricDifference,
     PairedDifference,
 )
-from actograph.contract.resources import JobStatus
 
 Run = Callable[..., tuple[int, str, str]]
 NOTHING = PairedDifference(pairs=0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actograph.cli import jobs
-from actograph.contract.resources import Estimate, Need
+from actograph.contract.operations import Estimate, Need
 from tests.support.command_line import Run, runner
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actograph.contract import resources
-from actograph.contract.comparison import ConditionComparison, JobComparison, PairedDifference
+from actograph.contract.resources import ConditionComparison, JobComparison, PairedDifference
 from tests.support.command_line import Run, runner
 
 METRICS = {"exact_match,numeric": 0.5, "exact_match_stderr,numeric": 0.25}

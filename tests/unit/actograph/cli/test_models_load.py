@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from actograph.cli import models
-from actograph.contract.resources import ErrorRecord, JobStatus, ModelLoad
+from actograph.contract.base import ErrorRecord
+from actograph.contract.resources import JobStatus, ModelLoad
 from tests.support.command_line import Run, runner
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from actograph.cli.main import main
 from actograph.client import transport
-from actograph.contract.resources import JobStatus, QueuePause
+from actograph.contract.operations import QueuePause
+from actograph.contract.resources import JobStatus
 
 DISK = QueuePause(kind="disk", reason="only 5 bytes free")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from actograph.cli.main import main
-from actograph.contract import resources
+from actograph.contract import base, resources
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def job(service: Any, monkeypatch: pytest.MonkeyPatch) -> resources.Job:
         sample(
             2,
             status=resources.SampleStatus.FAILED,
-            error=resources.ErrorRecord(type="context_length_exceeded", message="too long"),
+            error=base.ErrorRecord(type="context_length_exceeded", message="too long"),
         ),
     ]
     return job

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from actograph.client import ApiError, Client, ServiceUnreachable
+from actograph.contract.base import ProblemItem
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources import ProblemItem
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
 

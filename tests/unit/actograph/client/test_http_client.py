@@ -18,9 +18,10 @@ from actograph.client import (
     UnexpectedAnswer,
     transport,
 )
-from actograph.contract import resources
+from actograph.contract import base, models, resources
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
-from actograph.contract.specs import EvaluationSpec, FileDataset
+from actograph.contract.job_specs import EvaluationSpec
+from actograph.contract.specs import FileDataset
 
 SPEC = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": "file_" + "0" * 32}}
 
@@ -225,7 +226,7 @@ def test_samples_sessions_workers_queue_models_and_structure(service: Any, clien
     ]
     for number in range(5):
         service.add_session(number)
-    service.models = [resources.Model(id="org/demo", created=1)]
+    service.models = [models.Model(id="org/demo", created=1)]
     assert [s.index for s in client.jobs.samples(job.id)] == [0, 1, 2, 3, 4]
     assert {s.sample_index for s in client.sessions.list(correct=True, page_size=2)} == {0, 2, 4}
     assert [m.id for m in client.models.list()] == ["org/demo"]
@@ -380,7 +381,7 @@ def test_slashes_in_ids_are_escaped(service: Any, client: Client) -> None:
 
 def test_answers_of_another_version_are_told(service: Any, client: Client) -> None:
     session = service.add_session(1)
-    service.sessions[session.id] = resources.Deleted(id="x", object="y")
+    service.sessions[session.id] = base.Deleted(id="x", object="y")
     with pytest.raises(UnexpectedAnswer, match="same version"):
         client.sessions.get(session.id)
 

@@ -11,7 +11,7 @@ import torch
 
 from actograph.client import Client
 from actograph.client.errors import PackageMissing
-from actograph.contract import resources
+from actograph.contract import base, models, resources
 from actograph.contract.errors import InvalidRequest, MixedIdentities, NotFound
 
 JOB = f"job_{1:032x}"
@@ -100,10 +100,10 @@ def test_filters_limit_and_aliases(plain: Client, sessions: Any) -> None:
 
 def test_module_paths_are_looked_up_in_the_structure(service: Any, plain: Client, sessions: Any) -> None:
     path = "model.layers.1.output"
-    service.structure = resources.ModelStructure(
+    service.structure = models.ModelStructure(
         model="demo", architecture="x", num_layers=2, hidden_size=4, vocab_size=9, context_length=9,
         dtype="float32", device="cpu", num_parameters=1, chat_template=False, eos_token_ids=[],
-        hooks={HOOK: resources.HookInfo(location=path, width=4, dtype="float32")}, module_locations=[path],
+        hooks={HOOK: models.HookInfo(location=path, width=4, dtype="float32")}, module_locations=[path],
     )  # fmt: skip
     assert len(plain.jobs.get(JOB).matrix("model.layers[1].output")) == 5
     assert [seen.path for seen in service.seen].count("/v1/model/structure") == 1
@@ -206,7 +206,7 @@ def test_samples_as_a_frame(service: Any, plain: Client, sessions: Any) -> None:
             id=f"smp_{n:032x}", job_id=JOB, index=n, condition="ab"[n % 2],
             status=resources.SampleStatus.COMPLETED if n else resources.SampleStatus.FAILED, input={},
             scores={"exact_match,strict-match": resources.Score(value=1.0)} if n else {},
-            error=None if n else resources.ErrorRecord(type="x", message="it broke"),
+            error=None if n else base.ErrorRecord(type="x", message="it broke"),
         )
         for n in range(3)
     ]  # fmt: skip

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from actograph.contract.batches import BatchInput, BatchRequest, BatchUsage, spec_of, unit_key, unit_tokens
+from actograph.contract.chat_job import BatchInput, spec_of, unit_key
+from actograph.contract.openai_answers import BatchRequest
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 
 
@@ -31,17 +32,6 @@ def test_what_a_forward_pass_depends_on_parts_them(subtests: pytest.Subtests) ->
             assert unit_key(stored()) != unit_key(stored(**changes))
 
 
-def test_sampling_parts_them() -> None:
-    warm = stored() | {"sampling": SamplingSpec(temperature=0.5).model_dump(mode="json")}
-    assert unit_key(stored()) != unit_key(warm)
-
-
-def test_lengths_are_rounded_up(subtests: pytest.Subtests) -> None:
-    for asked, unit in [(1, 64), (64, 64), (65, 128), (128, 128), (1000, 1024)]:
-        with subtests.test(asked=asked, unit=unit):
-            assert unit_tokens(stored(max_tokens=asked)) == unit
-
-
 def test_a_line_has_its_own_capture_and_no_more_tokens_than_the_job() -> None:
     job: dict[str, Any] = {"capture": None, "interventions": [], "sampling": {"max_tokens": 100, "seed": 1}}
     capture = CaptureSpec(layers=[1])
@@ -59,10 +49,3 @@ def test_windows(subtests: pytest.Subtests) -> None:
                 input_file_id="file_" + "0" * 32, endpoint="/v1/completions", completion_window=window
             )
             assert request.window_seconds == seconds
-
-
-def test_usage_is_kept_beside_the_counts() -> None:
-    usage = BatchUsage.of(7, 5)
-    assert usage.total_tokens == 12
-    assert BatchUsage.from_stored({"total": 1} | usage.as_stored()) == usage
-    assert BatchUsage.from_stored({"total": 1}) is None

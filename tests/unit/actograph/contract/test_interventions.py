@@ -1,7 +1,5 @@
 """The intervention contract: what is accepted, what is refused and with which words."""
 
-import struct
-from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -10,16 +8,14 @@ from pydantic import ValidationError
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.interventions import (
     Intervention,
-    NewVector,
     StoredVector,
     check_stored,
     each,
     resolve_hook,
-    vector_sha256,
 )
-from actograph.contract.resources import HookInfo, ModelStructure
-from actograph.contract.row_selection import Stride, TokenRange
-from actograph.contract.specs import job_spec_adapter
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.models import HookInfo, ModelStructure
+from tests.support.structures import model_structure
 
 VEC = "vec_" + "a" * 32
 ADD: dict[str, Any] = {"hook": "resid_post.1", "op": "add", "vector": [1.0, 2.0]}
@@ -31,13 +27,12 @@ def structure() -> ModelStructure:
         "router_logits.0": "model.layers.0.mlp.gate.output",
         "logits": "lm_head.output",
     }
-    return ModelStructure(
-        model="m", architecture="A", num_layers=1, hidden_size=2, vocab_size=9, context_length=8,
-        dtype="float32", device="cpu", num_parameters=1, chat_template=False, eos_token_ids=[],
-        hooks={n: HookInfo(location=at, width=2, dtype="float32") for n, at in locations.items()},
+    hooks = {n: HookInfo(location=at, width=2, dtype="float32") for n, at in locations.items()}
+    return model_structure(
+        hooks,
         module_locations=[*locations.values(), "model.layers.0.mlp.gate.output.1"],
         unavailable={"final_norm": "no norm stands between the last layer and the head"},
-    )  # fmt: skip
+    )
 
 
 def test_accepted_and_the_same_after_storing(subtests: pytest.Subtests) -> None:
@@ -94,14 +89,6 @@ def test_refused(subtests: pytest.Subtests) -> None:
             assert says in str(caught.value)
 
 
-def test_positions_are_read_as_what_they_are() -> None:
-    assert Intervention.model_validate(ADD | {"positions": [3, 1]}).positions == [3, 1]
-    assert Intervention.model_validate(ADD | {"positions": {"stop": 4}}).positions == TokenRange(stop=4)
-    assert Intervention.model_validate(ADD | {"positions": {"stride": 4}}).positions == Stride(stride=4)
-    for positions in ("think", ["prompt", "tool_result"], [0, -1]):
-        assert Intervention.model_validate(ADD | {"positions": positions}).positions == positions
-
-
 def test_a_hook_by_any_of_its_names_and_no_router() -> None:
     for name in ("resid_post.0", "blocks.0.hook_resid_post", "layers_output[0]", "model.layers[0].output"):
         assert resolve_hook(name, structure(), "interventions.0.hook") == "resid_post.0"
@@ -154,13 +141,3 @@ def test_a_stored_vector_must_be_the_models_and_have_a_direction() -> None:
         check_stored("add", stored, "other", "p")
     with pytest.raises(InvalidRequest, match="not zero"):
         check_stored("project_out", stored, "m", "p")
-
-
-def test_the_hash_is_of_little_endian_float32() -> None:
-    assert vector_sha256([1.0, -2.5]) == sha256(struct.pack("<ff", 1.0, -2.5)).hexdigest()
-
-
-def test_a_wrong_new_vector_is_refused(subtests: pytest.Subtests) -> None:
-    for change in [{"name": "a b"}, {"vector": []}, {"metadata": {"k": 1}}, {"hook": ""}]:
-        with subtests.test(change=change), pytest.raises(ValidationError):
-            NewVector.model_validate({"name": "n", "hook": "resid_post.1", "vector": [1.0]} | change)

@@ -1,6 +1,5 @@
 """Reading GSM8K-style rows: what is taken, what is refused, and what the refusal says."""
 
-import io
 import json
 import re
 import tracemalloc
@@ -11,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actograph.contract.base import MAX_PROMPT_CHARS
 from actograph.contract.errors import InvalidDataset
-from actograph.contract.specs import MAX_PROMPT_CHARS
-from actograph.datasets.dataset_rows import MAX_REPORTED, DatasetRow, Problems, Texts, checked, read_rows
+from actograph.datasets.dataset_rows import Problems, read_rows
 from actograph.datasets.readers import MAX_LINE_BYTES, bounded_lines
 
 
@@ -42,24 +41,9 @@ def test_limit_and_offset_keep_the_row_numbers_of_the_dataset() -> None:
     assert [(row.index, row.question) for row in rows] == [(4, "q4"), (5, "q5"), (6, "q6")]
 
 
-def test_rows_outside_the_window_are_not_examined() -> None:
-    rows = read_rows([b"junk", line(question="good"), b"junk"], limit=1, offset=1)
-    assert rows == [DatasetRow(index=1, question="good", answer="Three.\n#### 3")]
-
-
-def test_reading_stops_at_the_limit() -> None:
-    endless = (line() for _ in iter(int, 1))
-    assert len(read_rows(endless, limit=5)) == 5
-
-
 def test_byte_order_mark_blank_lines_carriage_returns_and_further_fields_are_tolerated() -> None:
     lines = [b"\xef\xbb\xbf" + line(question="a", id=7), b"\n", b"  \r\n", line(question="b")[:-1] + b"\r\n"]
     assert [(row.index, row.question) for row in read_rows(lines)] == [(0, "a"), (1, "b")]
-
-
-def test_text_is_kept_verbatim() -> None:
-    question = "  Zwölf Äpfel?\n\u2028 "
-    assert read_rows([line(question=question)])[0].question == question
 
 
 def test_a_bad_row_is_named_with_its_number_and_fault(subtests: pytest.Subtests) -> None:
@@ -116,16 +100,6 @@ def test_every_fault_of_a_row_and_every_bad_row_is_reported() -> None:
     )
 
 
-def test_a_long_report_is_cut() -> None:
-    message = refusal(*[b"[]"] * (MAX_REPORTED + 5))
-    assert message.count("row ") == MAX_REPORTED
-    assert message.endswith("; and 5 more")
-
-
-def test_row_numbers_in_a_refusal_count_from_the_start_of_the_dataset() -> None:
-    assert refusal(line(), line(), b"{}", offset=1).startswith("row 2: question is missing")
-
-
 def test_no_rows() -> None:
     assert refusal() == "the dataset has no rows"
     assert refusal(b"\n", b" \n") == "the dataset has no rows"
@@ -143,17 +117,6 @@ def test_a_line_without_end_is_refused_within_bounded_memory(tmp_path: Path) -> 
     assert peak < 5 * MAX_LINE_BYTES
 
 
-@given(
-    st.lists(
-        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1), min_size=1
-    )
-)
-def test_whatever_text_is_written_is_read_again(questions: list[str]) -> None:
-    questions = [f"q{text}" for text in questions]
-    stream = io.BytesIO(b"".join(line(question=text) for text in questions))
-    assert [row.question for row in read_rows(bounded_lines(stream))] == questions
-
-
 @given(st.lists(st.binary(max_size=60), max_size=5))
 def test_arbitrary_bytes_are_read_or_refused(lines: list[bytes]) -> None:
     try:
@@ -161,15 +124,3 @@ def test_arbitrary_bytes_are_read_or_refused(lines: list[bytes]) -> None:
     except InvalidDataset:
         return
     assert rows
-
-
-def test_mappings_are_checked_like_lines() -> None:
-    records = [{"question": f"q{i}", "answer": "#### 1"} for i in range(4)]
-    assert [row.index for row in checked(records, Problems(), limit=2, offset=1)] == [1, 2]
-    with pytest.raises(InvalidDataset, match="row 4: answer is missing"):
-        list(checked([*records, {"question": "q"}], Problems()))
-
-
-def test_a_limit_beyond_the_machines_numbers_takes_all_rows() -> None:
-    rows = [{"text": "a"}, {"text": "b"}]
-    assert [row.text for row in checked(rows, Texts("text"), limit=10**30)] == ["a", "b"]

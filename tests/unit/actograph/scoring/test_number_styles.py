@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from actograph.contract.scorers import NumericScorer
+from actograph.contract.tasks import NumericScorer
 from actograph.scoring.numbers import format_exact, read_number
 from actograph.scoring.scorers import Answered, ScorerSet
 

@@ -23,11 +23,6 @@ def test_mcnemar_holds_where_powers_of_a_half_underflow() -> None:
     assert paired.mcnemar(5000, 5100) == pytest.approx(stats.binomtest(5000, 10_100, 0.5).pvalue, rel=1e-6)
 
 
-def test_mcnemar_refuses_negative_counts() -> None:
-    with pytest.raises(ValueError, match="negative"):
-        paired.mcnemar(-1, 3)
-
-
 def test_epochs_of_a_problem_are_averaged_before_anything_is_drawn() -> None:
     means = paired.per_problem([1.0, 0.0, -1.0, 1.0], ["a", "b", "a", "b"])
     assert means.tolist() == [0.0, 0.5]
@@ -65,5 +60,3 @@ def test_bootstrap_of_many_problems_is_drawn_in_pieces_like_few(monkeypatch: pyt
 
 def test_one_problem_has_no_interval() -> None:
     assert paired.bootstrap_interval([1.0]) is None
-    with pytest.raises(ValueError, match="level"):
-        paired.bootstrap_interval([1.0, 2.0], level=1.0)

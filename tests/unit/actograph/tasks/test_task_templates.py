@@ -8,8 +8,7 @@ from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.tasks import TaskSpec
 from actograph.datasets.dataset_rows import DatasetRow
 from actograph.tasks.files import read_task_file, task_from
-from actograph.tasks.rows import RowForm, examples_of
-from actograph.tasks.templates import RowTemplate
+from actograph.tasks.rows import RowForm, RowTemplate, examples_of
 
 ROW = {"question": "2 + 3?", "answer": "so\n#### 5", "choices": ["a", "b"], "n": 5}
 
@@ -59,11 +58,6 @@ def test_a_template_reaches_nothing_but_its_row(subtests: pytest.Subtests) -> No
             render(source)
 
 
-def test_an_undefined_column_is_named_with_those_that_there_are() -> None:
-    with pytest.raises(InvalidDataset, match=r"'qestion' is undefined; the row's columns are question"):
-        render("{{qestion}}")
-
-
 @pytest.mark.parametrize(
     "source", ["{{question.upper}}", "{{n.bit_length}}", "{{self}}", "{{choices|map('upper')}}"]
 )
@@ -80,11 +74,6 @@ def test_rows_keep_what_their_prompt_uses() -> None:
     assert DatasetRow.from_input(3, row.input) == row
     assert form.prompt(row) == "2 + 3? a"
     assert form.prompt(row, lambda text: f"Now: {text}") == "Now: 2 + 3? a"
-
-
-def test_a_condition_changes_the_whole_prompt_where_there_is_no_question() -> None:
-    form = RowForm(TaskSpec(name="t", prompt="Add {{n}}", target="{{n}}"))
-    assert form.prompt(form(0, ROW), lambda text: f"{text}!") == "Add 5!"
 
 
 def test_a_row_that_does_not_fit_says_why(subtests: pytest.Subtests) -> None:
@@ -111,7 +100,7 @@ YAML = b"""
 name: sums
 prompt: "{{question}}"
 stop: ["\\n\\n"]
-scorers: [numeric, {name: format, answer_marker: "####"}]
+scorers: [numeric, {name: efficiency, target_tokens: 40}]
 fewshot:
   samples:
     - {question: "1 + 1?", answer: "2"}
@@ -123,7 +112,7 @@ def test_a_task_file() -> None:
     assert (task.name, task.stop, [s.key for s in task.scorers]) == (
         "sums",
         ["\n\n"],
-        ["exact_match,numeric", "format,none"],
+        ["exact_match,numeric", "efficiency,none"],
     )
 
 
@@ -135,17 +124,14 @@ ALIASES = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
 
 def test_what_is_no_task_file(subtests: pytest.Subtests) -> None:
     for content, reason in [
-        (b"\xff", "not UTF-8"),
+        (b"\xff", "not YAML: .utf-8. codec"),
         (b"a: [", "not YAML"),
         (b"- a", "not a mapping"),
         (b"a: !!python/object/apply:os.system [ls]", "not YAML"),
-        (b"x" * 1_000_001, "larger than"),
-        (b"a: " + b"[" * 70 + b"]" * 70, "nested more than 64 deep"),
-        (b"[" * 100_000, "nested more than 64 deep"),
-        (b"- ? " * 100_000, "nested more than 64 deep"),
-        (b"a: !!binary aGVsbG8=", "not YAML of texts and numbers"),
-        (b"a: " + b"9" * 900_000, "not YAML"),
-        (ALIASES, r"uses the alias \*a; write the value out"),
+        (b"x" * 200_001, "larger than"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"a: " + b"9" * 90_000, "not YAML"),
+        (ALIASES, "uses aliases; write the values out"),
     ]:
         with subtests.test(content=content[:40]), pytest.raises(InvalidRequest, match=reason):
             read_task_file(content)
@@ -153,23 +139,13 @@ def test_what_is_no_task_file(subtests: pytest.Subtests) -> None:
 
 def test_numbers_of_a_task_file_are_decimal_and_dates_are_texts() -> None:
     """Base-60 numbers and dates of YAML 1.1 are texts."""
-    long = ":".join(["1"] * 200_000)
+    long = ":".join(["1"] * 40_000)
     content = f"a: {long}\nb: {long}.0\nc: 1:30\nd: 1_000\ne: 1.5e+3\nf: 0x1f\ng: -3\nh: .inf\ni: 012"
     read = read_task_file(f"{content}\nj: 2024-05-06".encode())
     assert read.pop("j") == "2024-05-06"
     assert (read.pop("a"), read.pop("b")) == (long, f"{long}.0")
     infinite = float("inf")
     assert read == {"c": "1:30", "d": 1000, "e": 1500.0, "f": 31, "g": -3, "h": infinite, "i": 10}
-
-
-def test_a_row_nested_deeper_than_others_can_read_is_refused() -> None:
-    form = RowForm(task_from({"name": "t", "prompt": "{{a|length}}", "target": "x{{b}}"}))
-    nested: object = 1
-    for _ in range(900):
-        nested = [nested]
-    with pytest.raises(InvalidDataset, match="nested more than 64 deep"):
-        form(0, {"a": nested, "b": 1})
-    assert form(0, {"a": [[1]], "b": 1}).columns == {"a": [[1]]}
 
 
 def test_wrong_fields_of_a_task_file_are_named() -> None:
@@ -187,14 +163,3 @@ def test_wrong_fields_of_a_task_file_are_named() -> None:
 def test_a_template_of_a_million_loops_is_refused(source: str, reason: str) -> None:
     with pytest.raises(InvalidDataset, match=reason):
         render(source, {"many": [1] * 1000, "long": "y" * 90_000})
-
-
-def test_loops_macros_and_filters_of_jinja() -> None:
-    row = {"d": {"a": 1, "b": 2}, "l": [{"n": 1}, {"n": 2}], "none": None, "s": "abc"}
-    source = (
-        "{% for k, v in d.items() %}{{ loop.index }}/{{ loop.length }} {{ k }}={{ v }}"
-        "{% if not loop.last %}, {% endif %}{% endfor %}"
-        "|{{ x|default('nothing') }}|{{ l|join('-', attribute='n') }}|{{ none ~ 1 ~ true }}"
-        "|{{ s[1:3] }}|{{ 'b' in s }}|{{ x is defined }}|{{ s == 'abc' }}|{{ 1 + 2 }}"
-    )
-    assert render(source, row) == "1/2 a=1, 2/2 b=2|nothing|1-2|None1True|bc|True|False|True|3"

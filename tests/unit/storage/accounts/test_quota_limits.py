@@ -3,7 +3,7 @@
 import pytest
 
 from actograph.contract.errors import QuotaExceeded
-from actograph.contract.resources import OwnerUsage
+from actograph.contract.operations import OwnerUsage
 from storage.accounts.quotas import Quotas
 
 #: 100 bytes in all, of sessions and of files; what was stored before there were owners counts too

@@ -8,9 +8,9 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import Conflict, NotFound
 from actograph.contract.interventions import NewVector
-from actograph.contract.models.model_loads import ModelLoadOptions
-from actograph.contract.service.key_roles import Role
-from actograph.contract.service.keys import NewKey
+from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.operations import NewKey
+from actograph.roles import Role
 from storage import migrate
 from storage.accounts import api_keys
 from storage.files import files

@@ -14,7 +14,7 @@ from actograph.contract.errors import (
     ModelRefused,
     NotFound,
 )
-from actograph.contract.models.model_loads import ModelLoadOptions
+from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from storage import samples
 from storage.index import events

@@ -7,8 +7,8 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.contract.errors import CaptureFailed, Conflict, ModelRefused, NotFound
+from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
 from actograph.contract.resources import JobStatus, SampleStatus, Score
-from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
 from storage import samples
 from storage.files import files
 from storage.index import events

@@ -2,8 +2,8 @@
 
 import sqlalchemy as sa
 
-from actograph.contract.batches import BatchRequest, BatchStatus
-from actograph.contract.chat.chat_job import ChatInput, ChatJobSpec
+from actograph.contract.chat_job import ChatInput, ChatJobSpec
+from actograph.contract.openai_answers import BatchRequest, BatchStatus
 from actograph.contract.resources import JobStatus
 from storage.index.database import Database, now
 from storage.jobs import batches, jobs, retention

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from actograph.contract.models.model_loads import ModelLoadOptions
+from actograph.contract.model_loads import ModelLoadOptions
 from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs

@@ -7,7 +7,8 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.contract.errors import ModelRefused, NotFound
-from actograph.contract.resources import ModelStructure, WorkerStatus
+from actograph.contract.models import ModelStructure
+from actograph.contract.operations import WorkerStatus
 from storage import samples
 from storage.files import files
 from storage.index import events

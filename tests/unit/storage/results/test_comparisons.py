@@ -7,9 +7,8 @@ import pytest
 from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
 
-from actograph.contract.comparison import JobComparison
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.resources import Score
+from actograph.contract.resources import JobComparison, Score
 from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs

@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from pydantic import TypeAdapter
 
 from actograph.contract.errors import Conflict
+from actograph.contract.job_specs import EvaluationSpec, job_spec_adapter
 from actograph.contract.resources import JobStatus, Score
-from actograph.contract.scorers import ScorerList
-from actograph.contract.specs import EvaluationSpec, job_spec_adapter
+from actograph.contract.tasks import ScorerList
 from storage import samples
 from storage.index import events
 from storage.index.database import Database

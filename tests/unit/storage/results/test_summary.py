@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from actograph.contract.errors import ActographError
-from actograph.contract.resources import JobResults, Score
-from actograph.contract.resources.tool_use import ToolUse
-from actograph.contract.specs import EvaluationSpec, job_spec_adapter
+from actograph.contract.job_specs import EvaluationSpec, job_spec_adapter
+from actograph.contract.resources import JobResults, Score, ToolUse
 from storage import samples
 from storage.index.database import Database
 from storage.jobs import control, jobs

@@ -9,8 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.contract.errors import CaptureFailed, InvalidRequest, LeaseLost, NotFound, WorkerStalled
+from actograph.contract.job_specs import CaptureJobSpec
 from actograph.contract.resources import JobStatus, SampleStatus, Score
-from actograph.contract.specs import CaptureJobSpec, sample_seed
+from actograph.contract.specs import sample_seed
 from storage import samples
 from storage.index.database import Database, now
 from storage.jobs import control, jobs

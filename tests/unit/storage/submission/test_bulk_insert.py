@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import NotFound, ServiceUnavailable
+from actograph.contract.job_specs import CaptureJobSpec
 from actograph.contract.resources import JobStatus
-from actograph.contract.specs import CaptureJobSpec
 from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.index.database import Database

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actograph.contract.specs import CaptureJobSpec, job_spec_adapter
+from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
 from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs

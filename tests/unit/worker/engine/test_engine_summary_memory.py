@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from actograph.contract.plans import batch_memory
-from actograph.contract.resources import HookInfo, ModelStructure
+from actograph import plans
+from actograph.contract.models import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
 from worker.engine.locations import Point
 from worker.engine.requests import RowShaping, StatisticsOptions
@@ -62,7 +62,7 @@ def test_the_plan_counts_what_summing_up_takes_at_its_peak(fields: dict[str, Any
         hooks={hook: HookInfo(location=hook, width=WIDTH, dtype="float32") for hook in hooks},
         module_locations=hooks,
     )  # fmt: skip
-    told = BATCH * batch_memory.capture_need(structure, hooks, capture, prompt_tokens=10).summaries
+    told = BATCH * plans.capture_need(structure, hooks, capture, prompt_tokens=10).summaries
     stats = capture.stats
     summaries = Summaries(
         [Point((hook,)) for hook in hooks],

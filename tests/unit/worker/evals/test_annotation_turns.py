@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.specs import EvaluationSpec
+from actograph.contract.job_specs import EvaluationSpec
 from worker.runners import text
 from worker.runners.annotation_turns import AnnotationTurns
 from worker.runners.runner import FurtherTurn

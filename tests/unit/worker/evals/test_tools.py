@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from actograph.contract.chat.tool_calls import MalformedCall, ToolCall, parse_calls
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.specs import EvaluationSpec
+from actograph.contract.job_specs import EvaluationSpec
+from actograph.tool_calls import MalformedCall, ToolCall, parse_calls
 from worker.evals.tools import CALCULATOR, MAX_RESULT_CHARS, run_call
 from worker.runners.tool_turns import ToolTurns
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract import resources
+from actograph.contract import models
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.factory import open_store
@@ -21,11 +21,11 @@ from worker.sample.recording import BatchRecorder, Recorded
 from worker.sample.segments import Markup
 
 
-def structure() -> resources.ModelStructure:
-    return resources.ModelStructure(
+def structure() -> models.ModelStructure:
+    return models.ModelStructure(
         model="m", architecture="A", num_layers=1, hidden_size=4, vocab_size=9, context_length=64,
         dtype="float32", device="cpu", num_parameters=1, chat_template=False, eos_token_ids=[1],
-        hooks={"logits": resources.HookInfo(location="lm_head.output", width=4, dtype="float32")},
+        hooks={"logits": models.HookInfo(location="lm_head.output", width=4, dtype="float32")},
         module_locations=["lm_head.output"],
     )  # fmt: skip
 

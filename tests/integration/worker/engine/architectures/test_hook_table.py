@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from actograph.contract import hooks as grammar
-from actograph.contract.resources import ModelStructure
+from actograph.contract.models import ModelStructure
 from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration

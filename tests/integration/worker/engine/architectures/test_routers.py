@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
 
+from actograph import plans
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused, UnknownHook
-from actograph.contract.plans import estimate
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
 
@@ -267,4 +267,4 @@ def test_the_plan_counts_the_bytes_that_the_sink_gets(
     )
     rows = len(made[0].prompt_ids) + len(made[0].generated_ids) - 1
     got = sum(sink.rows(0, hook).nbytes for hook in hooks)
-    assert got == rows * estimate.bytes_per_token(engine.structure, hooks, dtype)
+    assert got == rows * plans.bytes_per_token(engine.structure, hooks, dtype)

@@ -8,7 +8,7 @@ import pytest
 
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import UnknownHook
-from actograph.contract.models.model_loads import with_savepoints
+from actograph.contract.model_loads import with_savepoints
 from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration

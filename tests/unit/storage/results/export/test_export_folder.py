@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from actograph.contract.specs import EvaluationSpec, job_spec_adapter
+from actograph.contract.job_specs import EvaluationSpec, job_spec_adapter
 from actograph.datasets.dataset_rows import DatasetRow
 from storage import samples
 from storage.artifacts.local import LocalStore

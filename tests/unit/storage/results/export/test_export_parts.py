@@ -1,8 +1,15 @@
 """Conditions and samples of one job that differ in one thing each: the export keeps them apart."""
 
-from actograph.contract.resources import ConditionResults, Job, JobStatus, Progress, Sample, SampleStatus
-from actograph.contract.resources.tool_use import ToolMessage
-from actograph.contract.specs import EvaluationSpec
+from actograph.contract.job_specs import EvaluationSpec
+from actograph.contract.resources import (
+    ConditionResults,
+    Job,
+    JobStatus,
+    Progress,
+    Sample,
+    SampleStatus,
+    ToolMessage,
+)
 from storage.results.export import sample as sample_files
 from storage.results.export.of_condition import runs
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from actograph.contract.base import ErrorRecord
 from actograph.contract.errors import OutOfDeviceMemory
-from actograph.contract.resources import ErrorRecord
 from worker.engine import batches
 from worker.engine.batches import descend, sparing
 from worker.engine.model import device_errors, memory

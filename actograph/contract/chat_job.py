@@ -1,0 +1,142 @@
+"""Jobs of kind `chat`: requests to the OpenAI-compatible routes.
+
+The spec has the fields that all samples of a batch must share. The samples have the fields in which requests
+differ (messages, tools, max_tokens). So requests of many clients run as one batch.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from actograph.contract.base import Spec, Tag
+from actograph.contract.interventions import InterventionList
+from actograph.contract.job_specs import InputJobSpec
+from actograph.contract.specs import CaptureSpec, ExpiresAfter, GeneratingSpec, SamplingSpec
+
+BATCH = "batch"
+
+CHAT = "chat"
+
+
+class ChatInput(Spec):
+    """The input of one choice: a conversation, a text or token ids.
+
+    Attributes:
+        max_tokens: maximum of generated tokens; 0 only reads the prompt. None is `default_max_tokens`, or
+            the rest of the model's context if that is less.
+        top_logprobs: number of most likely tokens to store log probabilities of; None stores none at all.
+        echo: True if the answer and its log probabilities begin with the prompt.
+        must_call: True if the answer must be a call of one of `tools`.
+        call_name: the only tool that the answer may call.
+        one_call: True if only the first call of an answer counts.
+        live: True if the text is published while it is generated.
+    """
+
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    tools: list[dict[str, Any]] | None = None
+    must_call: bool = False
+    call_name: str | None = None
+    one_call: bool = False
+    enable_thinking: bool = False
+    max_tokens: int | None = Field(None, ge=0)
+    default_max_tokens: int = Field(16, ge=1)
+    top_logprobs: int | None = Field(None, ge=0)
+    echo: bool = False
+    live: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        """Maximum of generated tokens, by request or default."""
+        return self.default_max_tokens if self.max_tokens is None else self.max_tokens
+
+
+def is_only_read(given: Mapping[str, Any]) -> bool:
+    """True if a stored input only reads its prompt."""
+    return given.get("max_tokens") == 0
+
+
+class ChatJobSpec(InputJobSpec, GeneratingSpec):
+    """A request; `epochs` is the number of choices for each of `inputs`."""
+
+    kind: Literal["chat"] = "chat"
+    inputs: list[ChatInput] = Field(min_length=1)
+    priority: int = Field(0, ge=0, le=9)
+
+    @property
+    def is_prefill(self) -> bool:
+        return bool(self.inputs) and all(given.max_tokens == 0 for given in self.inputs)
+
+    @property
+    def scores_prompts(self) -> bool:
+        """True if the answer has log probabilities of the prompt."""
+        return any(given.echo and given.top_logprobs is not None for given in self.inputs)
+
+
+def batch_key(spec: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a stored spec that all chat jobs of one batch share."""
+    sampling = {k: v for k, v in spec["sampling"].items() if k not in ("seed", "max_tokens")}
+    shared = ("capture", "interventions", "sample_timeout_seconds", "priority")
+    return {"sampling": sampling} | {name: spec[name] for name in shared}
+
+
+#: requests with at most this many tokens may share a batch, whatever their length
+FEW_TOKENS = 64
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+
+
+class BatchInput(ChatInput):
+    """The request of one line, as its samples store it; each of its `choices` is a sample.
+
+    Attributes:
+        expires_after: expiry of its sessions; None uses the job's.
+        tags: tags of its sessions, besides the job's.
+    """
+
+    custom_id: str
+    sampling: SamplingSpec
+    choices: int = 1
+    capture: CaptureSpec | None = None
+    interventions: InterventionList = Field(default_factory=list)
+    expires_after: ExpiresAfter | Literal["never"] | None = None
+    tags: list[Tag] = Field(default_factory=list)
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+
+class BatchJobSpec(InputJobSpec, GeneratingSpec):
+    """The job of a batch. `sampling` has the largest max_tokens of all lines; each line has its own.
+
+    Each line also has its own `capture` and `interventions`; those of the job are empty.
+    """
+
+    kind: Literal["batch"] = "batch"
+    batch_id: str
+    endpoint: Endpoint
+    #: number of lines; each has one sample or more
+    requests: int = 0
+
+
+def unit_key(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a stored `BatchInput` that all samples of one unit share.
+
+    Lines of very different `max_tokens` do not run together: the longest would hold the memory of all.
+    """
+    sampling = {k: v for k, v in stored["sampling"].items() if k not in ("seed", "max_tokens")}
+    shared = {name: stored.get(name) or None for name in ("capture", "interventions")}
+    return {"sampling": sampling, "tokens": unit_tokens(stored)} | shared
+
+
+def unit_tokens(stored: Mapping[str, Any]) -> int:
+    """Maximum of generated tokens for samples of the same unit: a power of two."""
+    most: int = stored.get("max_tokens") or stored["default_max_tokens"]
+    return 1 << (max(most, FEW_TOKENS) - 1).bit_length()
+
+
+def spec_of(job: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored spec of a batch, with the fields of one line (a stored `BatchInput`) and its unit."""
+    own = {name: stored.get(name) or job[name] for name in ("capture", "interventions")}
+    most = min(unit_tokens(stored), job["sampling"]["max_tokens"])
+    return {**job, **own, "sampling": {**job["sampling"], "max_tokens": most}}

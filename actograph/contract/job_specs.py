@@ -1,0 +1,255 @@
+"""Job specs of clients, and their checks against a model's structure.
+
+All fields but `kind`, `model` and the inputs have a default. Unknown fields are refused,
+so that a misspelt option is an error and not a silent default.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, TypeAdapter, field_validator, model_validator
+
+from actograph.contract.base import PromptText, Spec, Text, example
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.interventions import each
+from actograph.contract.models import ModelStructure
+from actograph.contract.row_selection import FirstFeatures, needs_generation
+from actograph.contract.specs import (
+    CaptureCondition,
+    CaptureSpec,
+    Condition,
+    DatasetRef,
+    GeneratingSpec,
+    JobSpecBase,
+    SamplingSpec,
+    Tools,
+    distinct_names,
+)
+from actograph.contract.tasks import OWN_EXAMPLES, ScorerList, TaskRef, TaskSpec
+
+MAX_INPUTS = 100_000
+
+ToolForm = Literal["template", "annotations"]
+#: default of `max_turns` with `annotations`: an answer has a turn for each of its calculations
+ANNOTATION_TURNS = 32
+
+
+class EvaluationSpec(GeneratingSpec):
+    """Run a task on a dataset, score the answers, and store the activations."""
+
+    model_config = example(
+        kind="evaluation",
+        model="Qwen/Qwen3-0.6B",
+        task="gsm8k",
+        dataset={"path": "gsm8k/test.jsonl"},
+        limit=100,
+        sampling={"temperature": 0.0, "max_tokens": 512},
+        conditions=[{"name": "baseline"}, {"name": "ep02", "suffix": "This is very important to my career."}],
+        capture={"points": ["attn_in", "mlp_in"], "layers": [8, 12, 16]},
+    )
+
+    kind: Literal["evaluation"] = Field(description="Kind of the job.")
+    task: TaskRef = Field("gsm8k", description="A task's name, your own task, or a YAML file with one.")
+    dataset: DatasetRef = Field(description="Problems to answer.")
+    fewshot_dataset: DatasetRef | None = Field(None, description="null: `dataset`.")
+    limit: int | None = Field(None, ge=1, description="Maximum number of problems.")
+    offset: int = Field(0, ge=0, description="Number of problems to skip.")
+    tools: Tools = Field("none", description="Tools that the model may call; see docs/guides/tools.md.")
+    tool_format: ToolForm = Field("template", description="Calls of the chat template, or GSM8K's `<<48/2=`.")
+    max_turns: int = Field(8, ge=1, le=64, description="With annotations 32 by default.")
+    num_fewshot: int = Field(0, ge=0, le=64, description="Default: all examples of the task, or 0.")
+    apply_chat_template: bool | None = Field(None, description="null uses a chat template if there is one.")
+    fewshot_as_multiturn: bool = Field(True, description="Give examples as turns of the chat.")
+    enable_thinking: bool = Field(False, description="Passed to the chat template.")
+    scorers: ScorerList | None = Field(None, description="The first gives the verdict; null: the task's.")
+    conditions: Annotated[list[Condition], AfterValidator(distinct_names)] = Field(
+        default_factory=lambda: [Condition(name="baseline")],
+        min_length=1,
+        max_length=64,
+        description="Variants on the same problems and seeds.",
+    )
+
+    @field_validator("capture")
+    @classmethod
+    def _answers(cls, value: CaptureSpec | None) -> CaptureSpec | None:
+        if value is not None and value.mode == "prefill":
+            raise ValueError("mode prefill generates no answers to score; send a capture job")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, value: Any) -> Any:
+        """Show all examples of a task that has its own, as in lm-eval, and give annotations more turns."""
+        if not isinstance(value, dict):
+            return value
+        task, defaults = value.get("task"), {}
+        if isinstance(task, str):
+            defaults["num_fewshot"] = OWN_EXAMPLES.get(task, 0)
+        elif isinstance(task, dict) and isinstance(fewshot := task.get("fewshot"), dict):
+            samples = fewshot.get("samples")
+            defaults["num_fewshot"] = len(samples) if isinstance(samples, list) else 0
+        if value.get("tool_format") == "annotations":
+            defaults["max_turns"] = ANNOTATION_TURNS
+        return defaults | value
+
+    @property
+    def own_examples(self) -> int:
+        """Number of the task's own few-shot examples; 0 if they come from a dataset."""
+        if isinstance(self.task, TaskSpec):
+            return len(self.task.fewshot.samples)
+        return OWN_EXAMPLES.get(self.task, 0) if isinstance(self.task, str) else 0
+
+    @property
+    def uses_tools(self) -> bool:
+        """True if a condition has tools."""
+        return any(self.tools_of(condition) != "none" for condition in self.conditions)
+
+    def tools_of(self, condition: Condition) -> Tools:
+        return condition.tools or self.tools
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "EvaluationSpec":
+        own = self.own_examples
+        if own and self.num_fewshot > own:
+            raise ValueError(f"num_fewshot {self.num_fewshot}: the task has {own} examples of its own")
+        if own and self.fewshot_dataset is not None:
+            raise ValueError("the task has its own examples; remove fewshot_dataset")
+        if not self.uses_tools:
+            for name in ("tool_format", "max_turns"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} needs tools: calculator, in the job or in a condition")
+            return self
+        if self.apply_chat_template is False and self.tool_format == "template":
+            raise ValueError(
+                "tools need the chat template: leave apply_chat_template out, or use annotations"
+            )
+        return self
+
+
+class Message(Spec):
+    """A chat message."""
+
+    role: Literal["system", "user", "assistant"] = Field(description="Speaker.")
+    content: Text = Field(description="Text.")
+
+
+class CaptureInput(Spec):
+    """Either a prompt or a conversation."""
+
+    prompt: PromptText | None = Field(None, description="Used as it is.")
+    messages: list[Message] | None = Field(
+        None, min_length=1, max_length=1000, description="For the chat template."
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "CaptureInput":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of prompt and messages")
+        return self
+
+
+class InputJobSpec(JobSpecBase):
+    """A job over prompts or conversations, with optional conditions."""
+
+    conditions: Annotated[list[CaptureCondition], AfterValidator(distinct_names)] = Field(
+        default_factory=list, max_length=64, description="Every input runs under each."
+    )
+    enable_thinking: bool = Field(False, description="Passed to the chat template.")
+
+    @model_validator(mode="after")
+    def _edits_of_what_is_read(self) -> "InputJobSpec":
+        if self.is_prefill:
+            for param, intervention in each(self.interventions, self.conditions):
+                if (lacking := needs_generation(intervention.positions)) is not None:
+                    raise ValueError(f"{param}.positions: {lacking} needs generated tokens, unlike prefill")
+        return self
+
+
+class CaptureJobSpec(InputJobSpec, GeneratingSpec):
+    """Store the activations of prompts, conversations or a dataset's texts.
+
+    The model continues them; with `capture.mode: prefill` it only reads them.
+    """
+
+    model_config = example(
+        kind="capture",
+        model="Qwen/Qwen3-0.6B",
+        inputs=[
+            {"prompt": "The capital of France is"},
+            {"messages": [{"role": "user", "content": "Why is the sky blue?"}]},
+        ],
+        sampling={"max_tokens": 64, "temperature": 0.7, "seed": 1},
+        capture={"hooks": ["resid_post.12", "logits"], "positions": "generated"},
+    )
+
+    kind: Literal["capture"] = Field(description="Kind of the job.")
+    capture: CaptureSpec | None = Field(default_factory=CaptureSpec, description="null: texts only.")
+    inputs: list[CaptureInput] | None = Field(
+        None, min_length=1, max_length=MAX_INPUTS, description="Instead of `dataset`."
+    )
+    dataset: DatasetRef | None = Field(None, description="Prompts, instead of `inputs`.")
+    text_field: str = Field("text", min_length=1, max_length=256, description="Column of the prompt.")
+    limit: int | None = Field(None, ge=1, description="Maximum number of rows of the dataset.")
+    offset: int = Field(0, ge=0, description="Number of rows of the dataset to skip.")
+    truncate: bool = Field(False, description="Mode prefill: cut texts to the model's context.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "CaptureJobSpec":
+        if (self.inputs is None) == (self.dataset is None):
+            raise ValueError("give exactly one of inputs and dataset")
+        if self.inputs is not None and (self.limit is not None or self.offset):
+            raise ValueError("limit and offset need a dataset; remove them or inputs")
+        if self.truncate and not self.is_prefill:
+            raise ValueError("truncate needs capture.mode: prefill; a cut prompt has no room for an answer")
+        return self
+
+
+AnyJobSpec = EvaluationSpec | CaptureJobSpec
+#: values of `kind`
+JOB_KINDS = ("evaluation", "capture")
+JobSpec = Annotated[AnyJobSpec, Field(discriminator="kind")]
+job_spec_adapter: TypeAdapter[AnyJobSpec] = TypeAdapter(JobSpec)
+
+
+def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelStructure) -> None:
+    """Check the requested features, reductions and statistics against the captured hooks.
+
+    Args:
+        hooks: canonical names, see `hooks.expand`.
+
+    Raises:
+        InvalidRequest: `param` is the field of the spec, such as `capture.features`.
+    """
+    match capture.features:
+        case None:
+            needed = 0
+        case FirstFeatures():
+            needed = capture.features.first
+        case _:
+            needed = max(capture.features.indices) + 1
+    sums_up = "reduce" if capture.reduce in ("mean", "max") else ""
+    sums_up = "stats" if capture.stats is not None else sums_up
+    for hook in hooks:
+        info = structure.tensor_of(hook)
+        if sums_up and info is not None and "int" in info.dtype:
+            raise InvalidRequest(
+                f"{hook} holds integers ({info.dtype}), which have no mean, maximum or statistics; capture "
+                "it in a job without reduce and stats, or with reduce: last",
+                param=f"capture.{sums_up}",
+            )
+        if info is not None and needed > info.width:
+            raise InvalidRequest(
+                f"{hook} has {info.width} features (0 to {info.width - 1}); the spec asks for feature "
+                f"{needed - 1}. Lower features, or capture hooks that are wide enough",
+                param="capture.features",
+            )
+
+
+def check_sampling(sampling: SamplingSpec, structure: ModelStructure) -> None:
+    """Raises InvalidRequest if `logit_bias` names a token that the model does not have."""
+    beyond = [token for token in sampling.logit_bias if token >= structure.vocab_size]
+    if beyond:
+        raise InvalidRequest(
+            f"logit_bias names token {beyond[0]}; this model's ids are from 0 to {structure.vocab_size - 1}",
+            param="sampling.logit_bias",
+        )

@@ -1,0 +1,160 @@
+"""Served models: their identity and structure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from actograph.contract.base import Resource
+
+#: the fields that change the activations, in the order of messages
+_DECISIVE = (
+    "weights_sha256", "dtype", "attn_implementation", "tokenizer_sha256", "template_sha256", "engine",
+)  # fmt: skip
+_SHORT = 12
+
+
+class ModelIdentity(Resource):
+    """A model as a worker has loaded it.
+
+    `model`, `source` and `revision` are not part of `sha256`: the same weights under another path or revision
+    give the same activations.
+    """
+
+    model: str = Field(description="Served name of the model.")
+    source: str = Field(description="Folder or Hub id.")
+    revision: str | None = Field(None, description="Commit of the Hub; null for a folder.")
+    weights_sha256: str = Field(description="Digest of weights, config.json and generation_config.json.")
+    dtype: str
+    attn_implementation: str | None = None
+    tokenizer_sha256: str
+    template_sha256: str | None = None
+    engine: str = Field("traced", description="The engine that reads activations.")
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the decisive fields."""
+        fields = {name: getattr(self, name) for name in _DECISIVE}
+        return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+    def differences(self, other: "ModelIdentity") -> str:
+        """The decisive fields in which `other` differs, with both values."""
+        changed = [
+            f"{name} {_short(getattr(other, name))} instead of {_short(getattr(self, name))}"
+            for name in _DECISIVE
+            if getattr(self, name) != getattr(other, name)
+        ]
+        return ", ".join(changed)
+
+
+class PinnedModel(Resource):
+    """The model of a job, fixed at its submission or first claim."""
+
+    identity: ModelIdentity
+    savepoints: dict[str, str] = Field(default_factory=dict, description="Savepoint -> hook point.")
+
+
+def short(identity_sha256: str | None) -> str:
+    """The start of an identity's digest, for display."""
+    return "unknown" if identity_sha256 is None else identity_sha256[:_SHORT]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text[:_SHORT] if len(text) == 64 else text
+
+
+class HookInfo(Resource):
+    location: str = Field(description="Module path with .input or .output.")
+    width: int
+    dtype: str
+    aliases: list[str] = Field(default_factory=list)
+
+
+class LocationInfo(Resource):
+    """The tensor at a module location."""
+
+    width: int
+    dtype: str
+    tail_only: bool = Field(False, description="Generation computes it only from the last prompt token on.")
+
+
+class ModelStructure(Resource):
+    """Structure of a loaded model, as its worker discovered and verified it."""
+
+    object: Literal["model.structure"] = "model.structure"
+    model: str
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+    dtype: str
+    device: str = Field(description="Device of inputs and chosen tokens.")
+    devices: list[str] = Field(default_factory=list, description="Device of each layer.")
+    num_parameters: int
+    chat_template: bool
+    eos_token_ids: list[int]
+    hooks: dict[str, HookInfo] = Field(description="All standard hook points of this model.")
+    module_locations: list[str] = Field(description="All module locations, in execution order.")
+    module_tensors: dict[str, LocationInfo] = Field(default_factory=dict)
+    unavailable: dict[str, str] = Field(default_factory=dict, description="Missing point or hook -> reason.")
+    proofs: list[str] = Field(default_factory=list, description="Verified equations between hook points.")
+    ragged_batches: bool = Field(True, description="Whether prompts of different lengths share a batch.")
+    revision: str | None = None
+    savepoints: dict[str, str] = Field(default_factory=dict, description="Savepoint -> hook point.")
+    kv_bytes_per_token: int | None = Field(None, description="Null if unknown.")
+    identity: ModelIdentity | None = Field(None, description="New jobs are pinned to it.")
+    mask_bytes_per_pair: int | None = Field(None, description="For each pair of a prompt's tokens.")
+    scores_bytes_per_pair: int = 0
+    num_experts: int | None = Field(None, description="Experts in each layer.")
+    experts_per_token: int | None = Field(None, description="Experts that the router chooses for each token.")
+
+    @cached_property
+    def locations(self) -> Mapping[str, str]:
+        """Canonical hook name -> module location, for `hooks.resolve`."""
+        return {name: info.location for name, info in self.hooks.items()}
+
+    def tensor_of(self, hook: str) -> LocationInfo | None:
+        """The tensor of a hook point or module location. Returns None if it is unknown."""
+        info = self.hooks.get(hook)
+        found = self.module_tensors.get(hook if info is None else info.location)
+        if found is None and info is not None:
+            return LocationInfo(width=info.width, dtype=info.dtype, tail_only=hook == "logits")
+        return found
+
+
+class Model(Resource):
+    """A served model, in OpenAI's shape."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "actograph"
+    status: Literal["loaded", "available"] = "available"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    #: name in answers and in the index
+    name: str
+    #: hub id or folder
+    source: str
+    #: all names that jobs may use
+    aliases: frozenset[str]
+
+
+def parse_served(text: str) -> ServedModel:
+    """Read `M` or `NAME=M`. A folder is also served under its last part."""
+    name, separator, source = text.partition("=")
+    if not separator:
+        name, source = text, text
+    aliases = {name, source}
+    if Path(source).is_dir():
+        aliases.add(Path(source).resolve().name)
+    return ServedModel(name=name, source=source, aliases=frozenset(aliases))

@@ -1,1 +1,0 @@
-"""Names, identities and loads of models."""

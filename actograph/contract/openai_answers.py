@@ -1,0 +1,301 @@
+"""Answers of the OpenAI-compatible routes: chats and completions with captured activations, and batches."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
+
+from actograph.contract.base import MAX_TAGS, FileId, Metadata, Resource, Spec, Tag, example
+from actograph.contract.chat_job import Endpoint
+from actograph.contract.resources import SessionFile, TensorInfo
+from actograph.contract.specs import ExpiresAfter
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class ActivationFile(SessionFile):
+    """A stored file of a session, and where to read it."""
+
+    url: str = Field(description="Path of the file's content.")
+
+
+class Captured(BaseModel):
+    """Captured activations of a choice; left out without capture."""
+
+    session_id: str | None = None
+    activation_files: list[ActivationFile] | None = None
+    activations_meta: dict[str, TensorInfo] | None = Field(None, description="By hook point.")
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out empty fields, so that answers without capture have OpenAI's fields alone."""
+        absent = [name for name in Captured.model_fields if getattr(self, name) is None]
+        return {name: value for name, value in handler(self).items() if name not in absent}
+
+
+class CompletionUsage(Resource):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Function(Resource):
+    name: str
+    arguments: str = Field(description="JSON text.")
+
+
+class ToolCall(Resource):
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class AssistantMessage(Resource):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class TopLogprob(Resource):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob] = Field(default_factory=list)
+
+
+class ChatLogprobs(Resource):
+    content: list[TokenLogprob] | None = None
+    refusal: None = None
+
+
+class ChatChoice(Captured):
+    index: int
+    message: AssistantMessage
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None = None
+
+
+class Answer(Captured):
+    """Fields of all answers; `session_id` and the other captures are those of the first choice."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    run_id: str = Field(description="Id of the job.")
+
+
+class ChatCompletion(Answer):
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+
+
+class TextToken(BaseModel):
+    """A token of a text and its log probability, as samples store it; the first token has none.
+
+    Attributes:
+        top: the most likely tokens and this token -> log probability.
+    """
+
+    token: str
+    bytes: list[int] | None = None
+    logprob: float | None = None
+    top: dict[str, float] | None = None
+
+
+class CompletionLogprobs(Resource):
+    """Log probabilities of all tokens with the end token; with `echo` those of the prompt come first."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None
+    text_offset: list[int]
+
+
+class CompletionChoice(Captured):
+    index: int
+    text: str
+    finish_reason: FinishReason
+    logprobs: CompletionLogprobs | None = None
+
+
+class Completion(Answer):
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+
+
+class ToolCallDelta(ToolCall):
+    """A whole call; calls are not streamed in pieces."""
+
+    index: int
+
+
+class Delta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_new(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
+
+
+class ChatChunkChoice(Captured):
+    index: int
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatChunk(Answer):
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+    usage: CompletionUsage | None = None
+
+
+class CompletionChunkChoice(Captured):
+    index: int
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: CompletionLogprobs | None = None
+
+
+class CompletionChunk(Answer):
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChunkChoice]
+    usage: CompletionUsage | None = None
+
+
+#: purpose of the files that batches write
+OUTPUT_PURPOSE = "batch_output"
+#: OpenAI accepts `24h` only
+Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}[smhd]$")]
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class BatchRequest(Spec):
+    """The body of `POST /v1/batches`; the second part is Actograph's own."""
+
+    model_config = example(
+        input_file_id="file_6f1ed002ab5595859014ebf0951522d9",
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        metadata={"project": "career"},
+    )
+
+    input_file_id: FileId = Field(description="JSONL with one request per line.")
+    endpoint: Endpoint
+    completion_window: Window = Field("24h", description="Unfinished requests expire after it: `24h`, `7d`.")
+    metadata: Metadata | None = None
+
+    output_expires_after: ExpiresAfter | None = None
+
+    priority: int = Field(8, ge=0, le=9, description="0 is served first, 9 last.")
+    tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS, description="Tags of its sessions.")
+
+    @property
+    def window_seconds(self) -> float:
+        return float(int(self.completion_window[:-1]) * _SECONDS[self.completion_window[-1]])
+
+
+class BatchLine(Spec):
+    """One line of an input file."""
+
+    custom_id: str = Field(min_length=1, max_length=512)
+    method: Literal["POST"]
+    url: Endpoint
+    body: dict[str, Any]
+
+
+class BatchStatus(StrEnum):
+    VALIDATING = "validating"  # the input file is being read
+    FAILED = "failed"  # the input file, or the job as a whole, was refused
+    IN_PROGRESS = "in_progress"  # its job waits or runs
+    FINALIZING = "finalizing"  # everything has ended; the output files are being written
+    COMPLETED = "completed"  # every request has an answer or an error
+    EXPIRED = "expired"  # its window passed; finished answers are kept
+    CANCELLING = "cancelling"  # cancelled; a worker still runs requests
+    CANCELLED = "cancelled"  # ended by the client; finished answers are kept
+
+    def is_terminal(self) -> bool:
+        return self in (
+            BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED
+        )  # fmt: skip
+
+
+class BatchError(Resource):
+    code: str
+    message: str
+    line: int | None = Field(None, description="Line of the input file, counted from 1.")
+    param: str | None = None
+
+
+class BatchErrors(Resource):
+    object: Literal["list"] = "list"
+    data: list[BatchError]
+
+
+class RequestCounts(Resource):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchUsage(Resource):
+    """Tokens of all answered requests. Cached and reasoning tokens are not counted and always 0."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int] = Field(default_factory=lambda: {"cached_tokens": 0})
+    output_tokens: int
+    output_tokens_details: dict[str, int] = Field(default_factory=lambda: {"reasoning_tokens": 0})
+    total_tokens: int
+
+    @classmethod
+    def of(cls, read: int, chosen: int) -> "BatchUsage":
+        return cls(input_tokens=read, output_tokens=chosen, total_tokens=read + chosen)
+
+    def as_stored(self) -> dict[str, int]:
+        return {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+
+    @classmethod
+    def from_stored(cls, stored: Mapping[str, int] | None) -> "BatchUsage | None":
+        """Read the result of `as_stored`. Returns None if the usage is unknown."""
+        if stored is None or "input_tokens" not in stored:
+            return None
+        return cls.of(stored["input_tokens"], stored["output_tokens"])
+
+
+class Batch(Resource):
+    """A batch, in OpenAI's shape."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: Endpoint
+    model: str | None = Field(None, description="null until the input file has been read.")
+    errors: BatchErrors | None = None
+    input_file_id: str
+    completion_window: str
+    status: BatchStatus
+    output_file_id: str | None = Field(None, description="JSONL of the answers.")
+    error_file_id: str | None = Field(None, description="JSONL of the requests that failed.")
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts
+    usage: BatchUsage | None = Field(None, description="null until it has ended.")
+    metadata: dict[str, str] | None = None
+    job_id: str | None = Field(None, description="The job that runs it.")
+    owner: str | None = None

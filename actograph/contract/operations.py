@@ -1,0 +1,306 @@
+"""Answers about the service: queue, workers, store, files, estimates, keys and capabilities."""
+
+from enum import StrEnum
+from typing import Any, Literal, Self, get_args
+
+from pydantic import Field, field_validator
+
+from actograph.contract import base, hooks, interventions, job_specs, row_selection, specs, tasks
+from actograph.contract.base import ErrorRecord, Resource, Spec, example
+from actograph.contract.models import Model
+from actograph.contract.specs import ExpiresAfter
+from actograph.roles import Role
+
+
+class QueuePause(Resource):
+    """A reason why the queue is paused."""
+
+    kind: Literal["manual", "disk", "quota"]
+    reason: str | None = None
+    by: str | None = Field(None, description="Client that paused it.")
+    since: int | None = None
+
+
+class Queue(Resource):
+    """State of the queue: waiting and running jobs."""
+
+    object: Literal["queue"] = "queue"
+    paused: bool = Field(False, description="True if workers finish their current batch and claim no other.")
+    paused_reason: str | None = Field(None, description="All reasons for the pause, in words.")
+    pauses: list[QueuePause] = Field(default_factory=list)
+    jobs: dict[str, int] = Field(description="Number of jobs in each status, without ended jobs.")
+    samples: dict[str, int] = Field(description="Number of pending and leased samples of these jobs.")
+    next: list[str] = Field(description="Ids of the next queued jobs, in order.")
+    messages: int | None = Field(description="Waiting in the broker; null if it cannot be reached.")
+    workers: dict[str, int] = Field(description="Number of workers in each status.")
+
+
+class WorkerStatus(StrEnum):
+    STARTING = "starting"  # the model is being loaded
+    READY = "ready"  # idle
+    BUSY = "busy"  # running a batch
+    SETUP_FAILED = "setup_failed"  # the model could not be loaded
+    OFFLINE = "offline"  # stopped, or its heartbeat ended
+
+
+class Worker(Resource):
+    id: str
+    object: Literal["worker"] = "worker"
+    status: WorkerStatus
+    model: str | None = None
+    serves: list[str] = Field(default_factory=list, description="Models that it can load.")
+    hostname: str
+    pid: int
+    device: str | None = None
+    started_at: int
+    last_heartbeat_at: int
+    job_id: str | None = None
+    error: ErrorRecord | None = None
+    memory: dict[str, int] = Field(default_factory=dict)
+
+
+class Usage(Resource):
+    """Stored sessions and uploaded files."""
+
+    sessions: int = 0
+    session_bytes: int = 0
+    files: int = Field(0, description="Uploaded files.")
+    file_bytes: int = 0
+    deleting: int = Field(0, description="Deleted sessions and files that are still to be removed.")
+    deleting_bytes: int = Field(0, description="Their size, which counts in the quotas until then.")
+    available_bytes: int | None = Field(None, description="Space left by the quotas; null is no limit.")
+
+    @property
+    def total_bytes(self) -> int:
+        return self.session_bytes + self.file_bytes + self.deleting_bytes
+
+
+class OwnerUsage(Usage):
+    """Storage used by one owner."""
+
+    owner: str | None = Field(description="`local`, `key:...`, or null for data without an owner.")
+
+
+class StoreUsage(Usage):
+    """Storage used by all owners together and by each, and the quotas."""
+
+    object: Literal["store.usage"] = "store.usage"
+    bytes: int
+    quota_bytes: int | None = Field(None, description="Quota of all owners together; null is no limit.")
+    owner_quota_bytes: int | None = Field(None, description="Quota of each owner; null is no limit.")
+    owners: list[OwnerUsage] = Field(default_factory=list, description="Usage by owner, the largest first.")
+
+
+class StoredObject(Resource):
+    """A session or upload in the store that the index does not know."""
+
+    id: str
+    bytes: int
+
+
+class StoreGc(Resource):
+    """A page of garbage collection; with `dry_run` nothing is deleted."""
+
+    object: Literal["store.gc"] = "store.gc"
+    dry_run: bool
+    expired_sessions: int = 0
+    expired_bytes: int = 0
+    expired_files: int = Field(0, description="Not counted with `dry_run`.")
+    orphans: list[StoredObject] = Field(default_factory=list)
+    unknown: list[StoredObject] = Field(default_factory=list, description="They are kept.")
+    leftovers: int = Field(0, description="Temporary files and unfinished uploads of killed processes.")
+    next: str | None = Field(None, description="Send it as `after` for the next page; null: it is done.")
+
+
+class StoreProblem(Resource):
+    """A difference between the store and the index."""
+
+    id: str = Field(description="Id of the session or the uploaded file.")
+    problem: Literal["missing", "damaged", "orphaned"]
+    detail: str
+
+
+class StoreVerification(Resource):
+    """A page of comparing the store with the index."""
+
+    object: Literal["store.verification"] = "store.verification"
+    checked: int = Field(description="Sessions and uploads verified in this page.")
+    bytes: int = Field(description="Bytes of these.")
+    total: int = Field(description="Sessions and uploads in the index, or in the sampled share of it.")
+    problems: list[StoreProblem] = Field(default_factory=list)
+    next: str | None = Field(None, description="Send it as `after` for the next page; null: it is done.")
+
+
+class File(Resource):
+    """An uploaded file, in OpenAI's shape."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | None = Field(None, description="null keeps it.")
+    status: Literal["processed"] = "processed"
+
+
+PromptTokensSource = Literal["request", "characters"]
+
+
+class Need(Resource):
+    """Bytes of one resource. null is unknown; jobs are never refused for an unknown value."""
+
+    needed: int | None = None
+    available: int | None = None
+    fits: bool | None = Field(None, description="null if needed or available is unknown.")
+
+
+class Estimate(Resource):
+    """The memory and disk that a job needs, without queueing it. Sizes are bytes; null is unknown."""
+
+    object: Literal["estimate"] = "estimate"
+    model: str
+    samples: int | None = Field(None, description="Inputs or problems x conditions x epochs.")
+    hooks: list[str] | None = Field(None, description="Hook points to capture.")
+    prompt_tokens_mean: int | None = None
+    prompt_tokens_longest: int | None = None
+    prompt_tokens_source: PromptTokensSource | None = None
+    generated_tokens: int = Field(description="Maximum per sample (max_tokens); 0 if prompts are only read.")
+    bytes_per_token: int | None = Field(None, description="One stored row of all hooks; 0 if reduced.")
+    bytes_per_sample: int | None = Field(None, description="A session with a prompt of mean length.")
+    batch_size: int | None = Field(None, description="Samples that run at once.")
+    weights_bytes: int | None = Field(None, description="Not part of `device`.")
+    device: Need = Field(default_factory=Need, description="Memory of one batch on the model's device.")
+    host: Need = Field(default_factory=Need, description="Main memory of one batch.")
+    disk: Need = Field(default_factory=Need, description="All sessions of the job.")
+    fits: bool | None = Field(None, description="False if one of the three does not fit.")
+    assumptions: list[str] = Field(default_factory=list, description="Assumptions behind the numbers.")
+
+
+#: start of all keys
+KEY_PREFIX = "acto_"
+#: form of an owner's name; `local` is the client of a service without keys
+OWNER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.@:\-]{0,63}$"
+_NAME_PATTERN = r"^[^\x00-\x1f\x7f]+$"
+MAX_QUOTA_BYTES = 1 << 60
+
+
+class NewKey(Spec):
+    """A request to create a key."""
+
+    model_config = example(name="laptop", role="submit", owner="alice")
+
+    name: str = Field(min_length=1, max_length=64, pattern=_NAME_PATTERN, description="Name of the key.")
+    role: Role = Role.SUBMIT
+    owner: str | None = Field(None, pattern=OWNER_PATTERN, description="Default: a new owner.")
+    expires_after: ExpiresAfter | None = Field(None, description="Expiry; null is no expiry.")
+    quota_bytes: int | None = Field(None, ge=1, le=MAX_QUOTA_BYTES, description="Quota of the owner.")
+
+
+class KeyUpdate(Spec):
+    """Changes of a key; fields that are left out stay as they are, and null removes a limit."""
+
+    model_config = example(name="desk", quota_bytes=1 << 40)
+
+    name: str | None = Field(None, min_length=1, max_length=64, pattern=_NAME_PATTERN)
+    quota_bytes: int | None = Field(None, ge=1, le=MAX_QUOTA_BYTES)
+
+    @field_validator("name")
+    @classmethod
+    def _require_name(cls, value: str | None) -> str:
+        if value is None:
+            raise ValueError("a key needs a name")
+        return value
+
+    @property
+    def changes(self) -> dict[str, str | int | None]:
+        """Field -> new value."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+class ApiKey(Resource):
+    """A key without its secret."""
+
+    id: str
+    object: Literal["api_key"] = "api_key"
+    name: str
+    role: Role
+    owner: str = Field(description="Owner of its jobs and sessions.")
+    prefix: str = Field(description="First characters of the key.")
+    created_at: int
+    last_used_at: int | None = Field(None, description="Last use, accurate to a few minutes.")
+    expires_at: int | None = None
+    revoked_at: int | None = None
+    quota_bytes: int | None = None
+
+
+class CreatedKey(ApiKey):
+    """A new key with its secret."""
+
+    key: str = Field(description="The key itself, shown only once.", repr=False)
+
+    @classmethod
+    def of(cls, shown: ApiKey, key: str) -> Self:
+        return cls(**shown.model_dump(), key=key)
+
+
+class Limits(Resource):
+    """Sizes are bytes; 0 is no limit."""
+
+    max_upload_bytes: int
+    max_body_bytes: int
+    store_quota_bytes: int
+    owner_quota_bytes: int
+    inputs_per_job: int = job_specs.MAX_INPUTS
+    samples_per_job: int
+    prompt_characters: int = base.MAX_PROMPT_CHARS
+
+
+class Features(Resource):
+    """Configuration of the service."""
+
+    database: Literal["sqlite", "postgres"]
+    artifacts: Literal["files", "s3"]
+    authentication: bool = Field(description="True if clients need a key.")
+    model_switching: bool = Field(description="True if workers load other models for jobs.")
+
+
+class Capabilities(Resource):
+    object: Literal["capabilities"] = "capabilities"
+    version: str
+    models: list[Model]
+    job_kinds: list[str]
+    capture: dict[str, list[str]] = Field(description="Values of a capture spec's fields.")
+    interventions: dict[str, list[str]]
+    evaluation: dict[str, list[str]]
+    limits: Limits
+    features: Features
+    openai_endpoints: list[str] = Field(description="OpenAI-compatible paths.")
+    endpoints: list[str] = Field(description="`METHOD path` of every route; /openapi.json has the schemas.")
+
+
+def of_contract() -> dict[str, Any]:
+    """The capabilities that all services of this version share."""
+    capture = specs.CaptureSpec.model_fields
+    return {
+        "job_kinds": list(job_specs.JOB_KINDS),
+        "capture": {
+            "points": list(hooks.POINTS),
+            "positions": list(get_args(row_selection.NamedPositions)),
+            "segments": list(get_args(row_selection.Segment)),
+            "reduce": list(get_args(row_selection.Reduce)),
+            "dtypes": list(get_args(specs.Dtype)),
+            "modes": list(get_args(capture["mode"].annotation)),
+            "fields": list(capture),
+        },
+        "interventions": {
+            "ops": list(get_args(interventions.Op)),
+            "positions": [name for name in get_args(row_selection.NamedPositions) if name != "last"],
+        },
+        "evaluation": {
+            "tasks": list(get_args(tasks.TaskName)),
+            "scorers": list(tasks.SCORER_NAMES),
+            "tools": list(get_args(specs.Tools)),
+            "tool_formats": list(get_args(job_specs.ToolForm)),
+        },
+    }

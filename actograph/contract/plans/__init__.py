@@ -1,1 +1,0 @@
-"""Estimates of the memory and bytes that a job takes."""

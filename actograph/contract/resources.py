@@ -1,0 +1,355 @@
+"""Answers about jobs, samples, sessions and comparisons.
+
+Times are Unix seconds (UTC), sizes are bytes. Differences of comparisons are condition minus baseline.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from actograph.contract.base import ErrorRecord, HookList, Name, Resource, Spec, example
+from actograph.contract.models import ModelIdentity
+from actograph.contract.row_selection import Positions
+
+#: `answer`: the last turn calls no tool; `max_turns`, `context_length`: it calls one, but no further turn is
+#: possible; `length`: a turn reached max_tokens
+ToolUseEnd = Literal["answer", "max_turns", "context_length", "length"]
+
+
+class ToolMessage(Resource):
+    """A turn of the model, or the result of one call."""
+
+    role: Literal["assistant", "tool"]
+    content: str
+    error: bool = Field(False, description="True if the call failed; the content is the error.")
+
+
+class ToolUse(Resource):
+    """Numbers of turns and tool calls of a sample."""
+
+    turns: int = Field(description="Turns of the model.")
+    calls: int = Field(description="Calls with a result, including failed ones.")
+    errors: int = Field(description="Failed calls.")
+    malformed: int = Field(description="Failed calls that could not be read.")
+    ended: ToolUseEnd
+
+
+class ToolTotals(Resource):
+    """Totals of the tool use of a condition's samples."""
+
+    samples: int = Field(description="Samples with tools.")
+    calling: int = Field(description="Samples with at least one call.")
+    turns: int
+    calls: int
+    errors: int
+    malformed: int
+    ended: dict[ToolUseEnd, int] = Field(description="End of a sample -> number of samples.")
+
+
+def totals(uses: Mapping[ToolUse, int]) -> ToolTotals | None:
+    """The totals of samples, given as their number for each tool use. Returns None without tools."""
+    if not uses:
+        return None
+    ended = {
+        end: count
+        for end in get_args(ToolUseEnd)
+        if (count := sum(samples for use, samples in uses.items() if use.ended == end))
+    }
+    summed = {
+        name: sum(samples * getattr(use, name) for use, samples in uses.items())
+        for name in ("turns", "calls", "errors", "malformed")
+    }
+    calling = sum(samples for use, samples in uses.items() if use.calls)
+    return ToolTotals(samples=sum(uses.values()), calling=calling, ended=ended, **summed)
+
+
+class JobStatus(StrEnum):
+    QUEUED = "queued"  # accepted; no sample has been claimed
+    IN_PROGRESS = "in_progress"  # samples are running
+    COMPLETED = "completed"  # ended, at least one sample completed
+    FAILED = "failed"  # ended without a completed sample, or stopped by an error
+    CANCELLING = "cancelling"  # cancelled; a worker still runs samples
+    CANCELLED = "cancelled"  # ended by the client; completed samples are kept
+
+    def is_terminal(self) -> bool:
+        return self in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
+
+
+class Progress(Resource):
+    total: int
+    completed: int
+    failed: int
+
+
+class Job(Resource):
+    id: str
+    object: Literal["job"] = "job"
+    kind: str
+    status: JobStatus
+    model: str
+    created_at: int
+    started_at: int | None = None
+    finished_at: int | None = None
+    progress: Progress
+    queue_position: int | None = Field(None, description="From 1; null once it has started or ended.")
+    waiting_reason: str | None = Field(None, description="Reason why no worker runs it.")
+    samples_per_second: float | None = Field(None, description="Mean over the last minute.")
+    eta_seconds: float | None = Field(None, description="At `samples_per_second`; null if it does not run.")
+    error: ErrorRecord | None = None
+    priority: int
+    owner: str | None = Field(None, description="`local`, or `key:...`.")
+    paused_reason: str | None = Field(None, description="Quota that stops it until there is space.")
+    deadline_at: int | None = Field(None, description="It fails then if it has not ended.")
+    identity_sha256: str | None = None
+    model_identity: ModelIdentity | None = Field(None, description="Of all its samples.")
+    savepoints: dict[str, str] = Field(default_factory=dict, description="Savepoint -> hook point.")
+    tags: list[str] = Field(default_factory=list)
+    metadata: dict[str, str] = Field(default_factory=dict)
+    spec: dict[str, Any]
+    results_url: str
+
+
+class ConditionResults(Resource):
+    """Scores of one condition; metric keys have lm-eval's form, `<metric>,<filter>`."""
+
+    alias: str
+    metrics: dict[str, float | None]
+    samples: int = Field(description="Number of scored samples.")
+    failed: int
+    truncated: int = Field(description="Samples that reached max_tokens, or texts cut to the context.")
+    tool_use: ToolTotals | None = Field(None, description="null without tools.")
+    truncated_rate: float | None = Field(None, description="null without samples.")
+    unparsed: dict[str, int] = Field(default_factory=dict, description="Samples without a readable answer.")
+    unparsed_rate: dict[str, float] = Field(default_factory=dict)
+
+
+class JobResults(Resource):
+    object: Literal["job.results"] = "job.results"
+    job_id: str
+    status: JobStatus
+    task: str | None = None
+    progress: Progress
+    conditions: dict[str, ConditionResults]
+
+
+class Event(Resource):
+    """An entry of a job's log, as sent over SSE."""
+
+    id: int
+    job_id: str
+    event: str
+    created_at: float
+    data: dict[str, Any]
+
+
+class ModelLoad(Resource):
+    """A request to load a model, and its result. It is a job of kind `load`, with the same id."""
+
+    id: str
+    object: Literal["model.load"] = "model.load"
+    model: str
+    status: JobStatus
+    created_at: int
+    started_at: int | None = None
+    finished_at: int | None = None
+    worker_id: str | None = Field(None, description="Worker that loads it, or tried last.")
+    options: dict[str, Any]
+    error: ErrorRecord | None = Field(None, description="The worker keeps its previous model.")
+
+
+class SampleStatus(StrEnum):
+    PENDING = "pending"  # not claimed
+    LEASED = "leased"  # leased by a worker
+    COMPLETED = "completed"  # text, scores and session are stored
+    FAILED = "failed"  # ended with an error, which is stored
+    CANCELLED = "cancelled"  # its job ended first; a retry of the job runs it
+
+
+class Sample(Resource):
+    """The unit of work: one problem under one condition in one epoch."""
+
+    id: str
+    object: Literal["sample"] = "sample"
+    job_id: str
+    index: int = Field(description="Row of the dataset, counted from 0.")
+    condition: str | None = None
+    epoch: int = 0
+    status: SampleStatus
+    input: dict[str, Any]
+    prompt: str | None = Field(None, description="The text that the model reads.")
+    completion: str | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    prompt_tokens: int | None = None
+    generated_tokens: int | None = None
+    seed: int | None = None
+    scores: dict[str, "Score"] = Field(default_factory=dict)
+    tool_use: ToolUse | None = Field(None, description="null without tools.")
+    messages: list[ToolMessage] = Field(default_factory=list, description="With tools only.")
+    error: ErrorRecord | None = None
+    session_id: str | None = None
+    attempts: int = Field(0, description="Runs by workers. From 2 on it runs alone, after 4 it fails.")
+    started_at: int | None = None
+    finished_at: int | None = None
+
+
+class Score(Resource):
+    """A scorer's verdict; `answer` is null if the scorer found no answer."""
+
+    value: float
+    answer: str | None = None
+
+
+class TensorInfo(Resource):
+    """A tensor of a session."""
+
+    shape: tuple[int, int] = Field(description="[rows, width]")
+    dtype: str = Field(description="Name in safetensors: F32, BF16, F16, I64, ...")
+    first_row: int = Field(0, description="Token of row 0.")
+    position_offset: int | None = Field(
+        None, description="Start in the tensor row_positions; null: consecutive."
+    )
+    summary: str | None = Field(None, description="Reduction that made this row.")
+    over: int | None = Field(None, description="Number of reduced rows.")
+    nbytes: int = 0
+
+
+class SessionFile(Resource):
+    """A stored file of a session."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Session(Resource):
+    """A sample's tokens and its captured activations."""
+
+    id: str
+    object: Literal["activation.session"] = "activation.session"
+    job_id: str
+    sample_id: str
+    sample_index: int
+    condition: str | None = None
+    epoch: int = 0
+    model: str
+    created_at: int
+    prompt_tokens: int
+    generated_tokens: int
+    rows: int = Field(description="Tokens that the model has read: prompt_tokens + generated_tokens - 1.")
+    bytes: int
+    dtype: str
+    hooks: dict[str, TensorInfo]
+    files: list[SessionFile]
+    tags: list[str] = Field(default_factory=list)
+    correct: bool | None = Field(None, description="Verdict of the task's first scorer.")
+    owner: str | None = Field(None, description="`local`, or `key:...`.")
+    expires_at: int | None = Field(None, description="null keeps it.")
+    identity_sha256: str | None = None
+    pinned: bool = False
+
+
+class SessionStats(Resource):
+    object: Literal["activation.session.stats"] = "activation.session.stats"
+    sessions: int
+    bytes: int
+    rows: int
+
+
+class SessionDeletion(Resource):
+    """Result of a bulk deletion; with `dry_run` nothing is deleted."""
+
+    object: Literal["activation.session.deletion"] = "activation.session.deletion"
+    dry_run: bool
+    sessions: int
+    bytes: int
+    pinned: int = Field(0, description="Matching sessions that are kept because they are pinned.")
+
+
+class SessionChange(Resource):
+    """Result of a bulk change; with `dry_run` nothing is changed."""
+
+    object: Literal["activation.session.change"] = "activation.session.change"
+    dry_run: bool
+    sessions: int
+
+
+class PairedDifference(Resource):
+    """Means over the pairs, and their difference."""
+
+    pairs: int = Field(description="Samples of the two conditions with the same problem and epoch.")
+    baseline: float | None = Field(None, description="Mean under the baseline; null without pairs.")
+    condition: float | None = Field(None, description="Mean under the condition.")
+    difference: float | None = Field(None, description="condition - baseline, epochs of a problem averaged.")
+    low: float | None = Field(None, description="Lower bound of the bootstrap interval over problems.")
+    high: float | None = Field(None, description="Upper bound; null below two problems.")
+
+
+class MetricDifference(PairedDifference):
+    """A scorer's values under both conditions."""
+
+    only_baseline: int | None = Field(None, description="Pairs that only the baseline got right.")
+    only_condition: int | None = Field(None, description="Pairs that only the condition got right.")
+    mcnemar_p: float | None = Field(None, description="Two-sided exact p-value; null with several epochs.")
+
+
+class ConditionComparison(Resource):
+    """Comparison of one condition with the baseline."""
+
+    unpaired: int = Field(description="Completed samples whose counterpart failed or has not ended.")
+    metrics: dict[str, MetricDifference]
+    prompt_tokens: PairedDifference
+    generated_tokens: PairedDifference
+
+
+class JobComparison(Resource):
+    """Comparison of each condition of a job with its baseline; available while the job runs."""
+
+    object: Literal["job.comparison"] = "job.comparison"
+    job_id: str
+    status: JobStatus
+    baseline: str
+    level: float = Field(description="Coverage of the intervals.")
+    resamples: int
+    conditions: dict[str, ConditionComparison]
+
+
+class ActivationComparisonRequest(Spec):
+    """Hooks and positions to average over tokens and to compare pair by pair."""
+
+    model_config = example(
+        condition="ep02", hooks=["resid_post.12"], positions="last_prompt", store_as="career"
+    )
+
+    baseline: Name | None = Field(None, description="null is the job's first condition.")
+    condition: Name
+    hooks: HookList = Field(default_factory=list, description="Empty: every hook of the job.")
+    positions: Positions = Field("all", description="Tokens to average, as in a capture spec.")
+    limit: int | None = Field(None, ge=1, description="Maximum number of pairs, in the order of the dataset.")
+    store_as: Name | None = Field(None, description="Name for the mean differences, stored as vectors.")
+
+
+class HookDifference(Resource):
+    """The pooled activations of one hook, over all pairs with this hook."""
+
+    pairs: int
+    width: int
+    baseline_norm: float = Field(description="Euclidean norm of the mean under the baseline.")
+    condition_norm: float
+    difference_norm: float = Field(description="Norm of the mean difference.")
+    cosine_similarity: float | None = Field(description="Of the two means; null if one is zero.")
+    mean_pair_norm: float = Field(description="Mean norm of the pairs' differences.")
+    consistency: float | None = Field(description="Mean cosine of the pairs with the mean difference.")
+    vector_id: str | None = Field(None, description="The stored direction, condition minus baseline.")
+
+
+class ActivationComparison(Resource):
+    object: Literal["job.activation_comparison"] = "job.activation_comparison"
+    job_id: str
+    baseline: str
+    condition: str
+    positions: Positions
+    pairs: int = Field(description="Pairs of sessions that were compared.")
+    skipped: int = Field(description="Pairs without these positions, for example with an empty segment.")
+    hooks: dict[str, HookDifference]

@@ -1,1 +1,0 @@
-"""API keys, their roles, and the service's capabilities."""

@@ -1,0 +1,283 @@
+"""Parts of job specs: sampling, capture, conditions, datasets and the fields of all jobs."""
+
+from hashlib import sha256
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Discriminator, Field, model_validator
+from pydantic import Tag as Kind
+
+from actograph.contract import hooks
+from actograph.contract.base import (
+    MAX_TAGS,
+    FileId,
+    HookList,
+    Metadata,
+    ModelName,
+    Name,
+    ServerPath,
+    Spec,
+    Stops,
+    Tag,
+    Text,
+    canonical_digest,
+    example,
+)
+from actograph.contract.interventions import InterventionList
+from actograph.contract.row_selection import Features, Positions, Reduce, Stats, needs_generation
+
+#: maximum number of entries in `logit_bias`
+MAX_BIASED = 1024
+
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
+LogitBias = Annotated[
+    dict[
+        Annotated[int, Field(ge=0, lt=2**31)],
+        Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)],
+    ],
+    Field(max_length=MAX_BIASED),
+]
+
+
+class SamplingSpec(Spec):
+    """Sampling of tokens. Temperature 0 is greedy decoding."""
+
+    temperature: float = Field(0.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=1, description="null samples from all tokens.")
+    max_tokens: int = Field(512, ge=1, le=1_000_000, description="Per sample.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Each sample's own seed is derived from it.")
+    stop: Stops = Field(default_factory=list, description="Strings that end the generation.")
+    presence_penalty: Penalty = Field(0.0, description="For tokens generated before.")
+    frequency_penalty: Penalty = Field(0.0, description="For each time a token was generated.")
+    logit_bias: LogitBias = Field(default_factory=dict, description="Token id -> number added to its logit.")
+
+
+class SamplingChange(Spec):
+    """A condition's changes of the job's sampling; null keeps the job's value."""
+
+    temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=1)
+
+    def applied(self, sampling: SamplingSpec) -> SamplingSpec:
+        """The job's sampling with these changes."""
+        return sampling.model_copy(update=self.model_dump(exclude_none=True))
+
+
+def sample_seed(job_seed: int, sample_index: int, epoch: int) -> int:
+    """The seed of one sample, from job seed, sample index and epoch.
+
+    It does not depend on the condition, so that conditions are compared under the same noise.
+    """
+    digest = sha256(f"{job_seed}:{sample_index}:{epoch}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+Dtype = Literal["model", "float32", "float16", "bfloat16"]
+LayerIndex = Annotated[int, Field(ge=0)]
+Layers = list[LayerIndex] | Literal["all"] | hooks.LayerSlice
+
+
+class CaptureSpec(Spec):
+    """The activations to store. See docs/guides/capture.md.
+
+    A job captures `points` x `layers` and the explicit `hooks`. Points without a layer
+    (`embed`, `final_norm`, `logits`) ignore `layers`. `layers: null` means a quarter, a half
+    and three quarters of the depth. Without `points` and `hooks` the point is `resid_post`.
+    """
+
+    points: list[hooks.PointName] = Field(
+        default_factory=list, max_length=len(hooks.POINTS), description="Read in each of `layers`."
+    )
+    layers: Layers | None = Field(None, description="null: 1/4, 1/2 and 3/4 of the depth.")
+    hooks: HookList = Field(default_factory=list, description="Hook names or aliases.")
+    positions: Positions = Field("all", description="Tokens to store.")
+    features: Features | None = Field(None, description="Columns to store.")
+    reduce: Reduce = Field("none", description="Store one row per hook and sample.")
+    stats: Stats = Field(None, description="Per-channel statistics of the tokens.")
+    dtype: Dtype = Field("model", description="`model` keeps the model's own.")
+    mode: Literal["generate", "prefill"] = Field("generate", description="`prefill` generates nothing.")
+
+    @model_validator(mode="after")
+    def _within_the_prompt(self) -> "CaptureSpec":
+        lacking = needs_generation(self.positions)
+        if self.mode == "prefill" and lacking is not None:
+            raise ValueError(f"positions {lacking} need generated tokens, and mode prefill generates none")
+        return self
+
+    @model_validator(mode="after")
+    def _reduced_or_dropped(self) -> "CaptureSpec":
+        if self.reduce != "none" and self.stats is not None and not self.stats.tensors:
+            raise ValueError("reduce makes a tensor and stats.tensors: false stores none; remove one of them")
+        return self
+
+    def digest(self) -> str:
+        """sha256 of the spec in canonical JSON, stored in each session's manifest."""
+        return canonical_digest(self.model_dump(mode="json"))
+
+
+Tools = Literal["none", "calculator"]
+
+
+class CaptureCondition(Spec):
+    """A named variant of a capture job; all conditions have the same inputs and seeds."""
+
+    name: Name = Field(description="Name in the results.")
+    interventions: InterventionList = Field(default_factory=list, description="Applied after the job's.")
+
+
+class Condition(CaptureCondition):
+    """A named variant of the prompt; all conditions of a job have the same problems and seeds."""
+
+    system: Text | None = Field(None, description="System message (chat template only).")
+    prefix: Text = Field("", description="Text before the question.")
+    suffix: Text = Field("", description="Text after the question, separated by a space.")
+    tools: Tools | None = Field(None, description="null uses the job's.")
+    sampling: SamplingChange | None = Field(None, description="Changes of the job's sampling.")
+
+
+C = TypeVar("C", bound=CaptureCondition)
+
+
+def distinct_names(value: list[C]) -> list[C]:
+    """Check that the conditions of a job have different names."""
+    names = [c.name for c in value]
+    if len(set(names)) != len(names):
+        raise ValueError("condition names must differ")
+    return value
+
+
+DatasetFormat = Literal["jsonl", "csv", "parquet"]
+Format = Annotated[
+    DatasetFormat | None,
+    Field(description="null takes the format from the file's name: .csv, .parquet, otherwise JSONL."),
+]
+
+
+class FileDataset(Spec):
+    """A file of rows uploaded through /v1/files."""
+
+    file_id: FileId = Field(description="Id of an upload.")
+    format: Format = None
+
+
+class PathDataset(Spec):
+    """A file of rows on the server, under one of the allowed data roots."""
+
+    path: ServerPath
+    format: Format = None
+
+
+class HubDataset(Spec):
+    """A dataset on the Hugging Face Hub."""
+
+    hub: str = Field(
+        max_length=256, pattern=r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$", description="`owner/name`"
+    )
+    config: str | None = Field(None, max_length=256, description="Configuration.")
+    split: str = Field("test", max_length=256, description="Split.")
+
+
+_KINDS = {"file_id": "FileDataset", "path": "PathDataset", "hub": "HubDataset"}
+
+
+def _kind(value: Any) -> str | None:
+    """The class of a dataset, by the one field that names it."""
+    if not isinstance(value, dict):
+        return type(value).__name__
+    named = [kind for field, kind in _KINDS.items() if field in value]
+    return named[0] if len(named) == 1 else None
+
+
+DatasetRef = Annotated[
+    Annotated[FileDataset, Kind("FileDataset")]
+    | Annotated[PathDataset, Kind("PathDataset")]
+    | Annotated[HubDataset, Kind("HubDataset")],
+    Discriminator(
+        _kind,
+        custom_error_type="dataset_kind",
+        custom_error_message=f"give exactly one of {', '.join(_KINDS)}",
+    ),
+]
+
+
+MAX_EXPIRY_SECONDS = 100 * 366 * 24 * 3600
+
+
+class ExpiresAfter(Spec):
+    """Expiry of sessions or files: `seconds` after their creation (`anchor`)."""
+
+    anchor: Literal["created_at"] = Field("created_at", description="Start of the time.")
+    seconds: int = Field(ge=1, le=MAX_EXPIRY_SECONDS)
+
+
+class JobSpecBase(Spec):
+    """Fields of all jobs."""
+
+    model: ModelName = Field(description="A served model.")
+    capture: CaptureSpec | None = Field(None, description="null keeps texts and scores only.")
+    interventions: InterventionList = Field(
+        default_factory=list, description="Changes of activations, in this order."
+    )
+    priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
+    max_consecutive_failures: int | None = Field(
+        None, ge=0, le=1_000_000, description="null: the service's default; 0: no limit."
+    )
+    deadline_seconds: float | None = Field(
+        None, gt=0, le=10 * 366 * 86400.0, description="From submission or retry."
+    )
+    tags: list[Tag] = Field(
+        default_factory=list, max_length=MAX_TAGS, description="Of the job and its sessions."
+    )
+    expires_after: ExpiresAfter | Literal["never"] | None = Field(
+        None, description="null: the service's default."
+    )
+    metadata: Metadata = Field(default_factory=dict, description="Your own keys and values.")
+
+    @property
+    def is_prefill(self) -> bool:
+        """True if the job reads prompts and generates nothing."""
+        return self.capture is not None and self.capture.mode == "prefill"
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum of generated tokens per sample."""
+        return 0
+
+
+class GeneratingSpec(JobSpecBase):
+    """Fields of all jobs that can generate."""
+
+    sampling: SamplingSpec = Field(default_factory=SamplingSpec, description="Choice of tokens.")
+    epochs: int = Field(1, ge=1, le=1000, description="Runs of each sample.")
+    sample_timeout_seconds: float | None = Field(
+        None, ge=0, le=366 * 86400.0, allow_inf_nan=False, description="null: the service's default."
+    )
+
+    @property
+    def max_tokens(self) -> int:
+        return 0 if self.is_prefill else self.sampling.max_tokens
+
+
+class SessionUpdate(Spec):
+    """Changes of stored sessions; fields that are left out stay as they are."""
+
+    model_config = example(pinned=True, tags=["paper"])
+
+    expires_at: int | None = Field(None, ge=0, le=2**53, description="Unix seconds; null keeps it.")
+    pinned: bool = Field(False, description="Pinned sessions survive expiry and bulk deletions.")
+    tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS, description="Replace all other tags.")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "SessionUpdate":
+        if not self.model_fields_set:
+            raise ValueError("give at least one of expires_at, pinned and tags")
+        return self
+
+
+class PauseRequest(Spec):
+    """A request to pause the queue. Every client sees the reason."""
+
+    model_config = example(reason="the GPU is needed until noon")
+
+    reason: str | None = Field(None, min_length=1, max_length=500, pattern=r"^[^\x00]*$")
