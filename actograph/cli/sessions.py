@@ -132,7 +132,7 @@ def _pull_all(
     client: "Client", ids: Iterator[str], out: Path, *, total: int, parallel: int, output: Format
 ) -> int:
     """Download sessions side by side and report each. Returns the exit status."""
-    from actograph.client.concurrency import each_of
+    from actograph.concurrency import each_of
 
     def fetch(name: str) -> "tuple[str, SessionHandle | ActographError]":
         try:

@@ -1,20 +1,19 @@
 """`client.jobs`, and the job objects that it returns."""
 
+import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryFile
 from time import sleep
 from typing import Any, Unpack
 
 from pydantic import BaseModel, PrivateAttr
 
 from actograph.client import results_folder
-from actograph.client.concurrency import each_of
 from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout, package
-from actograph.client.matrix import Gathered, Matrix, samples_frame
-from actograph.client.matrix_rows import CORRECT, GivenPositions, RowReader, labels_of
+from actograph.client.matrix import Matrix, samples_frame
 from actograph.client.results_folder import Activations, OnProgress, PulledResults
 from actograph.client.sessions import Order, SessionFilters, SessionHandle, Sessions
 from actograph.client.transport import (
@@ -30,12 +29,13 @@ from actograph.client.transport import (
 )
 from actograph.contract import resources
 from actograph.contract.comparison import ActivationComparison, JobComparison
-from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.resources import JobStatus
 from actograph.contract.row_selection import Reduce
-from actograph.progress import follower, meter
+from actograph.progress import follower
 
 Spec = Mapping[str, Any] | BaseModel
+#: positions of `matrix`: as in a capture spec, or the number of one token
+Positions = str | int | Sequence[int] | Sequence[str] | Mapping[str, Any] | BaseModel
 
 #: pauses between two polls of a job: they grow from the first to the last
 FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.1, 2.0
@@ -98,53 +98,48 @@ class JobHandle(Snapshot, resources.Job):
         self,
         hook: str,
         *,
-        positions: GivenPositions = "last_prompt",
+        positions: Positions = "last_prompt",
         reduce: Reduce = "none",
-        label: str = CORRECT,
+        label: str = "correct",
+        condition: str | None = None,
+        epoch: int | None = None,
+        sample_index: int | None = None,
+        correct: bool | None = None,
+        tag: str | None = None,
         limit: int | None = None,
-        parallel: int = 8,
-        max_bytes: int = 4 << 30,
-        progress: bool = False,
-        **filters: Unpack[SessionFilters],
+        max_bytes: int | None = None,
     ) -> Matrix:
         """Read rows of one hook over the job's sessions: features, labels, and the origin of each row.
 
-        Only the requested rows are read. Sessions without such rows are listed in `skipped`.
+        The service selects the rows. Sessions without such rows are listed in `skipped`.
 
         Args:
-            hook: a hook point, an alias, or a module path of the job's model.
+            hook: a hook point, an alias, a savepoint, or a module path of the job's model.
             positions: as in a capture spec, or the number of one token.
             reduce: `mean`, `max` or `last` reduces each session's rows to one.
             label: `correct` (1 or 0), or a metric key of the samples' scores (`exact_match,strict-match`).
+            condition, epoch, sample_index, correct, tag: read only matching sessions.
             limit: maximum number of sessions, oldest first.
-            parallel: sessions read at once.
-            max_bytes: maximum size of the features; more is an error.
-            progress: show a bar with rate and ETA on stderr, or lines if stderr is no terminal.
-            filters: as in `client.sessions.list`.
+            max_bytes: maximum size of the features; by default 1 GiB, at most 4 GiB.
 
         Raises:
-            NotFound: no session has such rows; the message contains the first reason.
-            InvalidRequest: the rows cannot be read (a tensor stored as a mean), or exceed `max_bytes`.
-            MixedIdentities: sessions were recorded with different models.
+            ApiError: 404 if no session has such rows, with the first reason; 422 if the rows cannot be read
+                (a tensor stored as a mean), exceed `max_bytes` or come from different models.
         """
-        if parallel < 1 or (limit is not None and limit < 1):
-            raise InvalidRequest("parallel and limit must be at least 1")
-        transport, sessions = self._jobs.transport, self._jobs.sessions
-        filters["job_id"] = self.id
-        reader, gathered = RowReader(transport, hook, positions, reduce), Gathered(hook, max_bytes)
-        listed = reader.resolved(islice(sessions.list(order="asc", **filters), limit))
-        total = sessions.stats(**filters).sessions if progress else 0
-        total = min(total, limit or total)
-        with meter("sessions", show=progress) as update:
-            update("reading", 0, total)
-            for done, piece in enumerate(each_of(reader.piece, listed, parallel), 1):
-                gathered.add(piece)
-                update("reading", done, total)
-        if not gathered.sessions:
-            skipped = gathered.skipped
-            reason = skipped[0].reason if skipped else "no session matches the filters"
-            raise NotFound(f"no session gave rows of {hook}: {reason}")
-        return gathered.matrix(labels_of(transport, gathered.sessions, label))
+        given = positions.model_dump() if isinstance(positions, BaseModel) else positions
+        params = {
+            "hook": hook, "positions": given if isinstance(given, str) else json.dumps(given),
+            "reduce": reduce, "label": label, "condition": condition, "epoch": epoch,
+            "sample_index": sample_index, "correct": correct, "tag": tag, "limit": limit,
+            "max_bytes": max_bytes,
+        }  # fmt: skip
+        path = path_of(_PATH, self.id, "matrix")
+        stream = self._jobs.transport.stream("GET", path, params=params, read_timeout=LONG_SECONDS)
+        with stream as response, TemporaryFile() as file:
+            for chunk in response.iter_bytes():
+                file.write(chunk)
+            file.seek(0)
+            return Matrix.load(file)
 
     def frame(self) -> Any:
         """Return a `pandas.DataFrame`, one line per sample: its fields, `error`, and one column per score.

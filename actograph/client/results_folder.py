@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
-from actograph.client.concurrency import each_of
 from actograph.client.downloads import fetch, plain_name
 from actograph.client.errors import ApiError, DownloadDamaged, ServiceUnreachable
 from actograph.client.transport import Transport, path_of
+from actograph.concurrency import each_of
 from actograph.contract.errors import ExportChanged, InvalidRequest
 from actograph.contract.resources import Job, SessionFile
 

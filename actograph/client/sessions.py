@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from pydantic import PrivateAttr
 
 from actograph import tensor_files
-from actograph.client.artifact_stores import ArtifactFiles
 from actograph.client.downloads import fetch, plain_name
 from actograph.client.errors import UnexpectedAnswer
-from actograph.client.tensors import LazyTensor, SessionTensors
+from actograph.client.tensors import LazyTensor
 from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Snapshot, Transport, path_of
 from actograph.contract import resources
 from actograph.contract.errors import NotFound
@@ -57,7 +56,6 @@ class SessionHandle(Snapshot, resources.Session):
     """A session as the service last reported it. Its tensors are read when they are indexed."""
 
     _sessions: "Sessions" = PrivateAttr()
-    _files: SessionTensors | None = PrivateAttr(default=None)
 
     def __getitem__(self, hook: str) -> LazyTensor:
         """Return the tensor of a hook point or alias.
@@ -106,10 +104,8 @@ class SessionHandle(Snapshot, resources.Session):
 class Sessions:
     """List, read, change and delete sessions."""
 
-    def __init__(self, transport: Transport, store: ArtifactFiles | None) -> None:
-        """`store`: where rows are read; None reads them through the service."""
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._store = store
 
     def get(self, session_id: str) -> SessionHandle:
         """Return one session: its hooks, shapes and files."""
@@ -178,11 +174,7 @@ class Sessions:
         return fetch(self._transport, path, by_name[name], Path(target))
 
     def read_rows(self, session: SessionHandle, name: str, row_bytes: int, start: int, stop: int) -> bytes:
-        """Read rows of a tensor as stored, from the store or through the service."""
-        if self._store is not None:
-            if session._files is None:
-                session._files = self._store.tensors(session)
-            return session._files.stored(name).read_bytes(start, stop)
+        """Read rows of a tensor as stored."""
         path = path_of(_PATH, session.id, "tensors", name)
         at_once = max(1, ANSWER_BYTES // max(1, row_bytes))
         pieces = []

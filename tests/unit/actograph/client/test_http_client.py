@@ -3,7 +3,6 @@
 import hashlib
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.specs import EvaluationSpec, FileDataset
 
 SPEC = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": "file_" + "0" * 32}}
-
-
-@pytest.fixture
-def client(service: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
-    with Client(service.url, "", retries=3) as made:
-        yield made
 
 
 def test_upload_sends_the_bytes_the_name_and_the_purpose(
