@@ -15,6 +15,7 @@ from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
     from actograph.client import Client
+    from actograph.client.jobs import JobHandle
     from actograph.client.sessions import SessionHandle
     from actograph.contract.resources import Job, JobResults
 
@@ -61,7 +62,7 @@ def demo(
             if job.status != "completed":
                 raise DemoFailed(f"the job {job.status}" + (f": {job.error.message}" if job.error else ""))
             note("4/4 reading the activations back")
-            results = client.jobs.results(job.id)
+            results = job.results()
             sessions = _check(client, job, results)
             _report(client, job, results, sessions)
         emit(f"Files:     {home / 'artifacts' / 'sessions'}/<session id>/")
@@ -71,7 +72,7 @@ def demo(
             service.wait()
 
 
-def _submit(client: "Client", limit: int) -> "Job":
+def _submit(client: "Client", limit: int) -> "JobHandle":
     from actograph.demo import PROBLEMS
 
     spec: dict[str, Any] = {
@@ -87,14 +88,14 @@ def _submit(client: "Client", limit: int) -> "Job":
     return client.submit(spec)
 
 
-def _check(client: "Client", job: "Job", results: "JobResults") -> "list[SessionHandle]":
+def _check(client: "Client", job: "JobHandle", results: "JobResults") -> "list[SessionHandle]":
     """Return the job's sessions, one per sample.
 
     Raises:
         DemoFailed: a sample failed, a session cannot be read, or the accuracy is too low.
     """
     sessions = {session.id: session for session in client.sessions.list(job_id=job.id)}
-    samples = list(client.jobs.samples(job.id))
+    samples = list(job.samples())
     if not samples or len(samples) != job.progress.total:
         raise DemoFailed(f"the job has {job.progress.total} samples, {len(samples)} are listed")
     for sample in samples:

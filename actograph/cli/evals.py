@@ -69,9 +69,9 @@ def rescore(
         raise InvalidRequest("--scorer is missing; for example --scorer numeric")
     chosen = scorers_of(scorer)
     with connect(ctx) as client:
-        full_id = job_id(client, job)
-        results = client.jobs.rescore(full_id, chosen)
-        if output is Format.JSON:
-            emit(results.model_dump_json())
-        else:
-            emit(results_table(results, client.jobs.get(full_id).spec.get("num_fewshot")))
+        scored = client.jobs.get(job_id(client, job))
+        results = scored.rescore(chosen)
+    if output is Format.JSON:
+        emit(results.model_dump_json())
+    else:
+        emit(results_table(results, scored.spec.get("num_fewshot")))

@@ -37,11 +37,12 @@ from actograph.cli.output import (
     yes_no,
 )
 from actograph.contract.errors import InvalidRequest
-from actograph.progress import duration, meter
+from actograph.progress import duration
 
 if TYPE_CHECKING:
     from actograph.client import Client
-    from actograph.contract.resources import Job, Sample
+    from actograph.client.jobs import JobHandle
+    from actograph.contract.resources import Sample
 
 app = typer.Typer(no_args_is_help=True, help="Submit, follow and control jobs.")
 
@@ -120,7 +121,7 @@ def show(ctx: typer.Context, job: IdArgument, output: FormatOption = Format.TABL
             emit(found.model_dump_json())
             return
         emit(job_tables.describe_job(found))
-        results = client.jobs.results(found.id) if found.progress.completed else None
+        results = found.results() if found.progress.completed else None
         if results is not None and results.conditions:
             emit("\n" + job_tables.results_table(results, found.spec.get("num_fewshot")))
 
@@ -150,7 +151,7 @@ def samples(
         "COMPLETION OR ERROR": lambda sample: cut(_text(sample), width),
     }
     with connect(ctx) as client:
-        found = client.jobs.samples(job_id(client, job), status=status, condition=condition)
+        found = client.jobs.get(job_id(client, job)).samples(status=status, condition=condition)
         matching = (sample for sample in found if correct is None or verdict(sample) is correct)
         emit_list(matching, columns, output, limit=None if everything else limit, width=width)
 
@@ -210,21 +211,19 @@ def export(
     ),
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Download a job's results folder. Resumes an interrupted download, and works while the job runs."""
-    with connect(ctx) as client, meter() as update:
-        full_id = job_id(client, job)
-        folder = out or Path(full_id)
+    """Download a job's results folder, also while the job runs."""
+    with connect(ctx) as client:
+        found = client.jobs.get(job_id(client, job))
+        folder = out or Path(found.id)
         try:
-            pulled = client.jobs.pull_results(
-                full_id, folder, activations=activations.value, on_progress=update
-            )
+            pulled = found.pull_results(folder, activations=activations.value, progress=True)
         except KeyboardInterrupt:
-            note(f"interrupted; run the same command again to continue in {folder}")
+            note(f"interrupted; {folder} is incomplete: run the same command again")
             raise Ended(INTERRUPTED) from None
     if not pulled.complete:
         note(f"the job has not ended: {pulled.samples} samples so far; run this again for the others")
-    found = {"folder": str(pulled.folder), "samples": pulled.samples, "complete": pulled.complete}
-    emit(json.dumps(found) if output is Format.JSON else str(pulled.folder))
+    shown = {"folder": str(pulled.folder), "samples": pulled.samples, "complete": pulled.complete}
+    emit(json.dumps(shown) if output is Format.JSON else str(pulled.folder))
 
 
 @app.command(
@@ -254,13 +253,12 @@ def compare(
     if activations is None and (hooks or store_as or limit):
         raise InvalidRequest("--hooks, --limit and --store-as need --activations CONDITION")
     with connect(ctx) as client:
-        full_id = job_id(client, job)
+        compared = client.jobs.get(job_id(client, job))
         if activations is None:
-            scores = client.jobs.comparison(full_id, baseline=baseline, level=level)
+            scores = compared.comparison(baseline=baseline, level=level)
             emit(scores.model_dump_json() if output is Format.JSON else job_tables.scores_table(scores))
             return
-        found = client.jobs.compare_activations(
-            full_id,
+        found = compared.compare_activations(
             activations,
             baseline=baseline,
             hooks=flags.names(hooks),
@@ -303,7 +301,7 @@ def follow(client: "Client", job_id: str, output: Format) -> None:
     try:
         job = client.jobs.wait(job_id, progress=True)
         if job.progress.completed:
-            _show_results(client, job, output)
+            _show_results(job, output)
     except KeyboardInterrupt:
         note(f"job {job_id} continues; follow it with: actograph jobs watch {shorten(job_id)}")
         raise Ended(INTERRUPTED) from None
@@ -317,14 +315,14 @@ def follow(client: "Client", job_id: str, output: Format) -> None:
     end(job_status_code(job.status))
 
 
-def _show_results(client: "Client", job: "Job", output: Format) -> None:
-    results = client.jobs.results(job.id)
+def _show_results(job: "JobHandle", output: Format) -> None:
+    results = job.results()
     if output is Format.JSON:
         emit(results.model_dump_json())
     elif results.conditions:
         emit(job_tables.results_table(results, job.spec.get("num_fewshot")))
     if job.kind == "evaluation" and len(job.spec.get("conditions") or ()) > 1:
-        compared = client.jobs.comparison(job.id)
+        compared = job.comparison()
         emit(
             compared.model_dump_json() if output is Format.JSON else "\n" + job_tables.scores_table(compared)
         )

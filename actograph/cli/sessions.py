@@ -114,7 +114,7 @@ def pull(
 ) -> None:
     """Download sessions by id or by filter, verified by sha256.
 
-    Complete files are skipped, and interrupted ones resumed.
+    Complete files are skipped.
     """
     with connect(ctx) as client:
         query = session_query(client, filters, sessions, everything=everything)

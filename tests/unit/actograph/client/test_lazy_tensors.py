@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from actograph.client.tensors import LocalFile, SessionTensors, open_folder
+from actograph.client.tensors import SessionTensors, open_folder
 from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
 
 
@@ -59,11 +59,10 @@ def test_what_a_tensor_says_about_itself(single: Path, values: torch.Tensor) -> 
     session = open_folder(single)
     assert set(session) == {"x.0", "y.0"}
     assert session.token_ids.tolist() == list(range(11))
-    assert session.metadata == {"model": "m"}
     tensor = session["y.0"]
     assert (tensor.shape, tensor.stored_dtype) == ((10, 6), "BF16")
     assert tensor.dtype == np.dtype(np.float32)
-    assert (len(tensor), tensor.ndim, tensor.nbytes) == (10, 2, 120)
+    assert len(tensor) == 10
     assert np.array_equal(np.asarray(tensor), values.bfloat16().float().numpy())
     assert [row.tolist() for row in tensor] == np.asarray(tensor).tolist()
 
@@ -78,14 +77,14 @@ def test_a_row_that_is_not_there(single: Path) -> None:
 
 
 def test_only_the_bytes_of_the_rows_are_read(single: Path) -> None:
-    file = LocalFile(single / "activations.safetensors")
+    data = (single / "activations.safetensors").read_bytes()
     reads: list[int] = []
 
     def read_at(offset: int, length: int) -> bytes:
         reads.append(length)
-        return file(offset, length)
+        return data[offset : offset + length]
 
-    tensor = SessionTensors({"f": (read_at, file.size)})["x.0"]
+    tensor = SessionTensors([(read_at, len(data))])["x.0"]
     reads.clear()
     assert tensor[2:5].shape == (3, 6)
     assert reads == [3 * 6 * 4]
