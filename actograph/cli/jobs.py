@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actograph.cli import flags, job_flags, job_tables
-from actograph.cli.flags import (
-    AllOption,
-    FormatOption,
-    IdArgument,
-    IdArguments,
-    LimitOption,
-    WatchOption,
-    connect,
-    job_id,
-)
+from actograph.cli.flags import FormatOption, IdArgument, IdArguments, WatchOption, connect, job_id
 from actograph.cli.output import (
     ERROR,
     INTERRUPTED,
@@ -29,6 +20,7 @@ from actograph.cli.output import (
     cut,
     each,
     emit,
+    emit_item,
     emit_list,
     end,
     job_status_code,
@@ -82,17 +74,15 @@ def run(ctx: typer.Context, output: Format, *, watch: bool, **given: Any) -> Non
 
 
 @app.command("ls")
+@flags.add_flags(flags.LIST_FLAGS)
 def list_jobs(
     ctx: typer.Context,
     *,
     status: str | None = typer.Option(None, help="Jobs of this status: queued, in_progress, completed, ..."),
     kind: str | None = typer.Option(None, help="Jobs of this kind: evaluation, capture, ..."),
     tag: str | None = typer.Option(None, help="Jobs with this tag."),
-    limit: LimitOption = 20,
-    everything: AllOption = False,
-    quiet: flags.QuietOption = False,
-    no_trunc: flags.NoTruncOption = False,
     output: FormatOption = Format.TABLE,
+    **shown: Any,
 ) -> None:
     """List jobs, newest first."""
     columns = {
@@ -106,10 +96,7 @@ def list_jobs(
         "TAGS": lambda job: ",".join(job.tags),
     }
     with connect(ctx) as client:
-        page_size = 100 if everything else min(100, limit + 1)
-        found = client.jobs.list(status=status, kind=kind, tag=tag, page_size=page_size)
-        shown = None if everything else limit
-        emit_list(found, columns, output, quiet=quiet, full=no_trunc, limit=shown)
+        emit_list(client.jobs.list(status=status, kind=kind, tag=tag), columns, output, **shown)
 
 
 @app.command()
@@ -127,6 +114,7 @@ def show(ctx: typer.Context, job: IdArgument, output: FormatOption = Format.TABL
 
 
 @app.command()
+@flags.add_flags({name: option for name, option in flags.LIST_FLAGS.items() if name != "quiet"})
 def samples(
     ctx: typer.Context,
     job: IdArgument,
@@ -134,9 +122,8 @@ def samples(
     status: str | None = typer.Option(None, help="Samples of this status: pending, completed, failed, ..."),
     condition: str | None = typer.Option(None, help="Samples of this condition."),
     correct: bool | None = typer.Option(None, "--correct/--incorrect", help="Verdict of the first scorer."),
-    limit: LimitOption = 20,
-    everything: AllOption = False,
     output: FormatOption = Format.TABLE,
+    **shown: Any,
 ) -> None:
     """List a job's samples: texts, verdicts and errors. JSON includes all fields."""
     width = max(100, shutil.get_terminal_size((120, 24)).columns)
@@ -153,7 +140,7 @@ def samples(
     with connect(ctx) as client:
         found = client.jobs.get(job_id(client, job)).samples(status=status, condition=condition)
         matching = (sample for sample in found if correct is None or verdict(sample) is correct)
-        emit_list(matching, columns, output, limit=None if everything else limit, width=width)
+        emit_list(matching, columns, output, width=width, **shown)
 
 
 @app.command()
@@ -171,16 +158,10 @@ def cancel(ctx: typer.Context, jobs: IdArguments, output: FormatOption = Format.
 
 
 @app.command()
-def retry(
-    ctx: typer.Context, jobs: IdArguments, watch: WatchOption = False, output: FormatOption = Format.TABLE
-) -> None:
+def retry(ctx: typer.Context, jobs: IdArguments, output: FormatOption = Format.TABLE) -> None:
     """Run the failed and missing samples of ended jobs again."""
-    if watch and len(jobs) != 1:
-        raise InvalidRequest("--watch follows one job; name one")
     with connect(ctx) as client:
         each(jobs, lambda typed: client.jobs.retry(job_id(client, typed)), output)
-        if watch:
-            follow(client, job_id(client, jobs[0]), output)
 
 
 @app.command("rm")
@@ -256,7 +237,7 @@ def compare(
         compared = client.jobs.get(job_id(client, job))
         if activations is None:
             scores = compared.comparison(baseline=baseline, level=level)
-            emit(scores.model_dump_json() if output is Format.JSON else job_tables.scores_table(scores))
+            emit_item(scores, output, job_tables.scores_table)
             return
         found = compared.compare_activations(
             activations,
@@ -266,7 +247,7 @@ def compare(
             limit=limit,
             store_as=store_as,
         )
-    emit(found.model_dump_json() if output is Format.JSON else job_tables.activations_table(found))
+    emit_item(found, output, job_tables.activations_table)
 
 
 @flags.add_flags(job_flags.job_options())
@@ -288,7 +269,7 @@ def estimate(
         finally:
             for file_id in sent:
                 client.files.delete(file_id)
-    emit(estimated.model_dump_json() if output is Format.JSON else job_tables.describe_estimate(estimated))
+    emit_item(estimated, output, job_tables.describe_estimate)
     if estimated.fits is False:
         raise Ended(ERROR)
 
@@ -322,10 +303,7 @@ def _show_results(job: "JobHandle", output: Format) -> None:
     elif results.conditions:
         emit(job_tables.results_table(results, job.spec.get("num_fewshot")))
     if job.kind == "evaluation" and len(job.spec.get("conditions") or ()) > 1:
-        compared = job.comparison()
-        emit(
-            compared.model_dump_json() if output is Format.JSON else "\n" + job_tables.scores_table(compared)
-        )
+        emit_item(job.comparison(), output, lambda found: "\n" + job_tables.scores_table(found))
     if truncated := sum(condition.truncated for condition in results.conditions.values()):
         # mode prefill generates nothing: its texts were too long
         what = (

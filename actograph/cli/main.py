@@ -31,7 +31,7 @@ app.command(
         "actograph up --model ./my-model --workers 2 --device cuda:0,cuda:1",
     ),
 )(up)
-app.command(rich_help_panel=START, epilog=examples("actograph demo --limit 50 --keep"))(demo)
+app.command(rich_help_panel=START, epilog=examples("actograph demo --limit 50"))(demo)
 app.command(rich_help_panel=JOBS, epilog=examples("actograph chat 'What is 3 + 4?' --max-tokens 64"))(chat)
 app.command(rich_help_panel=JOBS)(jobs.estimate)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=JOBS)

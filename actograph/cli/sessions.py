@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actograph.cli.flags import (
+    LIST_FLAGS,
     NEVER,
     SESSION_FILTERS,
-    AllOption,
     DryRunOption,
     FormatOption,
     IdArgument,
-    LimitOption,
-    NoTruncOption,
-    QuietOption,
     add_flags,
     connect,
     examples,
@@ -34,6 +31,7 @@ from actograph.cli.output import (
     ask,
     each,
     emit,
+    emit_item,
     emit_list,
     end,
     error_code,
@@ -73,23 +71,12 @@ COLUMNS = {
 
 
 @app.command("ls", epilog=examples("actograph sessions ls --tag night --incorrect --all --format json"))
-@add_flags(SESSION_FILTERS)
-def list_sessions(
-    ctx: typer.Context,
-    *,
-    limit: LimitOption = 20,
-    everything: AllOption = False,
-    quiet: QuietOption = False,
-    no_trunc: NoTruncOption = False,
-    output: FormatOption = Format.TABLE,
-    **filters: Any,
-) -> None:
+@add_flags(SESSION_FILTERS | LIST_FLAGS)
+def list_sessions(ctx: typer.Context, *, output: FormatOption = Format.TABLE, **given: Any) -> None:
     """List sessions, newest first."""
+    shown = {name: given.pop(name) for name in LIST_FLAGS}
     with connect(ctx) as client:
-        page_size = 100 if everything else min(100, limit + 1)
-        found = client.sessions.list(page_size=page_size, **session_query(client, filters))
-        shown = None if everything else limit
-        emit_list(found, COLUMNS, output, quiet=quiet, full=no_trunc, limit=shown)
+        emit_list(client.sessions.list(**session_query(client, given)), COLUMNS, output, **shown)
 
 
 @app.command()
@@ -97,7 +84,7 @@ def show(ctx: typer.Context, session: IdArgument, output: FormatOption = Format.
     """Show a session: its hooks, shapes and files."""
     with connect(ctx) as client:
         found = client.sessions.get(session_id(client, session))
-        emit(found.model_dump_json() if output is Format.JSON else _describe(found))
+        emit_item(found, output, _describe)
 
 
 @app.command(epilog=examples("actograph sessions pull --job job_3fa2 --incorrect --out wrong --jobs 8"))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from typing_extensions import override
+
 from actograph.contract.errors import ActographError
 from actograph.stack.launcher import launched
 
@@ -37,6 +39,7 @@ class CrashLoop(ActographError):
 class _Log(RotatingFileHandler):
     """A log file and the previous one (`NAME.1`)."""
 
+    @override
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop lines that a full disk does not take."""
 
