@@ -73,6 +73,45 @@ def run(ctx: typer.Context, output: Format, *, watch: bool, **given: Any) -> Non
             follow(client, job.id, output)
 
 
+@flags.add_flags(
+    job_flags.job_options(without=("spec", "kind", "task", "prompt", "text_field", "truncate", "mode"))
+)
+def evaluate(
+    ctx: typer.Context,
+    task: str = typer.Argument(metavar="TASK|TASK.yaml", help="Name of a task, or a YAML file."),
+    *,
+    watch: bool = typer.Option(True, help="Follow the job to its end."),
+    output: FormatOption = Format.TABLE,
+    **given: Any,
+) -> None:
+    """Run a task and print its scores: the name of a task, or a YAML file.
+
+    With two or more conditions, a comparison with the first one follows. Built-in tasks read their rows
+    from the Hugging Face Hub unless --dataset is given.
+    """
+    run(ctx, output, watch=watch, task=task, kind="evaluation", **given)
+
+
+@app.command()
+def rescore(
+    ctx: typer.Context,
+    job: IdArgument,
+    *,
+    scorer: flags.ScorersOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Score a job's stored completions with other scorers, without a worker.
+
+    The first scorer decides `correct`. Scores of other scorers are kept.
+    """
+    if not scorer:
+        raise InvalidRequest("--scorer is missing; for example --scorer numeric")
+    with connect(ctx) as client:
+        scored = client.jobs.get(job_id(client, job))
+        results = scored.rescore(flags.scorers_of(scorer))
+    emit_item(results, output, lambda one: job_tables.results_table(one, scored.spec.get("num_fewshot")))
+
+
 @app.command("ls")
 @flags.add_flags(flags.LIST_FLAGS)
 def list_jobs(
@@ -298,10 +337,8 @@ def follow(client: "Client", job_id: str, output: Format) -> None:
 
 def _show_results(job: "JobHandle", output: Format) -> None:
     results = job.results()
-    if output is Format.JSON:
-        emit(results.model_dump_json())
-    elif results.conditions:
-        emit(job_tables.results_table(results, job.spec.get("num_fewshot")))
+    if results.conditions or output is Format.JSON:
+        emit_item(results, output, lambda one: job_tables.results_table(one, job.spec.get("num_fewshot")))
     if job.kind == "evaluation" and len(job.spec.get("conditions") or ()) > 1:
         emit_item(job.comparison(), output, lambda found: "\n" + job_tables.scores_table(found))
     if truncated := sum(condition.truncated for condition in results.conditions.values()):

@@ -129,24 +129,21 @@ def _pull_all(
             return name, error
         return name, session
 
-    began, code = time.monotonic(), OK
-    done = errors = files = total_size = 0
+    code, done, errors, files, total_size = OK, 0, 0, 0, 0
     with meter("sessions") as update:
         update("in_progress", 0, total)
-        for name, pulled in each_of(fetch, ids, parallel):
-            done += 1
-            if isinstance(pulled, ActographError):
+        for done, (name, found) in enumerate(each_of(fetch, ids, parallel), 1):
+            if isinstance(found, ActographError):
                 errors += 1
-                note(f"{name}: {pulled}")
-                code = max(code, error_code(pulled))
+                note(f"{name}: {found}")
+                code = max(code, error_code(found))
             else:
-                files, total_size = files + len(pulled.files), total_size + pulled.bytes
-                folder = str(out / pulled.id)
-                line = {"id": pulled.id, "folder": folder, "files": len(pulled.files), "bytes": pulled.bytes}
+                files, total_size = files + len(found.files), total_size + found.bytes
+                folder = str(out / found.id)
+                line = {"id": found.id, "folder": folder, "files": len(found.files), "bytes": found.bytes}
                 emit(json.dumps(line) if output is Format.JSON else folder)
             update("in_progress", done, total, errors)
-    took = duration(time.monotonic() - began)
-    note(f"{done - errors} sessions, {files} files, {size(total_size)}, verified, in {took}")
+    note(f"{done - errors} sessions, {files} files, {size(total_size)}, verified")
     return code
 
 
