@@ -124,12 +124,6 @@ def test_submit_from_a_file_with_flags_over_it(service: Any, run: Run, tmp_path:
     assert (spec["kind"], spec["priority"], spec["sampling"]["seed"]) == ("capture", 3, 5)
 
 
-def test_submit_prompts(service: Any, run: Run) -> None:
-    _, out, _ = run("jobs", "submit", "--model", "m", "--prompt", "one, two", "--prompt", "three")
-    inputs = service.jobs[out.strip()].spec["inputs"]
-    assert [item["prompt"] for item in inputs] == ["one, two", "three"]
-
-
 def test_submit_a_dataset_to_read(service: Any, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text('{"body": "one"}\n')
@@ -188,21 +182,6 @@ def test_watch_of_a_prefill_job_says_that_texts_were_cut(service: Any, run: Run)
     _, _, err = run("jobs", "watch", job.id)
     assert "1 of 4 texts were cut to the model's context" in err
     assert "max_tokens" not in err
-
-
-def test_submit_and_watch(service: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    job_id = f"job_{1:032x}"
-
-    def cancel(_seconds: float) -> None:
-        service.jobs[job_id] = service.jobs[job_id].model_copy(
-            update={"status": resources.JobStatus.CANCELLED}
-        )
-
-    monkeypatch.setattr("actograph.client.jobs.sleep", cancel)
-    code, out, err = run("jobs", "submit", "--model", "m", "--prompt", "p", "--watch")
-    assert (code, out.splitlines()[0]) == (2, job_id)
-    assert err.splitlines()[0].startswith("queued")
-    assert err.splitlines()[-1] == f"job {job_id} cancelled"
 
 
 def test_cancel_and_rm_go_on_after_a_failure(service: Any, run: Run) -> None:

@@ -1,9 +1,6 @@
 """What holds for every command: its formats, and what Tab offers."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,24 +80,3 @@ def test_sessions_are_pulled_by_filter(service: Any, run: Any, tmp_path: Path) -
     assert code == 0
     assert {line["id"] for line in lines} == {f"ses_{number:032x}" for number in (0, 2)}
     assert run("sessions", "pull", "--out", tmp_path)[0] == 1, "neither ids nor filters"
-
-
-def complete(words: str, **environment: str) -> list[str]:
-    """What bash is offered for a command line that ends with its last word."""
-    program = "from actograph.cli.main import app; app(prog_name='actograph')"
-    given = {
-        "_ACTOGRAPH_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - (not words.endswith(" "))),
-    }
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **given, **environment},
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    return ended.stdout.split()
-
-
-@pytest.mark.integration
-def test_tab_offers_commands() -> None:
-    assert complete("actograph jobs sub") == ["submit"]
-    assert complete("actograph sessions pu") == ["pull"]

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from actograph.cli.output import age, cut, render, shorten, size
+from actograph.cli.output import age, cut, render, size
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
@@ -26,7 +26,3 @@ def test_sizes_and_ages(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPat
 
 def test_a_text_is_cut_by_the_columns_that_it_takes() -> None:
     assert [cut("longer", 5), cut("two\nlines", 20), cut("答案在此", 5)] == ["long…", "two lines", "答案…"]
-
-
-def test_ids_are_shortened_after_their_prefix() -> None:
-    assert shorten("job_" + "0123456789abcdef" * 2) == "job_0123456789ab"

@@ -54,17 +54,6 @@ def test_a_name_that_nobody_knows() -> None:
     assert message.endswith("; check the address and proxies")
 
 
-def test_an_environment_that_cannot_be_used(subtests: pytest.Subtests) -> None:
-    for name, value in [("all_proxy", "carrier://pigeon"), ("SSL_CERT_FILE", "/nowhere/certificates.pem")]:
-        with (
-            subtests.test(name=name),
-            pytest.MonkeyPatch.context() as patch,
-            pytest.raises(InvalidRequest, match="the environment's proxy or certificates"),
-        ):
-            patch.setenv(name, value)
-            Client("https://lab.example", "")
-
-
 def test_what_is_no_url_of_a_service(subtests: pytest.Subtests) -> None:
     for url in [
         "",

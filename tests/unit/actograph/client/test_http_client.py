@@ -2,7 +2,6 @@
 
 import hashlib
 import socket
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -128,29 +127,6 @@ def test_no_service_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> Non
     assert message.endswith("; start it with: actograph up")
 
 
-def test_a_service_that_comes_up_meanwhile_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-
-        def serve() -> None:
-            connection, _ = held.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\n[+]")
-
-        thread = threading.Thread(target=serve)
-
-        def come_up(_seconds: float) -> None:
-            held.listen()
-            thread.start()
-
-        monkeypatch.setattr(transport, "sleep", come_up)
-        with Client(f"http://127.0.0.1:{port}", "") as client:
-            assert client.files.content("file_1") == b"[+]"
-        thread.join()
-
-
 def test_a_silent_service_is_told_from_an_absent_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -200,13 +176,6 @@ def test_lists_follow_every_page_and_pass_filters_on(service: Any, client: Clien
     assert len(list(client.jobs.list(status="failed", page_size=3))) == 4
 
 
-def test_a_list_asks_for_no_more_pages_than_are_read(service: Any, client: Client) -> None:
-    for number in range(1, 8):
-        service.add_job(number)
-    next(client.jobs.list(page_size=2))
-    assert len(service.seen) == 1
-
-
 def test_samples_sessions_workers_queue_models_and_structure(service: Any, client: Client) -> None:
     job = service.add_job(1, status="queued")
     service.samples[job.id] = [
@@ -227,25 +196,6 @@ def test_samples_sessions_workers_queue_models_and_structure(service: Any, clien
         client.models.structure()
 
 
-def test_ready_is_false_without_a_worker(service: Any, client: Client) -> None:
-    assert client.ready()
-    service.ready = False
-    assert not client.ready()
-
-
-def test_cancel_and_delete(service: Any, client: Client) -> None:
-    running, ended = service.add_job(1, status="in_progress"), service.add_job(2)
-    assert client.jobs.cancel(running.id).status == "cancelled"
-    with pytest.raises(ApiError, match="completed already") as caught:
-        client.jobs.cancel(ended.id)
-    assert caught.value.status == 409
-    assert client.jobs.delete(ended.id).deleted
-    assert list(service.jobs) == [running.id]
-    session = service.add_session(1)
-    client.sessions.delete(session.id)
-    assert not service.sessions
-
-
 def test_events_come_once_each_over_broken_connections(service: Any, client: Client) -> None:
     job = service.add_job(1, status="completed")
     progress = [("job.progress", {"total": 4, "completed": n, "failed": 0}) for n in range(1, 5)]
@@ -256,13 +206,6 @@ def test_events_come_once_each_over_broken_connections(service: Any, client: Cli
     assert [event.id for event in client.jobs.events(job.id)] == [1, 2, 3, 4, 5, 6, 7]
     resumed = [s.headers["last-event-id"] for s in service.seen if s.path.endswith("/events")]
     assert resumed == ["0", "2", "2", "5"]
-
-
-def test_events_after_a_given_one(service: Any, client: Client) -> None:
-    job = service.add_job(1)
-    service.add_events(job.id, ("job.queued", {}), ("job.started", {}), ("job.completed", {}))
-    assert [event.event for event in client.jobs.events(job.id, after=2)] == ["job.completed"]
-    assert list(client.jobs.events(job.id, after=3)) == []
 
 
 def test_events_outlive_a_service_that_is_away_for_a_moment(service: Any, client: Client) -> None:
@@ -308,12 +251,6 @@ def test_names_that_lead_elsewhere_are_refused(
         with subtests.test(identifier=identifier), pytest.raises(InvalidRequest):
             client.jobs.delete(identifier)
     assert service.seen == []
-
-
-def test_slashes_in_ids_are_escaped(service: Any, client: Client) -> None:
-    with pytest.raises(ApiError, match="no job a/b"):
-        client.jobs.get("a/b")
-    assert service.seen[-1].path == "/v1/jobs/a%2Fb"
 
 
 def test_answers_of_another_version_are_told(service: Any, client: Client) -> None:

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 from actograph.client.tensors import SessionTensors, open_folder
-from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
+from actograph.contract.errors import RangeNotSatisfiable, StoreDamaged
 
 
 @pytest.fixture
@@ -121,15 +121,3 @@ def test_a_file_cut_short_after_it_was_opened(single: Path) -> None:
         file.truncate(400)
     with pytest.raises(StoreDamaged, match="truncated"):
         np.asarray(session["x.0"])
-
-
-def test_a_folder_without_tensors(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="has no"):
-        open_folder(tmp_path)
-
-
-def test_a_scalar_has_no_rows(tmp_path: Path) -> None:
-    tensors = {"x.0": torch.tensor(1.0), "token_ids": torch.arange(2)}
-    safetensors.torch.save_file(tensors, tmp_path / "activations.safetensors")
-    with pytest.raises(StoreDamaged):
-        open_folder(tmp_path)

@@ -64,11 +64,3 @@ def test_progress_is_shown_on_stderr(
     assert told.out == ""
     client.jobs.wait(job.id)
     assert capsys.readouterr().err == ""
-
-
-def test_handles_do_what_the_client_does(service: Any, client: Client) -> None:
-    job = client.jobs.get(service.add_job(1, status="in_progress").id)
-    assert list(job.samples()) == list(job.sessions()) == []
-    assert job.cancel().status is JobStatus.CANCELLED
-    assert job.status is JobStatus.IN_PROGRESS, "a handle does not change"
-    assert job.refresh().retry().status is JobStatus.QUEUED

@@ -91,15 +91,6 @@ def test_a_crash_loop_is_the_end(watcher: Watcher, tmp_path: Path) -> None:
     assert content(tmp_path / "logs" / "toy.log").count("start") == 5
 
 
-@pytest.mark.integration
-def test_being_ready_in_between_makes_it_no_crash_loop(watcher: Watcher, tmp_path: Path) -> None:
-    child = watcher.start(CRASHES, tmp_path / "starts", 8)
-    for number in range(2, 10):
-        watcher.until(lambda number=number: len(content(tmp_path / "starts")) >= number)  # type: ignore[misc]
-        watcher.supervisor.mark_ready(child)
-    assert child.was_ready
-
-
 def test_a_log_that_grows_is_rotated_and_its_program_continues(
     watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """The embedded broker: found, started, kept private; it keeps nothing on disk."""
 
-import socket
 import stat
 import subprocess
 import time
@@ -66,12 +65,6 @@ def test_only_who_has_the_password_is_served(tmp_path: Path) -> None:
     assert len(server.password) >= 32
     assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
     assert redis_server.prepare(tmp_path).password != server.password
-
-
-def test_another_service_on_the_port_is_no_broker(tmp_path: Path) -> None:
-    server = redis_server.prepare(tmp_path)
-    with socket.create_server(("127.0.0.1", server.port)):
-        assert not server.answers(timeout=0.1)
 
 
 def test_path_is_searched_where_the_wheel_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
