@@ -37,7 +37,7 @@ _TICK_SECONDS = 0.2
 _PROGRAM_MODULES = ("api", "worker", "fastapi", "celery", "torch", "nnsight")
 #: prefixes of environment variables that these programs do not receive
 _NOT_FOR_BROKER = ("ACTOGRAPH_", "AWS_", "HF_")
-_NOT_FOR_WORKERS = ("ACTOGRAPH_API_KEYS", "ACTOGRAPH_WEBHOOK_")
+_NOT_FOR_WORKERS = ("ACTOGRAPH_API_KEYS",)
 #: settings of clients
 _OF_CLIENTS = ("ACTOGRAPH_URL", "ACTOGRAPH_API_KEY", "ACTOGRAPH_SUPERVISOR_KEY")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
