@@ -37,7 +37,7 @@ LIST_FLAGS: dict[str, Any] = {
         int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of entries. (default: 20)")
     ],
     "everything": Annotated[bool | None, typer.Option("--all", "-a", help="List all entries.")],
-    "quiet": Annotated[bool | None, typer.Option("--quiet", "-q", help="Print full ids only.")],
+    "quiet": QuietOption,
 }
 #: options that select sessions
 SESSION_FILTERS: dict[str, Any] = {
