@@ -31,6 +31,7 @@ from api.routes import (
     health,
     jobs,
     keys,
+    matrix,
     models,
     ops,
     queue,
@@ -111,7 +112,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     install(app)
     _document_problems(app)
     for module in (
-        jobs, chat, batches, comparisons, results, sessions, files, models, ops, queue, keys,
+        jobs, chat, batches, comparisons, matrix, results, sessions, files, models, ops, queue, keys,
         health,
     ):  # fmt: skip
         app.include_router(module.router)

@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace, behind: Servers) -> Report:
         chaos.disturb(arguments.faults, arguments.minutes * 60)
         seconds = time.monotonic() - started
         got: list[tuple[str, Job, list[Sample]]] = [
-            (name, client.jobs.get(job_id), list(client.jobs.samples(job_id))) for name, job_id in chaos.jobs
+            (name, client.jobs.get(job_id), list(client.jobs.get(job_id).samples()))
+            for name, job_id in chaos.jobs
         ]
         faults, silence = chaos.faults(), chaos.longest_silence()
         audit, database, store = Audit(), behind.database, behind.store

@@ -73,7 +73,7 @@ def drain(model: Path, arguments: argparse.Namespace, home: Path) -> tuple[dict[
             raise SystemExit(f"the job ended as {job.status} with {job.progress.failed} failed samples")
         (worker,) = [w for w in client.workers.list() if w.status in ("ready", "busy")]
         peak = int(_proc_status(worker.pid, "VmHWM").split()[0]) * 1024
-        samples = list(client.jobs.samples(job.id))
+        samples = list(client.jobs.get(job.id).samples())
         sessions = list(client.sessions.list(job_id=job.id))
     return {
         "samples": len(samples),

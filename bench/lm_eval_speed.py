@@ -58,7 +58,7 @@ def ours(client: Client, arguments: argparse.Namespace, other: int) -> tuple[dic
     spent = {"seconds": seconds, "cpu_seconds": _service_cpu(other) - before}
     if job.status is not JobStatus.COMPLETED or job.progress.completed != arguments.limit:
         raise SystemExit(f"the job ended as {job.status}: {job.progress}, {job.error}")
-    samples = list(client.jobs.samples(job.id))
+    samples = list(client.jobs.get(job.id).samples())
     if not all(sample.session_id for sample in samples):
         raise SystemExit("a sample has no session")
     client.jobs.delete(job.id)

@@ -12,7 +12,7 @@ from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.settings import Settings
 from actograph.stack import redis_server
 from actograph.stack.ports import free_port
-from actograph.stack.processes import Child, Program, Supervisor
+from actograph.stack.processes import Child, Supervisor
 from storage import migrate
 from storage.index.database import Database
 
@@ -74,8 +74,7 @@ class Service:
 
     def _start(self, name: str, command: list[str]) -> Child:
         log = self._home / "logs" / f"{name}.log"
-        program = Program(name=name, command=command, environment=self._environment, log=log)
-        return self._supervisor.start(program)
+        return self._supervisor.start(Child(name, command, self._environment, log))
 
     def _await(self) -> None:
         """Until every worker holds its model."""

@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from actograph.client.artifact_stores import open_store as open_store_of_client
-from actograph.client.tensors import LazyTensor, open_folder
-from actograph.contract.resources import Session, SessionFile, TensorInfo
+from actograph.client.tensors import open_folder
+from actograph.contract.resources import SessionFile
 from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore
@@ -147,17 +146,6 @@ def bench_writing(home: Path, rounds: int, count: int) -> dict[str, Any]:
     }
 
 
-def client_tensor(store: LocalStore, session_id: str, rows: int, width: int) -> LazyTensor:
-    """Tensor of `client.sessions.get(session_id)["resid_post.0"]`, after the service's answer."""
-    info = TensorInfo(shape=[rows, width], dtype="BF16", nbytes=rows * width * 2)
-    session = Session(
-        id=session_id, job_id="job_bench", sample_id="smp_bench", sample_index=0, model="bench", created_at=0,
-        prompt_tokens=rows, generated_tokens=1, rows=rows, bytes=info.nbytes, dtype="BF16",
-        hooks={"resid_post.0": info}, files=SessionReader(store, session_id).manifest.files,
-    )  # fmt: skip
-    return open_store_of_client(store.root).tensors(session)["resid_post.0"]
-
-
 def bench_slices(home: Path, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     whole = torch.randn(SLICE_ROWS, SLICE_WIDTH).bfloat16()
@@ -167,7 +155,6 @@ def bench_slices(home: Path, rounds: int) -> dict[str, Any]:
     folder = store.root / "sessions" / session_id
     warm = SessionReader(store, session_id)
     lazy = open_folder(folder)["resid_post.0"]
-    through_client = client_tensor(store, session_id, SLICE_ROWS, SLICE_WIDTH)
     first = SLICE_ROWS // 2
     stop = first + SLICE
 
@@ -180,7 +167,6 @@ def bench_slices(home: Path, rounds: int) -> dict[str, Any]:
     expected = whole[first:stop].view(torch.uint16).numpy().tobytes()
     assert load().view(torch.uint16).numpy().tobytes() == expected
     assert warm.rows("resid_post.0", first, stop).data == expected
-    assert torch.equal(through_client.torch(slice(first, stop)), whole[first:stop])
     variants: dict[str, Callable[[], object]] = {
         "torch.load, 64 MiB": load,
         "torch.load(mmap=True)": load_mapped,
@@ -188,10 +174,6 @@ def bench_slices(home: Path, rounds: int) -> dict[str, Any]:
         "SessionReader, kept": lambda: warm.rows("resid_post.0", first, stop),
         "open_folder + slice": lambda: open_folder(folder)["resid_post.0"][first:stop],
         "LazyTensor, kept": lambda: lazy[first:stop],
-        "Client(store=...), new": lambda: client_tensor(store, session_id, SLICE_ROWS, SLICE_WIDTH)[
-            first:stop
-        ],
-        "Client(store=...), kept": lambda: through_client[first:stop],
     }
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(rounds + 1):
@@ -317,11 +299,6 @@ def marks_of(writing: dict[str, Any], slices: dict[str, Any]) -> list[Mark]:
         Mark(
             name="10-row slice of a 64 MiB tensor / torch.load of it",
             measured=slices["SessionReader, new"]["ratio_to_torch_load"],
-            at_most=1 / 20,
-        ),
-        Mark(
-            name="the same by the client, Client(store=...)",
-            measured=slices["Client(store=...), new"]["ratio_to_torch_load"],
             at_most=1 / 20,
         ),
     ]

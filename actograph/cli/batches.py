@@ -3,16 +3,16 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actograph.cli.flags import (
+    LIST_FLAGS,
     FormatOption,
     IdArgument,
-    LimitOption,
-    NoTruncOption,
     QuietOption,
+    add_flags,
     connect,
     full_id,
 )
@@ -57,21 +57,15 @@ def create(
     with connect(ctx) as client:
         uploaded = client.files.upload(file, "batch", progress=True)
         batch = client.batches.create(uploaded.id, endpoint, completion_window=window, **options)
-    emit_list([batch], COLUMNS, output, quiet=quiet, full=True)
+    emit_list([batch], COLUMNS, output, quiet=quiet)
 
 
 @app.command("ls")
-def list_batches(
-    ctx: typer.Context,
-    *,
-    limit: LimitOption = 20,
-    quiet: QuietOption = False,
-    no_trunc: NoTruncOption = False,
-    output: FormatOption = Format.TABLE,
-) -> None:
+@add_flags(LIST_FLAGS)
+def list_batches(ctx: typer.Context, *, output: FormatOption = Format.TABLE, **shown: Any) -> None:
     """List batches, newest first."""
     with connect(ctx) as client:
-        emit_list(client.batches.list(), COLUMNS, output, quiet=quiet, full=no_trunc, limit=limit)
+        emit_list(client.batches.list(), COLUMNS, output, **shown)
 
 
 @app.command()
@@ -79,7 +73,7 @@ def show(ctx: typer.Context, batch: IdArgument, output: FormatOption = Format.TA
     """Show a batch and its invalid lines."""
     with connect(ctx) as client:
         found = client.batches.get(_batch_id(client, batch))
-    emit_list([found], COLUMNS, output, full=True)
+    emit_list([found], COLUMNS, output)
     if output is Format.TABLE and found.errors:
         for error in found.errors.data:
             emit(f"line {error.line}: {clean(error.message)}" if error.line else clean(error.message))
@@ -89,7 +83,7 @@ def show(ctx: typer.Context, batch: IdArgument, output: FormatOption = Format.TA
 def cancel(ctx: typer.Context, batch: IdArgument, output: FormatOption = Format.TABLE) -> None:
     """Cancel a batch. Finished requests are kept."""
     with connect(ctx) as client:
-        emit_list([client.batches.cancel(_batch_id(client, batch))], COLUMNS, output, full=True)
+        emit_list([client.batches.cancel(_batch_id(client, batch))], COLUMNS, output)
 
 
 @app.command()

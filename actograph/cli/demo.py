@@ -14,9 +14,8 @@ from actograph.cli.output import emit, note, shorten, size, table
 from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
-    from actograph.client import Client
+    from actograph.client.jobs import JobHandle
     from actograph.client.sessions import SessionHandle
-    from actograph.contract.resources import Job, JobResults
 
 #: a model this small is slower on several threads, which wait for each other
 THREADS = "--threads=1"
@@ -34,14 +33,13 @@ class DemoFailed(ActographError):
 def demo(
     home: Path = typer.Option(Path(".demo"), help="Data folder of the demo."),
     limit: int = typer.Option(200, min=1, help="Number of problems."),
-    keep: bool = typer.Option(False, "--keep", help="Keep the service running until Ctrl-C."),
 ) -> None:
     """Try it: evaluate a tiny model with capture, and read its activations.
 
     Needs neither a network nor a GPU. The sessions stay on disk; the service is stopped at the end.
     """
     from actograph.client import Client
-    from actograph.demo import MODEL_DIR
+    from actograph.demo import MODEL_DIR, PROBLEMS
     from actograph.stack.stack_process import StackProcess
     from actograph.stack.up import require_installed
 
@@ -52,80 +50,54 @@ def demo(
     # the settings of the user's shell are for another service
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTOGRAPH_")}
     note("1/4 starting a service")
-    with StackProcess(arguments, environment | {"HF_HUB_OFFLINE": "1"}) as service:
-        with Client(service.url, "") as client:
-            note("2/4 uploading problems and submitting an evaluation that keeps activations")
-            job = _submit(client, limit)
-            note(f"3/4 running {job.id}")
-            job = client.jobs.wait(job.id, progress=True)
-            if job.status != "completed":
-                raise DemoFailed(f"the job {job.status}" + (f": {job.error.message}" if job.error else ""))
-            note("4/4 reading the activations back")
-            results = client.jobs.results(job.id)
-            sessions = _check(client, job, results)
-            _report(client, job, results, sessions)
-        emit(f"Files:     {home / 'artifacts' / 'sessions'}/<session id>/")
-        emit(_next_steps(home, served, sessions[0].id, service.url if keep else None))
-        if keep:
-            note("the service runs until Ctrl-C")
-            service.wait()
+    with (
+        StackProcess(arguments, environment | {"HF_HUB_OFFLINE": "1"}) as service,
+        Client(service.url, "") as client,
+    ):
+        note("2/4 uploading problems and submitting an evaluation that keeps activations")
+        spec: dict[str, Any] = {
+            "kind": "evaluation",
+            "model": "demo",
+            "task": "gsm8k",
+            "dataset": {"file_id": client.files.upload(PROBLEMS).id},
+            "limit": limit,
+            "sampling": {"temperature": 0.0, "max_tokens": 96},
+            "capture": {"points": ["attn_in", "mlp_in", "resid_post"], "layers": "all"},
+            "tags": ["demo"],
+        }
+        job = client.submit(spec)
+        note(f"3/4 running {job.id}")
+        job = job.wait(progress=True)
+        note("4/4 reading the activations back")
+        sessions = list(job.sessions())
+        _check(job, sessions)
+        _report(job, sessions)
+    emit(f"Files:     {home / 'artifacts' / 'sessions'}/<session id>/")
+    emit(_next_steps(home, served, shorten(sessions[0].id)))
 
 
-def _submit(client: "Client", limit: int) -> "Job":
-    from actograph.demo import PROBLEMS
-
-    spec: dict[str, Any] = {
-        "kind": "evaluation",
-        "model": "demo",
-        "task": "gsm8k",
-        "dataset": {"file_id": client.files.upload(PROBLEMS).id},
-        "limit": limit,
-        "sampling": {"temperature": 0.0, "max_tokens": 96},
-        "capture": {"points": ["attn_in", "mlp_in", "resid_post"], "layers": "all"},
-        "tags": ["demo"],
-    }
-    return client.submit(spec)
-
-
-def _check(client: "Client", job: "Job", results: "JobResults") -> "list[SessionHandle]":
-    """Return the job's sessions, one per sample.
-
-    Raises:
-        DemoFailed: a sample failed, a session cannot be read, or the accuracy is too low.
-    """
-    sessions = {session.id: session for session in client.sessions.list(job_id=job.id)}
-    samples = list(client.jobs.samples(job.id))
-    if not samples or len(samples) != job.progress.total:
-        raise DemoFailed(f"the job has {job.progress.total} samples, {len(samples)} are listed")
-    for sample in samples:
-        session = sessions.get(sample.session_id or "")
-        if session is None:
-            reason = sample.error.message if sample.error else "its session is not in the index"
-            raise DemoFailed(f"sample {sample.index} is {sample.status}: {reason}")
-        hook, info = next(iter(session.hooks.items()))
-        last = session[hook][session.rows - 1 : session.rows]
-        if last.shape != (1, info.shape[1]):
-            raise DemoFailed(f"session {session.id}: the last row of {hook} has the shape {last.shape}")
-    accuracy = results.conditions["baseline"].metrics.get(STRICT)
+def _check(job: "JobHandle", sessions: "list[SessionHandle]") -> None:
+    """Raises DemoFailed if samples or sessions are missing, or the accuracy is too low."""
+    if job.status != "completed" or job.progress.failed or len(sessions) != job.progress.total:
+        raise DemoFailed(
+            f"the job {job.status}: {job.progress.completed} of {job.progress.total} samples completed, "
+            f"{len(sessions)} sessions" + (f"; {job.error.message}" if job.error else "")
+        )
+    accuracy = job.results().conditions["baseline"].metrics.get(STRICT)
     # one wrong answer is allowed however few the problems are
-    allowed = max(1.0, (1 - LEAST_ACCURACY) * len(samples))
-    if accuracy is None or (1 - accuracy) * len(samples) > allowed + 1e-9:
+    allowed = max(1.0, (1 - LEAST_ACCURACY) * len(sessions))
+    if accuracy is None or (1 - accuracy) * len(sessions) > allowed + 1e-9:
         raise DemoFailed(f"{STRICT} is {accuracy}; at least {LEAST_ACCURACY} was expected of this model")
-    return [sessions[sample.session_id] for sample in samples if sample.session_id is not None]
 
 
-def _report(client: "Client", job: "Job", results: "JobResults", sessions: "list[SessionHandle]") -> None:
+def _report(job: "JobHandle", sessions: "list[SessionHandle]") -> None:
     """Print the scores, the rate and some activations."""
     from actograph.cli.sessions import COLUMNS
 
-    submitted, *_, ended = client.jobs.events(job.id)
-    seconds = ended.created_at - submitted.created_at
-    tokens = sum(session.generated_tokens for session in sessions)
-    emit("\n" + results_table(results, job.spec.get("num_fewshot")))
-    emit(
-        f"\nRate:      {len(sessions) / seconds:.1f} samples/s, {tokens / seconds:.0f} tokens/s generated "
-        f"({len(sessions)} samples in {seconds:.1f} s, from submit to stored)"
-    )
+    assert job.finished_at is not None
+    seconds = max(1, job.finished_at - job.created_at)
+    emit("\n" + results_table(job.results(), job.spec.get("num_fewshot")))
+    emit(f"\nRate:      {len(sessions) / seconds:.1f} samples/s, from submit to stored")
     emit(
         f"Kept:      {len(sessions)} sessions, {size(sum(session.bytes for session in sessions))}, "
         f"every token of {len(sessions[0].hooks)} hooks"
@@ -138,27 +110,16 @@ def _report(client: "Client", job: "Job", results: "JobResults", sessions: "list
     emit(f"           shape {list(tensor.shape)}, dtype {tensor.dtype}, last row begins {values}")
 
 
-def _next_steps(home: Path, served: str, session_id: str, url: str | None) -> str:
-    """Return commands to paste; `url` is that of the running service, None if it is stopped."""
-    program = _program_name()
-    folder = min(os.path.relpath(home), str(home), key=len)
-    client = [program, "--url", url] if url else [program]
+def _next_steps(home: Path, served: str, session_id: str) -> str:
+    """Return commands to paste."""
+    running = Path(sys.argv[0])
+    named = running.name != "actograph" or shutil.which("actograph") is not None
+    program = "actograph" if named else os.path.relpath(running)
     commands = [
-        [*client, "sessions", "ls"],
-        [*client, "sessions", "show", shorten(session_id)],
-        [*client, "sessions", "pull", shorten(session_id), "--out", "pulled"],
+        [program, "up", "--home", os.path.relpath(home), "--model", served, THREADS],
+        [program, "sessions", "ls"],
+        [program, "sessions", "show", session_id],
+        [program, "sessions", "pull", session_id, "--out", "pulled"],
     ]
-    lines = ["", "Next:"]
-    if not url:
-        lines.append("  " + shlex.join([program, "up", "--home", folder, "--model", served, THREADS]))
-        lines.append("and in another terminal:")
-    return "\n".join([*lines, *("  " + shlex.join(command) for command in commands)])
-
-
-def _program_name() -> str:
-    """Return the name or path of the running `actograph`."""
-    running, found = Path(sys.argv[0]), shutil.which("actograph")
-    if running.name != "actograph" or (found is not None and Path(found).resolve() == running.resolve()):
-        return "actograph"
-    shown = os.path.relpath(running)
-    return shown if not shown.startswith("..") and os.sep in shown else str(running.absolute())
+    first, *others = ("  " + shlex.join(command) for command in commands)
+    return "\n".join(["", "Next:", first, "and in another terminal:", *others])

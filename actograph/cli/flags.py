@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 FormatOption = Annotated[Format, typer.Option("--format", help="table, or json: one object per line.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")]
-NoTruncOption = Annotated[bool, typer.Option("--no-trunc", help="Print ids in full.")]
-LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of entries.")]
-AllOption = Annotated[bool, typer.Option("--all", "-a", help="List all entries.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print full ids only.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report only, change nothing.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Follow the job to its end.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id, or a unique prefix.")]
@@ -34,6 +31,14 @@ ScorersOption = Annotated[
     ),
 ]
 
+#: options of lists, for `add_flags`; `emit_list` takes them
+LIST_FLAGS: dict[str, Any] = {
+    "limit": Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of entries. (default: 20)")
+    ],
+    "everything": Annotated[bool | None, typer.Option("--all", "-a", help="List all entries.")],
+    "quiet": QuietOption,
+}
 #: options that select sessions
 SESSION_FILTERS: dict[str, Any] = {
     "job": Annotated[str | None, typer.Option(help="Sessions of this job.")],

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actograph.cli import flags, job_flags, job_tables
-from actograph.cli.flags import (
-    AllOption,
-    FormatOption,
-    IdArgument,
-    IdArguments,
-    LimitOption,
-    WatchOption,
-    connect,
-    job_id,
-)
+from actograph.cli.flags import FormatOption, IdArgument, IdArguments, WatchOption, connect, job_id
 from actograph.cli.output import (
     ERROR,
     INTERRUPTED,
@@ -29,6 +20,7 @@ from actograph.cli.output import (
     cut,
     each,
     emit,
+    emit_item,
     emit_list,
     end,
     job_status_code,
@@ -37,11 +29,12 @@ from actograph.cli.output import (
     yes_no,
 )
 from actograph.contract.errors import InvalidRequest
-from actograph.progress import duration, meter
+from actograph.progress import duration
 
 if TYPE_CHECKING:
     from actograph.client import Client
-    from actograph.contract.resources import Job, Sample
+    from actograph.client.jobs import JobHandle
+    from actograph.contract.resources import Sample
 
 app = typer.Typer(no_args_is_help=True, help="Submit, follow and control jobs.")
 
@@ -80,18 +73,55 @@ def run(ctx: typer.Context, output: Format, *, watch: bool, **given: Any) -> Non
             follow(client, job.id, output)
 
 
+@flags.add_flags(
+    job_flags.job_options(without=("spec", "kind", "task", "prompt", "text_field", "truncate", "mode"))
+)
+def evaluate(
+    ctx: typer.Context,
+    task: str = typer.Argument(metavar="TASK|TASK.yaml", help="Name of a task, or a YAML file."),
+    *,
+    watch: bool = typer.Option(True, help="Follow the job to its end."),
+    output: FormatOption = Format.TABLE,
+    **given: Any,
+) -> None:
+    """Run a task and print its scores: the name of a task, or a YAML file.
+
+    With two or more conditions, a comparison with the first one follows. Built-in tasks read their rows
+    from the Hugging Face Hub unless --dataset is given.
+    """
+    run(ctx, output, watch=watch, task=task, kind="evaluation", **given)
+
+
+@app.command()
+def rescore(
+    ctx: typer.Context,
+    job: IdArgument,
+    *,
+    scorer: flags.ScorersOption = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Score a job's stored completions with other scorers, without a worker.
+
+    The first scorer decides `correct`. Scores of other scorers are kept.
+    """
+    if not scorer:
+        raise InvalidRequest("--scorer is missing; for example --scorer numeric")
+    with connect(ctx) as client:
+        scored = client.jobs.get(job_id(client, job))
+        results = scored.rescore(flags.scorers_of(scorer))
+    emit_item(results, output, lambda one: job_tables.results_table(one, scored.spec.get("num_fewshot")))
+
+
 @app.command("ls")
+@flags.add_flags(flags.LIST_FLAGS)
 def list_jobs(
     ctx: typer.Context,
     *,
     status: str | None = typer.Option(None, help="Jobs of this status: queued, in_progress, completed, ..."),
     kind: str | None = typer.Option(None, help="Jobs of this kind: evaluation, capture, ..."),
     tag: str | None = typer.Option(None, help="Jobs with this tag."),
-    limit: LimitOption = 20,
-    everything: AllOption = False,
-    quiet: flags.QuietOption = False,
-    no_trunc: flags.NoTruncOption = False,
     output: FormatOption = Format.TABLE,
+    **shown: Any,
 ) -> None:
     """List jobs, newest first."""
     columns = {
@@ -105,10 +135,7 @@ def list_jobs(
         "TAGS": lambda job: ",".join(job.tags),
     }
     with connect(ctx) as client:
-        page_size = 100 if everything else min(100, limit + 1)
-        found = client.jobs.list(status=status, kind=kind, tag=tag, page_size=page_size)
-        shown = None if everything else limit
-        emit_list(found, columns, output, quiet=quiet, full=no_trunc, limit=shown)
+        emit_list(client.jobs.list(status=status, kind=kind, tag=tag), columns, output, **shown)
 
 
 @app.command()
@@ -120,12 +147,13 @@ def show(ctx: typer.Context, job: IdArgument, output: FormatOption = Format.TABL
             emit(found.model_dump_json())
             return
         emit(job_tables.describe_job(found))
-        results = client.jobs.results(found.id) if found.progress.completed else None
+        results = found.results() if found.progress.completed else None
         if results is not None and results.conditions:
             emit("\n" + job_tables.results_table(results, found.spec.get("num_fewshot")))
 
 
 @app.command()
+@flags.add_flags({name: option for name, option in flags.LIST_FLAGS.items() if name != "quiet"})
 def samples(
     ctx: typer.Context,
     job: IdArgument,
@@ -133,9 +161,8 @@ def samples(
     status: str | None = typer.Option(None, help="Samples of this status: pending, completed, failed, ..."),
     condition: str | None = typer.Option(None, help="Samples of this condition."),
     correct: bool | None = typer.Option(None, "--correct/--incorrect", help="Verdict of the first scorer."),
-    limit: LimitOption = 20,
-    everything: AllOption = False,
     output: FormatOption = Format.TABLE,
+    **shown: Any,
 ) -> None:
     """List a job's samples: texts, verdicts and errors. JSON includes all fields."""
     width = max(100, shutil.get_terminal_size((120, 24)).columns)
@@ -150,9 +177,9 @@ def samples(
         "COMPLETION OR ERROR": lambda sample: cut(_text(sample), width),
     }
     with connect(ctx) as client:
-        found = client.jobs.samples(job_id(client, job), status=status, condition=condition)
+        found = client.jobs.get(job_id(client, job)).samples(status=status, condition=condition)
         matching = (sample for sample in found if correct is None or verdict(sample) is correct)
-        emit_list(matching, columns, output, limit=None if everything else limit, width=width)
+        emit_list(matching, columns, output, width=width, **shown)
 
 
 @app.command()
@@ -170,16 +197,10 @@ def cancel(ctx: typer.Context, jobs: IdArguments, output: FormatOption = Format.
 
 
 @app.command()
-def retry(
-    ctx: typer.Context, jobs: IdArguments, watch: WatchOption = False, output: FormatOption = Format.TABLE
-) -> None:
+def retry(ctx: typer.Context, jobs: IdArguments, output: FormatOption = Format.TABLE) -> None:
     """Run the failed and missing samples of ended jobs again."""
-    if watch and len(jobs) != 1:
-        raise InvalidRequest("--watch follows one job; name one")
     with connect(ctx) as client:
         each(jobs, lambda typed: client.jobs.retry(job_id(client, typed)), output)
-        if watch:
-            follow(client, job_id(client, jobs[0]), output)
 
 
 @app.command("rm")
@@ -210,21 +231,19 @@ def export(
     ),
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Download a job's results folder. Resumes an interrupted download, and works while the job runs."""
-    with connect(ctx) as client, meter() as update:
-        full_id = job_id(client, job)
-        folder = out or Path(full_id)
+    """Download a job's results folder, also while the job runs."""
+    with connect(ctx) as client:
+        found = client.jobs.get(job_id(client, job))
+        folder = out or Path(found.id)
         try:
-            pulled = client.jobs.pull_results(
-                full_id, folder, activations=activations.value, on_progress=update
-            )
+            pulled = found.pull_results(folder, activations=activations.value, progress=True)
         except KeyboardInterrupt:
-            note(f"interrupted; run the same command again to continue in {folder}")
+            note(f"interrupted; {folder} is incomplete: run the same command again")
             raise Ended(INTERRUPTED) from None
     if not pulled.complete:
         note(f"the job has not ended: {pulled.samples} samples so far; run this again for the others")
-    found = {"folder": str(pulled.folder), "samples": pulled.samples, "complete": pulled.complete}
-    emit(json.dumps(found) if output is Format.JSON else str(pulled.folder))
+    shown = {"folder": str(pulled.folder), "samples": pulled.samples, "complete": pulled.complete}
+    emit(json.dumps(shown) if output is Format.JSON else str(pulled.folder))
 
 
 @app.command(
@@ -254,13 +273,12 @@ def compare(
     if activations is None and (hooks or store_as or limit):
         raise InvalidRequest("--hooks, --limit and --store-as need --activations CONDITION")
     with connect(ctx) as client:
-        full_id = job_id(client, job)
+        compared = client.jobs.get(job_id(client, job))
         if activations is None:
-            scores = client.jobs.comparison(full_id, baseline=baseline, level=level)
-            emit(scores.model_dump_json() if output is Format.JSON else job_tables.scores_table(scores))
+            scores = compared.comparison(baseline=baseline, level=level)
+            emit_item(scores, output, job_tables.scores_table)
             return
-        found = client.jobs.compare_activations(
-            full_id,
+        found = compared.compare_activations(
             activations,
             baseline=baseline,
             hooks=flags.names(hooks),
@@ -268,7 +286,7 @@ def compare(
             limit=limit,
             store_as=store_as,
         )
-    emit(found.model_dump_json() if output is Format.JSON else job_tables.activations_table(found))
+    emit_item(found, output, job_tables.activations_table)
 
 
 @flags.add_flags(job_flags.job_options())
@@ -290,7 +308,7 @@ def estimate(
         finally:
             for file_id in sent:
                 client.files.delete(file_id)
-    emit(estimated.model_dump_json() if output is Format.JSON else job_tables.describe_estimate(estimated))
+    emit_item(estimated, output, job_tables.describe_estimate)
     if estimated.fits is False:
         raise Ended(ERROR)
 
@@ -303,7 +321,7 @@ def follow(client: "Client", job_id: str, output: Format) -> None:
     try:
         job = client.jobs.wait(job_id, progress=True)
         if job.progress.completed:
-            _show_results(client, job, output)
+            _show_results(job, output)
     except KeyboardInterrupt:
         note(f"job {job_id} continues; follow it with: actograph jobs watch {shorten(job_id)}")
         raise Ended(INTERRUPTED) from None
@@ -317,17 +335,12 @@ def follow(client: "Client", job_id: str, output: Format) -> None:
     end(job_status_code(job.status))
 
 
-def _show_results(client: "Client", job: "Job", output: Format) -> None:
-    results = client.jobs.results(job.id)
-    if output is Format.JSON:
-        emit(results.model_dump_json())
-    elif results.conditions:
-        emit(job_tables.results_table(results, job.spec.get("num_fewshot")))
+def _show_results(job: "JobHandle", output: Format) -> None:
+    results = job.results()
+    if results.conditions or output is Format.JSON:
+        emit_item(results, output, lambda one: job_tables.results_table(one, job.spec.get("num_fewshot")))
     if job.kind == "evaluation" and len(job.spec.get("conditions") or ()) > 1:
-        compared = client.jobs.comparison(job.id)
-        emit(
-            compared.model_dump_json() if output is Format.JSON else "\n" + job_tables.scores_table(compared)
-        )
+        emit_item(job.comparison(), output, lambda found: "\n" + job_tables.scores_table(found))
     if truncated := sum(condition.truncated for condition in results.conditions.values()):
         # mode prefill generates nothing: its texts were too long
         what = (

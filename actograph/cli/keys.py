@@ -8,13 +8,12 @@ import typer
 from actograph.cli.flags import (
     FormatOption,
     IdArgument,
-    NoTruncOption,
     QuietOption,
     connect,
     full_id,
     seconds_of,
 )
-from actograph.cli.output import Format, age, emit, emit_list, note
+from actograph.cli.output import Format, age, emit, emit_item, emit_list, note
 from actograph.contract.errors import InvalidRequest
 from actograph.roles import Role
 
@@ -65,7 +64,6 @@ def ls(
     *,
     everything: bool = typer.Option(False, "--all", "-a", help="Include ended keys."),
     quiet: QuietOption = False,
-    no_trunc: NoTruncOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List keys, newest first."""
@@ -81,7 +79,7 @@ def ls(
     }
     with connect(ctx) as client:
         keys = [key for key in client.keys.list() if everything or _state(key) == "good"]
-    emit_list(keys, columns, output, quiet=quiet, full=no_trunc)
+    emit_list(keys, columns, output, quiet=quiet, everything=True)
 
 
 @app.command()
@@ -89,7 +87,7 @@ def revoke(ctx: typer.Context, key: IdArgument, output: FormatOption = Format.TA
     """Revoke a key for good. The owner's data is kept."""
     with connect(ctx) as client:
         revoked = client.keys.revoke(full_id(key, "key", lambda _: client.keys.list()))
-    emit(revoked.model_dump_json() if output is Format.JSON else revoked.id)
+    emit_item(revoked, output, lambda key: str(key.id))
 
 
 def _state(key: "ApiKey") -> str:

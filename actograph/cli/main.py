@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from actograph import __version__
-from actograph.cli import batches, evals, jobs, keys, models, ops, sessions
+from actograph.cli import batches, jobs, keys, models, ops, sessions
 from actograph.cli.analysis import outliers, probe
 from actograph.cli.chat import chat
 from actograph.cli.demo import demo
@@ -33,11 +33,19 @@ app.command(
         "actograph up --model ./my-model --workers 2 --device cuda:0,cuda:1",
     ),
 )(up)
-app.command(rich_help_panel=START, epilog=examples("actograph demo --limit 50 --keep"))(demo)
+app.command(rich_help_panel=START, epilog=examples("actograph demo --limit 50"))(demo)
 app.command(rich_help_panel=JOBS, epilog=examples("actograph chat 'What is 3 + 4?' --max-tokens 64"))(chat)
 app.command(rich_help_panel=JOBS)(jobs.estimate)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=JOBS)
-app.add_typer(evals.app, name="eval", rich_help_panel=JOBS)
+app.command(
+    "eval",
+    rich_help_panel=JOBS,
+    epilog=examples(
+        "actograph eval gsm8k --dataset test.jsonl --limit 100 --capture resid_post@all",
+        "actograph eval gsm8k --condition plain --condition 'EP02:suffix=This matters to me.'",
+        "actograph eval additions.yaml --epochs 4 --temperature 0.8",
+    ),
+)(jobs.evaluate)
 app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
 app.command(rich_help_panel=JOBS, epilog=examples("actograph outliers layers.safetensors"))(outliers)

@@ -35,7 +35,7 @@ def list_models(ctx: typer.Context, quiet: QuietOption = False, output: FormatOp
     """List the served models."""
     columns = {"MODEL": lambda model: model.id, "STATUS": lambda model: model.status}
     with connect(ctx) as client:
-        emit_list(client.models.list(), columns, output, quiet=quiet, full=True)
+        emit_list(client.models.list(), columns, output, quiet=quiet, everything=True)
 
 
 @app.command(epilog=examples("actograph models load Qwen/Qwen3-0.6B --dtype bfloat16 --device-map cuda:0"))

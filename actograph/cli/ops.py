@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from actograph.cli.flags import DryRunOption, FormatOption, NoTruncOption, QuietOption, connect
+from actograph.cli.flags import DryRunOption, FormatOption, QuietOption, connect
 from actograph.cli.output import (
     ERROR,
     Ended,
@@ -15,6 +15,7 @@ from actograph.cli.output import (
     age,
     clean,
     emit,
+    emit_item,
     emit_list,
     fields,
     note,
@@ -36,7 +37,6 @@ def workers(
     *,
     everything: bool = typer.Option(False, "--all", "-a", help="Include offline workers."),
     quiet: QuietOption = False,
-    no_trunc: NoTruncOption = False,
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List workers, newest first."""
@@ -54,7 +54,7 @@ def workers(
     }
     with connect(ctx) as client:
         shown = [worker for worker in client.workers.list() if everything or worker.status != "offline"]
-    emit_list(shown, columns, output, quiet=quiet, full=no_trunc)
+    emit_list(shown, columns, output, quiet=quiet, everything=True)
 
 
 @queue.command()
@@ -62,7 +62,7 @@ def info(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
     """Show waiting and running work, and active pauses."""
     with connect(ctx) as client:
         found = client.queue.get()
-    emit(found.model_dump_json() if output is Format.JSON else _describe(found))
+    emit_item(found, output, _describe)
 
 
 @queue.command()
@@ -74,7 +74,7 @@ def pause(
     """Pause the queue. Workers finish their current batch; jobs are still accepted."""
     with connect(ctx) as client:
         paused = client.queue.pause(reason)
-    emit(paused.model_dump_json() if output is Format.JSON else "paused")
+    emit_item(paused, output, lambda _: "paused")
 
 
 @queue.command()
@@ -82,10 +82,7 @@ def resume(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
     """Resume the queue."""
     with connect(ctx) as client:
         found = client.queue.resume()
-    if output is Format.JSON:
-        emit(found.model_dump_json())
-        return
-    emit("still paused" if found.paused else "running")
+    emit_item(found, output, lambda queue: "still paused" if queue.paused else "running")
     for other in found.pauses:
         note(_pause_text(other))
 
@@ -115,9 +112,6 @@ def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
     """Show stored bytes per owner, and the quotas."""
     with connect(ctx) as client:
         found = client.store.usage()
-    if output is Format.JSON:
-        emit(found.model_dump_json())
-        return
     columns = {
         "OWNER": lambda used: "all" if used is found else used.owner,
         ">SESSIONS": lambda used: used.sessions,
@@ -127,7 +121,7 @@ def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
         ">DELETING": lambda used: size(used.deleting_bytes),
         ">LEFT": lambda used: "no limit" if used.available_bytes is None else size(used.available_bytes),
     }
-    emit(table(columns, [*found.owners, found]))
+    emit_item(found, output, lambda used: table(columns, [*used.owners, used]))
 
 
 @store.command()
@@ -187,7 +181,7 @@ def verify(
     finally:
         # also after an interruption
         if problems:
-            emit_list(problems, columns, output)
+            emit_list(problems, columns, output, everything=True)
     note(f"checked {checked}, {size(read)}, {len(problems)} problem{'' if len(problems) == 1 else 's'}")
     if problems:
         kinds = Counter(problem.problem for problem in problems)

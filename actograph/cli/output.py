@@ -12,7 +12,8 @@ from actograph.contract.errors import ActographError, InvalidRequest
 
 #: exit statuses; they mean the same as in GitHub's `gh`
 OK, ERROR, CANCELLED, AUTH, INTERRUPTED = 0, 1, 2, 4, 130
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+#: entries of a list without --limit and --all
+DEFAULT_LIMIT = 20
 
 #: header -> cell of an item. `>NAME` is right-aligned, `... ID` holds ids.
 Columns = Mapping[str, Callable[[Any], object]]
@@ -67,30 +68,36 @@ def ask(question: str) -> None:
         raise InvalidRequest("nothing was done")
 
 
+def emit_item(item: Any, output: Format, text: Callable[[Any], str]) -> None:
+    """Print one item as JSON or as the text that `text` makes of it."""
+    emit(item.model_dump_json() if output is Format.JSON else text(item))
+
+
 def emit_list(
     items: Iterable[Any],
     columns: Columns,
     output: Format,
     *,
-    quiet: bool = False,
-    full: bool = False,
+    quiet: bool | None = None,
     limit: int | None = None,
+    everything: bool | None = None,
     width: int | None = None,
 ) -> None:
-    """Print the first `limit` items as a table, as JSON lines, or as ids; None prints all.
+    """Print the first `limit` items as a table, as JSON lines, or as full ids.
 
     Lines of the table are cut at `width`.
     """
+    limit = None if everything else limit or DEFAULT_LIMIT
     rest = iter(items)
     shown = list(islice(rest, limit))
     if quiet:
         for item in shown:
-            emit(item.id if full else shorten(item.id))
+            emit(item.id)
     elif output is Format.JSON:
         for item in shown:
             emit(item.model_dump_json())
     else:
-        text = table(columns, shown, full=full)
+        text = table(columns, shown)
         emit(text if width is None else "\n".join(cut(line, width) for line in text.splitlines()))
         if limit is not None and next(rest, None) is not None:
             note(f"only the first {limit}; show more with --limit")
@@ -109,11 +116,11 @@ def each(typed: Iterable[str], act: Callable[[str], Any], output: Format) -> Non
     end(code)
 
 
-def table(columns: Columns, items: Iterable[Any], *, full: bool = False) -> str:
-    """Render items; ids are shortened unless `full`."""
+def table(columns: Columns, items: Iterable[Any]) -> str:
+    """Render items with shortened ids."""
 
     def cell(header: str, value: object) -> object:
-        return shorten(str(value)) if value and header.endswith(" ID") and not full else value
+        return shorten(str(value)) if value and header.endswith(" ID") else value
 
     rows = [[cell(header, read(item)) for header, read in columns.items()] for item in items]
     return render(list(columns), rows)
@@ -162,11 +169,9 @@ def shorten(identifier: str) -> str:
 
 def size(count: int) -> str:
     """Return a size such as `1.5 MB`, in powers of 1000."""
-    value, unit = float(count), 0
-    # 999.95 would be rounded to a thousand of its unit
-    while value >= (999.5 if unit == 0 else 999.95) and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{count} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+    from rich.filesize import decimal  # the parser starts without rich
+
+    return decimal(count)
 
 
 def age(created_at: float) -> str:
@@ -184,6 +189,6 @@ def yes_no(value: bool | None) -> str:
 
 def _width(text: str) -> int:
     """Return the terminal columns of a text: wide characters take two, combining ones none."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
+    from rich.cells import cell_len
+
+    return cell_len(text)

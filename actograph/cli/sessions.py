@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actograph.cli.flags import (
+    LIST_FLAGS,
     NEVER,
     SESSION_FILTERS,
-    AllOption,
     DryRunOption,
     FormatOption,
     IdArgument,
-    LimitOption,
-    NoTruncOption,
-    QuietOption,
     add_flags,
     connect,
     examples,
@@ -34,6 +31,7 @@ from actograph.cli.output import (
     ask,
     each,
     emit,
+    emit_item,
     emit_list,
     end,
     error_code,
@@ -73,23 +71,12 @@ COLUMNS = {
 
 
 @app.command("ls", epilog=examples("actograph sessions ls --tag night --incorrect --all --format json"))
-@add_flags(SESSION_FILTERS)
-def list_sessions(
-    ctx: typer.Context,
-    *,
-    limit: LimitOption = 20,
-    everything: AllOption = False,
-    quiet: QuietOption = False,
-    no_trunc: NoTruncOption = False,
-    output: FormatOption = Format.TABLE,
-    **filters: Any,
-) -> None:
+@add_flags(SESSION_FILTERS | LIST_FLAGS)
+def list_sessions(ctx: typer.Context, *, output: FormatOption = Format.TABLE, **given: Any) -> None:
     """List sessions, newest first."""
+    shown = {name: given.pop(name) for name in LIST_FLAGS}
     with connect(ctx) as client:
-        page_size = 100 if everything else min(100, limit + 1)
-        found = client.sessions.list(page_size=page_size, **session_query(client, filters))
-        shown = None if everything else limit
-        emit_list(found, COLUMNS, output, quiet=quiet, full=no_trunc, limit=shown)
+        emit_list(client.sessions.list(**session_query(client, given)), COLUMNS, output, **shown)
 
 
 @app.command()
@@ -97,7 +84,7 @@ def show(ctx: typer.Context, session: IdArgument, output: FormatOption = Format.
     """Show a session: its hooks, shapes and files."""
     with connect(ctx) as client:
         found = client.sessions.get(session_id(client, session))
-        emit(found.model_dump_json() if output is Format.JSON else _describe(found))
+        emit_item(found, output, _describe)
 
 
 @app.command(epilog=examples("actograph sessions pull --job job_3fa2 --incorrect --out wrong --jobs 8"))
@@ -114,7 +101,7 @@ def pull(
 ) -> None:
     """Download sessions by id or by filter, verified by sha256.
 
-    Complete files are skipped, and interrupted ones resumed.
+    Complete files are skipped.
     """
     with connect(ctx) as client:
         query = session_query(client, filters, sessions, everything=everything)
@@ -132,7 +119,7 @@ def _pull_all(
     client: "Client", ids: Iterator[str], out: Path, *, total: int, parallel: int, output: Format
 ) -> int:
     """Download sessions side by side and report each. Returns the exit status."""
-    from actograph.client.concurrency import each_of
+    from actograph.concurrency import each_of
 
     def fetch(name: str) -> "tuple[str, SessionHandle | ActographError]":
         try:
@@ -142,24 +129,21 @@ def _pull_all(
             return name, error
         return name, session
 
-    began, code = time.monotonic(), OK
-    done = errors = files = total_size = 0
+    code, done, errors, files, total_size = OK, 0, 0, 0, 0
     with meter("sessions") as update:
         update("in_progress", 0, total)
-        for name, pulled in each_of(fetch, ids, parallel):
-            done += 1
-            if isinstance(pulled, ActographError):
+        for done, (name, found) in enumerate(each_of(fetch, ids, parallel), 1):
+            if isinstance(found, ActographError):
                 errors += 1
-                note(f"{name}: {pulled}")
-                code = max(code, error_code(pulled))
+                note(f"{name}: {found}")
+                code = max(code, error_code(found))
             else:
-                files, total_size = files + len(pulled.files), total_size + pulled.bytes
-                folder = str(out / pulled.id)
-                line = {"id": pulled.id, "folder": folder, "files": len(pulled.files), "bytes": pulled.bytes}
+                files, total_size = files + len(found.files), total_size + found.bytes
+                folder = str(out / found.id)
+                line = {"id": found.id, "folder": folder, "files": len(found.files), "bytes": found.bytes}
                 emit(json.dumps(line) if output is Format.JSON else folder)
             update("in_progress", done, total, errors)
-    took = duration(time.monotonic() - began)
-    note(f"{done - errors} sessions, {files} files, {size(total_size)}, verified, in {took}")
+    note(f"{done - errors} sessions, {files} files, {size(total_size)}, verified")
     return code
 
 

@@ -8,13 +8,11 @@ with Client() as client:
         rows = session["resid_post.3"][-10:]
 """
 
-import os
 from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel
 
-from actograph.client.artifact_stores import open_store
 from actograph.client.chat import Chat
 from actograph.client.errors import ApiError
 from actograph.client.jobs import JobHandle, Jobs
@@ -37,8 +35,6 @@ class Client:
         timeout: seconds to wait for one answer.
         retries: how often a request is repeated, with growing pauses, while the service cannot be reached
             or is overloaded. Only requests that are safe to repeat are repeated.
-        store: the service's artifact store, if it can be read from here: a folder, a `file://` URL or
-            `s3://bucket/prefix` (with boto3). Rows are then read from the store directly.
 
     Raises (every call):
         ApiError: the service refused; see `status`, `code`, `message` and `errors`.
@@ -53,16 +49,14 @@ class Client:
         timeout: float = 30.0,
         *,
         retries: int = 4,
-        store: str | os.PathLike[str] | None = None,
     ) -> None:
         if base_url is None or api_key is None:
             settings = Settings()
             base_url = settings.effective_url if base_url is None else base_url
             api_key = settings.api_key if api_key is None else api_key
         self.base_url = base_url.rstrip("/")
-        files = None if store is None else open_store(store)
         transport = self._transport = Transport(self.base_url, api_key, timeout=timeout, retries=retries)
-        self.sessions = Sessions(transport, files)
+        self.sessions = Sessions(transport)
         self.jobs = Jobs(transport, self.sessions)
         self.files = Files(transport)
         self.models = Models(transport)

@@ -1,27 +1,24 @@
 """`client.jobs`, and the job objects that it returns."""
 
+import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryFile
 from time import sleep
 from typing import Any, Unpack
 
 from pydantic import BaseModel, PrivateAttr
 
-from actograph.client import results_folder
-from actograph.client.concurrency import each_of
 from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout, package
-from actograph.client.matrix import Gathered, Matrix, samples_frame
-from actograph.client.matrix_rows import CORRECT, GivenPositions, RowReader, labels_of
-from actograph.client.results_folder import Activations, OnProgress, PulledResults
+from actograph.client.matrix import Matrix, samples_frame
+from actograph.client.pulls import Activations, PulledResults, pull
 from actograph.client.sessions import Order, SessionFilters, SessionHandle, Sessions
 from actograph.client.transport import (
     LONG_SECONDS,
     PAGE_SIZE,
     RETRY_STATUS,
-    Snapshot,
     Transport,
     backoff,
     event_data,
@@ -29,12 +26,13 @@ from actograph.client.transport import (
     path_of,
 )
 from actograph.contract import base, operations, resources
-from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.resources import ActivationComparison, JobComparison, JobStatus
 from actograph.contract.row_selection import Reduce
 from actograph.progress import follower, meter
 
 Spec = Mapping[str, Any] | BaseModel
+#: positions of `matrix`: as in a capture spec, or the number of one token
+Positions = str | int | Sequence[int] | Sequence[str] | Mapping[str, Any] | BaseModel
 
 #: pauses between two polls of a job: they grow from the first to the last
 FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.1, 2.0
@@ -47,8 +45,8 @@ _NO_CONTENT = 204  # the job has ended and there are no later events
 _PATH = "/v1/jobs"
 
 
-class JobHandle(Snapshot, resources.Job):
-    """A job as the service last reported it. Methods are short for those of `client.jobs`."""
+class JobHandle(resources.Job):
+    """A job as the service last reported it, and its results."""
 
     _jobs: "Jobs" = PrivateAttr()
 
@@ -58,7 +56,7 @@ class JobHandle(Snapshot, resources.Job):
 
     def wait(self, *, progress: bool = False, timeout: float | None = None) -> "JobHandle":
         """Wait for the end of the job; see `Jobs.wait`."""
-        return self._jobs.wait(self, progress=progress, timeout=timeout)
+        return self._jobs.wait(self.id, progress=progress, timeout=timeout)
 
     def cancel(self) -> "JobHandle":
         """Cancel the job. Finished samples are kept."""
@@ -68,82 +66,118 @@ class JobHandle(Snapshot, resources.Job):
         """Run failed and missing samples again; see `Jobs.retry`."""
         return self._jobs.retry(self.id)
 
-    def samples(self, **filters: str | None) -> Iterator[resources.Sample]:
-        """List matching samples in dataset order; see `Jobs.samples`."""
-        return self._jobs.samples(self.id, **filters)
-
     def sessions(self, **filters: Unpack[SessionFilters]) -> Iterator[SessionHandle]:
         """List matching sessions, newest first."""
         filters["job_id"] = self.id
         return self._jobs.sessions.list(**filters)
 
+    def samples(
+        self, *, status: str | None = None, condition: str | None = None
+    ) -> Iterator[resources.Sample]:
+        """List matching samples of a job in dataset order."""
+        params = {"status": status, "condition": condition, "order": "asc", "limit": PAGE_SIZE}
+        return self._jobs.transport.items(resources.Sample, self._path("samples"), params)
+
     def results(self) -> resources.JobResults:
         """Return scores per condition of the finished samples."""
-        return self._jobs.results(self.id)
+        return self._jobs.transport.call(resources.JobResults, "GET", self._path("results"))
 
-    def comparison(self, **options: Any) -> JobComparison:
-        """Compare every condition with a baseline; see `Jobs.comparison`."""
-        return self._jobs.comparison(self.id, **options)
+    def rescore(self, scorers: Sequence[str | Mapping[str, Any] | BaseModel]) -> resources.JobResults:
+        """Score the stored completions of an ended evaluation again. Other scores are kept.
+
+        Args:
+            scorers: names, or objects with a name and parameters. The first decides `correct`.
+
+        Raises:
+            ApiError: 409 if the job has not ended.
+        """
+        path = self._path("rescore")
+        body = {"scorers": [one if isinstance(one, str) else _body(one) for one in scorers]}
+        return self._jobs.transport.call(resources.JobResults, "POST", path, json=body, timeout=LONG_SECONDS)
+
+    def comparison(self, *, baseline: str | None = None, level: float | None = None) -> JobComparison:
+        """Compare every condition of a job with a baseline (by default the first), problem by problem.
+
+        `level` is the coverage of the intervals.
+        """
+        params = {"baseline": baseline, "level": level}
+        return self._jobs.transport.call(JobComparison, "GET", self._path("comparison"), params=params)
 
     def compare_activations(self, condition: str, **options: Any) -> ActivationComparison:
-        """Compare a condition's mean activations with the baseline's; see `Jobs.compare_activations`."""
-        return self._jobs.compare_activations(self.id, condition, **options)
+        """Subtract the baseline's mean activations per hook; see docs/guides/steering.md.
 
-    def pull_results(self, folder: str | Path, **options: Any) -> PulledResults:
-        """Download the results as a folder of files; see `Jobs.pull_results`."""
-        return self._jobs.pull_results(self.id, folder, **options)
+        Options: `positions`, `hooks`, `baseline`, `limit` and `store_as`. The service reads every session.
+        """
+        path = self._path("comparison", "activations")
+        body = {**options, "condition": condition}
+        return self._jobs.transport.call(ActivationComparison, "POST", path, json=body, timeout=LONG_SECONDS)
+
+    def pull_results(
+        self, folder: str | Path, *, activations: Activations = "meta", progress: bool = False
+    ) -> PulledResults:
+        """Download the results folder of a job; docs/guides/results.md describes it.
+
+        A folder with earlier results of the job is updated; verified session files are not fetched again.
+
+        Args:
+            activations: `none`, `meta` (shapes and sizes), `sampled` (the first 50 features of every row), or
+                `all`: every session folder too, verified by sha256.
+            progress: show a bar with rate and ETA on stderr, or lines if stderr is no terminal.
+
+        Raises:
+            InvalidRequest: the folder contains something else.
+            DownloadDamaged: the answer is not a results folder, or a file has another sha256.
+        """
+        with meter(show=progress) as update:
+            return pull(self._jobs.transport, self.refresh(), Path(folder), activations, update)
 
     def matrix(
         self,
         hook: str,
         *,
-        positions: GivenPositions = "last_prompt",
+        positions: Positions = "last_prompt",
         reduce: Reduce = "none",
-        label: str = CORRECT,
+        label: str = "correct",
+        condition: str | None = None,
+        epoch: int | None = None,
+        sample_index: int | None = None,
+        correct: bool | None = None,
+        tag: str | None = None,
         limit: int | None = None,
-        parallel: int = 8,
-        max_bytes: int = 4 << 30,
-        progress: bool = False,
-        **filters: Unpack[SessionFilters],
+        max_bytes: int | None = None,
     ) -> Matrix:
         """Read rows of one hook over the job's sessions: features, labels, and the origin of each row.
 
-        Only the requested rows are read. Sessions without such rows are listed in `skipped`.
+        The service selects the rows. Sessions without such rows are listed in `skipped`.
 
         Args:
-            hook: a hook point, an alias, or a module path of the job's model.
+            hook: a hook point, an alias, a savepoint, or a module path of the job's model.
             positions: as in a capture spec, or the number of one token.
             reduce: `mean`, `max` or `last` reduces each session's rows to one.
             label: `correct` (1 or 0), or a metric key of the samples' scores (`exact_match,strict-match`).
+            condition, epoch, sample_index, correct, tag: read only matching sessions.
             limit: maximum number of sessions, oldest first.
-            parallel: sessions read at once.
-            max_bytes: maximum size of the features; more is an error.
-            progress: show a bar with rate and ETA on stderr, or lines if stderr is no terminal.
-            filters: as in `client.sessions.list`.
+            max_bytes: maximum size of the features; by default 1 GiB, at most 4 GiB.
 
         Raises:
-            NotFound: no session has such rows; the message contains the first reason.
-            InvalidRequest: the rows cannot be read (a tensor stored as a mean), or exceed `max_bytes`.
-            MixedIdentities: sessions were recorded with different models.
+            ApiError: 404 if no session has such rows, with the first reason; 422 if the rows cannot be read
+                (a tensor stored as a mean), exceed `max_bytes` or come from different models.
         """
-        if parallel < 1 or (limit is not None and limit < 1):
-            raise InvalidRequest("parallel and limit must be at least 1")
-        transport, sessions = self._jobs.transport, self._jobs.sessions
-        filters["job_id"] = self.id
-        reader, gathered = RowReader(transport, hook, positions, reduce), Gathered(hook, max_bytes)
-        listed = reader.resolved(islice(sessions.list(order="asc", **filters), limit))
-        total = sessions.stats(**filters).sessions if progress else 0
-        total = min(total, limit or total)
-        with meter("sessions", show=progress) as update:
-            update("reading", 0, total)
-            for done, piece in enumerate(each_of(reader.piece, listed, parallel), 1):
-                gathered.add(piece)
-                update("reading", done, total)
-        if not gathered.sessions:
-            skipped = gathered.skipped
-            reason = skipped[0].reason if skipped else "no session matches the filters"
-            raise NotFound(f"no session gave rows of {hook}: {reason}")
-        return gathered.matrix(labels_of(transport, gathered.sessions, label))
+        given = positions.model_dump() if isinstance(positions, BaseModel) else positions
+        params = {
+            "hook": hook, "positions": given if isinstance(given, str) else json.dumps(given),
+            "reduce": reduce, "label": label, "condition": condition, "epoch": epoch,
+            "sample_index": sample_index, "correct": correct, "tag": tag, "limit": limit,
+            "max_bytes": max_bytes,
+        }  # fmt: skip
+        stream = self._jobs.transport.stream(
+            "GET", self._path("matrix"), params=params, read_timeout=LONG_SECONDS
+        )
+        with stream as response, TemporaryFile() as file:
+            for chunk in response.iter_bytes():
+                file.write(chunk)
+            file.seek(0)
+            return Matrix.load(file)
 
     def frame(self) -> Any:
         """Return a `pandas.DataFrame`, one line per sample: its fields, `error`, and one column per score.
@@ -156,6 +190,9 @@ class JobHandle(Snapshot, resources.Job):
         """
         package("pandas", "a data frame")  # fail before the samples are fetched
         return samples_frame(self.samples())
+
+    def _path(self, *parts: str) -> str:
+        return path_of(_PATH, self.id, *parts)
 
 
 class Jobs:
@@ -251,15 +288,12 @@ class Jobs:
                 failures += 1
             sleep(backoff(failures))
 
-    def wait(
-        self, job: resources.Job | str, *, progress: bool = False, timeout: float | None = None
-    ) -> JobHandle:
+    def wait(self, job_id: str, *, progress: bool = False, timeout: float | None = None) -> JobHandle:
         """Wait until a job has ended in any way: check `status` of the returned job.
 
         Continues after an outage of up to two minutes.
 
         Args:
-            job: the job, or its id.
             progress: show a bar with rate and ETA on stderr, or lines if stderr is no terminal.
             timeout: seconds to wait. The job continues after a timeout.
 
@@ -271,7 +305,7 @@ class Jobs:
         with follower(show=progress) as show:
             while True:
                 try:
-                    current = self.get(job if isinstance(job, str) else job.id)
+                    current = self.get(job_id)
                 except (ApiError, ServiceUnreachable) as error:
                     if current is None or not _is_short_outage(error, answered_at):
                         raise
@@ -289,86 +323,6 @@ class Jobs:
                     )
                 sleep(pause if left is None else min(pause, left))
                 pause = min(pause * 1.5, LAST_POLL_SECONDS)
-
-    def samples(
-        self, job_id: str, *, status: str | None = None, condition: str | None = None
-    ) -> Iterator[resources.Sample]:
-        """List matching samples of a job in dataset order."""
-        params = {"status": status, "condition": condition, "order": "asc", "limit": PAGE_SIZE}
-        return self.transport.items(resources.Sample, path_of(_PATH, job_id, "samples"), params)
-
-    def results(self, job_id: str) -> resources.JobResults:
-        """Return scores per condition of the finished samples."""
-        return self.transport.call(resources.JobResults, "GET", path_of(_PATH, job_id, "results"))
-
-    def rescore(
-        self, job_id: str, scorers: Sequence[str | Mapping[str, Any] | BaseModel]
-    ) -> resources.JobResults:
-        """Score the stored completions of an ended evaluation again. Other scores are kept.
-
-        Args:
-            scorers: names, or objects with a name and parameters. The first decides `correct`.
-
-        Raises:
-            ApiError: 409 if the job has not ended.
-        """
-        path = path_of(_PATH, job_id, "rescore")
-        body = {"scorers": [one if isinstance(one, str) else _body(one) for one in scorers]}
-        return self.transport.call(resources.JobResults, "POST", path, json=body, timeout=LONG_SECONDS)
-
-    def comparison(
-        self, job_id: str, *, baseline: str | None = None, level: float | None = None
-    ) -> JobComparison:
-        """Compare every condition of a job with a baseline (by default the first), problem by problem.
-
-        `level` is the coverage of the intervals.
-        """
-        params = {"baseline": baseline, "level": level}
-        return self.transport.call(JobComparison, "GET", path_of(_PATH, job_id, "comparison"), params=params)
-
-    def compare_activations(self, job_id: str, condition: str, **options: Any) -> ActivationComparison:
-        """Subtract the baseline's mean activations per hook; see docs/guides/steering.md.
-
-        Options: `positions`, `hooks`, `baseline`, `limit` and `store_as`. The service reads every session.
-        """
-        path = path_of(_PATH, job_id, "comparison", "activations")
-        body = {**options, "condition": condition}
-        return self.transport.call(ActivationComparison, "POST", path, json=body, timeout=LONG_SECONDS)
-
-    def pull_results(
-        self,
-        job_id: str,
-        folder: str | Path,
-        *,
-        activations: Activations = "meta",
-        on_progress: OnProgress | None = None,
-        parallel: int = 4,
-    ) -> PulledResults:
-        """Download the results folder of a job; docs/guides/results.md describes it.
-
-        An interrupted download is resumed, within this call and by the next one. A folder with earlier
-        results of the job is updated.
-
-        Args:
-            activations: `none`, `meta` (shapes and sizes), `sampled` (the first 50 features of every row), or
-                `all`: every session folder too, verified by sha256.
-            on_progress: called with `samples` or `sessions`, the number fetched, and the total.
-            parallel: sessions fetched at once.
-
-        Raises:
-            InvalidRequest: the folder contains something else.
-            DownloadDamaged: the answer is not a results folder, or a file has another sha256.
-        """
-        report = on_progress or (lambda _what, _done, _total: None)
-        job = self.get(job_id)
-        return results_folder.pull(
-            self.transport,
-            job,
-            Path(folder),
-            activations=activations,
-            on_progress=report,
-            parallel=parallel,
-        )
 
     def _job(self, method: str, path: str, **options: Any) -> JobHandle:
         return self._bound(self.transport.call(JobHandle, method, path, **options))

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from pydantic import PrivateAttr
 
 from actograph import tensor_files
-from actograph.client.artifact_stores import ArtifactFiles
-from actograph.client.downloads import fetch, plain_name
 from actograph.client.errors import UnexpectedAnswer
-from actograph.client.tensors import LazyTensor, SessionTensors
-from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Snapshot, Transport, path_of
+from actograph.client.pulls import fetch, plain_name
+from actograph.client.tensors import LazyTensor
+from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Transport, path_of
 from actograph.contract import base, resources
 from actograph.contract.errors import NotFound
 from actograph.contract.hooks import canonical
@@ -53,11 +52,10 @@ def stored_name(name: str, hooks: Iterable[str]) -> str | None:
     return next((found for found in (name, canonical(name), location) if found in known), None)
 
 
-class SessionHandle(Snapshot, resources.Session):
+class SessionHandle(resources.Session):
     """A session as the service last reported it. Its tensors are read when they are indexed."""
 
     _sessions: "Sessions" = PrivateAttr()
-    _files: SessionTensors | None = PrivateAttr(default=None)
 
     def __getitem__(self, hook: str) -> LazyTensor:
         """Return the tensor of a hook point or alias.
@@ -91,11 +89,14 @@ class SessionHandle(Snapshot, resources.Session):
         return self._tensor("row_positions", "I64", [stop])[info.position_offset : stop]
 
     def download(self, folder: str | Path) -> Path:
-        """Download every file to `<folder>/<id>`, resumed and verified. Returns that folder."""
+        """Download every file to `<folder>/<id>`, verified by sha256. Returns that folder.
+
+        Verified files that are there already are not downloaded again.
+        """
         target = Path(folder) / plain_name(self.id)
         target.mkdir(parents=True, exist_ok=True)
         for file in self.files:
-            self._sessions.download_file(self, file.name, target / plain_name(file.name))
+            fetch(self._sessions.transport, self.id, file, target)
         return target
 
     def _tensor(self, name: str, dtype: str, shape: Sequence[int]) -> LazyTensor:
@@ -106,30 +107,28 @@ class SessionHandle(Snapshot, resources.Session):
 class Sessions:
     """List, read, change and delete sessions."""
 
-    def __init__(self, transport: Transport, store: ArtifactFiles | None) -> None:
-        """`store`: where rows are read; None reads them through the service."""
-        self._transport = transport
-        self._store = store
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
 
     def get(self, session_id: str) -> SessionHandle:
         """Return one session: its hooks, shapes and files."""
-        return self._bound(self._transport.call(SessionHandle, "GET", path_of(_PATH, session_id)))
+        return self._bound(self.transport.call(SessionHandle, "GET", path_of(_PATH, session_id)))
 
     def list(
         self, *, order: Order = "desc", page_size: int = PAGE_SIZE, **filters: Unpack[SessionFilters]
     ) -> Iterator[SessionHandle]:
         """List matching sessions, newest first. Pages are fetched as the iterator is read."""
         params = {**filters, "order": order, "limit": page_size}
-        return map(self._bound, self._transport.items(SessionHandle, _PATH, params))
+        return map(self._bound, self.transport.items(SessionHandle, _PATH, params))
 
     def stats(self, **filters: Unpack[SessionFilters]) -> resources.SessionStats:
         """Return the number and size of matching sessions."""
-        return self._transport.call(resources.SessionStats, "GET", f"{_PATH}/stats", params=filters)
+        return self.transport.call(resources.SessionStats, "GET", f"{_PATH}/stats", params=filters)
 
     def update(self, session_id: str, **change: Any) -> SessionHandle:
         """Change a session's `expires_at` (Unix seconds; None keeps it forever), `pinned` or `tags`."""
         path = path_of(_PATH, session_id)
-        return self._bound(self._transport.call(SessionHandle, "PATCH", path, json=change))
+        return self._bound(self.transport.call(SessionHandle, "PATCH", path, json=change))
 
     def update_many(
         self,
@@ -141,13 +140,13 @@ class Sessions:
     ) -> resources.SessionChange:
         """Change every matching session, or count them. Without a filter, `everything` is required."""
         params = {**filters, "all": everything or None, "dry_run": dry_run}
-        return self._transport.call(
+        return self.transport.call(
             resources.SessionChange, "PATCH", _PATH, params=params, json=dict(change), timeout=LONG_SECONDS
         )
 
     def delete(self, session_id: str) -> base.Deleted:
         """Delete a session with its files."""
-        return self._transport.call(base.Deleted, "DELETE", path_of(_PATH, session_id))
+        return self.transport.call(base.Deleted, "DELETE", path_of(_PATH, session_id))
 
     def delete_many(
         self,
@@ -164,32 +163,19 @@ class Sessions:
         params = {
             **filters, "all": everything or None, "dry_run": dry_run, "include_pinned": include_pinned,
         }  # fmt: skip
-        return self._transport.call(
+        return self.transport.call(
             resources.SessionDeletion, "DELETE", _PATH, params=params, timeout=LONG_SECONDS
         )
 
-    def download_file(self, session: resources.Session | str, name: str, target: str | Path) -> Path:
-        """Download one file of a session to `target`, resumed and verified; see `downloads.fetch`."""
-        known = self.get(session) if isinstance(session, str) else session
-        by_name = {file.name: file for file in known.files}
-        if name not in by_name:
-            raise NotFound(f"the session has no file {name}; it has {', '.join(by_name) or 'none'}")
-        path = path_of(_PATH, known.id, "files", name)
-        return fetch(self._transport, path, by_name[name], Path(target))
-
     def read_rows(self, session: SessionHandle, name: str, row_bytes: int, start: int, stop: int) -> bytes:
-        """Read rows of a tensor as stored, from the store or through the service."""
-        if self._store is not None:
-            if session._files is None:
-                session._files = self._store.tensors(session)
-            return session._files.stored(name).read_bytes(start, stop)
+        """Read rows of a tensor as stored."""
         path = path_of(_PATH, session.id, "tensors", name)
         at_once = max(1, ANSWER_BYTES // max(1, row_bytes))
         pieces = []
         for low in range(start, stop, at_once):
             high = min(low + at_once, stop)
             params = {"format": "safetensors", "rows": f"{low}:{high}"}
-            data = self._transport.request("GET", path, params=params).content
+            data = self.transport.request("GET", path, params=params).content
             header = tensor_files.read_header(lambda at, n, data=data: data[at : at + n], len(data))  # type: ignore[misc]
             content = data[header.data_start :]
             if len(header.tensors) != 1 or len(content) != (high - low) * row_bytes:

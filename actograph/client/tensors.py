@@ -4,13 +4,12 @@
     session["resid_post.8"][-1]  # the last row, as float32
     session.token_ids
 
-Works on any `read_at`: local files (pread) or ranges of an HTTP resource.
+Works on any `read_at`: local files or ranges of an HTTP resource.
 """
 
-import math
 import os
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +25,6 @@ TOKEN_IDS = "token_ids"
 ROW_POSITIONS = "row_positions"
 #: names in torch of dtypes that numpy lacks
 _TORCH_NAMES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-
-
-class LocalFile:
-    """A `read_at` for a local file. Threads may share it: reads are positioned."""
-
-    def __init__(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._fd = fd
-        self.size = os.fstat(fd).st_size
-        self.close = weakref.finalize(self, os.close, fd)
-
-    def __call__(self, offset: int, length: int) -> bytes:
-        pieces = []
-        while length:
-            piece = os.pread(self._fd, length, offset)
-            if not piece:
-                break
-            pieces.append(piece)
-            offset, length = offset + len(piece), length - len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 class LazyTensor:
@@ -69,20 +48,6 @@ class LazyTensor:
         """The dtype of returned arrays."""
         bits = tensor_files.NUMPY_DTYPES[self.stored_dtype]
         return np.dtype("<f4") if self.stored_dtype == "BF16" else bits
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def row_bytes(self) -> int:
-        """Stored size of one row."""
-        return math.prod(self.shape[1:]) * tensor_files.itemsize(self.stored_dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Stored size."""
-        return len(self) * self.row_bytes
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -177,18 +142,16 @@ def _joined(hook: str, parts: Sequence[tuple[ReadAt, TensorEntry]]) -> LazyTenso
 class SessionTensors(Mapping[str, LazyTensor]):
     """Tensors of one session by hook name.
 
-    `files`: a reader and the size, if known, of each safetensors file, in any order.
+    `files`: a reader and the size of each safetensors file, in any order.
 
     Raises:
         StoreDamaged: an invalid header, or a missing shard.
     """
 
-    def __init__(self, files: Mapping[str, tuple[ReadAt, int | None]]) -> None:
+    def __init__(self, files: Iterable[tuple[ReadAt, int]]) -> None:
         found: dict[str, dict[int, tuple[int, ReadAt, TensorEntry]]] = {}
-        self.metadata: dict[str, str] = {}
-        for read_at, size in files.values():
+        for read_at, size in files:
             header = tensor_files.read_header(read_at, size)
-            self.metadata.update(header.metadata)
             for name, entry in header.tensors.items():
                 hook, start, stop = tensor_files.parse_shard_tensor_name(name) or (name, 0, entry.rows)
                 if stop - start != entry.rows or start in found.setdefault(hook, {}):
@@ -223,17 +186,6 @@ class SessionTensors(Mapping[str, LazyTensor]):
         found = self._numbers.get(ROW_POSITIONS)
         return None if found is None else found[:]
 
-    def stored(self, name: str) -> LazyTensor:
-        """Return a hook's tensor, `token_ids` or `row_positions`.
-
-        Raises:
-            NotFound: no file contains it.
-        """
-        found = self._numbers.get(name, self._tensors.get(name))
-        if found is None:
-            raise NotFound(f"the session's files have no tensor {name}")
-        return found
-
     def __getitem__(self, hook: str) -> LazyTensor:
         return self._tensors[hook]
 
@@ -254,5 +206,10 @@ def open_folder(folder: str | os.PathLike[str]) -> SessionTensors:
     paths = sorted(Path(folder).glob("*.safetensors"))
     if not paths:
         raise NotFound(f"{folder} has no .safetensors file")
-    files = {path.name: LocalFile(path) for path in paths}
-    return SessionTensors({name: (file, file.size) for name, file in files.items()})
+    return SessionTensors((partial(_read_at, path), path.stat().st_size) for path in paths)
+
+
+def _read_at(path: Path, offset: int, length: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(length)

@@ -1,7 +1,6 @@
 """HTTP requests with retries, typed answers, lists read page by page, and streams."""
 
 import random
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import sleep
@@ -172,27 +171,15 @@ class Transport:
             tries += 1
             sleep(delay)
 
-    def resume(self, work: Callable[[], None], arrived: Callable[[], int]) -> None:
-        """Call `work` until the connection holds. Tries that made progress do not count as retries.
-
-        Args:
-            arrived: amount of data so far.
-
-        Raises:
-            ServiceUnreachable: the connection was lost too often without progress.
-        """
-        failures = 0
-        while True:
-            before = arrived()
+    def repeat(self, work: Callable[[], None]) -> None:
+        """Call `work`, and again after a lost connection. Raises ServiceUnreachable after too many."""
+        for tries in range(self.retries + 1):
             try:
-                work()
-                return
+                return work()
             except ServiceUnreachable:
-                failures = 0 if arrived() > before else failures
-                if failures >= self.retries:
+                if tries == self.retries:
                     raise
-                sleep(backoff(failures))
-                failures += 1
+                sleep(backoff(tries))
 
     @contextmanager
     def stream(
@@ -228,14 +215,8 @@ class Transport:
             return ServiceUnreachable(f"no answer from {where} in time")
         if isinstance(error, httpx.ProtocolError | httpx.ReadError | httpx.WriteError):
             return ServiceUnreachable(f"{where} closed the connection: {error}")
-        root: BaseException = error
-        while (below := root.__cause__ or root.__context__) is not None:
-            root = below
-        if isinstance(root, ssl.SSLError):
-            hint = "; try http:// in place of https://" if root.reason == "WRONG_VERSION_NUMBER" else ""
-            return ServiceUnreachable(f"no secure connection to {where}: {root}{hint}")
-        hint = "start it with: actograph up" if self._local else f"check the address and proxies ({error})"
-        return ServiceUnreachable(f"cannot reach {where}; {hint}")
+        hint = "start it with: actograph up" if self._local else "check the address and proxies"
+        return ServiceUnreachable(f"cannot reach {where} ({error}); {hint}")
 
 
 def _stated(params: Params | None) -> dict[str, Any]:
@@ -248,13 +229,3 @@ class Resource:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-
-
-class Snapshot:
-    """Compares a handle with other handles and plain resources by its fields."""
-
-    def __eq__(self, other: object) -> bool:
-        return hasattr(other, "model_dump") and self.__dict__ == other.__dict__
-
-    def __hash__(self) -> int:
-        return hash(self.id)  # type: ignore[attr-defined]

@@ -4,12 +4,10 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -38,44 +36,30 @@ class CrashLoop(ActographError):
         self.tail = tail
 
 
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """A program of the service."""
-
-    name: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    #: its output is appended here
-    log: Path
-    #: time between SIGTERM and SIGKILL
-    stop_seconds: float = 20.0
-
-
 class _Log(RotatingFileHandler):
-    """A log file and the previous one (`NAME.1`). Drops lines that it cannot write, and says so once."""
-
-    def __init__(self, program: Program, report: Callable[[str], None]) -> None:
-        program.log.parent.mkdir(parents=True, exist_ok=True)
-        super().__init__(program.log, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
-        self._report, self._name = report, program.name
-        self._reported = False
+    """A log file and the previous one (`NAME.1`)."""
 
     @override
-    def handleError(self, _record: logging.LogRecord) -> None:
-        if not self._reported:
-            self._report(f"the log of {self._name} could not be written: {sys.exception()}")
-        self._reported = True
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Drop lines that a full disk does not take."""
 
 
 class Child:
-    """A program and its current process, if any."""
+    """A program of the service and its current process, if any."""
 
-    def __init__(self, program: Program, report: Callable[[str], None]) -> None:
-        self.program = program
-        self._report = report
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        stop_seconds: float = 20.0,
+    ) -> None:
+        """`log`: file for its output; `stop_seconds`: time between SIGTERM and SIGKILL."""
+        self.name, self.command, self.environment = name, command, environment
+        self.log, self.stop_seconds = log, stop_seconds
         self.process: subprocess.Popen[str] | None = None
-        self.ready = False
-        self.was_ready = False
+        self.ready = self.was_ready = False
         #: deaths since it was last ready
         self.deaths = 0
         self.restart_at: float | None = None
@@ -90,8 +74,8 @@ class Child:
     def start(self) -> None:
         """Start the program in its own session, out of reach of the terminal's Ctrl-C."""
         self.process = subprocess.Popen(
-            launched(self.program.command, signal.SIGKILL),
-            env=dict(self.program.environment),
+            launched(self.command, signal.SIGKILL),
+            env=dict(self.environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -140,7 +124,8 @@ class Child:
 
     def _copy_output(self, process: "subprocess.Popen[str]") -> None:
         """Copy the output of a process to the log until its end. Runs in a thread."""
-        log = _Log(self.program, self._report)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        log = _Log(self.log, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
@@ -160,9 +145,8 @@ class Supervisor:
         self._first_delay = first_delay
         self.children: list[Child] = []
 
-    def start(self, program: Program) -> Child:
+    def start(self, child: Child) -> Child:
         """Start a program and supervise it."""
-        child = Child(program, self._report)
         self.children.append(child)
         child.start()
         return child
@@ -191,15 +175,10 @@ class Supervisor:
             if child.ended() is None and child.process is not None:
                 child.terminate()
                 waiting.append(child)
-        started, given_up = time.monotonic(), set[Child]()
+        started = time.monotonic()
         while waiting := [child for child in waiting if child.ended() is None]:
-            waited = time.monotonic() - started
             for child in waiting:
-                late = waited > child.program.stop_seconds
-                if late and child not in given_up:
-                    given_up.add(child)
-                    self._report(f"{child.program.name} did not end within {waited:.0f} s and is killed")
-                if late or at_once():
+                if time.monotonic() - started > child.stop_seconds or at_once():
                     child.kill()
             time.sleep(_POLL_SECONDS)
 
@@ -213,7 +192,7 @@ class Supervisor:
                 time.sleep(_POLL_SECONDS)
 
     def _died(self, child: Child, status: int) -> None:
-        name, log = child.program.name, child.program.log
+        name, log = child.name, child.log
         child.deaths += 1
         if child.deaths >= MAX_DEATHS:
             raise CrashLoop(

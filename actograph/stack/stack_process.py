@@ -53,14 +53,6 @@ class StackProcess:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def wait(self) -> None:
-        """Wait until `up` ends, or for Ctrl-C."""
-        assert self._process is not None
-        try:
-            self._process.wait()
-        except KeyboardInterrupt:
-            self.stop()
-
     def stop(self) -> None:
         """Stop `up` and wait for its end; Ctrl-C kills it."""
         process = self._process

@@ -26,18 +26,18 @@ from actograph.loopback import is_loopback
 from actograph.settings import Settings
 from actograph.stack import redis_server
 from actograph.stack.home import close_to_others, locked
+from actograph.stack.launcher import launched
 from actograph.stack.ports import free_port, is_free
-from actograph.stack.processes import Child, Program, Supervisor, describe
+from actograph.stack.processes import TAIL_LINES, Child, Supervisor, describe
 
 REDIS_START_SECONDS = 60.0
 MIGRATE_SECONDS = 300.0
 _TICK_SECONDS = 0.2
-_PATIENCE_SECONDS = 30.0
 #: modules of the programs and of their largest dependencies
 _PROGRAM_MODULES = ("api", "worker", "fastapi", "celery", "torch", "nnsight")
 #: prefixes of environment variables that these programs do not receive
 _NOT_FOR_BROKER = ("ACTOGRAPH_", "AWS_", "HF_")
-_NOT_FOR_WORKERS = ("ACTOGRAPH_API_KEYS", "ACTOGRAPH_WEBHOOK_")
+_NOT_FOR_WORKERS = ("ACTOGRAPH_API_KEYS",)
 #: settings of clients
 _OF_CLIENTS = ("ACTOGRAPH_URL", "ACTOGRAPH_API_KEY", "ACTOGRAPH_SUPERVISOR_KEY")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
@@ -132,20 +132,14 @@ class Stack:
             CrashLoop: a program keeps dying.
             ServiceUnavailable: the broker or the database did not start.
         """
-        announced, hinted_at = False, time.monotonic()
+        announced = False
         try:
             self._start()
             while not self._signals:
                 self._supervisor.check()
-                waiting = self._waiting()
-                if not waiting and not announced and _answer(self._client.ready):
+                if self._ready() and not announced and _answer(self._client.ready):
                     announced = True
                     self._announce()
-                if not waiting:
-                    hinted_at = time.monotonic()
-                elif time.monotonic() > hinted_at + _PATIENCE_SECONDS:
-                    hinted_at = time.monotonic()
-                    self._report(f"still waiting for {', '.join(waiting)}; logs: {self._logs}")
                 time.sleep(_TICK_SECONDS)
             self._stop()
         finally:
@@ -155,20 +149,20 @@ class Stack:
     def _start(self) -> None:
         if self._redis is not None:
             environment = _without(os.environ, _NOT_FOR_BROKER)
-            program = self._program("redis", self._redis.command, environment, stop_seconds=10)
-            self._broker = self._supervisor.start(program)
+            broker = self._child("redis", self._redis.command, environment, stop_seconds=10)
+            self._broker = self._supervisor.start(broker)
             self._await_broker(self._redis)
         self._migrate()
         if self._signals:
             return
         environment = self._environment() | {"ACTOGRAPH_SUPERVISOR_KEY": self._key}
-        self._api = self._supervisor.start(self._program("api", _module("api"), environment, stop_seconds=5))
+        self._api = self._supervisor.start(self._child("api", _module("api"), environment, stop_seconds=5))
         if 0 < count_cards() < len(self._devices) and "auto" in self._settings.device:
             self._report(f"{len(self._devices)} workers share {count_cards()} GPU; each holds the model once")
         for number, device in enumerate(self._devices, start=1):
             environment = _without(self._environment(), _NOT_FOR_WORKERS) | {"ACTOGRAPH_DEVICE": device}
-            program = self._program(f"worker-{number}", _module("worker"), environment, stop_seconds=20)
-            self._workers.append(self._supervisor.start(program))
+            worker = self._child(f"worker-{number}", _module("worker"), environment)
+            self._workers.append(self._supervisor.start(worker))
 
     def _await_broker(self, redis: redis_server.RedisServer) -> None:
         deadline = time.monotonic() + REDIS_START_SECONDS
@@ -183,33 +177,37 @@ class Stack:
 
     def _migrate(self) -> None:
         """Migrate the database to the newest schema. Raises ServiceUnavailable."""
-        child = Child(self._program("migrate", _module("storage.migrate"), self._environment()), self._report)
-        child.start()
-        deadline = time.monotonic() + MIGRATE_SECONDS
-        while (status := child.ended()) is None:
-            if self._signals or time.monotonic() > deadline:
-                child.kill()
-            time.sleep(0.02)
-        if status == 0 or self._signals:
-            return
-        if time.monotonic() > deadline:
+        command = launched(_module("storage.migrate"), signal.SIGKILL)
+        try:
+            done = subprocess.run(
+                command,
+                env=self._environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+                timeout=MIGRATE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
             raise ServiceUnavailable(
                 f"the database was not migrated within {MIGRATE_SECONDS:.0f} s; does another program use it?"
-            )
-        *lines, last = child.tail().splitlines() or [describe(status)]
-        for line in lines:
-            self._report(line)
-        raise ServiceUnavailable(f"the database could not be migrated: {last}")
+            ) from None
+        if done.returncode != 0:
+            *lines, last = done.stdout.splitlines()[-TAIL_LINES:] or [describe(done.returncode)]
+            for line in lines:
+                self._report(line)
+            raise ServiceUnavailable(f"the database could not be migrated: {last}")
 
-    def _waiting(self) -> list[str]:
-        """Return the names of the programs that are not ready, after marking those that do their work by now.
+    def _ready(self) -> bool:
+        """Mark the programs that do their work by now. True if all do.
 
         Raises:
             ModelRefused: a worker that was never ready could not load the model.
         """
         children = self._supervisor.children
         if all(child.ready for child in children):
-            return []
+            return True
         if self._broker is not None and not self._broker.ready and self._redis and self._redis.answers():
             self._supervisor.mark_ready(self._broker)
         found = _answer(self._client.workers.list)
@@ -224,7 +222,7 @@ class Stack:
                 if ours and worker.status == "setup_failed":
                     reason = worker.error.message if worker.error else "no reason was recorded"
                     raise ModelRefused(f"the worker could not load the model: {' '.join(reason.split())}")
-        return [child.program.name for child in children if not child.ready]
+        return all(child.ready for child in children)
 
     def _announce(self) -> None:
         self._emit(f"ready: {self.url}")
@@ -241,13 +239,10 @@ class Stack:
             children = [child for child in stage if child is not None]
             self._supervisor.stop(children, lambda: len(self._signals) > 1)
 
-    def _program(
+    def _child(
         self, name: str, command: list[str], environment: Mapping[str, str], stop_seconds: float = 20
-    ) -> Program:
-        log = self._logs / f"{name}.log"
-        return Program(
-            name=name, command=command, environment=environment, log=log, stop_seconds=stop_seconds
-        )
+    ) -> Child:
+        return Child(name, command, environment, self._logs / f"{name}.log", stop_seconds)
 
     def _environment(self) -> dict[str, str]:
         """Environment of a service process: that of this process, overridden by the settings."""

@@ -6,7 +6,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 
-from actograph.contract import hooks
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import NewVector
 from actograph.contract.resources import ActivationComparison, ActivationComparisonRequest, JobComparison
@@ -15,7 +14,7 @@ from api.auth import READ, SUBMIT, Caller
 from api.bodies import JsonRoute, slow
 from api.dependencies import JobId, ServicesDep
 from storage.jobs import jobs
-from storage.results import comparisons
+from storage.results import comparisons, matrix
 from storage.sessions import sessions, vectors
 from storage.sessions.pooled_activations import Direction, PairedActivations
 from storage.sessions.reader import SessionReader
@@ -110,14 +109,15 @@ def _hooks(row: JobRow, wanted: Sequence[str]) -> list[str]:
     captured = row.hooks or []
     if not captured:
         raise InvalidRequest(f"job {row.id} captured no activations")
-    savepoints = (row.pinned or {}).get("savepoints") or {}
-    chosen = [savepoints.get(name) or hooks.canonical(name) or name for name in wanted] or list(captured)
-    for name, hook in zip(wanted, chosen, strict=False):
-        if hook not in captured:
+    chosen = []
+    for name in wanted:
+        hook = next((hook for hook in matrix.stored_names(row, name) if hook in captured), None)
+        if hook is None:
             raise InvalidRequest(
                 f"the job has no hook {name}; it captured {', '.join(captured[:8])}", param="hooks"
             )
-    return list(dict.fromkeys(chosen))
+        chosen.append(hook)
+    return list(dict.fromkeys(chosen or captured))
 
 
 def _pairs(session: Session, job_id: str, baseline: str, condition: str) -> list[tuple[str, str]]:

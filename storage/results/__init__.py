@@ -1,1 +1,1 @@
-"""Results of jobs: metrics, comparisons, rescoring."""
+"""Results of jobs: metrics, comparisons, matrices of rows, rescoring."""

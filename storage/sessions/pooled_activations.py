@@ -5,18 +5,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from actograph import tensor_files
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import HookDifference
-from actograph.contract.row_selection import Positions, consecutive, stored_rows
+from actograph.contract.row_selection import Positions
+from storage.sessions import selected_rows
 from storage.sessions.reader import SessionReader
-
-#: bytes of rows in one block
-READ_BYTES = 16 << 20
-
-Floats = NDArray[np.float64]
+from storage.sessions.selected_rows import Floats
 
 
 def pooled(reader: SessionReader, hook: str, positions: Positions) -> Floats | None:
@@ -36,30 +31,10 @@ def pooled(reader: SessionReader, hook: str, positions: Positions) -> Floats | N
                 f"{hook} was stored as the {info.summary} over tokens; only positions: all can be compared",
                 param="positions",
             )
-        whole: Floats = _rows(reader, hook, 0, 1)[0]
+        whole: Floats = selected_rows.read(reader, hook, 0, 1)[0].astype(np.float64)
         return whole
-    total, count = np.zeros(info.shape[1]), 0
-    at_once = max(1, READ_BYTES // max(1, info.shape[1] * tensor_files.itemsize(info.dtype)))
-    manifest = reader.manifest
-    chosen = stored_rows(
-        positions,
-        reader.tokens_of_rows(hook),
-        prompt_tokens=manifest.prompt_tokens,
-        # the model never reads the last generated token
-        ran=manifest.num_tokens - (1 if manifest.generated_tokens else 0),
-        segments=manifest.segments,
-    )
-    for low, high in consecutive(chosen):
-        for start in range(low, high, at_once):
-            stop = min(start + at_once, high)
-            total += _rows(reader, hook, start, stop).sum(axis=0)
-            count += stop - start
-    return total / count if count else None
-
-
-def _rows(reader: SessionReader, hook: str, start: int, stop: int) -> Floats:
-    piece = reader.rows(hook, start, stop)
-    return tensor_files.value_array(piece.dtype, piece.shape, piece.data).astype(np.float64)
+    _, chosen = selected_rows.select(reader, hook, positions)
+    return selected_rows.reduced(reader, hook, chosen, "mean") if chosen else None
 
 
 class _Sums:

@@ -77,7 +77,7 @@ def test_all_problems_are_drained_with_a_session_each(
         job = client.jobs.get(job_id)
         assert job.status is JobStatus.COMPLETED, job.error
         assert (job.progress.total, job.progress.completed, job.progress.failed) == (problems, problems, 0)
-        samples = list(client.jobs.samples(job_id))
+        samples = list(client.jobs.get(job_id).samples())
         assert [s.index for s in samples] == list(range(problems))
         questions = [
             json.loads(line)["question"]
@@ -86,7 +86,7 @@ def test_all_problems_are_drained_with_a_session_each(
         assert [s.input["question"] for s in samples] == questions
         assert len({s.session_id for s in samples}) == problems
         assert {s.id for s in client.sessions.list(job_id=job_id)} == {s.session_id for s in samples}
-        results = client.jobs.results(job_id).conditions["baseline"]
+        results = client.jobs.get(job_id).results().conditions["baseline"]
         assert results.samples == problems
         assert (
             results.metrics["exact_match,strict-match"]
@@ -114,20 +114,20 @@ def test_a_worker_killed_in_mid_drain_costs_its_batch_and_nothing_else(
     with Client(service.url) as client:
         undisturbed = submit(client, limit=problems, **drawn)
         wait(ended(client, undisturbed))
-        metrics = client.jobs.results(undisturbed).conditions["baseline"].metrics
+        metrics = client.jobs.get(undisturbed).results().conditions["baseline"].metrics
         assert {"pass@1,numeric", "pass@2,numeric", "pass@4,numeric", "maj@4,numeric"} < set(metrics)
         job_id = submit(client, **drawn)
         wait(lambda: client.jobs.get(job_id).progress.completed >= 10)
         killed = service.child("worker")
         killed.send_signal(signal.SIGKILL)
         killed.wait(120)
-        before = {s.id: s for s in client.jobs.samples(job_id, status="completed")}
-        leased = {s.id for s in client.jobs.samples(job_id, status="leased")}
+        before = {s.id: s for s in client.jobs.get(job_id).samples(status="completed")}
+        leased = {s.id for s in client.jobs.get(job_id).samples(status="leased")}
         goal = len(before) + 4 * problems
         wait(lambda: client.jobs.get(job_id).progress.completed >= goal)
         client.jobs.cancel(job_id)
         wait(ended(client, job_id))
-        completed = {s.id: s for s in client.jobs.samples(job_id, status="completed")}
+        completed = {s.id: s for s in client.jobs.get(job_id).samples(status="completed")}
         for sample_id, sample in before.items():
             assert completed[sample_id].attempts == 1
             assert completed[sample_id].session_id == sample.session_id
@@ -136,7 +136,7 @@ def test_a_worker_killed_in_mid_drain_costs_its_batch_and_nothing_else(
         assert len(again) <= 16, "at most one batch ran again"
         assert len({s.session_id for s in completed.values()}) == len(completed)
         texts = {(s.index, s.epoch): s.completion for s in completed.values()}
-        expected = {(s.index, s.epoch): s.completion for s in client.jobs.samples(undisturbed)}
+        expected = {(s.index, s.epoch): s.completion for s in client.jobs.get(undisturbed).samples()}
         assert {place: texts[place] for place in expected} == expected
         assert len({texts[0, epoch] for epoch in range(epochs)}) > 1
     assert "SIGKILL" in service.said()

@@ -72,7 +72,7 @@ def test_ready_means_that_jobs_run_and_stop_leaves_nothing(up: Start, gone: Star
     again = up(home=service.home)
     again.await_ready()
     ids = subprocess.run(
-        [*ACTOGRAPH, "--url", again.url, "sessions", "ls", "-q", "--no-trunc"],
+        [*ACTOGRAPH, "--url", again.url, "sessions", "ls", "-q"],
         capture_output=True,
         text=True,
         check=True,

@@ -4,14 +4,10 @@ import os
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import numpy as np
 import pytest
 
 from actograph import tensor_files
-from actograph.client.artifact_stores import open_store
-from actograph.contract.errors import NotFound
-from actograph.contract.resources import Session
 from actograph.settings import Settings
 from storage.artifacts.s3 import S3Store
 from storage.sessions.writer import TensorRows
@@ -83,34 +79,6 @@ def test_rows_cost_one_range_request_once_manifest_and_header_are_known(
         first, _, last = asked.partition("-")
         assert (method, name) == ("GET", "activations.safetensors")
         assert (stop - start) * 512 * 4 == int(last) - int(first) + 1
-
-
-def test_the_client_reads_past_the_service_with_one_range_request(
-    service: "Service", session_id: str, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = service.client.get(f"/v1/activations/sessions/{session_id}")
-    session = Session.model_validate_json(answer.content)
-    asked: list[tuple[int, int]] = []
-
-    def note(request: Any, **about: Any) -> None:
-        given = request.headers["Range"]
-        text = given.decode() if isinstance(given, bytes) else str(given)
-        first, _, last = text.removeprefix("bytes=").partition("-")
-        asked.append((int(first), int(last)))
-
-    aws = boto3.Session()
-    aws.events.register("before-send.s3", note)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", aws)
-    bucket = open_store(f"s3://{s3_bucket}/lab")
-    tensors = bucket.tensors(session)
-    assert len(asked) == 1, "the header"
-    for hook in ("resid_post.1", "resid_post.3"):
-        asked.clear()
-        assert (tensors[hook][2:4] == ROWS[2:4] + int(hook[-1])).all()
-        ((first, last),) = asked
-        assert last - first + 1 == 2 * 512 * 4
-    with pytest.raises(NotFound, match="does not exist"):
-        bucket.tensors(session.model_copy(update={"id": "ses_" + "0" * 32}))
 
 
 def test_no_rows_and_a_deleted_session_cost_nothing(

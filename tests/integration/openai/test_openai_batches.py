@@ -406,7 +406,7 @@ def test_the_command_line_sends_a_batch_and_gets_its_answers(
     batch_id = run("create", str(path), "--quiet", "--window", "2h")
     ended(batch_id)
     assert json.loads(run("show", batch_id, "--format", "json"))["completion_window"] == "2h"
-    assert run("ls", "--quiet", "--no-trunc") == batch_id
+    assert run("ls", "--quiet") == batch_id
     assert "completed" in run("ls")
     answers = [json.loads(text) for text in run("results", batch_id).splitlines()]
     assert [answer["custom_id"] for answer in answers] == ["a", "b"]

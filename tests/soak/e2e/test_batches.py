@@ -72,7 +72,7 @@ def kill_worker_in(plain: Client, job_id: str) -> None:
     while True:
         (worker,) = [one for one in plain.workers.list() if one.status is not WorkerStatus.OFFLINE]
         os.kill(worker.pid, signal.SIGSTOP)
-        if any(sample.status == "leased" for sample in plain.jobs.samples(job_id)):
+        if any(sample.status == "leased" for sample in plain.jobs.get(job_id).samples()):
             os.kill(worker.pid, signal.SIGKILL)
             return
         # between two units it holds none
@@ -121,7 +121,7 @@ def test_nothing_is_lost_or_doubled_whoever_dies(service: Any, wait: Wait) -> No
             assert answer["choices"][0]["message"] == second[name]["choices"][0]["message"], name
             assert answer.get("activations_meta") == second[name].get("activations_meta"), name
         assert (one.usage, one.error_file_id) == (other.usage, other.error_file_id)
-        assert {sample.attempts for sample in plain.jobs.samples(job_id)} == {1, 2}
+        assert {sample.attempts for sample in plain.jobs.get(job_id).samples()} == {1, 2}
         kept = list(plain.sessions.list(job_id=job_id))
         assert len(kept) == LINES * 2 // 3
         assert {one.id for one in kept} == {

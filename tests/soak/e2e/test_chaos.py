@@ -54,7 +54,6 @@ def test_every_kind_of_fault_in_mid_drain_changes_nothing(
     )
     logs = "\n".join(f"== {p.name}\n{p.read_text()[-2000:]}" for p in (tmp_path / "home/logs").glob("*.log"))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs}"
-    assert "still waiting for ;" not in done.stderr
     report = json.loads((tmp_path / "chaos.json").read_text())
     assert report["clean"]
     assert set(report["by_kind"]) == set(kinds)

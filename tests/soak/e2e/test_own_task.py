@@ -80,10 +80,10 @@ def test_one_command_evaluates_conditions_with_capture_and_compares_them(
     comparison = JobComparison.model_validate_json(comparison_line)
     assert main([*run, "--thinking", "--limit", "60", "--tag", "thinking"]) == 0
     with Client(service.url) as client:
-        samples = list(client.jobs.samples(json.loads(job)["id"]))
+        samples = list(client.jobs.get(json.loads(job)["id"]).samples())
         (thinking,) = client.jobs.list(tag="thinking")
-        thoughts = list(client.jobs.samples(thinking.id))
-        found = client.jobs.results(thinking.id).conditions["baseline"].metrics["exact_match,numeric"]
+        thoughts = list(client.jobs.get(thinking.id).samples())
+        found = client.jobs.get(thinking.id).results().conditions["baseline"].metrics["exact_match,numeric"]
     assert len(samples) == 300
     assert all(sample.session_id for sample in (*samples, *thoughts))
     # the template closes an empty thought where there shall be none
@@ -146,14 +146,14 @@ def test_the_bare_question_is_answered(
     assert main(["eval", str(task_file), "--max-tokens", "64", "--tag", "own"]) == 0
     with Client(service.url) as client:
         (job,) = client.jobs.list(tag="own")
-        results = client.jobs.results(job.id)
+        results = client.jobs.get(job.id).results()
         assert results.task == "additions"
         baseline = results.conditions["baseline"]
         accuracy = baseline.metrics["exact_match,numeric"]
         assert accuracy is not None and accuracy >= 0.95
         assert baseline.metrics["exact_match,strict-match"] == accuracy
         assert baseline.unparsed["exact_match,numeric"] == 0
-        first = next(client.jobs.samples(job.id))
+        first = next(client.jobs.get(job.id).samples())
         assert first.input["question"] == rows[0]["story"]
         assert first.input["answer"] == str(rows[0]["a"] + rows[0]["b"])
         assert first.prompt is not None and f"user\n{rows[0]['story']}" in first.prompt
@@ -172,4 +172,4 @@ def test_the_bare_question_is_answered(
         # what the file holds is kept with the job, which no longer needs it
         assert again.spec["task"]["prompt"] == "{{story}}"
         assert main(["jobs", "watch", again.id]) == 0
-        assert all("total? Please!" in str(sample.prompt) for sample in client.jobs.samples(again.id))
+        assert all("total? Please!" in str(sample.prompt) for sample in client.jobs.get(again.id).samples())

@@ -59,7 +59,7 @@ class Chaos:
         """The samples of each sampling, run in peace."""
         made = {name: self._submit(name) for name in SAMPLINGS}
         self._await(lambda: self._open(list(made.values())) == 0, "the undisturbed run did not end")
-        return {name: list(self._client.jobs.samples(job_id)) for name, job_id in made.items()}
+        return {name: list(self._client.jobs.get(job_id).samples()) for name, job_id in made.items()}
 
     def disturb(self, faults: int, seconds: float) -> None:
         """Inject so many faults into jobs that follow one another, or fewer within so many seconds, and

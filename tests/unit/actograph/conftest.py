@@ -65,7 +65,6 @@ class ContractServer:
     events: dict[str, list[resources.Event]] = field(default_factory=dict)
     sessions: dict[str, resources.Session] = field(default_factory=dict)
     tensors: dict[tuple[str, str], tuple[str, np.ndarray[Any, Any]]] = field(default_factory=dict)
-    manifests: dict[str, BaseModel] = field(default_factory=dict)
     stored: dict[tuple[str, str], bytes] = field(default_factory=dict)
     uploads: dict[str, tuple[str, str, bytes]] = field(default_factory=dict)
     models: list[Model] = field(default_factory=list)
@@ -85,7 +84,6 @@ class ContractServer:
     stream_cuts: list[int] = field(default_factory=list)
     #: a download breaks off after so many bytes; each used once
     download_cuts: list[int] = field(default_factory=list)
-    ignores_ranges: bool = False
     keys: dict[str, str] = field(default_factory=dict)
 
     def add_job(self, number: int, *, status: str = "completed", **changes: Any) -> resources.Job:
@@ -198,12 +196,10 @@ class Handler(BaseHTTPRequestHandler):
         except HangUp:
             self.close_connection = True
 
-    def _send(self, status: int, content: bytes, kind: str, **headers: str) -> None:
+    def _send(self, status: int, content: bytes, kind: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(content)
 
@@ -334,9 +330,6 @@ class Handler(BaseHTTPRequestHandler):
         size = sum(session.bytes for session in found)
         return 200, resources.SessionStats(sessions=len(found), bytes=size, rows=7 * len(found))
 
-    def session_manifest(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
-        return 200, self.state.manifests[self._session(session_id).id]
-
     def session(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
         return 200, self._session(session_id)
 
@@ -356,22 +349,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def download(self, _: dict[str, str], __: bytes, session_id: str, name: str) -> None:
         data = self.state.stored[session_id, name]
-        start, status, headers = 0, 200, {}
-        if "Range" in self.headers and not self.state.ignores_ranges:
-            start, status = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-")), 206
-            headers["Content_Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        rest = data[start:]
-        cut = self.state.download_cuts.pop(0) if self.state.download_cuts else None
-        if cut is None:
-            self._send(status, rest, "application/octet-stream", **headers)
-            return
-        self.close_connection = True
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(rest)))
-        for header, text in headers.items():
-            self.send_header(header.replace("_", "-"), text)
+        cut = self.state.download_cuts.pop(0) if self.state.download_cuts else len(data)
+        self.close_connection = cut < len(data)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(rest[:cut])
+        self.wfile.write(data[:cut])
 
     def list_models(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
         return 200, page(self.state.models, query)
@@ -445,7 +428,6 @@ ROUTES: list[tuple[str, str, Callable[..., tuple[int, BaseModel] | None]]] = [
     ("GET", f"{S}/stats", Handler.session_stats),
     ("GET", f"{S}/([^/]+)", Handler.session),
     ("DELETE", f"{S}/([^/]+)", Handler.delete_session),
-    ("GET", f"{S}/([^/]+)/manifest", Handler.session_manifest),
     ("GET", f"{S}/([^/]+)/tensors/(.+)", Handler.tensor),
     ("GET", f"{S}/([^/]+)/files/([^/]+)", Handler.download),
     ("GET", "/v1/models", Handler.list_models),

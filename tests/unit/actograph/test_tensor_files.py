@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actograph import tensor_files
-from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
+from actograph.contract.errors import RangeNotSatisfiable, StoreDamaged
 from actograph.tensor_files import ReadAt
 from tests.support.tensor_files import encode_tensors
 
@@ -88,12 +88,6 @@ def test_rows_outside_the_tensor_are_refused(start: int, stop: int) -> None:
         tensor_files.read_header(reader(raw)).entry("t").byte_range(start, stop)
 
 
-def test_an_unknown_tensor_is_not_found() -> None:
-    header = tensor_files.read_header(reader(encode_tensors({})))
-    with pytest.raises(NotFound, match="no tensor x"):
-        header.entry("x")
-
-
 def test_malformed_files_are_refused(subtests: pytest.Subtests) -> None:
     for data, reason in [
         (b"", "too short"),
@@ -147,24 +141,6 @@ def test_noise_never_passes_or_crashes(noise: bytes) -> None:
         except StoreDamaged:
             continue
         assert header.data_start <= len(data)
-
-
-def test_a_large_header_takes_a_second_read() -> None:
-    contents = {f"tensor.{i}": ("U8", (1, 1), bytes([i % 256])) for i in range(2000)}
-    data = encode_tensors(contents)
-    reads: list[tuple[int, int]] = []
-
-    def read_at(offset: int, length: int) -> bytes:
-        reads.append((offset, length))
-        return data[offset : offset + length]
-
-    assert len(tensor_files.read_header(read_at, len(data)).tensors) == 2000
-    assert len(reads) == 2
-    reads.clear()
-    small = encode_tensors({"t": ("U8", (1,), b"x")})
-    data = small
-    tensor_files.read_header(read_at, len(small))
-    assert len(reads) == 1
 
 
 def test_a_name_twice_is_refused_on_writing() -> None:
@@ -230,18 +206,6 @@ def test_json_has_null_for_what_json_lacks() -> None:
         [None, -2.0],
     ]
     assert tensor_files.json_rows(np.array([[1, 2]])) == [[1, 2]]
-
-
-def test_eight_bit_floats_are_not_shown_as_integers() -> None:
-    with pytest.raises(StoreDamaged, match="safetensors"):
-        tensor_files.value_array("F8_E4M3", (2,), b"ab")
-
-
-@pytest.mark.parametrize("hook", ["resid_post.3", "model.layers.3.mlp.up_proj.output"])
-def test_shard_names_are_read_back(hook: str) -> None:
-    name = tensor_files.shard_tensor_name(hook, 5, 17)
-    assert tensor_files.parse_shard_tensor_name(name) == (hook, 5, 17)
-    assert tensor_files.parse_shard_tensor_name(hook) is None
 
 
 @pytest.mark.parametrize("length", [0, 40, 200, 203])

@@ -44,7 +44,8 @@ class Things:
     def place(self, path: str, found: dict[str, str]) -> str:
         for name, value in found.items():
             path = path.replace("{" + name + "}", value)
-        return path.replace("{hook}", "embed").replace("{name}", "manifest.json")
+        path = path.replace("{hook}", "embed").replace("{name}", "manifest.json")
+        return f"{path}?hook=embed" if path.endswith("/matrix") else path
 
     def make_batch(self) -> str:
         """The id of a batch of one request of Alice's."""

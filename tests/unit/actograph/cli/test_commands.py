@@ -1,6 +1,5 @@
 """The commands against a real server: what they send, print and exit with."""
 
-import io
 import json
 import subprocess
 import sys
@@ -10,20 +9,10 @@ from typing import Any
 import pytest
 
 import actograph
-from actograph.client import transport
 from actograph.contract import models, operations, resources
-from tests.support.command_line import Run, runner
+from tests.support.command_line import Run
 
 ROW = '{"question": "1+1?", "answer": "#### 2"}\n'
-
-
-@pytest.fixture
-def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command line; gives exit status, stdout and stderr."""
-    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
-    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
-    monkeypatch.setenv("TERM", "dumb")
-    return runner(capsys)
 
 
 def results(job_id: str) -> resources.JobResults:
@@ -70,8 +59,7 @@ def test_jobs_ls_as_json_lines_and_as_ids(service: Any, run: Run) -> None:
         service.add_job(number)
     _, out, _ = run("jobs", "ls", "--format", "json")
     assert [json.loads(line)["id"] for line in out.splitlines()] == [f"job_{2:032x}", f"job_{1:032x}"]
-    assert run("jobs", "ls", "-q")[1].splitlines() == ["job_000000000000"] * 2
-    assert run("jobs", "ls", "-q", "--no-trunc")[1].splitlines()[0] == f"job_{2:032x}"
+    assert run("jobs", "ls", "-q")[1].splitlines()[0] == f"job_{2:032x}"
 
 
 def test_jobs_ls_says_that_there_are_more(service: Any, run: Run) -> None:
@@ -84,12 +72,6 @@ def test_jobs_ls_says_that_there_are_more(service: Any, run: Run) -> None:
     assert (len(out.splitlines()), err) == (6, "")
     _, out, err = run("jobs", "ls", "--limit", 5)
     assert (len(out.splitlines()), err) == (6, "")
-
-
-def test_jobs_ls_passes_filters_on(service: Any, run: Run) -> None:
-    run("jobs", "ls", "--status", "failed", "--kind", "capture", "--tag", "night")
-    query = service.seen[-1].query
-    assert (query["status"], query["kind"], query["tag"]) == ("failed", "capture", "night")
 
 
 def test_jobs_show(service: Any, run: Run) -> None:
@@ -140,19 +122,6 @@ def test_submit_from_a_file_with_flags_over_it(service: Any, run: Run, tmp_path:
     _, out, _ = run("jobs", "submit", path, "--seed", 5)
     spec = service.jobs[out.strip()].spec
     assert (spec["kind"], spec["priority"], spec["sampling"]["seed"]) == ("capture", 3, 5)
-
-
-def test_submit_from_standard_input(service: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = {"kind": "capture", "model": "m", "inputs": [{"prompt": "p"}]}
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(spec)))
-    _, out, _ = run("jobs", "submit", "-", "--format", "json")
-    assert json.loads(out)["spec"]["inputs"][0]["prompt"] == "p"
-
-
-def test_submit_prompts(service: Any, run: Run) -> None:
-    _, out, _ = run("jobs", "submit", "--model", "m", "--prompt", "one, two", "--prompt", "three")
-    inputs = service.jobs[out.strip()].spec["inputs"]
-    assert [item["prompt"] for item in inputs] == ["one, two", "three"]
 
 
 def test_submit_a_dataset_to_read(service: Any, run: Run, tmp_path: Path) -> None:
@@ -215,29 +184,6 @@ def test_watch_of_a_prefill_job_says_that_texts_were_cut(service: Any, run: Run)
     assert "max_tokens" not in err
 
 
-def test_watch_tells_why_a_job_failed(service: Any, run: Run) -> None:
-    progress = {"total": 2, "completed": 0, "failed": 2}
-    job = service.add_job(1, status="failed", progress=progress, error={"type": "x", "message": "no\nmemory"})
-    code, out, err = run("jobs", "watch", job.id)
-    assert (code, out) == (1, "")
-    assert err.splitlines()[-1] == f"job {job.id} failed: no memory"
-
-
-def test_submit_and_watch(service: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    job_id = f"job_{1:032x}"
-
-    def cancel(_seconds: float) -> None:
-        service.jobs[job_id] = service.jobs[job_id].model_copy(
-            update={"status": resources.JobStatus.CANCELLED}
-        )
-
-    monkeypatch.setattr("actograph.client.jobs.sleep", cancel)
-    code, out, err = run("jobs", "submit", "--model", "m", "--prompt", "p", "--watch")
-    assert (code, out.splitlines()[0]) == (2, job_id)
-    assert err.splitlines()[0].startswith("queued")
-    assert err.splitlines()[-1] == f"job {job_id} cancelled"
-
-
 def test_cancel_and_rm_go_on_after_a_failure(service: Any, run: Run) -> None:
     ended, running = service.add_job(1), service.add_job(2, status="in_progress")
     code, out, err = run("jobs", "cancel", ended.id, running.id)
@@ -285,15 +231,6 @@ def test_pull_of_damaged_bytes_fails_and_the_rest_is_pulled(service: Any, run: R
     assert out.splitlines() == [str(tmp_path / two.id)]
     assert "manifest.json: got" in err
     assert not (tmp_path / one.id / "manifest.json").exists()
-
-
-def test_a_hostile_file_name_writes_nothing_outside(service: Any, run: Run, tmp_path: Path) -> None:
-    session = service.add_session(1, {"../evil": b"x"})
-    code, _, err = run("sessions", "pull", session.id, "--out", tmp_path / "out")
-    assert code == 1
-    assert "unusable name" in err
-    assert not (tmp_path / "out" / "evil").exists()
-    assert not (tmp_path / "evil").exists()
 
 
 def test_models_and_workers(service: Any, run: Run) -> None:
@@ -362,7 +299,8 @@ def test_a_missing_key_is_exit_4(service: Any, run: Run) -> None:
 def test_no_service_is_one_line(run: Run) -> None:
     code, out, err = run("--url", "http://127.0.0.1:9", "jobs", "ls")
     assert (code, out) == (1, "")
-    assert err == "error: cannot reach the service at http://127.0.0.1:9; start it with: actograph up\n"
+    assert err.startswith("error: cannot reach the service at http://127.0.0.1:9 (")
+    assert err.endswith("; start it with: actograph up\n")
 
 
 def test_debug_shows_the_traceback(run: Run) -> None:
@@ -377,11 +315,6 @@ def test_usage_errors_are_not_exit_2(run: Run) -> None:
         ("jobs ls --nope", "error: no such option: --nope; see: actograph jobs ls --help\n"),
     ]:
         assert run(*typed.split()) == (1, "", told)
-
-
-def test_a_group_alone_shows_its_help(run: Run) -> None:
-    code, out, err = run("jobs")
-    assert code == 1 and "Submit, follow and control jobs." in out + err
 
 
 def test_the_command_as_a_module() -> None:

@@ -9,13 +9,11 @@ import pytest
 
 from actograph.cli import jobs
 from actograph.contract.operations import Estimate, Need
-from tests.support.command_line import Run, runner
+from tests.support.command_line import Run
 
 
-@pytest.fixture
-def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
-    monkeypatch.setenv("TERM", "dumb")
+@pytest.fixture(autouse=True)
+def estimate(service: Any) -> None:
     service.estimate = Estimate(
         model="m",
         samples=2,
@@ -30,7 +28,6 @@ def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         fits=True,
         assumptions=["a token is 4 characters long"],
     )
-    return runner(capsys)
 
 
 def test_it_has_every_flag_of_submit_but_watch() -> None:

@@ -8,16 +8,9 @@ import pytest
 
 from actograph.contract import resources
 from actograph.contract.resources import ConditionComparison, JobComparison, PairedDifference
-from tests.support.command_line import Run, runner
+from tests.support.command_line import Run
 
 METRICS = {"exact_match,numeric": 0.5, "exact_match_stderr,numeric": 0.25}
-
-
-@pytest.fixture
-def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
-    monkeypatch.setenv("TERM", "dumb")
-    return runner(capsys)
 
 
 def test_one_command_says_it_all(service: Any, run: Run, tmp_path: Path) -> None:

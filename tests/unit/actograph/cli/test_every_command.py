@@ -1,9 +1,6 @@
 """What holds for every command: its formats, and what Tab offers."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,19 +61,14 @@ def test_changes_answer_as_json(service: Any, run: Any) -> None:
     assert not run("queue", "resume")[1][0]["paused"]
 
 
-def test_sessions_are_pulled_side_by_side_and_taken_up_again(service: Any, run: Any, tmp_path: Path) -> None:
+def test_sessions_are_pulled_side_by_side(service: Any, run: Any, tmp_path: Path) -> None:
     data = bytes(range(256)) * 4000
     sessions = [service.add_session(number, {"a.bin": data + bytes([number])}) for number in range(6)]
-    part = tmp_path / sessions[0].id / "a.bin.part"
-    part.parent.mkdir()
-    part.write_bytes(data[:5000])
     code, lines, err = run("sessions", "pull", *(s.id for s in sessions), "--out", tmp_path, "--jobs", 3)
     assert code == 0
     assert [line["id"] for line in lines] == [session.id for session in sessions], "in the order asked for"
     for number, session in enumerate(sessions):
         assert (tmp_path / session.id / "a.bin").read_bytes() == data + bytes([number])
-    ranges = [s.headers.get("range") for s in service.seen if "/files/" in s.path]
-    assert sorted(filter(None, ranges)) == ["bytes=5000-"]
     assert "in_progress 6/6" in err
     assert "6 sessions, 6 files, 6.1 MB, verified" in err
 
@@ -88,24 +80,3 @@ def test_sessions_are_pulled_by_filter(service: Any, run: Any, tmp_path: Path) -
     assert code == 0
     assert {line["id"] for line in lines} == {f"ses_{number:032x}" for number in (0, 2)}
     assert run("sessions", "pull", "--out", tmp_path)[0] == 1, "neither ids nor filters"
-
-
-def complete(words: str, **environment: str) -> list[str]:
-    """What bash is offered for a command line that ends with its last word."""
-    program = "from actograph.cli.main import app; app(prog_name='actograph')"
-    given = {
-        "_ACTOGRAPH_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - (not words.endswith(" "))),
-    }
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **given, **environment},
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    return ended.stdout.split()
-
-
-@pytest.mark.integration
-def test_tab_offers_commands() -> None:
-    assert complete("actograph jobs sub") == ["submit"]
-    assert complete("actograph sessions pu") == ["pull"]

@@ -3,19 +3,8 @@
 import json
 from typing import Any
 
-import pytest
-
-from actograph.cli import models
-from actograph.contract.base import ErrorRecord
-from actograph.contract.resources import JobStatus, ModelLoad
-from tests.support.command_line import Run, runner
-
-
-@pytest.fixture
-def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
-    monkeypatch.setattr(models, "LOOK_SECONDS", 0.0)
-    return runner(capsys)
+from actograph.contract.resources import ErrorRecord, JobStatus, ModelLoad
+from tests.support.command_line import Run
 
 
 def seen_as(status: JobStatus, error: str = "") -> ModelLoad:

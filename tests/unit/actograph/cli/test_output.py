@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from actograph.cli.output import age, cut, render, shorten, size
+from actograph.cli.output import age, cut, render, size
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
@@ -17,8 +17,7 @@ def test_text_of_others_cannot_steer_the_terminal() -> None:
 def test_sizes_and_ages(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1e9)
     for text, shown in [
-        *(("0 B", size(0)), ("999 B", size(999)), ("1.0 kB", size(1000)), ("999.9 kB", size(999_949))),
-        *(("1.0 MB", size(999_950)), ("1.5 GB", size(1_500_000_000)), ("1000.0 PB", size(10**18))),
+        *(("999 bytes", size(999)), ("1.0 kB", size(1000)), ("1.5 GB", size(1_500_000_000))),
         *(("0s", age(1e9 + 10)), ("59s", age(1e9 - 59)), ("1m", age(1e9 - 60)), ("3d", age(1e9 - 3 * 86400))),
     ]:
         with subtests.test(text):
@@ -27,7 +26,3 @@ def test_sizes_and_ages(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPat
 
 def test_a_text_is_cut_by_the_columns_that_it_takes() -> None:
     assert [cut("longer", 5), cut("two\nlines", 20), cut("答案在此", 5)] == ["long…", "two lines", "答案…"]
-
-
-def test_ids_are_shortened_after_their_prefix() -> None:
-    assert shorten("job_" + "0123456789abcdef" * 2) == "job_0123456789ab"

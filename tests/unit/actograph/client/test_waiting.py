@@ -10,7 +10,7 @@ from actograph.contract.resources import Job, JobStatus
 
 
 def test_it_waits_for_the_end_however_it_comes(
-    service: Any, plain: Client, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+    service: Any, client: Client, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     for status in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED):
         job = service.add_job(1, status="in_progress")
@@ -20,7 +20,7 @@ def test_it_waits_for_the_end_however_it_comes(
 
         monkeypatch.setattr("actograph.client.jobs.sleep", end)
         with subtests.test(status=status):
-            assert plain.jobs.get(job.id).wait().status is status
+            assert client.jobs.get(job.id).wait().status is status
 
 
 def test_a_short_outage_does_not_end_the_wait(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,26 +47,20 @@ def test_a_service_that_never_answered_is_not_waited_for(service: Any, fault: in
         client.jobs.wait(job.id)
 
 
-def test_patience_ends_and_the_job_goes_on(service: Any, plain: Client) -> None:
+def test_patience_ends_and_the_job_goes_on(service: Any, client: Client) -> None:
     job = service.add_job(1, status="in_progress")
     with pytest.raises(WaitTimeout, match=r"in_progress after 0\.05 s \(0 of 4 samples\)"):
-        plain.jobs.wait(job.id, timeout=0.05)
+        client.jobs.wait(job.id, timeout=0.05)
     assert service.paths("POST") == []
 
 
-def test_progress_is_shown_on_stderr(service: Any, plain: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_on_stderr(
+    service: Any, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = service.add_job(1)
-    plain.jobs.wait(job.id, progress=True)
+    client.jobs.wait(job.id, progress=True)
     told = capsys.readouterr()
     assert told.err.startswith("completed 4/4")
     assert told.out == ""
-    plain.jobs.wait(job.id)
+    client.jobs.wait(job.id)
     assert capsys.readouterr().err == ""
-
-
-def test_handles_do_what_the_client_does(service: Any, plain: Client) -> None:
-    job = plain.jobs.get(service.add_job(1, status="in_progress").id)
-    assert list(job.samples()) == list(job.sessions()) == []
-    assert job.cancel().status is JobStatus.CANCELLED
-    assert job.status is JobStatus.IN_PROGRESS, "a handle does not change"
-    assert job.refresh().retry().status is JobStatus.QUEUED

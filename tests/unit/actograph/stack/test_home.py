@@ -38,17 +38,6 @@ def test_a_process_that_was_killed_leaves_no_lock(tmp_path: Path) -> None:
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
 
 
-def test_children_do_not_hold_the_lock(tmp_path: Path) -> None:
-    with locked(tmp_path):
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        with locked(tmp_path):
-            pass
-    finally:
-        child.kill()
-        child.wait()
-
-
 def test_an_open_home_is_closed_to_other_users_and_said_once(tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert close_to_others(home) is None

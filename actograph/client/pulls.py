@@ -1,0 +1,186 @@
+"""Downloads: files of a session, verified before they get their name, and results folders of jobs."""
+
+import hashlib
+import json
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal, cast
+
+from actograph.client.errors import DownloadDamaged, ServiceUnreachable
+from actograph.client.transport import Transport, path_of
+from actograph.concurrency import each_of
+from actograph.contract.errors import InvalidRequest, StoreDamaged
+from actograph.contract.resources import Job, SessionFile
+from actograph.progress import Update
+
+Activations = Literal["none", "meta", "sampled", "all"]
+#: sessions fetched at once
+PARALLEL = 4
+#: the service may read for long before it sends the next bytes
+READ_SECONDS = 300.0
+#: present while a folder is incomplete
+STATE_NAME = ".actograph-pull.json"
+#: the last file of an archive
+SUMMARY_NAME = "summary.json"
+#: folders that a new export replaces; session folders under agent_states are kept
+_OWN_FOLDERS = ("samples", "trajectories", "lm_eval", "inspect")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PulledResults:
+    """Contents of the folder after a pull."""
+
+    folder: Path
+    samples: int
+    #: session folders; 0 unless requested
+    sessions: int
+    #: whether the job had ended
+    complete: bool
+
+
+def plain_name(name: str) -> str:
+    """Return `name` if it is a plain file name. Raises StoreDamaged if it leads out of the folder."""
+    if not name or name in (".", "..") or Path(name).name != name or "\0" in name or "\\" in name:
+        raise StoreDamaged(f"the service lists a file with the unusable name {name!r}")
+    return name
+
+
+def fetch(transport: Transport, session_id: str, file: SessionFile, folder: Path) -> Path:
+    """Download a session's file to an existing folder, unless it is there and has the right sha256.
+
+    Raises:
+        DownloadDamaged: the download has another checksum; nothing is left on disk.
+        ServiceUnreachable: the connection failed repeatedly.
+        ApiError: the service refused.
+    """
+    target = folder / plain_name(file.name)
+    if target.is_file() and _sha256_of(target) == file.sha256:
+        return target
+    part = target.with_name(target.name + ".part")
+
+    def download() -> None:
+        path = path_of("/v1/activations/sessions", session_id, "files", file.name)
+        with transport.stream("GET", path) as response, part.open("wb") as out:
+            for chunk in response.iter_bytes():
+                out.write(chunk)
+
+    try:
+        transport.repeat(download)
+        found, size = _sha256_of(part), part.stat().st_size
+        if found != file.sha256:
+            raise DownloadDamaged(
+                f"{file.name}: got {size} bytes with sha256 {found}, expected {file.bytes} bytes with "
+                f"{file.sha256}"
+            )
+        return part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def pull(
+    transport: Transport, job: Job, folder: Path, activations: Activations, on_progress: Update
+) -> PulledResults:
+    """Download a job's results folder; see `Jobs.pull_results`."""
+    _claim(folder, job.id)
+    ended = job.progress.completed + job.progress.failed
+    query = {"activations": "meta" if activations == "all" else activations}
+    samples = 0
+
+    def download() -> None:
+        nonlocal samples
+        _clear(folder)
+        samples, last = 0, ""
+        on_progress("samples", 0, ended)
+        path = path_of("/v1/jobs", job.id, "export")
+        with transport.stream("GET", path, params=query, read_timeout=READ_SECONDS) as response:
+            for last in unpack(response.iter_bytes(), folder, job.id):
+                if last.startswith("samples/"):
+                    samples += 1
+                    on_progress("samples", samples, max(samples, ended))
+        if last != SUMMARY_NAME:
+            raise ServiceUnreachable(f"the export of job {job.id} was cut off")
+
+    transport.repeat(download)
+    fetched = 0
+    if activations == "all":
+        states = sorted((folder / "agent_states").glob("*.json"))
+        on_progress("sessions", 0, len(states))
+        for fetched, _ in enumerate(each_of(lambda one: _fetch_all(transport, one), states, PARALLEL), 1):
+            on_progress("sessions", fetched, len(states))
+    (folder / STATE_NAME).unlink()
+    complete = bool(json.loads((folder / SUMMARY_NAME).read_bytes())["complete"])
+    return PulledResults(folder=folder, samples=samples, sessions=fetched, complete=complete)
+
+
+def _fetch_all(transport: Transport, state_path: Path) -> None:
+    """Download the missing and damaged files of a session."""
+    state = json.loads(state_path.read_bytes())
+    folder = state_path.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for file in map(SessionFile.model_validate, state["files"]):
+        fetch(transport, state["session_id"], file, folder)
+
+
+def _claim(folder: Path, job_id: str) -> None:
+    """Make the folder and mark it as the job's. Raises InvalidRequest if it contains something else."""
+    for path in (folder / STATE_NAME, folder / SUMMARY_NAME):
+        if path.is_file():
+            found = json.loads(path.read_bytes())
+            if not isinstance(found, dict) or found.get("job_id") != job_id:
+                raise InvalidRequest(f"{folder} contains results of another job; choose another folder")
+            break
+    else:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InvalidRequest(f"{folder} contains other files; choose a new or empty folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STATE_NAME).write_text(json.dumps({"job_id": job_id}))
+
+
+def _clear(folder: Path) -> None:
+    """Delete the files of an earlier export."""
+    for name in _OWN_FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for left in (folder / "agent_states").glob("*.json"):
+        left.unlink()
+    (folder / SUMMARY_NAME).unlink(missing_ok=True)
+
+
+class _Chunks:
+    """The chunks of an answer as a file."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+
+    def read(self, _size: int) -> bytes:
+        return next(self._chunks, b"")
+
+
+def unpack(chunks: Iterable[bytes], folder: Path, top: str) -> Iterator[str]:
+    """Unpack a tar.gz with the top folder `top` into `folder` while it arrives.
+
+    Yields the name of each file after it is complete.
+
+    Raises:
+        DownloadDamaged: the data is not such an archive, or a name leads out of the folder.
+    """
+    try:
+        with tarfile.open(fileobj=cast(BinaryIO, _Chunks(chunks)), mode="r|gz") as archive:
+            for member in archive:
+                found_top, _, name = member.name.partition("/")
+                # the filter would strip a leading slash; here it is refused
+                if not member.isreg() or found_top != top or not name or name.startswith("/"):
+                    raise DownloadDamaged(f"{member.name!r} in the export is not a file of {top}")
+                archive.extract(member.replace(name=name, deep=False), folder, filter="data")
+                yield name
+    except tarfile.FilterError as error:
+        raise DownloadDamaged(f"a name in the export leads out of the folder: {error}") from error
+    except tarfile.TarError as error:
+        raise DownloadDamaged(f"the export is not a tar.gz, or is cut off: {error}") from error

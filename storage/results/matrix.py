@@ -1,0 +1,339 @@
+"""Rows of one hook over many sessions, as one matrix with the label and origin of every row."""
+
+import io
+import json
+import math
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph import tensor_files
+from actograph.concurrency import each_of
+from actograph.contract import hooks
+from actograph.contract.errors import InvalidRequest, MixedIdentities, NotFound, StoreDamaged
+from actograph.contract.models import ModelStructure, short
+from actograph.contract.resources import TensorInfo
+from actograph.contract.row_selection import (
+    Positions,
+    Reduce,
+    consecutive,
+    needs_segments,
+    stored_rows,
+)
+from actograph.tensor_files import Array
+from storage.artifacts.store import ArtifactStore
+from storage.index import deletions
+from storage.sessions import selected_rows
+from storage.sessions.filter import SessionFilter
+from storage.sessions.reader import SessionReader
+from storage.tables.models import JobRow, SampleRow, SessionRow
+
+#: label that is the verdict of the first scorer
+CORRECT = "correct"
+#: token of a row that summarizes several tokens
+SEVERAL_TOKENS = -1
+#: sessions read at once
+READERS = 8
+#: sessions whose hooks are in memory at once
+_FETCHED = 500
+#: bytes of an answer that are sent at once
+_SENT_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Rows to read of every session."""
+
+    positions: Positions
+    reduce: Reduce
+    #: largest size of all rows
+    max_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A session in the index, with the name and form of its tensor, if it has one."""
+
+    id: str
+    sample_id: str
+    sample_index: int
+    epoch: int
+    condition: str
+    correct: bool | None
+    prompt_tokens: int
+    rows: int
+    identity_sha256: str | None
+    hook: str | None
+    info: TensorInfo | None
+    stored: Sequence[str]
+
+
+def stored_names(job: JobRow, hook: str, structure: ModelStructure | None = None) -> list[str]:
+    """Names under which a job may store a hook: a savepoint, a hook point, an alias or a module path."""
+    savepoints = (job.pinned or {}).get("savepoints") or {}
+    names = [savepoints.get(hook), hook, hooks.canonical(hook)]
+    if structure is not None:
+        with suppress(InvalidRequest):  # the sessions that lack it are reported as skipped
+            names.append(hooks.resolve(hook, structure))
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def sources(
+    session: Session, wanted: SessionFilter, names: Sequence[str], *, epoch: int | None, limit: int | None
+) -> list[Source]:
+    """Find the matching sessions, oldest first."""
+    fields = (
+        "id", "sample_id", "sample_index", "epoch", "condition", "correct", "prompt_tokens", "rows",
+        "identity_sha256", "hooks",
+    )  # fmt: skip
+    statement = wanted.narrow(sa.select(*(getattr(SessionRow, name) for name in fields)))
+    if epoch is not None:
+        statement = statement.where(SessionRow.epoch == epoch)
+    statement = statement.where(*deletions.visible(session))
+    statement = statement.order_by(SessionRow.created_at, SessionRow.id).limit(limit)
+    found = []
+    for row in session.execute(statement, execution_options={"yield_per": _FETCHED}):
+        about: dict[str, Any] = row._asdict()
+        stored = about.pop("hooks")
+        name = next((name for name in names if name in stored), None)
+        info = None if name is None else TensorInfo.model_validate(stored[name])
+        found.append(Source(**about, hook=name, info=info, stored=list(stored)[:8]))
+    return found
+
+
+def labels(session: Session, job_id: str, found: Sequence[Source], label: str) -> dict[str, float]:
+    """Label of each session by its id: `correct`, or a score of its sample; NaN without one.
+
+    Raises:
+        InvalidRequest: no sample has such a score.
+    """
+    if label == CORRECT:
+        return {one.id: math.nan if one.correct is None else float(one.correct) for one in found}
+    values: dict[str, float] = {}
+    keys = dict[str, None]()
+    statement = sa.select(SampleRow.id, SampleRow.scores).where(SampleRow.job_id == job_id)
+    for sample_id, scores in session.execute(statement, execution_options={"yield_per": _FETCHED}):
+        keys.update(dict.fromkeys(scores or ()))
+        if scores and label in scores:
+            values[sample_id] = float(scores[label]["value"])
+    if not values:
+        raise InvalidRequest(
+            f"no sample has a score {label!r}; there are {', '.join([CORRECT, *keys])}", param="label"
+        )
+    return {one.id: values.get(one.sample_id, math.nan) for one in found}
+
+
+@dataclass
+class Matrix:
+    """Rows of the sessions that have some, and the sessions without rows with the reason."""
+
+    hook: str
+    pieces: list["Piece"] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+    def npz(self, label_of: Mapping[str, float]) -> Iterator[bytes]:
+        """Yield an .npz file in pieces, without another copy of the rows."""
+        counts = [len(piece.tokens) for piece in self.pieces]
+
+        def spread(values: Sequence[object], dtype: object = None) -> Array:
+            return np.repeat(np.array(values, dtype), counts)  # type: ignore[call-overload]
+
+        origins = [piece.source for piece in self.pieces]
+        arrays = {
+            "hook": np.array(self.hook),
+            "labels": spread([label_of[one.id] for one in origins], np.float64),
+            "tokens": np.concatenate([np.array(piece.tokens, np.int64) for piece in self.pieces]),
+            "sample_index": spread([one.sample_index for one in origins], np.int64),
+            "epoch": spread([one.epoch for one in origins], np.int64),
+            "condition": spread([one.condition for one in origins]),
+            "session_id": spread([one.id for one in origins]),
+            "skipped": np.array(
+                json.dumps([{"session_id": one, "reason": reason} for one, reason in self.skipped])
+            ),
+        }
+        sink = _Sink()
+        with zipfile.ZipFile(sink, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, array, allow_pickle=False)
+            with archive.open("features.npy", "w", force_zip64=True) as file:
+                kind = np.result_type(*{piece.rows.dtype for piece in self.pieces})
+                shape = (sum(counts), self.pieces[0].rows.shape[1])
+                np.lib.format.write_array_header_2_0(
+                    file,
+                    {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape},
+                )
+                for piece in self.pieces:
+                    file.write(np.ascontiguousarray(piece.rows, kind).data)
+                    if sink.size >= _SENT_BYTES:
+                        yield sink.taken()
+        yield sink.taken()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows [k, width] of one session, and the token of each."""
+
+    source: Source
+    rows: Array
+    tokens: Sequence[int]
+
+
+def read(store: ArtifactStore, found: Sequence[Source], hook: str, choice: Choice) -> Matrix:
+    """Read the chosen rows of all sessions.
+
+    A session without such rows, or whose files are gone or damaged, is skipped with the reason.
+
+    Raises:
+        NotFound: no session has such rows; the message contains the first reason.
+        InvalidRequest: the rows cannot be read (a tensor stored as a mean), or exceed `max_bytes`.
+        MixedIdentities: sessions were recorded with different models.
+    """
+    _check(found, hook, choice)
+    room = _Room(choice.max_bytes)
+    matrix = Matrix(hook)
+
+    def piece(source: Source) -> Piece | tuple[str, str]:
+        try:
+            return _piece(SessionReader(store, source.id), source, hook, choice, room)
+        except (NotFound, StoreDamaged) as error:
+            return source.id, error.message
+
+    for one in each_of(piece, found, READERS):
+        if isinstance(one, Piece):
+            matrix.pieces.append(one)
+        else:
+            matrix.skipped.append(one)
+    if not matrix.pieces:
+        reason = matrix.skipped[0][1] if matrix.skipped else "no session matches the filters"
+        raise NotFound(f"no session gave rows of {hook}: {reason}")
+    return matrix
+
+
+def _check(found: Sequence[Source], hook: str, choice: Choice) -> None:
+    """Check all that the index knows, before anything is read."""
+    first: Source | None = None
+    room = _Room(choice.max_bytes)
+    for one in found:
+        if one.info is None:
+            continue
+        first = first or one
+        assert first.info is not None
+        if first.identity_sha256 != one.identity_sha256:
+            raise MixedIdentities(
+                f"sessions {first.id} and {one.id} were recorded with different models (identities "
+                f"{short(first.identity_sha256)} and {short(one.identity_sha256)}); "
+                "choose sessions of one model by the filters"
+            )
+        if first.info.shape[1] != one.info.shape[1]:
+            raise InvalidRequest(
+                f"{hook} is {one.info.shape[1]} wide in session {one.id}, {first.info.shape[1]} in others: "
+                "choose sessions of one width by the filters"
+            )
+        summary = one.info.summary
+        if summary is not None and (choice.positions != "all" or choice.reduce not in ("none", summary)):
+            raise InvalidRequest(
+                f"{hook} was stored as the {summary} over tokens: ask for positions=all with reduce=none "
+                f"or {summary}",
+                param="positions",
+            )
+        if summary is None and choice.reduce in ("mean", "max") and _kind(one.info).kind != "f":
+            raise InvalidRequest(
+                f"{hook} holds {one.info.dtype} numbers: {choice.reduce} needs floats", param="reduce"
+            )
+        room.take(one.info, _known_rows(one, one.info, choice))
+
+
+def _known_rows(source: Source, info: TensorInfo, choice: Choice) -> int:
+    """Rows of a session by the index alone; 0 if only its files can tell."""
+    if info.summary is not None or needs_segments(choice.positions) or info.position_offset is not None:
+        return int(info.summary is not None)
+    tokens = range(info.first_row, info.first_row + info.shape[0])
+    rows = stored_rows(
+        choice.positions, tokens, prompt_tokens=source.prompt_tokens, ran=source.rows, segments=()
+    )
+    return len(rows) if choice.reduce == "none" else min(1, len(rows))
+
+
+def _piece(reader: SessionReader, source: Source, hook: str, choice: Choice, room: "_Room") -> Piece:
+    """Read one session's rows. Raises NotFound if it has none."""
+    name, info = source.hook, source.info
+    if name is None or info is None:
+        have = ", ".join(source.stored) or "none"
+        raise NotFound(f"no tensor {hook} is stored; the session has {have}")
+    if info.summary is not None:
+        room.take(info, 1)
+        return Piece(source, _floats(selected_rows.read(reader, name, 0, 1)), [SEVERAL_TOKENS])
+    tokens, chosen = selected_rows.select(reader, name, choice.positions)
+    if not chosen:
+        raise NotFound(f"{hook} has no row at positions {choice.positions}")
+    if choice.reduce in ("mean", "max"):
+        room.take(info, 1)
+        one = selected_rows.reduced(reader, name, chosen, choice.reduce)
+        return Piece(source, one[None, :].astype(_kind(info)), [SEVERAL_TOKENS])
+    if choice.reduce == "last":
+        chosen = chosen[-1:]
+    room.take(info, len(chosen))
+    rows = [selected_rows.read(reader, name, low, high) for low, high in consecutive(chosen)]
+    whole = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    return Piece(source, _floats(whole), [tokens[row] for row in chosen])
+
+
+def _kind(info: TensorInfo) -> np.dtype[Any]:
+    """The dtype of rows in the matrix: float32 for 16-bit floats, which is exact."""
+    stored = tensor_files.NUMPY_DTYPES.get(info.dtype, np.dtype("<f4"))
+    return np.dtype("<f4") if info.dtype in ("BF16", "F16") else stored
+
+
+def _floats(rows: Array) -> Array:
+    return rows.astype(np.float32) if rows.dtype == np.float16 else rows
+
+
+class _Room:
+    """Bytes that are left for rows. Threads share it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = self._left = max_bytes
+        self._lock = threading.Lock()
+
+    def take(self, info: TensorInfo, rows: int) -> None:
+        """Raises InvalidRequest if the rows do not fit."""
+        with self._lock:
+            self._left -= rows * info.shape[1] * _kind(info).itemsize
+            if self._left < 0:
+                raise InvalidRequest(
+                    f"the rows take more than max_bytes={self._max_bytes}; choose fewer (positions, "
+                    "condition, limit), reduce=mean, or raise max_bytes",
+                    param="max_bytes",
+                )
+
+
+class _Sink(io.RawIOBase):
+    """Collects written bytes until they are taken."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._pieces.append(piece)
+        self.size += len(piece)
+        return len(piece)
+
+    def taken(self) -> bytes:
+        """Return the bytes written since the last call."""
+        joined = b"".join(self._pieces)
+        self._pieces.clear()
+        self.size = 0
+        return joined

@@ -1,0 +1,66 @@
+"""/v1/jobs/{id}/matrix, by the client."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from actograph.client import ApiError, Client
+from actograph.contract.resources import Score
+from storage.sessions.writer import TensorRows
+
+if TYPE_CHECKING:
+    from tests.integration.api.conftest import Problem, Service
+
+pytestmark = pytest.mark.integration
+
+HOOK = "resid_post.1"
+KEY = "exact_match,strict-match"
+
+
+def test_rows_of_a_job_with_their_labels_and_filters(service: "Service", url: str) -> None:
+    service.load_model()
+    inputs = [{"prompt": f"prompt {i}"} for i in range(3)]
+    job_id = service.submit(inputs=inputs, conditions=[{"name": "a"}, {"name": "b"}])
+    stored = {}
+    for lease in service.claim(job_id, 6):
+        rows = np.random.default_rng(lease.sample_index).normal(size=(6, 8)).astype("<f4")
+        stored[lease.sample_index, lease.condition] = rows
+        scores = {KEY: Score(value=lease.sample_index / 10)} if lease.sample_index else {}
+        tensors = {HOOK: TensorRows(HOOK, "F32", (6, 8), 0, rows)}
+        service.finish(lease, tensors=tensors, scores=scores, correct=lease.sample_index < 2)
+
+    with Client(url, "") as client:
+        job = client.jobs.get(job_id)
+
+        def where(matrix: Any) -> set[tuple[int, str]]:
+            return set(zip(matrix.sample_index.tolist(), matrix.condition.tolist(), strict=True))
+
+        matrix = job.matrix("blocks.1.hook_resid_post", positions=-1)
+        assert where(matrix) == set(stored)
+        for row, index, condition in zip(matrix.features, matrix.sample_index, matrix.condition, strict=True):
+            assert np.array_equal(row, stored[index, condition][2])
+        assert matrix.labels.tolist() == [float(index < 2) for index in matrix.sample_index]
+        assert (matrix.hook, matrix.skipped) == ("blocks.1.hook_resid_post", [])
+        assert len(job.matrix("model.layers[1].resid_post.output")) == 6, "a module path of the model"
+        assert where(job.matrix(HOOK, condition="b", correct=True)) == {(0, "b"), (1, "b")}
+        assert len(job.matrix(HOOK, limit=2, positions={"start": 4}, epoch=0)) == 4
+        scored = job.matrix(HOOK, positions="answer", reduce="mean", label=KEY, condition="a")
+        values = dict(zip(scored.sample_index.tolist(), scored.labels.tolist(), strict=True))
+        assert (values[1], values[2], np.isnan(values[0])) == (0.1, 0.2, True)
+        for options, says in [
+            ({"label": "f1"}, f"there are correct, {KEY}"),
+            ({"positions": "middle"}, "positions=middle is none of all, prompt"),
+            ({"positions": "all", "max_bytes": 64}, "more than max_bytes=64"),
+            ({"condition": "c"}, "no session matches the filters"),
+        ]:
+            with pytest.raises(ApiError, match=says):
+                job.matrix(HOOK, **options)
+
+
+def test_requests_that_are_refused(service: "Service", problem: "Problem") -> None:
+    service.load_model()
+    path = f"/v1/jobs/{service.submit()}/matrix"
+    for params in ({}, {"hook": HOOK, "reduce": "sum"}, {"hook": HOOK, "positions": "true"}):
+        problem(service.client.get(path, params=params), 422)
+    problem(service.client.get(path.replace("job_", "job_0"), params={"hook": HOOK}), 404)
