@@ -18,11 +18,11 @@ from actograph import __version__, redaction
 from actograph.contract.resources import Problem
 from actograph.settings import Settings
 from api.auth import Authentication
-from api.background.reconciler import Reconciler
+from api.background import Background
 from api.bodies import BodyLimit
 from api.dependencies import Services, refuse_nul, use_reserve
 from api.errors import DOCUMENTED, install
-from api.openai.chat_waiting import JobEnds, LiveTexts
+from api.openai.chat_watch import ChatWatch
 from api.routes import (
     batches,
     chat,
@@ -43,7 +43,6 @@ from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import PublicEndpoint
 from storage.broker.broker import Broker
-from storage.broker.live_text import LiveTextReader
 from storage.index import deployment
 from storage.index.database import Database
 
@@ -81,18 +80,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services = open_services(settings)
         _stop_streams_on_signal(services)
-        reconciler = Reconciler(services)
         app.state.services = services
-        app.state.reconciler = reconciler
-        app.state.job_ends = JobEnds(services)
-        app.state.live_texts = LiveTexts(LiveTextReader(settings.broker_url))
-        reconciler.start()
+        background = app.state.background = Background(services)
+        app.state.chats = ChatWatch(services)
+        background.healing.start()
         try:
             yield
         finally:
             services.stopping.set()
-            reconciler.stop()
-            await app.state.live_texts.close()
+            background.stop()
+            await app.state.chats.close()
             services.broker.close()
             services.database.close()
 

@@ -12,7 +12,7 @@ from actograph.contract.interventions import StoredVector, check_stored, check_w
 from actograph.contract.resources import ModelStructure
 from actograph.contract.specs import CaptureInput, CaptureSpec, EvaluationSpec, GeneratingSpec
 from actograph.contract.structure_checks import check_capture, check_sampling
-from api.estimate import Spec
+from storage.submission.named import Spec
 
 
 def check_length(spec: Spec, structure: ModelStructure | None) -> None:

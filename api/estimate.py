@@ -9,19 +9,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from actograph.contract.batches import BatchJobSpec
 from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.errors import InsufficientResources
 from actograph.contract.plans import batch_memory, estimate
 from actograph.contract.resources import Estimate, ModelStructure, Need
 from actograph.contract.resources.estimates import PromptTokensSource
-from actograph.contract.specs import AnyJobSpec, CaptureSpec, EvaluationSpec
+from actograph.contract.specs import CaptureSpec, EvaluationSpec
 from api.dependencies import Services
 from storage.accounts.quotas import Quotas
 from storage.queue import pause
 from storage.samples import NewSample
-
-Spec = AnyJobSpec | ChatJobSpec | BatchJobSpec
+from storage.submission.named import Spec
 
 #: usual for English text and a vocabulary of 30,000 tokens or more
 USUAL_CHARACTERS_PER_TOKEN = 4.0
@@ -67,25 +65,21 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
         length: length of every prompt in tokens, if the client knows it.
     """
     spec, disk_bytes = submission.spec, _disk_left(services, submission)
-    source: PromptTokensSource | None = "characters"
+    lengths: PromptTokens | None = None
+    source: PromptTokensSource | None = None
     if length is not None:
         lengths, source = PromptTokens(length, length), "request"
         assumptions = [f"every prompt has {length} tokens, as requested"]
     elif submission.total is None:
-        lengths, source = None, None
         assumptions = ["only the worker can read the dataset; send ?prompt_tokens= for an estimate"]
     else:
-        lengths = _lengths(submission, USUAL_CHARACTERS_PER_TOKEN)
+        lengths, source = _lengths(submission, USUAL_CHARACTERS_PER_TOKEN), "characters"
         assumptions = [
-            f"prompt lengths are guessed: a token is {USUAL_CHARACTERS_PER_TOKEN:.0f} characters long (usual "
-            "for English) and a chat template adds none; send ?prompt_tokens= if you know better"
+            f"prompt lengths are guessed: {USUAL_CHARACTERS_PER_TOKEN:.0f} characters per token, no chat "
+            "template, one turn; send ?prompt_tokens= if you know better"
         ]
-    if isinstance(spec, EvaluationSpec) and spec.uses_tools:
-        assumptions.append("one turn per sample: tools' descriptions and further turns are not counted")
     if not spec.is_prefill:
-        assumptions.append(
-            f"every sample generates max_tokens = {spec.max_tokens} tokens; one that ends earlier takes less"
-        )
+        assumptions.append(f"every sample generates max_tokens = {spec.max_tokens} tokens")
     if submission.structure is None:
         assumptions.append(f"no worker has loaded {spec.model} yet, so its widths are unknown")
     elif not submission.memory:
@@ -102,44 +96,23 @@ def admit(services: Services, submission: Submission) -> None:
     Raises:
         InsufficientResources: with the needed and available bytes (QuotaExceeded for a quota).
     """
-    lengths = _lengths(submission, MOST_CHARACTERS_PER_TOKEN)
+    lengths, spec = _lengths(submission, MOST_CHARACTERS_PER_TOKEN), submission.spec
     found = _estimate(submission, lengths, _disk_left(services, submission), batch=1)
-    admit_bytes(services, submission, found.disk.needed or 0)
-    _refuse(
-        submission,
-        {
-            "memory of the device for a batch of one": found.device,
-            "main memory for a batch of one": found.host,
-        },
-        param="capture" if submission.spec.is_prefill else "sampling.max_tokens",
-    )
-
-
-def admit_bytes(services: Services, submission: Submission, needed: int) -> None:
-    """Refuse a job that cannot be stored; `needed` counts the bytes of all its sessions.
-
-    Raises:
-        InsufficientResources: as in `admit`.
-    """
     what = f"up to {submission.total} samples"
-    submission.quotas.require(submission.owner, needed, what, param="capture")
-    disk = _need(needed, _disk_left(services, submission))
-    _refuse(submission, {f"disk for {what}": disk}, param="capture")
-
-
-def _refuse(submission: Submission, needs: Mapping[str, Need], *, param: str) -> None:
-    faults = [
-        f"{what}: needed {need.needed:,} bytes, available {need.available:,}"
-        for what, need in needs.items()
-        if need.fits is False
-    ]
-    if faults:
-        raise InsufficientResources(
-            f"the job does not fit. {'; '.join(faults)} (prompts counted with as few tokens as they can "
-            f"have, max_tokens {submission.spec.max_tokens}). Lower max_tokens or limit, capture fewer hooks "
-            "or positions, or free space; POST /v1/estimate shows the plan",
-            param=param,
-        )
+    submission.quotas.require(submission.owner, found.disk.needed or 0, what, param="capture")
+    for need, subject, param in (
+        (found.disk, f"disk for {what}", "capture"),
+        (found.device, "memory of the device for a batch of one", "sampling.max_tokens"),
+        (found.host, "main memory for a batch of one", "sampling.max_tokens"),
+    ):
+        if need.fits is False:
+            raise InsufficientResources(
+                f"the job does not fit. {subject}: needed {need.needed:,} bytes, available "
+                f"{need.available:,} (prompts counted with as few tokens as they can have, max_tokens "
+                f"{spec.max_tokens}). Lower max_tokens or limit, capture fewer hooks or positions, or free "
+                "space; POST /v1/estimate shows the plan",
+                param="capture" if spec.is_prefill else param,
+            )
 
 
 def _disk_left(services: Services, submission: Submission) -> int | None:
@@ -169,11 +142,6 @@ def _lengths(submission: Submission, per_token: float) -> PromptTokens | None:
         tokens = max(1, math.ceil(characters / per_token))
         longest, total, count = max(longest, tokens), total + tokens, count + 1
     return PromptTokens(math.ceil(total / count), longest) if count else None
-
-
-def fewest_tokens(given: Mapping[str, Any]) -> int:
-    """The fewest tokens that the prompt of a sample's input can have."""
-    return max(1, math.ceil(_characters(given) / MOST_CHARACTERS_PER_TOKEN))
 
 
 def _characters(given: Mapping[str, Any]) -> int:
@@ -226,7 +194,7 @@ def _estimate(
         )
         total = None if submission.total is None else one * submission.total
         found |= {"bytes_per_sample": one, "disk": _need(total, disk_bytes)}
-        found |= _memory(submission, structure, names, lengths.longest, batch=batch)
+        found |= _memory(submission, structure, names, lengths.longest, batch)
     elif not names:
         found["disk"] = _need(0, disk_bytes)
     values = values.model_copy(update=found)
@@ -236,20 +204,16 @@ def _estimate(
 
 
 def _memory(
-    submission: Submission,
-    structure: ModelStructure,
-    names: Sequence[str],
-    longest: int,
-    *,
-    batch: int | None,
+    submission: Submission, structure: ModelStructure, names: Sequence[str], longest: int, batch: int | None
 ) -> dict[str, object]:
     """Memory of one batch with prompts of `longest` tokens; empty if the structure lacks a size."""
     spec, memory = submission.spec, submission.memory
-    capture = spec.capture or CaptureSpec()
-    generated, kv_bytes = spec.max_tokens, structure.kv_bytes_per_token
+    capture, generated = spec.capture or CaptureSpec(), spec.max_tokens
+    kv_bytes = structure.kv_bytes_per_token
     if kv_bytes is None and generated:
         return {}
     prompt = longest if generated else min(longest, structure.context_length)
+    tokens = {"prompt_tokens": prompt, "generated_tokens": generated}
     device, host = memory.get("device_available_bytes"), memory.get("host_available_bytes")
     on_gpu = batch_memory.is_gpu(structure)
     budget = batch_memory.Budget(
@@ -258,9 +222,7 @@ def _memory(
         cap=memory.get("batch_cap", batch_memory.batch_cap(on_gpu=on_gpu)),
         on_gpu=on_gpu,
     )
-    need = batch_memory.capture_need(
-        structure, names, capture, prompt_tokens=prompt, generated_tokens=generated
-    )
+    need = batch_memory.capture_need(structure, names, capture, **tokens)
     scores = isinstance(spec, ChatJobSpec) and spec.scores_prompts
     sizes = {
         "prompt_tokens": prompt,
@@ -272,9 +234,7 @@ def _memory(
         chosen = batch_memory.batch_size(structure, kv_bytes or 0, need, budget, **sizes)
     size = batch or chosen or 1
     run = batch_memory.batch_memory(structure, kv_bytes or 0, need, samples=size, **sizes)
-    tensors = estimate.tensor_bytes(
-        structure, names, capture, prompt_tokens=prompt, generated_tokens=generated
-    )
+    tensors = estimate.tensor_bytes(structure, names, capture, **tokens)
     rows = batch_memory.held_rows_bytes(budget, need, tensors, samples=size)
     return {
         "batch_size": chosen,

@@ -19,7 +19,7 @@ from actograph.contract.chat.tool_calls import OPEN, first_call
 from actograph.contract.errors import ActographError
 from api.openai import chat_results
 from api.openai.chat_results import ChatResult
-from api.openai.chat_waiting import Running, cancel
+from api.openai.chat_watch import Running
 from storage.tables.models import SampleRow
 
 PING_SECONDS = 15.0
@@ -137,7 +137,7 @@ async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> As
     finally:
         if not has_ended:
             with anyio.CancelScope(shield=True):
-                await run_in_threadpool(cancel, running.services, running.job.id)
+                await run_in_threadpool(running.cancel)
 
 
 async def guarded(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
@@ -154,26 +154,22 @@ async def guarded(first: str, events: AsyncGenerator[str, None]) -> AsyncIterato
 
 
 async def _pieces(running: Running) -> AsyncIterator[tuple[int, str] | None]:
-    """Yield pieces of text until the job has ended; None after a while without text."""
-    ended = asyncio.create_task(running.ends.wait(running.job.id))
-    try:
-        with running.texts.follow([row.id for row in running.samples]) as feed:
-            while True:
-                next_one = asyncio.create_task(feed.get())
-                try:
-                    await asyncio.wait({ended, next_one}, timeout=PING_SECONDS, return_when="FIRST_COMPLETED")
-                finally:
-                    if not next_one.done():
-                        next_one.cancel()
-                if next_one.done() and not next_one.cancelled():
-                    yield next_one.result()
-                elif ended.done():
-                    ended.result()
-                    return
-                else:
-                    yield None
-    finally:
-        ended.cancel()
+    """Yield pieces of text until the job has ended; None after a while without text.
+
+    Raises:
+        ServiceUnavailable: this process is stopping.
+    """
+    with running.watch.follow(running.job.id, [row.id for row in running.samples]) as feed:
+        while True:
+            try:
+                found = await asyncio.wait_for(feed.get(), PING_SECONDS)
+            except TimeoutError:
+                yield None
+                continue
+            if found is None:
+                running.watch.require_running()
+                return
+            yield found
 
 
 def _captured(choice: BaseModel) -> dict[str, Any]:

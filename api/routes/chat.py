@@ -22,7 +22,7 @@ from api.errors import CLIENT_CLOSED_REQUEST, problem_of
 from api.openai import chat_requests, chat_results, chat_stream
 from api.openai.chat_results import ChatResult
 from api.openai.chat_stream import ChatChunks, CompletionChunks
-from api.openai.chat_waiting import Running, cancel, first_of
+from api.openai.chat_watch import Running, first_of
 from api.reading import sse
 
 router = APIRouter(prefix="/v1", tags=["chat"], dependencies=[SUBMIT], route_class=JsonRoute)
@@ -82,10 +82,7 @@ async def _answer(http: Request, services: Services, owner: str, route: Route[R]
     def submit() -> Running:
         spec = route.spec(request, services)
         job, samples = chat_requests.submit_chat(services, spec, owner)
-        state = http.app.state
-        return Running(
-            services=services, ends=state.job_ends, texts=state.live_texts, job=job, samples=samples
-        )
+        return Running(services=services, watch=http.app.state.chats, job=job, samples=samples)
 
     try:
         running = await run_in_threadpool(submit)
@@ -108,20 +105,19 @@ async def _answer(http: Request, services: Services, owner: str, route: Route[R]
 
 
 async def _at_the_end(http: Request, route: Route[R], running: Running) -> Response:
-    services, job_id = running.services, running.job.id
     has_ended = False
     try:
-        ended = asyncio.ensure_future(running.ends.wait(job_id))
-        has_ended = await first_of(ended, http)
-        if not has_ended:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        ended.result()
+        with running.watch.follow(running.job.id) as feed:
+            if not await first_of(asyncio.ensure_future(feed.get()), http):
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+        running.watch.require_running()
+        has_ended = True
     finally:
-        if not has_ended or services.stopping.is_set():
+        if not has_ended:
             with anyio.CancelScope(shield=True):
-                await run_in_threadpool(cancel, services, job_id)
-    return JSONResponse(
-        await run_in_threadpool(
-            lambda: route.answer(chat_results.read(services, job_id)).model_dump(mode="json")
-        )
-    )
+                await run_in_threadpool(running.cancel)
+
+    def answer() -> BaseModel:
+        return route.answer(chat_results.read(running.services, running.job.id))
+
+    return JSONResponse((await run_in_threadpool(answer)).model_dump(mode="json"))

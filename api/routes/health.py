@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -17,9 +17,6 @@ from storage.queue import workers
 
 router = APIRouter(tags=["health"])
 
-#: reported, but not required: the API serves requests without a worker
-_OF_JOBS = "worker"
-
 
 class Health(BaseModel):
     status: Literal["ok", "unavailable"]
@@ -27,14 +24,17 @@ class Health(BaseModel):
     checks: dict[str, str]
 
 
-def _run_checks(services: AllServicesDep) -> dict[str, str]:
+def _run_checks(services: AllServicesDep) -> Health:
     checks: dict[str, Callable[[], None]] = {
         "database": services.database.ping,
         "broker": services.broker.ping,
         "store": services.store.reach,
-        _OF_JOBS: lambda: _check_worker(services),
+        "worker": lambda: _check_worker(services),
     }
-    return {name: _outcome(check) for name, check in checks.items()}
+    outcomes = {name: _outcome(check) for name, check in checks.items()}
+    # the API serves requests without a worker
+    is_ready = all(state == "ok" for name, state in outcomes.items() if name != "worker")
+    return Health(status="ok" if is_ready else "unavailable", checks=outcomes)
 
 
 def _outcome(check: Callable[[], None]) -> str:
@@ -53,11 +53,9 @@ def _check_worker(services: Services) -> None:
             raise ServiceUnavailable("no worker has a model loaded; jobs wait until one has")
 
 
-ChecksDep = Annotated[dict[str, str], Depends(_run_checks)]
-
-
-def _is_ready(checks: dict[str, str]) -> bool:
-    return all(state == "ok" for name, state in checks.items() if name != _OF_JOBS)
+HealthDep = Annotated[Health, Depends(_run_checks)]
+#: status of an answer by the status of the service
+CODES = {"ok": 200, "unavailable": 503}
 
 
 @router.get("/livez", summary="The process runs", response_class=PlainTextResponse)
@@ -71,18 +69,10 @@ async def get_livez() -> str:
     response_class=PlainTextResponse,
     responses={503: {"description": "A check failed; the lines name it.", "content": {"text/plain": {}}}},
 )
-def get_readyz(checks: ChecksDep, verbose: Annotated[str | None, Query()] = None) -> PlainTextResponse:
-    """Check database, broker and store. A missing worker is reported but is no failure.
-
-    `?verbose` lists every check, one per line.
-    """
-    ready = _is_ready(checks)
-    lines = {name: f"[{'+' if state == 'ok' else '-'}]{name} {state}" for name, state in checks.items()}
-    if ready and verbose is None:
-        missing = [line for name, line in lines.items() if checks[name] != "ok"]
-        return PlainTextResponse("\n".join(["ok", *missing]) + "\n")
-    end = "readyz check passed" if ready else "readyz check failed"
-    return PlainTextResponse("\n".join([*lines.values(), end]) + "\n", 200 if ready else 503)
+def get_readyz(health: HealthDep) -> PlainTextResponse:
+    """Check database, broker and store, one per line. A missing worker is reported but is no failure."""
+    lines = [f"[{'+' if state == 'ok' else '-'}]{name} {state}" for name, state in health.checks.items()]
+    return PlainTextResponse("\n".join([health.status, *lines]) + "\n", CODES[health.status])
 
 
 @router.get(
@@ -91,10 +81,8 @@ def get_readyz(checks: ChecksDep, verbose: Annotated[str | None, Query()] = None
     response_model=Health,
     responses={503: {"model": Health, "description": "A check failed."}},
 )
-def get_health(checks: ChecksDep) -> JSONResponse:
-    ready = _is_ready(checks)
-    body = Health(status="ok" if ready else "unavailable", checks=checks)
-    return JSONResponse(body.model_dump(), 200 if ready else 503)
+def get_health(health: HealthDep) -> JSONResponse:
+    return JSONResponse(health.model_dump(), CODES[health.status])
 
 
 @router.get(

@@ -81,7 +81,7 @@ def submit_job(
             made = request_keys.made_with(session, JobRow, by, key)
             if made is not None:
                 return _job_answer(200, _shown(services, session, made))
-    row, ahead = submit.submit(services, spec, by, lambda _, row: row, key=key)
+    row, ahead = submit.submit(services, spec, by, key=key)
     reason = ahead.waiting_reason or job_view.in_spite_of(services.broker.trouble)
     return _job_answer(202, view.of_row(row, queue_position=ahead.place, waiting_reason=reason))
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from contextlib import suppress
 
 from fastapi import APIRouter
 
@@ -11,7 +12,6 @@ from actograph.contract.specs import PauseRequest
 from api.auth import ADMIN, READ, Caller
 from api.bodies import JsonRoute
 from api.dependencies import Services, ServicesDep
-from storage.accounts import quotas
 from storage.index import pages
 from storage.queue import pause, waiting, workers
 
@@ -21,8 +21,6 @@ router = APIRouter(prefix="/v1", tags=["queue"], dependencies=[READ], route_clas
 
 
 SHOWN_JOBS = 20
-#: jobs that get a message when the queue resumes; workers find the others in the index
-MOST_WOKEN = 500
 
 
 @router.get("/queue", summary="Waiting and running jobs")
@@ -49,15 +47,12 @@ def pause_queue(
 
 @router.post("/queue/resume", summary="Resume the queue", dependencies=[ADMIN])
 def resume_queue(services: ServicesDep, by: Caller) -> Queue:
-    """Resume the queue and wake waiting jobs. A pause for lack of disk space stays."""
+    """Resume the queue; idle workers look within seconds. A pause for lack of disk space stays."""
     with services.database.write() as session:
         was_paused = pause.end(session)
     if was_paused:
         log.warning("the queue is resumed by %s", by)
-    answer = _queue(services)
-    if not answer.paused:
-        _wake_waiting(services)
-    return answer
+    return _queue(services)
 
 
 @router.get("/workers", summary="Workers, the newest first", dependencies=[ADMIN])
@@ -67,18 +62,10 @@ def list_workers(services: ServicesDep) -> ListPage[Worker]:
         return pages.page(workers.find(session), False, workers.resource)
 
 
-def _wake_waiting(services: Services) -> None:
-    """Wake workers at once. Without a broker they find the jobs in the index."""
-    with services.database.read() as session:
-        held = quotas.read(session, services.settings).paused_owners()
-        claimable = waiting.claimable(session, held)[:MOST_WOKEN]
-    for job in claimable:
-        if not services.broker.wake(job.model):
-            return
-
-
 def _queue(services: Services) -> Queue:
-    messages = _messages(services)
+    messages = None
+    with suppress(ServiceUnavailable):
+        messages = services.broker.messages()
     with services.database.read() as session:
         held = pause.active(session, services.store, services.settings)
         statuses = Counter(row.status for row in workers.find(session))
@@ -92,10 +79,3 @@ def _queue(services: Services) -> Queue:
             messages=messages,
             workers={str(status): statuses[status] for status in WorkerStatus},
         )
-
-
-def _messages(services: Services) -> int | None:
-    try:
-        return services.broker.messages()
-    except ServiceUnavailable:
-        return None

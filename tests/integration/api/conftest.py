@@ -24,6 +24,7 @@ from actograph.contract.resources import HookInfo, LocationInfo, ModelStructure,
 from actograph.settings import Settings
 from api.app import create_app
 from api.dependencies import Services
+from api.openai.batches import advance_all
 from storage import samples
 from storage.index.database import Database
 from storage.index.ids import new_session_id, new_worker_id
@@ -184,6 +185,11 @@ class Service:
             rows = session.execute(sa.select(sa.func.count()).select_from(SampleRow)).scalar_one()
         return jobs, rows, self.messages()
 
+    def reconcile(self) -> None:
+        """One round of the background work."""
+        self.app.state.background.healing.round()
+        advance_all(self.services)
+
     def drain(self) -> None:
         """Remove the stored files of what was deleted, as the service does in the background."""
         drain_deletions(self.database, self.services.store)
@@ -306,7 +312,7 @@ def start() -> Iterator[Start]:
         client.__enter__()
         opened.append(client)
         # its first round must not come between two steps of a test
-        assert app.state.reconciler.has_looked.wait(120)
+        assert app.state.background.healing.has_looked.wait(120)
         return Service(client, app)
 
     yield start_one

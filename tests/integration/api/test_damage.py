@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from api.openai.batch_keeper import BatchKeeper
+from api.openai.batches import advance_all
 from storage.index import counters, events
 from storage.index.counters import Counter
 from storage.sessions.writer import TensorRows
@@ -134,7 +134,7 @@ def test_a_tampered_task_file_and_batch_are_refused(service: "Service", problem:
     tampered(service, file_id, json.dumps(line).index("hello"))
     request = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     batch = service.client.post("/v1/batches", json=request).json()
-    BatchKeeper(service.services).advance_all()
+    advance_all(service.services)
     failed = service.client.get(f"/v1/batches/{batch['id']}").json()
     assert failed["status"] == "failed"
     assert failed["errors"]["data"][0]["code"] == "store_damaged"

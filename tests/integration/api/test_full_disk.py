@@ -139,7 +139,7 @@ def test_deleting_works_on_a_disk_without_a_free_byte(
     reserve.restore()
     assert not reserve.path.exists(), "no room yet"
     junk.unlink()
-    service.app.state.reconciler.reconcile_once()
+    service.reconcile()
     assert reserve.path.stat().st_size == RESERVE_BYTES
 
 

@@ -219,31 +219,6 @@ def test_parts_that_are_no_file_are_refused(keyed: "Keyed", problem: "Problem") 
     assert keyed.client.get("/v1/files", headers=keyed.headers()).json()["data"] == []
 
 
-def test_ranges(keyed: "Keyed", subtests: pytest.Subtests) -> None:
-    for header, status, size in [
-        ("bytes=0-0", 206, 1),
-        ("bytes=0-0,2-3", 200, 10),
-        ("bytes=" + ",".join(["0-1"] * 2000), 200, 10),
-        ("bytes=5-2", 200, 10),
-        ("bytes=-0", 416, None),
-        ("bytes=10-", 416, None),
-        ("bytes=0-" + "9" * 17, 206, 10),
-        ("bytes=0-" + "9" * 400, 200, 10),
-        ("bytes=-" + "9" * 17, 206, 10),
-        ("bytes=--1", 200, 10),
-        ("bytes=\u00b2-\u00b3", 200, 10),
-        ("lines=0-1", 200, 10),
-    ]:
-        with subtests.test(header=header, status=status, size=size):
-            part = {"file": ("a", b"0123456789")}
-            file_id = keyed.client.post("/v1/files", files=part, headers=keyed.headers()).json()["id"]
-            key = keyed.headers()["Authorization"].encode()
-            wanted = {b"Authorization": key, b"Range": header.encode("latin-1")}
-            got = keyed.client.get(f"/v1/files/{file_id}/content", headers=wanted)
-            assert got.status_code == status
-            assert size is None or len(got.content) == size
-
-
 def test_numbers_of_a_job_are_bounded(service: "Service", problem: "Problem") -> None:
     spec: dict[str, Any] = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "a"}]}
     before = service.queue_state()

@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
-from api.background.reconciler import Reconciler
 from storage import samples
 from storage.jobs import control, jobs
 from storage.queue import pause
@@ -195,7 +194,7 @@ def test_the_reconciler_fails_a_job_whose_deadline_passed_while_it_waited(servic
     assert shown["deadline_at"] - shown["created_at"] in (999, 1000, 1001)
     with service.database.write() as session:
         jobs.get(session, job_id).deadline_at = 1.0
-    Reconciler(service.services).reconcile_once()
+    service.reconcile()
     ended = service.client.get(f"/v1/jobs/{job_id}").json()
     assert (ended["status"], ended["error"]["type"]) == ("failed", "deadline_exceeded")
     with service.database.read() as session:

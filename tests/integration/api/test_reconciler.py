@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from actograph.contract.resources import WorkerStatus
 from actograph.settings import Settings
-from api.background.reconciler import Reconciler
 from storage.index import events
 from storage.jobs import jobs
 from storage.queue import unserved_jobs, workers
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def reconcile(service: "Service") -> Callable[[], None]:
-    return Reconciler(service.services).reconcile_once
+    return service.reconcile
 
 
 def age(service: "Service", **columns: float) -> None:

@@ -1,7 +1,6 @@
 """/v1/activations/sessions on real session folders: search, row slices, downloads, deletion."""
 
 import io
-import json
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -248,34 +247,15 @@ def test_a_file_is_downloaded_whole_and_by_ranges(service: "Service", session_id
         assert part.content == data[start:stop]
         assert part.headers["content-range"] == f"bytes {start}-{stop - 1}/{size}"
         assert part.headers["content-length"] == str(stop - start)
-
-
-def test_a_range_beyond_the_file_is_refused_with_its_size(
-    service: "Service", session_id: str, problem: "Problem"
-) -> None:
-    url = f"{BASE}/{session_id}/files/activations.safetensors"
-    size = len(service.client.get(url).content)
-    for header in (f"bytes={size}-", "bytes=-0"):
-        answer = service.client.get(url, headers={"Range": header})
-        problem(answer, 416, "range_not_satisfiable")
-        assert answer.headers["content-range"] == f"bytes */{size}"
-
-
-def test_a_range_of_another_form_is_ignored(
-    service: "Service", session_id: str, subtests: pytest.Subtests
-) -> None:
-    for header in ["bytes=3-1", "bytes=a-b", "bytes=0-1,3-4", "rows=1-2", "bytes=-", "x"]:
-        with subtests.test(header=header):
-            answer = service.client.get(f"{BASE}/{session_id}/files/manifest.json", headers={"Range": header})
-            assert answer.status_code == 200
-            assert json.loads(answer.content)["session_id"] == session_id
+    beyond = service.client.get(url, headers={"Range": f"bytes={size}-"})
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
 
 
 def test_entity_tags_spare_a_download_and_guard_a_resumed_one(service: "Service", session_id: str) -> None:
     url = f"{BASE}/{session_id}/files/activations.safetensors"
     whole = service.client.get(url)
     etag = whole.headers["etag"]
-    for value in (etag, f"W/{etag}", f'"x", {etag}', "*"):
+    for value in (etag, "*"):
         again = service.client.get(url, headers={"If-None-Match": value})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
     assert service.client.get(url, headers={"If-None-Match": '"x"'}).status_code == 200

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from actograph.cli.main import main
-from api.openai.batch_keeper import BatchKeeper
+from api.openai.batches import advance_all
 from storage import samples
 from storage.jobs import batches, jobs
 from storage.sessions.writer import SessionReader
@@ -51,31 +51,10 @@ def send(client: openai.OpenAI) -> Callable[..., Any]:
 @pytest.fixture
 def ended(service: "Service", client: openai.OpenAI, eventually: Eventually) -> Callable[[str], Any]:
     """The batch once it has ended; its files are written by what the reconciler would call."""
-    from dataclasses import dataclass, field
-    from threading import Event
-
-    from api.dependencies import Services
-    from api.served_models import ServedModels
-    from storage.broker.broker import Broker
-
-    @dataclass
-    class Opened:
-        services: Services = field(
-            default_factory=lambda: Services(
-                settings=service.settings,
-                database=service.database,
-                store=service.store,
-                broker=Broker(service.settings.broker_url),
-                models=ServedModels(service.settings),
-                stopping=Event(),
-            )
-        )
-
-    keeper = BatchKeeper(Opened().services)
 
     def wait(batch_id: str) -> Any:
         def is_over() -> bool:
-            keeper.advance_all()
+            advance_all(service.app.state.services)
             return client.batches.retrieve(batch_id).status in ("completed", "failed", "expired", "cancelled")
 
         eventually(is_over)

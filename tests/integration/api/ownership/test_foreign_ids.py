@@ -7,7 +7,7 @@ import pytest
 
 from actograph.contract.batches import BatchRequest
 from actograph.contract.service.key_roles import Role
-from api.openai.batch_keeper import BatchKeeper
+from api.openai.batches import advance
 from storage.index import ids
 from storage.jobs import batches
 from tests.support.routes import operations, role_of
@@ -190,7 +190,7 @@ def test_a_batch_names_what_its_owner_has_whoever_moves_it_on(keyed: "Keyed", th
         # as where the process ended before it had read the file, and the reconciler goes on
         with keyed.database.write() as session:
             batch_id = batches.create(session, wanted, owner).id
-        BatchKeeper(keyed.services).advance(batch_id)
+        advance(keyed.services, batch_id)
         batch = keyed.client.get(f"/v1/batches/{batch_id}", headers=things.root).json()
         assert batch["status"] == status, batch
     assert "there is no vector" in batch["errors"]["data"][0]["message"]
