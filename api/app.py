@@ -1,14 +1,11 @@
 """The application: its services, middleware and routes."""
 
 import logging
-import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -45,10 +42,6 @@ from storage.artifacts.store import PublicEndpoint
 from storage.broker.broker import Broker
 from storage.index import deployment
 from storage.index.database import Database
-
-log = logging.getLogger(__name__)
-
-Handler = Callable[[int, FrameType | None], Any]
 
 TAGS = {
     "jobs": "Evaluations and captures: submit, follow, cancel, read.",
@@ -140,8 +133,6 @@ def process_app() -> FastAPI:
     """Set up a serving process and create its application."""
     settings = Settings()
     set_up_logging(settings)
-    if multiprocessing.parent_process() is not None:
-        threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     return create_app(settings)
 
 
@@ -152,28 +143,18 @@ def set_up_logging(settings: Settings) -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def _end_with_parent() -> None:
-    """End this process if its supervisor is killed; it would hold the address for good."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def _stop_streams_on_signal(services: Services) -> None:
     """End event streams as soon as a signal arrives, before uvicorn waits for open connections."""
     if threading.current_thread() is not threading.main_thread():
         return
 
+    def stop_first(then: Callable[..., Any], *args: Any) -> None:
+        services.stopping.set()
+        then(*args)
+
     for sign in (signal.SIGTERM, signal.SIGINT):
-        handle = signal.getsignal(sign)
-        if callable(handle):
-            signal.signal(sign, partial(_stop_streams, services, handle))
-
-
-def _stop_streams(services: Services, then: Handler, number: int, frame: FrameType | None) -> None:
-    services.stopping.set()
-    then(number, frame)
+        if callable(handle := signal.getsignal(sign)):
+            signal.signal(sign, partial(stop_first, handle))
 
 
 def open_services(settings: Settings) -> Services:

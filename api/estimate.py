@@ -39,8 +39,6 @@ class Submission:
     #: last reported memory of the live worker with most free memory; empty if none holds the model
     memory: Mapping[str, int]
     quotas: Quotas
-    #: position of the job in the queue
-    place: int
     #: None if a worker can serve the job
     waiting_reason: str | None
     #: canonical names of captured hooks; None if the worker must resolve them

@@ -1,7 +1,5 @@
 """The served models and their names."""
 
-from collections.abc import Sequence
-
 from actograph.contract.errors import UnknownModel
 from actograph.contract.models import model_names
 from actograph.contract.models.model_names import ServedModel
@@ -22,14 +20,8 @@ class ServedModels:
             for alias in (model.name, *sorted(model.aliases)):
                 self._by_alias.setdefault(alias, self._models[model.name])
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Canonical names, the default model first."""
-        return list(self._models)
-
-    @property
-    def default(self) -> str | None:
-        return next(iter(self._models), None)
+        #: canonical names, the default model first
+        self.names = list(self._models)
 
     def find(self, name: str) -> str | None:
         """Find the canonical name of a served model by name or alias."""

@@ -17,16 +17,11 @@ class Structures:
 
     def find(self, session: Session, model: str) -> ModelStructure | None:
         """Find the structure of a model; None if no worker has loaded it yet."""
-        return self.of(session, model, workers.loaded_at(session, model))
-
-    def of(self, session: Session, model: str, loaded_at: float | None) -> ModelStructure | None:
-        """The same for a known time of the last load; None means never."""
-        if loaded_at is None:
-            return None
+        loaded_at = workers.loaded_at(session, model)
         kept = self._kept.get(model)
         if kept is not None and kept[0] == loaded_at:
             return kept[1]
-        found = workers.structure(session, model)
-        if found is not None:
+        found = None if loaded_at is None else workers.structure(session, model)
+        if loaded_at is not None and found is not None:
             self._kept[model] = (loaded_at, found)
         return found

@@ -63,7 +63,7 @@ _Samples = tuple[Callable[[], Iterator[NewSample]], int | None]
 
 def submit(
     services: Services, spec: Spec, owner: str, *, key: RequestKey | None = None, starts_now: bool = False
-) -> tuple[JobRow, Submission]:
+) -> JobRow:
     """Check a spec, insert its job and wake a worker.
 
     Args:
@@ -78,7 +78,7 @@ def submit(
     estimate.admit(services, submission)
     if starts_now:
         _require_start(services, submission)
-    return insert(services, submission, key=key), submission
+    return insert(services, submission, key=key)
 
 
 def check(services: Services, spec: Spec, owner: str | None) -> Submission:
@@ -142,15 +142,14 @@ def within_context(spec: G, structure: ModelStructure | None, most: int) -> G:
 
 def outlook(services: Services, session: Session, spec: Spec, owner: str | None) -> Submission:
     """A submission without samples: the state of the service for a job."""
-    found = admission.read(session, spec.model, spec.priority)
+    found = admission.read(session, spec.model)
     served = [spec.model] if found.is_held else routing.served_models(session)
     return Submission(
         spec=spec,
         owner=owner,
-        structure=services.structures.of(session, spec.model, found.loaded_at),
+        structure=services.structures.find(session, spec.model),
         memory=max(found.memory, key=lambda one: one.get("device_available_bytes", 0), default={}),
         quotas=quotas.read(session, services.settings),
-        place=found.place,
         waiting_reason=routing.why_unserved(spec.model, served),
     )
 

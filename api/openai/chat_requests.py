@@ -81,7 +81,7 @@ def submit_chat(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobR
         InvalidRequest: `param` is a field of the request.
     """
     try:
-        row, _ = submit.submit(services, spec, owner, starts_now=True)
+        row = submit.submit(services, spec, owner, starts_now=True)
     except ActographError as error:
         # fields of a job's sampling are fields of the request
         error.param = error.param and error.param.removeprefix("sampling.")

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 import anyio
 from fastapi import APIRouter, Request
@@ -11,7 +10,7 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from actograph.contract.chat.chat import ChatCompletionRequest, CompletionRequest
+from actograph.contract.chat.chat import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.chat.chat_answers import ChatCompletion, Completion
 from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.errors import ActographError
@@ -34,14 +33,12 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
         "content": sse.DOCUMENTED,
     }
 }
-R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
 
 
-@dataclass(frozen=True)
-class Route(Generic[R]):
+class Route(NamedTuple):
     """Differences between the two routes."""
 
-    spec: Callable[[R, Services], ChatJobSpec]
+    spec: Callable[[Any, Services], ChatJobSpec]
     answer: Callable[[ChatResult], BaseModel]
     chunks: chat_stream.Chunks
 
@@ -76,7 +73,9 @@ async def create_completion(
     return await _answer(http, services, by, TEXT, request)
 
 
-async def _answer(http: Request, services: Services, owner: str, route: Route[R], request: R) -> Response:
+async def _answer(
+    http: Request, services: Services, owner: str, route: Route, request: CompletionBase
+) -> Response:
     """Submit and answer, whole or streamed. A client that disconnects cancels its job."""
 
     def submit() -> Running:
@@ -104,7 +103,7 @@ async def _answer(http: Request, services: Services, owner: str, route: Route[R]
         return answer
 
 
-async def _at_the_end(http: Request, route: Route[R], running: Running) -> Response:
+async def _at_the_end(http: Request, route: Route, running: Running) -> Response:
     has_ended = False
     try:
         with running.watch.follow(running.job.id) as feed:

@@ -23,20 +23,16 @@ from api.dependencies import (
 )
 from storage.accounts import quotas
 from storage.index import pages
-from storage.jobs import control, job_deletion, jobs, request_keys, view
+from storage.jobs import control, job_deletion, jobs, request_keys
 from storage.queue import job_view, routing
 from storage.results import rescoring, summary
 from storage.tables.models import JobRow
 
 router = APIRouter(prefix="/v1", tags=["jobs"], dependencies=[READ], route_class=JsonRoute)
 
-RETRY_AFTER_SECONDS = 1
 ACCEPTED_HEADERS = {
     "Location": {"description": "URL of the job.", "schema": {"type": "string"}},
-    "Retry-After": {
-        "description": "Seconds until the next request makes sense.",
-        "schema": {"type": "integer"},
-    },
+    "Retry-After": {"description": "Seconds to the next look.", "schema": {"type": "integer"}},
 }
 
 
@@ -81,13 +77,13 @@ def submit_job(
             made = request_keys.made_with(session, JobRow, by, key)
             if made is not None:
                 return _job_answer(200, _shown(services, session, made))
-    row, ahead = submit.submit(services, spec, by, key=key)
-    reason = ahead.waiting_reason or job_view.in_spite_of(services.broker.trouble)
-    return _job_answer(202, view.of_row(row, queue_position=ahead.place, waiting_reason=reason))
+    row = submit.submit(services, spec, by, key=key)
+    with services.database.read() as session:
+        return _job_answer(202, _shown(services, session, jobs.get(session, row.id)))
 
 
 def _job_answer(status: int, job: Job) -> JSONResponse:
-    headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_SECONDS)}
+    headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": "1"}
     return JSONResponse(job.model_dump(mode="json"), status, headers)
 
 
@@ -108,9 +104,7 @@ def list_jobs(
 ) -> ListPage[Job]:
     with services.database.read() as session:
         rows, has_more = jobs.find(session, id_prefix=id_prefix, status=status, kind=kind, tag=tag, **page)
-        active = any(row.status in jobs.ACTIVE for row in rows)
-        limits = quotas.read(session, services.settings)
-        served = routing.served_models(session) if active else None
+        limits, served = quotas.read(session, services.settings), routing.served_models(session)
         return pages.page(
             rows,
             has_more,

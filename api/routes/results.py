@@ -10,8 +10,8 @@ from starlette.responses import Response, StreamingResponse
 from actograph.contract.errors import ExportChanged, NotFound
 from actograph.contract.resources import ListPage, Sample, SampleStatus
 from api.auth import READ
-from api.bodies import slow, slow_threads
-from api.dependencies import After, JobId, SampleId, ServicesDep
+from api.bodies import slow
+from api.dependencies import After, JobId, SampleId, Services, ServicesDep
 from api.reading import sse
 from storage import samples
 from storage.index import pages
@@ -79,7 +79,7 @@ def follow_job(
     with services.database.read() as session:
         jobs.get(session, job_id)
     first = sse.look(services, job_id, start)
-    if first.is_over:
+    if first.is_over and not first.events:
         return Response(status_code=204)
     stream = sse.follow(services, job_id, start, first)
     return StreamingResponse(stream, headers=sse.HEADERS, media_type="text/event-stream")
@@ -123,10 +123,10 @@ def export_job(
         "X-Content-Type-Options": "nosniff",
     }
     pieces = folder.stream(wanted, services.database, services.store, skip=skip)
-    return StreamingResponse(_in_threads(pieces), headers=headers, media_type="application/gzip")
+    return StreamingResponse(_in_threads(services, pieces), headers=headers, media_type="application/gzip")
 
 
-async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _in_threads(services: Services, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Make each piece in a thread of long requests; a client that reads nothing holds no thread."""
-    while (piece := await to_thread.run_sync(next, pieces, None, limiter=slow_threads())) is not None:
+    while (piece := await to_thread.run_sync(next, pieces, None, limiter=services.slow_threads)) is not None:
         yield piece

@@ -1,21 +1,17 @@
 """Batches on both indexes: every end, two processes at once, one that ends, repeated requests, owners."""
 
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
-import openai
 import pytest
 
-from actograph.contract.batches import unit_key
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
 from api.openai import batch_output
 from api.openai.batches import advance
-from storage import samples
-from storage.jobs import batches, jobs
+from storage.jobs import batches
 from storage.tables.models import BatchRow
 
 if TYPE_CHECKING:
@@ -143,23 +139,6 @@ def test_two_processes_make_one_job_and_one_set_of_files(start: "Start", setting
     assert list(content(second, show(second, batch_id)["output_file_id"])) == ["a", "b"]
 
 
-def test_a_process_that_ends_while_it_reads_leaves_nothing(
-    start: "Start", settings: Settings, eventually: Eventually
-) -> None:
-    first = start(settings)
-    first.load_model()
-    body = wanted(upload(first, *(line(str(number)) for number in range(2500))))
-    first.services.stopping.set()
-    batch_id = first.client.post("/v1/batches", json=body).json()["id"]
-    assert show(first, batch_id)["status"] == "validating"
-    assert first.queue_state()[:2] == (0, 0)
-    # its first round goes on with it
-    second = start(settings)
-    eventually(lambda: show(second, batch_id)["status"] == "in_progress")
-    assert show(second, batch_id)["request_counts"]["total"] == 2500
-    assert second.queue_state()[:2] == (1, 2500)
-
-
 def test_files_that_a_killed_process_left_are_written_again(
     start: "Start", settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,44 +190,6 @@ def test_a_repeated_request_makes_one_batch(service: "Service", problem: "Proble
     assert len(service.client.get("/v1/batches").json()["data"]) == 1
     other = body | {"metadata": {"a": "b"}}
     problem(service.client.post("/v1/batches", json=other, headers=headers), 422, "idempotency_mismatch")
-
-
-def test_batches_are_listed_page_by_page(service: "Service") -> None:
-    service.load_model()
-    made = [create(service, line("a")) for _ in range(5)]
-    client = openai.OpenAI(
-        api_key="none", base_url=f"{service.client.base_url}/v1", http_client=service.client
-    )
-    assert [batch.id for batch in client.batches.list(limit=2)] == made[::-1]
-    page = client.batches.list(limit=2, after=made[3])
-    assert [batch.id for batch in page.data] == [made[2], made[1]]
-    assert page.has_more
-
-
-def test_units_are_of_lines_that_can_be_run_together(service: "Service") -> None:
-    service.load_model()
-    mine, other = {"points": ["resid_post"], "layers": [1]}, {"hooks": ["mlp_out.0"]}
-    lines = [line(str(i), capture=(mine, other)[i % 2]) for i in range(6)] + [line("6", max_tokens=900)]
-    batch_id = create(service, *lines)
-    job_id = show(service, batch_id)["job_id"]
-    with service.database.read() as session:
-        assert jobs.get(session, job_id).hooks == ["resid_post.1", "mlp_out.0"]
-    units = []
-    while (stored := next_line(service, job_id)) is not None:
-        fits = partial(can_follow, unit_key(stored))
-        with service.database.write() as session:
-            unit = samples.claim(session, job_id, worker_id="w", count=4, lease_seconds=60, fits=fits)
-        units.append([lease.input["custom_id"] for lease in unit])
-    assert units == [["0", "2", "4"], ["1", "3", "5"], ["6"]]
-
-
-def next_line(service: "Service", job_id: str) -> dict[str, Any] | None:
-    with service.database.read() as session:
-        return samples.next_input(session, job_id)
-
-
-def can_follow(key: dict[str, Any], stored: Mapping[str, Any]) -> bool:
-    return unit_key(stored) == key
 
 
 def test_a_batch_and_its_files_are_their_owners(keyed: "Keyed", problem: "Problem") -> None:

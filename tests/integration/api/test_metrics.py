@@ -14,7 +14,6 @@ from api.app import create_app
 from storage.index import counters
 from storage.index.counters import Counter
 from storage.sessions.writer import TensorRows
-from storage.tables.models import WorkerRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service
@@ -49,17 +48,6 @@ def test_the_queue_and_what_was_counted(service: "Service") -> None:
     assert found["actograph_samples_total"] == {(("kind", "capture"), ("status", "failed")): 5}
     assert found["actograph_database_up"][()] == found["actograph_broker_up"][()] == 1
     assert lease.id not in str(found) and waiting not in str(found)
-
-
-def test_a_live_worker_is_shown_with_its_memory(service: "Service") -> None:
-    worker_id = service.load_model()
-    with service.database.write() as session:
-        session.get_one(WorkerRow, worker_id).memory = {"peak_bytes": 7, "batch_cap": 2}
-    found = read(service.client)
-    labels = {"worker": worker_id, "hostname": "here", "model": "demo", "device": "cpu"}
-    assert list(found["actograph_worker_heartbeat_age_seconds"]) == [tuple(sorted(labels.items()))]
-    shown = tuple(sorted((labels | {"what": "peak"}).items()))
-    assert found["actograph_worker_memory_bytes"] == {shown: 7}
 
 
 def test_a_removed_session_is_counted_with_its_reason(service: "Service") -> None:

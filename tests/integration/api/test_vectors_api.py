@@ -1,6 +1,5 @@
 """/v1/vectors, and jobs whose interventions are checked before they are queued."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -78,15 +77,6 @@ def test_a_wrong_vector_is_refused_by_field(
             assert service.client.get("/v1/vectors").json()["data"] == []
 
 
-def test_bodies_that_are_no_json(service: "Service", problem: "Problem") -> None:
-    headers = {"content-type": "application/json"}
-    problem(service.client.post("/v1/vectors", content=b"{", headers=headers), 422)
-    problem(service.client.post("/v1/vectors", content=b"[1]", headers=headers), 422)
-    body = json.dumps(new(vector=[float("nan")] * WIDTH)).encode()
-    problem(service.client.post("/v1/vectors", content=body, headers=headers), 422)
-    problem(service.client.post("/v1/vectors", content=b"{}"), 415)
-
-
 def test_a_job_that_cannot_be_steered_so_is_refused(
     service: "Service", problem: "Problem", subtests: pytest.Subtests
 ) -> None:
@@ -119,15 +109,6 @@ def test_a_job_that_cannot_be_steered_so_is_refused(
                     )
                 problem(service.client.post("/v1/jobs", json=body), 422, pointer=pointer, says=says)
                 assert service.queue_state() == before
-
-
-def test_a_vector_of_another_model_or_width_is_refused(service: "Service", problem: "Problem") -> None:
-    service.load_model()
-    foreign, short = store(service, model="other")["id"], store(service, vector=[1.0])["id"]
-    for vector_id, says in ((foreign, "stored for the model other"), (short, "1 numbers")):
-        body = job(interventions=[{"hook": "mlp_out.0", "op": "replace", "vector_id": vector_id}])
-        answer = service.client.post("/v1/jobs", json=body)
-        problem(answer, 422, pointer="/interventions/0/vector_id", says=says)
 
 
 def test_a_job_holds_its_vectors_and_has_a_sample_per_condition(

@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import openai
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -121,20 +120,3 @@ def test_calls_come_as_tool_calls_whole_and_streamed(service: Any, client: Any, 
         (place, call.function.arguments) for place, call in enumerate(calls)
     ]
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
-
-
-def test_what_is_no_whole_call_stays_text_and_so_does_one_without_tools(client: Any, says: Any) -> None:
-    text = f"{CALL}\n<tool_call>\nnonsense\n</tool_call>"
-    says(text)
-    options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "max_tokens": 200}
-    for changes in ({"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}, {}):
-        (choice,) = client.chat.completions.create(**options, **changes).choices
-        assert choice.message.content == text and choice.message.tool_calls is None
-        assert choice.finish_reason == "stop"
-    stream = client.chat.completions.create(stream=True, tools=TOOLS, **options)
-    assert "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices) == text
-
-
-def test_what_is_not_supported_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="top_logprobs"):
-        client.chat.completions.create(model=MODEL, messages=ASKED, top_logprobs=2)

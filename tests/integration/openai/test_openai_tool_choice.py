@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import openai
 import pytest
 import torch
 
@@ -126,16 +125,3 @@ def test_what_is_no_whole_call_is_told_as_text(
     assert found.message.tool_calls is None and found.finish_reason == reason
     written = '<tool_call>\n{"name": "' + said
     assert written.startswith(found.message.content) and len(found.message.content) > 24
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"tools": openai.NOT_GIVEN, "tool_choice": "required"}, "needs tools"),
-        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "not one of the tools"),
-        ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice"),
-    ],
-)
-def test_a_choice_that_cannot_be_is_refused(client: Any, changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=why):
-        client.chat.completions.create(**OPTIONS | changes)

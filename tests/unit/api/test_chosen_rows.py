@@ -58,13 +58,6 @@ def test_a_slice_names_the_tokens_of_its_rows(tmp_path: Path) -> None:
     assert as_json(reader, "row_positions")["data"] == list(CHOSEN)
 
 
-def test_a_summary_begins_at_the_first_token_behind_it(tmp_path: Path) -> None:
-    reader = stored(tmp_path, chosen=True)
-    assert list(reader.tokens_of_rows("embed.mean")) == list(CHOSEN)
-    body = as_json(reader, "embed.mean")
-    assert (body["first_row"], body["tokens"], body["data"]) == (0, None, [ROWS.mean(0).tolist()])
-
-
 def test_a_session_of_consecutive_rows_has_no_row_positions(tmp_path: Path) -> None:
     reader = stored(tmp_path, chosen=False)
     assert as_json(reader, "embed", "1:3")["tokens"] is None

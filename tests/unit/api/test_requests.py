@@ -41,8 +41,7 @@ def test_a_file_in_a_remote_store_is_fetched_from_there() -> None:
 
 def test_the_first_model_to_claim_a_name_has_it() -> None:
     models = ServedModels(Settings(model="a=org/x", allowed_models=("b=org/x", "org/y", "a=org/z")))
-    assert list(models.names) == ["a", "b", "org/y"]
-    assert models.default == "a"
+    assert models.names == ["a", "b", "org/y"]
     assert [models.find(n) for n in ("a", "b", "org/x", "org/y", "org/z")] == ["a", "b", "a", "org/y", "a"]
     with pytest.raises(UnknownModel, match="served: a, b, org/y"):
         models.require("c")
@@ -50,7 +49,7 @@ def test_the_first_model_to_claim_a_name_has_it() -> None:
 
 def test_a_service_without_models_says_how_to_name_one() -> None:
     models = ServedModels(Settings())
-    assert models.default is None
+    assert models.names == []
     with pytest.raises(UnknownModel, match="ACTOGRAPH_MODEL"):
         models.require("x")
 
