@@ -25,13 +25,10 @@ from api.routes import (
     chat,
     comparisons,
     files,
-    health,
     jobs,
     keys,
     models,
     ops,
-    queue,
-    results,
     sessions,
     vectors,
 )
@@ -100,10 +97,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     install(app)
     _document_problems(app)
-    for module in (
-        jobs, chat, batches, comparisons, results, sessions, files, models, ops, queue, keys,
-        health,
-    ):  # fmt: skip
+    for module in (jobs, chat, batches, comparisons, sessions, files, models, ops, keys):
         app.include_router(module.router)
     app.include_router(vectors.router, prefix="/v1/vectors")
     # the name of older scripts

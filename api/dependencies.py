@@ -14,8 +14,7 @@ from starlette.requests import HTTPConnection
 from actograph.contract.errors import Forbidden, InvalidRequest, NotFound
 from actograph.contract.service.key_roles import Role
 from actograph.settings import Settings
-from api.served_models import ServedModels
-from api.structures import Structures
+from api.served_models import ServedModels, Structures
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index import disk_reserve, ids

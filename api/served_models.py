@@ -1,9 +1,13 @@
-"""The served models and their names."""
+"""The served models: their names and structures."""
+
+from sqlalchemy.orm import Session
 
 from actograph.contract.errors import UnknownModel
 from actograph.contract.models import model_names
 from actograph.contract.models.model_names import ServedModel
+from actograph.contract.resources import ModelStructure
 from actograph.settings import Settings
+from storage.queue import workers
 
 
 class ServedModels:
@@ -34,4 +38,25 @@ class ServedModels:
         if found is None:
             served = ", ".join(self._models) or "none (set ACTOGRAPH_MODEL)"
             raise UnknownModel(f"model {name[:200]!r} is not served here; served: {served}", param=param)
+        return found
+
+
+class Structures:
+    """Structures of models, read again after a worker has loaded the model.
+
+    Every submission needs one, and a large one takes milliseconds to read.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[float, ModelStructure]] = {}
+
+    def find(self, session: Session, model: str) -> ModelStructure | None:
+        """Find the structure of a model; None if no worker has loaded it yet."""
+        loaded_at = workers.loaded_at(session, model)
+        kept = self._kept.get(model)
+        if kept is not None and kept[0] == loaded_at:
+            return kept[1]
+        found = None if loaded_at is None else workers.structure(session, model)
+        if loaded_at is not None and found is not None:
+            self._kept[model] = (loaded_at, found)
         return found

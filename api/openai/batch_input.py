@@ -20,7 +20,7 @@ from actograph.contract.batches import (
     BatchRequest,
     unit_key,
 )
-from actograph.contract.chat.chat import ChatCompletionRequest, CompletionRequest
+from actograph.contract.chat.chat import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.chat.chat_job import ChatJobSpec
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
 from actograph.contract.resources import ModelStructure
@@ -153,15 +153,15 @@ class _Lines:
     def _spec(self, number: int, line: BatchLine) -> ChatJobSpec:
         """The request of a line as a job of its own."""
         services = self._services
-        request: ChatCompletionRequest | CompletionRequest
+        request: CompletionBase
         if line.url == "/v1/chat/completions":
-            request = validate(ChatCompletionRequest, line.body)
-            spec = chat_requests.chat_spec(request, services)
+            request = chat = validate(ChatCompletionRequest, line.body)
+            spec = chat_requests.chat_spec(chat, services)
         else:
-            request = validate(CompletionRequest, line.body)
-            if len(request.prompts) != 1:
+            request = text = validate(CompletionRequest, line.body)
+            if len(text.prompts) != 1:
                 raise InvalidRequest("one prompt for each line; write a line for each prompt", param="prompt")
-            spec = chat_requests.completion_spec(request, services)
+            spec = chat_requests.completion_spec(text, services)
         if request.stream:
             raise InvalidRequest("a batch does not stream; leave stream out", param="stream")
         model = services.models.require(spec.model)

@@ -38,31 +38,26 @@ class ChatChunks:
         return [answers.ChatChunkChoice(index=index, delta=answers.Delta(role="assistant", content=""))]
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
-        delta = answers.Delta(content=text)
-        return answers.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs)
+        return answers.ChatChunkChoice(index=index, delta=answers.Delta(content=text), logprobs=logprobs)
 
-    def whole(self, row: SampleRow) -> str:
-        """All text of a choice."""
-        return chat_results.split_answer(row)[0] or ""
-
-    def ending(self, result: ChatResult, row: SampleRow, index: int, rest: str) -> list[BaseModel]:
+    def ending(self, result: ChatResult, row: SampleRow, sent: "_Choice") -> list[BaseModel]:
         """The choices to send at the end: the unsent text, tool calls, and the finish reason.
 
         With log probabilities, all text is unsent.
         """
-        choice = chat_results.chat_choice(result, row)
-        found = [self.piece(index, rest, choice.logprobs)] if rest else []
-        if choice.message.tool_calls:
-            calls = [
-                answers.ToolCallDelta(index=place, id=call.id, function=call.function)
-                for place, call in enumerate(choice.message.tool_calls)
-            ]
-            found.append(answers.ChatChunkChoice(index=index, delta=answers.Delta(tool_calls=calls)))
-        reason, captured = choice.finish_reason, _captured(choice)
-        return [
-            *found,
-            answers.ChatChunkChoice(index=index, delta=answers.Delta(), finish_reason=reason, **captured),
+        choice, place = chat_results.chat_choice(result, row), sent.place
+        rest = sent.rest(choice.message.content or "")
+        found = [self.piece(place, rest, choice.logprobs)] if rest else []
+        calls = [
+            answers.ToolCallDelta(index=number, id=call.id, function=call.function)
+            for number, call in enumerate(choice.message.tool_calls or ())
         ]
+        if calls:
+            found.append(answers.ChatChunkChoice(index=place, delta=answers.Delta(tool_calls=calls)))
+        last = answers.ChatChunkChoice(
+            index=place, delta=answers.Delta(), finish_reason=choice.finish_reason, **_captured(choice)
+        )
+        return [*found, last]
 
 
 class CompletionChunks:
@@ -77,17 +72,14 @@ class CompletionChunks:
     def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
         return answers.CompletionChunkChoice(index=index, text=text, logprobs=logprobs)
 
-    def whole(self, row: SampleRow) -> str:
-        return chat_results.whole_text(row)
-
-    def ending(self, result: ChatResult, row: SampleRow, index: int, rest: str) -> list[BaseModel]:
-        choice = chat_results.completion_choice(result, row, index)
-        found = [self.piece(index, rest, choice.logprobs)] if rest else []
-        reason, captured = choice.finish_reason, _captured(choice)
-        return [
-            *found,
-            answers.CompletionChunkChoice(index=index, text="", finish_reason=reason, **captured),
-        ]
+    def ending(self, result: ChatResult, row: SampleRow, sent: "_Choice") -> list[BaseModel]:
+        choice = chat_results.completion_choice(result, row, sent.place)
+        rest = sent.rest(choice.text)
+        found = [self.piece(sent.place, rest, choice.logprobs)] if rest else []
+        last = answers.CompletionChunkChoice(
+            index=sent.place, text="", finish_reason=choice.finish_reason, **_captured(choice)
+        )
+        return [*found, last]
 
 
 Chunks = ChatChunks | CompletionChunks
@@ -126,7 +118,7 @@ async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> As
         for first in opening:
             yield first
         for choice, row in zip(choices, result.samples, strict=True):
-            ending = chunks.ending(result, row, choice.place, choice.rest(chunks.whole(row)))
+            ending = chunks.ending(result, row, choice)
             for one in ending[:-1]:
                 yield event([one])
             # activations of the first choice belong to the answer too

@@ -133,11 +133,12 @@ def _hooks(row: JobRow, wanted: Sequence[str]) -> list[str]:
 def _pairs(session: Session, job_id: str, baseline: str, condition: str) -> list[tuple[str, str]]:
     """Sessions of both conditions for the same problem and epoch, first problems first."""
     finished = comparisons.finished_samples(session, job_id, [baseline, condition])
-    pairs = []
-    for twin, first in finished[baseline].items():
-        second = finished[condition].get(twin)
-        if second is not None and first.session_id is not None and second.session_id is not None:
-            pairs.append((first.session_id, second.session_id))
+    seconds = finished[condition]
+    pairs = [
+        (first.session_id, seconds[twin].session_id or "")
+        for twin, first in finished[baseline].items()
+        if first.session_id and twin in seconds and seconds[twin].session_id
+    ]
     if not pairs:
         raise InvalidRequest(f"{baseline} and {condition} have no problem with both sessions stored")
     return pairs

@@ -30,7 +30,7 @@ PACKAGES = {
     "results upkeep",
     "worker": "engine text evals runners sample signals drain process __main__",
     "worker.engine": "requests model locations rows edits tokens structure batches traced prefill engine",
-    "api": "errors bodies auth structures served_models dependencies estimate check submit openai reading "
+    "api": "errors bodies auth served_models dependencies estimate check submit openai reading "
     "background metrics routes app keys __main__",
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60

@@ -40,10 +40,10 @@ from tests.support.indexes import write_index
 from worker.drain.pauses import Pauses
 
 #: modules whose tests run on Postgres too
-ON_BOTH = {"test_job_lifecycle", "test_event_stream", "test_reconciler", "test_session_sweep"}
+ON_BOTH = {"test_job_lifecycle", "test_event_stream"}
 ON_BOTH_IN_SOAK = {
     "test_job_submission", "test_service_state", "test_export_api", "test_sessions_api", "test_uploads",
-    "test_batches_api", "test_rescoring",
+    "test_batches_api", "test_rescoring", "test_reconciler",
 }  # fmt: skip
 
 MODEL = "demo"

@@ -9,7 +9,6 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from api.openai.batches import advance_all
 from tests.support.stored_files import stored_path
 
 if TYPE_CHECKING:
@@ -60,24 +59,3 @@ def test_a_job_on_a_tampered_upload_is_refused(
         problem(service.client.post(route, json=spec), 500, "store_damaged", says=file_id)
     assert service.queue_state() == (0, 0, [])
     assert "actograph_damaged_reads_total 2.0" in service.client.get("/metrics").text
-
-
-def test_a_tampered_task_file_and_batch_are_refused(service: "Service", problem: "Problem") -> None:
-    rows = service.upload({"question": "q", "answer": "#### 1"})
-    task = upload(service, "task.yaml", b'{"name": "t", "prompt": "{{question}}", "target": "{{answer}}"}')
-    tampered(service, task, 11)
-    spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": rows}, "task": {"file_id": task}}
-    problem(service.client.post("/v1/jobs", json=spec), 500, "store_damaged", says=task)
-    line = {
-        "custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
-        "body": {"model": "demo", "messages": [{"role": "user", "content": "hello"}]},
-    }  # fmt: skip
-    file_id = upload(service, "batch.jsonl", json.dumps(line).encode(), purpose="batch")
-    tampered(service, file_id, json.dumps(line).index("hello"))
-    request = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    batch = service.client.post("/v1/batches", json=request).json()
-    advance_all(service.services)
-    failed = service.client.get(f"/v1/batches/{batch['id']}").json()
-    assert failed["status"] == "failed"
-    assert failed["errors"]["data"][0]["code"] == "store_damaged"
-    assert file_id in failed["errors"]["data"][0]["message"]

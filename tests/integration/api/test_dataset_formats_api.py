@@ -12,7 +12,7 @@ from pyarrow import parquet
 from actograph.settings import Settings
 
 if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service
+    from tests.integration.api.conftest import Service
 
 pytestmark = pytest.mark.integration
 
@@ -69,32 +69,6 @@ def test_uploads_and_paths_in_every_format(service: "Service", settings: Setting
     }  # fmt: skip
     job = service.client.post("/v1/jobs", json=texts).json()
     assert inputs(service, job) == [{"prompt": row["question"]} for row in ROWS[:2]]
-
-
-def large_row_group() -> bytes:
-    """Two values of 200 MB in one row group of a small file."""
-    file = io.BytesIO()
-    table = {"question": ["x" * (200 << 20), "y" * (200 << 20)], "answer": ["#### 1"] * 2}
-    parquet.write_table(pyarrow.table(table), file, compression="zstd", use_dictionary=False)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("a.parquet", large_row_group(), "write the file in smaller row groups"),
-        ("a.csv", b"question,gold\nq,1\n", "no column answer; the file has question, gold"),
-        ("a.csv", b"question,answer\nq,#### 1\nq,x\n", "row 1: answer does not end with a gold number"),
-        ("a.parquet", b"PAR1 and nothing more", "not a Parquet file"),
-        ("a.parquet", written([{"question": "q"}], "a.parquet"), "no column answer; the file has question"),
-    ],
-)
-def test_files_at_fault_are_refused_by_row_and_column(
-    service: "Service", problem: "Problem", name: str, content: bytes, reason: str
-) -> None:
-    answer = service.client.post("/v1/jobs", json=evaluation({"file_id": upload(service, name, content)}))
-    problem(answer, 422, pointer="/dataset")
-    assert reason in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("name", ["sums.jsonl", "sums.csv", "sums.parquet"])

@@ -114,16 +114,3 @@ def test_deleting_works_on_a_disk_without_a_free_byte(
     junk.unlink()
     service.reconcile()
     assert reserve.path.stat().st_size == RESERVE_BYTES
-
-
-def test_a_full_temporary_folder_is_no_bad_request(
-    start: "Start", settings: Settings, monkeypatch: pytest.MonkeyPatch, problem: "Problem"
-) -> None:
-    """Multipart bodies are written there before the route sees them."""
-    service = start(settings)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tempfile.SpooledTemporaryFile.write", full)
-    problem(upload(service, 4 * MIB), 507, "storage_full")

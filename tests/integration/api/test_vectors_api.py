@@ -13,7 +13,6 @@ pytestmark = pytest.mark.integration
 
 WIDTH = 8  # of the model in conftest
 VECTOR = [float(i) for i in range(WIDTH)]
-MISSING = "vec_" + "0" * 32
 
 
 def new(**changes: Any) -> dict[str, Any]:
@@ -24,10 +23,6 @@ def store(service: "Service", **changes: Any) -> Any:
     answer = service.client.post("/v1/vectors", json=new(**changes))
     assert answer.status_code == 201, answer.text
     return answer.json()
-
-
-def job(**changes: Any) -> dict[str, Any]:
-    return {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]} | changes
 
 
 def test_a_vector_is_stored_listed_read_and_deleted(service: "Service", problem: "Problem") -> None:
@@ -75,40 +70,6 @@ def test_a_wrong_vector_is_refused_by_field(
             answer = service.client.post("/v1/vectors", json=new(model="demo") | change)
             problem(answer, 422, pointer=pointer, says=says)
             assert service.client.get("/v1/vectors").json()["data"] == []
-
-
-def test_a_job_that_cannot_be_steered_so_is_refused(
-    service: "Service", problem: "Problem", subtests: pytest.Subtests
-) -> None:
-    for intervention, field, says in [
-        ({"hook": "resid_post.9", "op": "zero"}, "hook", "layers 0 to 3"),
-        ({"hook": "resid_pots.1", "op": "zero"}, "hook", "nearest"),
-        ({"hook": "router_logits.1", "op": "zero"}, "hook", "no experts"),
-        ({"hook": "layers_output[1]", "op": "add", "vector": [1.0]}, "vector", "1 numbers"),
-        ({"hook": "resid_post.1", "op": "add", "vector_id": MISSING}, "vector_id", "no vector"),
-        (
-            {"hook": "model.layers[0].mlp.up_proj.output", "op": "add", "vector": VECTOR},
-            "vector",
-            "8 numbers, model.layers.0.mlp.up_proj.output is 24 wide",
-        ),
-        ({"hook": "resid_post.1", "op": "zero", "positions": "last"}, "positions", "too late to change it"),
-        ({"hook": "resid_post.1", "op": "project_out", "vector": [0.0] * 8}, "", "not zero"),
-        ({"hook": "resid_post.1", "op": "add", "vector": [1.0, "nan"]}, "vector/1", "finite"),
-    ]:
-        for where in ["job", "condition"]:
-            with subtests.test(where=where, intervention=intervention, field=field, says=says):
-                service.load_model()
-                before = service.queue_state()
-                if where == "job":
-                    body, pointer = job(interventions=[intervention]), f"/interventions/0/{field}".rstrip("/")
-                else:
-                    conditions = [{"name": "a"}, {"name": "b", "interventions": [intervention]}]
-                    body, pointer = (
-                        job(conditions=conditions),
-                        f"/conditions/1/interventions/0/{field}".rstrip("/"),
-                    )
-                problem(service.client.post("/v1/jobs", json=body), 422, pointer=pointer, says=says)
-                assert service.queue_state() == before
 
 
 def test_a_job_holds_its_vectors_and_has_a_sample_per_condition(

@@ -206,31 +206,6 @@ def test_each_line_has_captures_edits_tags_and_expiry_of_its_own(
     assert order.index("again") == order.index("first") + 1
 
 
-def test_what_only_the_worker_can_see_fails_its_own_lines(
-    service: "Service",
-    client: openai.OpenAI,
-    send: Callable[..., Any],
-    ended: Callable[[str], Any],
-    eventually: Eventually,
-) -> None:
-    vector = {"name": "push", "hook": "resid_post.0", "vector": [1.0] * service.engine.structure.hidden_size}
-    stored = client.post("/interventions", body=vector, cast_to=dict[str, Any])
-    push = {"hook": "resid_post.0", "op": "add", "vector_id": stored["id"]}
-    service.works.clear()
-    batch = send(
-        line("a"), line("pushed", interventions=[push]), line("b"), line("more", interventions=[push])
-    )
-    eventually(lambda: client.batches.retrieve(batch.id).status == "in_progress")
-    client.delete(f"/interventions/{stored['id']}", cast_to=object)
-    service.works.set()
-    batch = ended(batch.id)
-    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 2, 2)
-    assert list(content(client, batch.output_file_id)) == ["a", "b"]
-    for refused in content(client, batch.error_file_id).values():
-        assert refused["response"]["status_code"] == 400
-        assert "was deleted after" in refused["response"]["body"]["error"]["message"]
-
-
 def test_a_bad_file_is_refused_with_every_line_at_fault(
     send: Callable[..., Any], ended: Callable[[str], Any]
 ) -> None:

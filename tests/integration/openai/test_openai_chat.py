@@ -57,23 +57,6 @@ def test_choices_have_seeds_that_follow_each_other_and_a_seed_repeats_an_answer(
     assert len(set(texts(n=2, temperature=0))) == 1
 
 
-def test_penalties_and_bias_change_what_is_chosen_and_nothing_of_the_batch(service: Any, client: Any) -> None:
-    options: dict[str, Any] = {"model": MODEL, "temperature": 0.7, "seed": 3, "max_tokens": 24}
-    prompts = ["one and two", "Tom has 3"]
-    changed = {"presence_penalty": 1.5, "frequency_penalty": 2.0}
-    plain = client.completions.create(prompt=prompts, **options)
-    both = client.completions.create(prompt=prompts, **options, **changed)
-    alone = [client.completions.create(prompt=p, **options, **changed).choices[0].text for p in prompts]
-    assert [choice.text for choice in both.choices] == alone != [choice.text for choice in plain.choices]
-    (word,) = service.ids("1")
-    forced = client.completions.create(prompt="Tom", logit_bias={word: 100}, **options | {"max_tokens": 5})
-    assert forced.choices[0].text == "11111"
-    banned = client.completions.create(prompt="Tom", logit_bias={word: -100}, **options)
-    assert "1" not in banned.choices[0].text
-    (job,) = {sample.job_id for sample in service.samples(both.run_id)}
-    assert service.job(job).spec["sampling"]["presence_penalty"] == 1.5
-
-
 def test_what_cannot_be_answered_is_an_error_of_openai_s_kind(client: Any, subtests: pytest.Subtests) -> None:
     for changes, kind, code, param in [
         ({"model": "nobody"}, openai.NotFoundError, "model_not_found", "model"),
