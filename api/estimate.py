@@ -164,23 +164,20 @@ def _estimate(
         batch: samples that run at once; None lets the plan choose.
     """
     spec, structure, names = submission.spec, submission.structure, submission.hooks
-    values = Estimate(
-        model=spec.model,
-        samples=submission.total,
-        hooks=names,
-        prompt_tokens_mean=lengths.mean if lengths else None,
-        prompt_tokens_longest=lengths.longest if lengths else None,
-        generated_tokens=spec.max_tokens,
-    )
+    found: dict[str, Any] = {
+        "model": spec.model,
+        "samples": submission.total,
+        "hooks": names,
+        "prompt_tokens_mean": lengths and lengths.mean,
+        "prompt_tokens_longest": lengths and lengths.longest,
+        "generated_tokens": spec.max_tokens,
+    }
     if structure is None or names is None:
-        return values
+        return Estimate(**found)
     capture, row_bytes = spec.capture or CaptureSpec(), 0
     if estimate.stores_every_row(capture):
         row_bytes = estimate.bytes_per_token(structure, names, capture.dtype, capture.features)
-    found: dict[str, object] = {
-        "bytes_per_token": row_bytes,
-        "weights_bytes": estimate.weights_bytes(structure),
-    }
+    found |= {"bytes_per_token": row_bytes, "weights_bytes": estimate.weights_bytes(structure)}
     if lengths is not None:
         # stored sizes grow linearly with the prompt, so the mean prompt gives the sum
         one = estimate.stored_bytes(
@@ -195,7 +192,7 @@ def _estimate(
         found |= _memory(submission, structure, names, lengths.longest, batch)
     elif not names:
         found["disk"] = _need(0, disk_bytes)
-    values = values.model_copy(update=found)
+    values = Estimate(**found)
     verdicts = [need.fits for need in (values.device, values.host, values.disk)]
     fits = False if False in verdicts else None if None in verdicts else True
     return values.model_copy(update={"fits": fits})

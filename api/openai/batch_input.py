@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from tempfile import TemporaryFile
 from typing import BinaryIO
 
@@ -224,12 +225,15 @@ class _Lines:
         )
         # a line above the context fails alone
         spec = submit.within_context(spec, self._structure, self._most_tokens)
-        names: list[str] | None = None
-        if self._structure is not None:
-            names = list(dict.fromkeys(name for some in self._hooks.values() for name in some or ()))
+        names = list(dict.fromkeys(name for some in self._hooks.values() for name in some or ()))
         with services.database.read() as session:
             ahead = submit.outlook(services, session, spec, owner)
-        return replace(ahead, hooks=names, samples=self._in_running_order, total=self.samples)
+        return replace(
+            ahead,
+            hooks=names if self._structure else None,
+            samples=self._in_running_order,
+            total=self.samples,
+        )
 
     def _in_running_order(self) -> Iterator[NewSample]:
         """Yield every sample with its position. Samples that can share a batch are consecutive.
@@ -237,11 +241,8 @@ class _Lines:
         So a file with alternating captures runs in the same batches as a sorted file. The choices of a line
         have the seeds s, s + 1, s + 2, ...
         """
-        places: dict[int, int] = {}
-        start = 0
-        for kind, count in self._kinds.values():
-            places[kind] = start
-            start += count
+        # of each kind, the next place
+        places = list(accumulate((count for _, count in self._kinds.values()), initial=0))
         self._kept.seek(0)
         for index, text in enumerate(self._kept):
             kind, stored = json.loads(text)

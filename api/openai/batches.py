@@ -59,16 +59,18 @@ def advance(services: Services, batch_id: str) -> None:
                 _begin(services, row)
             elif row is not None and not BatchStatus(row.status).is_terminal():
                 _end(services, row)
+        return
     except PASSING as error:
         log.warning("batch %s waits for a later attempt: %s", batch_id, error)
-    except Exception as error:
+        return
+    except ActographError as error:
+        reason = BatchError(code=error.code, message=error.message, param=error.param)
+    except Exception:
         log.exception("batch %s cannot advance", batch_id)
         reason = BatchError(code="internal_error", message=INTERNAL)
-        if isinstance(error, ActographError):
-            reason = BatchError(code=error.code, message=error.message, param=error.param)
-        if row is not None:
-            with suppress(*PASSING):
-                _fail(services, row, reason)
+    if row is not None:
+        with suppress(*PASSING):
+            _fail(services, row, reason)
 
 
 def _begin(services: Services, row: BatchRow) -> None:

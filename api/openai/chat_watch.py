@@ -4,11 +4,10 @@ One task of a process reads the index and the live text for all of its chats.
 """
 
 import asyncio
-import codecs
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -42,9 +41,6 @@ class _Text:
     place: int
     feed: asyncio.Queue[Piece]
     offset: int = 0
-    decoder: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
-    )
 
 
 class ChatWatch:
@@ -112,8 +108,8 @@ class ChatWatch:
             if text is None or b"\0" in piece:
                 continue
             text.offset += len(piece)
-            if said := text.decoder.decode(piece):
-                text.feed.put_nowait((text.place, said))
+            # workers write whole characters
+            text.feed.put_nowait((text.place, piece.decode(errors="replace")))
 
 
 @dataclass(frozen=True, kw_only=True)

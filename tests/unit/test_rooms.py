@@ -35,7 +35,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 13_900, "api": 5_100, "storage": 10_890, "worker": 11_450, "tests": 43_450}
+MOST_LINES = {"actograph": 13_900, "api": 5_000, "storage": 10_890, "worker": 11_450, "tests": 43_150}
 
 
 class Import(NamedTuple):
