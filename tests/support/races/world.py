@@ -279,6 +279,8 @@ class World:
 
     def _refused(self, context: sa.engine.ExceptionContext) -> None:
         error = context.original_exception
+        if "idempotency_key" in str(error):
+            return  # the second of two first requests at once, which is answered 409
         self.faults.note(
             f"the database refused: {type(error).__name__}: {error}\n{context.statement}\n"
             + "".join(traceback.format_stack(limit=14)[:-2])
