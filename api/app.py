@@ -1,14 +1,11 @@
 """The application: its services, middleware and routes."""
 
 import logging
-import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -18,24 +15,21 @@ from actograph import __version__, redaction
 from actograph.contract.base import Problem
 from actograph.settings import Settings
 from api.auth import Authentication
-from api.background.reconciler import Reconciler
+from api.background import Background
 from api.bodies import BodyLimit
 from api.dependencies import Services, refuse_nul, use_reserve
 from api.errors import DOCUMENTED, install
-from api.openai.chat_waiting import JobEnds, LiveTexts
+from api.openai.chat_watch import ChatWatch
 from api.routes import (
     batches,
     chat,
     comparisons,
     files,
-    health,
     jobs,
     keys,
     matrix,
     models,
     ops,
-    queue,
-    results,
     sessions,
     vectors,
 )
@@ -44,13 +38,8 @@ from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import PublicEndpoint
 from storage.broker.broker import Broker
-from storage.broker.live_text import LiveTextReader
 from storage.index import deployment
 from storage.index.database import Database
-
-log = logging.getLogger(__name__)
-
-Handler = Callable[[int, FrameType | None], Any]
 
 TAGS = {
     "jobs": "Evaluations and captures: submit, follow, cancel, read.",
@@ -82,18 +71,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services = open_services(settings)
         _stop_streams_on_signal(services)
-        reconciler = Reconciler(services)
         app.state.services = services
-        app.state.reconciler = reconciler
-        app.state.job_ends = JobEnds(services)
-        app.state.live_texts = LiveTexts(LiveTextReader(settings.broker_url))
-        reconciler.start()
+        background = app.state.background = Background(services)
+        app.state.chats = ChatWatch(services)
+        background.healing.start()
         try:
             yield
         finally:
             services.stopping.set()
-            reconciler.stop()
-            await app.state.live_texts.close()
+            background.stop()
+            await app.state.chats.close()
             services.broker.close()
             services.database.close()
 
@@ -111,10 +98,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     install(app)
     _document_problems(app)
-    for module in (
-        jobs, chat, batches, comparisons, matrix, results, sessions, files, models, ops, queue, keys,
-        health,
-    ):  # fmt: skip
+    for module in (jobs, matrix, chat, batches, comparisons, sessions, files, models, ops, keys):
         app.include_router(module.router)
     app.include_router(vectors.router, prefix="/v1/vectors")
     # the name of older scripts
@@ -144,8 +128,6 @@ def process_app() -> FastAPI:
     """Set up a serving process and create its application."""
     settings = Settings()
     set_up_logging(settings)
-    if multiprocessing.parent_process() is not None:
-        threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     return create_app(settings)
 
 
@@ -156,28 +138,18 @@ def set_up_logging(settings: Settings) -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def _end_with_parent() -> None:
-    """End this process if its supervisor is killed; it would hold the address for good."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def _stop_streams_on_signal(services: Services) -> None:
     """End event streams as soon as a signal arrives, before uvicorn waits for open connections."""
     if threading.current_thread() is not threading.main_thread():
         return
 
+    def stop_first(then: Callable[..., Any], *args: Any) -> None:
+        services.stopping.set()
+        then(*args)
+
     for sign in (signal.SIGTERM, signal.SIGINT):
-        handle = signal.getsignal(sign)
-        if callable(handle):
-            signal.signal(sign, partial(_stop_streams, services, handle))
-
-
-def _stop_streams(services: Services, then: Handler, number: int, frame: FrameType | None) -> None:
-    services.stopping.set()
-    then(number, frame)
+        if callable(handle := signal.getsignal(sign)):
+            signal.signal(sign, partial(stop_first, handle))
 
 
 def open_services(settings: Settings) -> Services:

@@ -71,27 +71,21 @@ class Keys:
             ServiceUnavailable: the database does not answer.
         """
         digest = api_keys.digest_of(key)
-        # a service whose last key was revoked still needs one
-        if self._has_fixed and (digest in self._fixed or not key):
-            return self._of_settings(digest)
+        if key and digest in self._fixed:
+            return self._fixed[digest]
         try:
             with database.read() as session:
                 row = api_keys.valid(session, digest) if key else None
+                # a service whose last key was revoked still needs one
                 if row is None and not self._has_fixed and not api_keys.exist(session):
                     return None
         except SQLAlchemyError as error:
             log.warning("API keys cannot be read, the database failed: %s", type(error).__name__)
             raise ServiceUnavailable(NO_DATABASE) from error
         if row is None:
-            return self._of_settings(digest)
+            raise Unauthorized
         api_keys.touch(database, row)
         return Access(owner=row.owner, role=Role(row.role))
-
-    def _of_settings(self, digest: str) -> Access:
-        access = self._fixed.get(digest)
-        if access is None:
-            raise Unauthorized
-        return access
 
 
 class Authentication:
@@ -115,12 +109,7 @@ class Authentication:
         await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Access:
-        """Identify the caller.
-
-        Raises:
-            Unauthorized, Forbidden: the caller has no valid key, and is not on this machine.
-            ServiceUnavailable: the database does not answer.
-        """
+        """Identify the caller. Raises Unauthorized, Forbidden or ServiceUnavailable."""
         headers = Headers(scope=scope)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else ""
@@ -150,13 +139,19 @@ def _neighbour(scope: Scope, headers: Headers) -> Access:
         )
     # A web page in a local browser must not act through it: neither by a host name that
     # resolves to this machine (DNS rebinding) nor by a request from another site.
-    host = headers.get("host", "")
+    host, origin = headers.get("host", ""), headers.get("origin")
     if not is_loopback(_hostname(f"//{host}")):
         raise Unauthorized("without API keys the service is reached as localhost or 127.0.0.1 only")
-    origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != host:
         raise Unauthorized("without API keys pages of other origins are not served")
     return LOCAL
+
+
+def _hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
 
 
 _bearer = HTTPBearer(
@@ -192,10 +187,3 @@ async def caller(request: Request) -> str:
 
 
 Caller = Annotated[str, Depends(caller)]
-
-
-def _hostname(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None

@@ -4,8 +4,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
-from anyio import CapacityLimiter, to_thread
-from anyio.lowlevel import RunVar
+from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 from fastapi.params import Form
 from fastapi.routing import APIRoute
@@ -26,9 +25,6 @@ M = TypeVar("M", bound=BaseModel)
 UPLOAD_PATH = "/v1/files"
 #: bytes that multipart encoding adds to a file
 MULTIPART_OVERHEAD = 1 << 20
-#: long requests that run at once; short ones always find a thread among the other 40
-SLOW_THREADS = 8
-_slow: RunVar[CapacityLimiter] = RunVar("actograph slow requests")
 
 
 class BodyLimit:
@@ -137,20 +133,12 @@ def _find_nul(value: Any, path: tuple[str | int, ...] = ()) -> tuple[str | int, 
     return next((found for key, item in pairs if (found := _find_nul(item, (*path, key))) is not None), None)
 
 
-def slow_threads() -> CapacityLimiter:
-    """The threads of long requests."""
-    try:
-        return _slow.get()
-    except LookupError:
-        _slow.set(CapacityLimiter(SLOW_THREADS))
-        return _slow.get()
-
-
 def slow(endpoint: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Run an endpoint in the few threads of long requests."""
 
     @wraps(endpoint)
     async def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        return await to_thread.run_sync(partial(endpoint, *args, **kwargs), limiter=slow_threads())
+        services: Any = kwargs["services"]
+        return await to_thread.run_sync(partial(endpoint, *args, **kwargs), limiter=services.slow_threads)
 
     return run

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator, BaseModel
 from starlette.requests import HTTPConnection
@@ -13,8 +14,7 @@ from starlette.requests import HTTPConnection
 from actograph.contract.errors import Forbidden, InvalidRequest, NotFound
 from actograph.roles import Role
 from actograph.settings import Settings
-from api.served_models import ServedModels
-from api.structures import Structures
+from api.served_models import ServedModels, Structures
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index import disk_reserve, ids
@@ -36,6 +36,8 @@ class Services:
     #: the most urgent priority that the caller may use
     most_urgent: int = 0
     started_at: float = field(default_factory=time.time)
+    #: threads of long requests; short ones always find a thread among the other 40
+    slow_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(8))
     #: set when the process must stop; event streams then end
     stopping: threading.Event = field(default_factory=threading.Event)
 

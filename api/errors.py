@@ -4,7 +4,7 @@ Unexpected errors are logged, and their answers show nothing internal.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -132,18 +132,16 @@ def _path_in(loc: Sequence[str | int], sent: Any, *, missing: bool) -> tuple[str
 
 def problem_of(error: ActographError, instance: str, status: int | None = None) -> JSONResponse:
     """Answer one of our own errors; `status` replaces the error's own."""
-    items = (
-        [ProblemItem(detail=redact(error.message), pointer=pointer_of(error.param))] if error.param else []
-    )
-    if isinstance(error, InvalidFields):
-        items = [ProblemItem(detail=redact(one.detail), pointer=one.pointer) for one in error.errors]
+    fields = error.errors if isinstance(error, InvalidFields) else []
+    if error.param and not fields:
+        fields = [FieldError(tuple(error.param.split(".")), error.message)]
     status, detail = status or error.status, redact(error.message)
     problem = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
         detail=detail,
         instance=redact(instance),
-        errors=items,
+        errors=[ProblemItem(detail=redact(one.detail), pointer=one.pointer) for one in fields],
         error=openai_error(status, detail, code=error.code, param=error.param),
     )
     headers = getattr(error, "headers", None)
@@ -154,11 +152,6 @@ def openai_error(status: int, message: str, *, code: str, param: str | None = No
     """Build an error in OpenAI's form."""
     kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return OpenAIError(message=message, type=kind, param=param, code=code)
-
-
-def pointer_of(param: str) -> str:
-    """Convert `sampling.max_tokens` to `/sampling/max_tokens`."""
-    return "/" + param.replace("~", "~0").replace("/", "~1").replace(".", "/")
 
 
 async def _on_own_error(request: Request, error: Exception) -> Response:
@@ -181,12 +174,9 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     # FastAPI answers 400 to whatever was raised while the body was received
-    if isinstance(error.__cause__, ActographError):
-        return await _on_own_error(request, error.__cause__)
-    if isinstance(error.__cause__, ClientDisconnect):
-        return await _on_disconnect(request, error.__cause__)
-    if isinstance(error.__cause__, OSError):
-        return await _on_fault(request, error.__cause__)
+    for kind, handle in _HANDLERS.items():
+        if isinstance(error.__cause__, kind):
+            return await handle(request, error.__cause__)
     plain = ActographError(str(error.detail))
     if error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase:
         plain = NotFound("there is nothing at this address; /openapi.json lists the routes")
@@ -216,17 +206,21 @@ async def _on_fault(request: Request, error: Exception) -> Response:
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
     """The client disconnected while sending its body; the service has no fault."""
-    log.debug("%s %s: the client disconnected before its body was complete", request.method, request.url.path)
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    ActographError: _on_own_error,
+    ClientDisconnect: _on_disconnect,
+    OSError: _on_fault,
+}
+
+
 def install(app: FastAPI) -> None:
-    app.add_exception_handler(ActographError, _on_own_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)
-    for kind in (OperationalError, InterfaceError, PoolTimeout, OSError, Exception):
-        app.add_exception_handler(kind, _on_fault)
+    others = {RequestValidationError: _on_invalid, HTTPException: _on_http_exception}
+    faults = dict.fromkeys((OperationalError, InterfaceError, PoolTimeout, Exception), _on_fault)
+    for kind, handle in {**_HANDLERS, **others, **faults}.items():
+        app.add_exception_handler(kind, handle)
 
 
 #: how every route documents its errors

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from actograph import plans as batch_memory
-from actograph import plans as estimate
-from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
+from actograph import plans
+from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InsufficientResources
-from actograph.contract.job_specs import AnyJobSpec, EvaluationSpec
+from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.models import ModelStructure
 from actograph.contract.operations import Estimate, Need, PromptTokensSource
 from actograph.contract.specs import CaptureSpec
@@ -21,8 +20,7 @@ from api.dependencies import Services
 from storage.accounts.quotas import Quotas
 from storage.queue import pause
 from storage.samples import NewSample
-
-Spec = AnyJobSpec | ChatJobSpec | BatchJobSpec
+from storage.submission.named import Spec
 
 #: usual for English text and a vocabulary of 30,000 tokens or more
 USUAL_CHARACTERS_PER_TOKEN = 4.0
@@ -42,8 +40,6 @@ class Submission:
     #: last reported memory of the live worker with most free memory; empty if none holds the model
     memory: Mapping[str, int]
     quotas: Quotas
-    #: position of the job in the queue
-    place: int
     #: None if a worker can serve the job
     waiting_reason: str | None
     #: canonical names of captured hooks; None if the worker must resolve them
@@ -68,25 +64,21 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
         length: length of every prompt in tokens, if the client knows it.
     """
     spec, disk_bytes = submission.spec, _disk_left(services, submission)
-    source: PromptTokensSource | None = "characters"
+    lengths: PromptTokens | None = None
+    source: PromptTokensSource | None = None
     if length is not None:
         lengths, source = PromptTokens(length, length), "request"
         assumptions = [f"every prompt has {length} tokens, as requested"]
     elif submission.total is None:
-        lengths, source = None, None
         assumptions = ["only the worker can read the dataset; send ?prompt_tokens= for an estimate"]
     else:
-        lengths = _lengths(submission, USUAL_CHARACTERS_PER_TOKEN)
+        lengths, source = _lengths(submission, USUAL_CHARACTERS_PER_TOKEN), "characters"
         assumptions = [
-            f"prompt lengths are guessed: a token is {USUAL_CHARACTERS_PER_TOKEN:.0f} characters long (usual "
-            "for English) and a chat template adds none; send ?prompt_tokens= if you know better"
+            f"prompt lengths are guessed: {USUAL_CHARACTERS_PER_TOKEN:.0f} characters per token, no chat "
+            "template, one turn; send ?prompt_tokens= if you know better"
         ]
-    if isinstance(spec, EvaluationSpec) and spec.uses_tools:
-        assumptions.append("one turn per sample: tools' descriptions and further turns are not counted")
     if not spec.is_prefill:
-        assumptions.append(
-            f"every sample generates max_tokens = {spec.max_tokens} tokens; one that ends earlier takes less"
-        )
+        assumptions.append(f"every sample generates max_tokens = {spec.max_tokens} tokens")
     if submission.structure is None:
         assumptions.append(f"no worker has loaded {spec.model} yet, so its widths are unknown")
     elif not submission.memory:
@@ -103,44 +95,23 @@ def admit(services: Services, submission: Submission) -> None:
     Raises:
         InsufficientResources: with the needed and available bytes (QuotaExceeded for a quota).
     """
-    lengths = _lengths(submission, MOST_CHARACTERS_PER_TOKEN)
+    lengths, spec = _lengths(submission, MOST_CHARACTERS_PER_TOKEN), submission.spec
     found = _estimate(submission, lengths, _disk_left(services, submission), batch=1)
-    admit_bytes(services, submission, found.disk.needed or 0)
-    _refuse(
-        submission,
-        {
-            "memory of the device for a batch of one": found.device,
-            "main memory for a batch of one": found.host,
-        },
-        param="capture" if submission.spec.is_prefill else "sampling.max_tokens",
-    )
-
-
-def admit_bytes(services: Services, submission: Submission, needed: int) -> None:
-    """Refuse a job that cannot be stored; `needed` counts the bytes of all its sessions.
-
-    Raises:
-        InsufficientResources: as in `admit`.
-    """
     what = f"up to {submission.total} samples"
-    submission.quotas.require(submission.owner, needed, what, param="capture")
-    disk = _need(needed, _disk_left(services, submission))
-    _refuse(submission, {f"disk for {what}": disk}, param="capture")
-
-
-def _refuse(submission: Submission, needs: Mapping[str, Need], *, param: str) -> None:
-    faults = [
-        f"{what}: needed {need.needed:,} bytes, available {need.available:,}"
-        for what, need in needs.items()
-        if need.fits is False
-    ]
-    if faults:
-        raise InsufficientResources(
-            f"the job does not fit. {'; '.join(faults)} (prompts counted with as few tokens as they can "
-            f"have, max_tokens {submission.spec.max_tokens}). Lower max_tokens or limit, capture fewer hooks "
-            "or positions, or free space; POST /v1/estimate shows the plan",
-            param=param,
-        )
+    submission.quotas.require(submission.owner, found.disk.needed or 0, what, param="capture")
+    for need, subject, param in (
+        (found.disk, f"disk for {what}", "capture"),
+        (found.device, "memory of the device for a batch of one", "sampling.max_tokens"),
+        (found.host, "main memory for a batch of one", "sampling.max_tokens"),
+    ):
+        if need.fits is False:
+            raise InsufficientResources(
+                f"the job does not fit. {subject}: needed {need.needed:,} bytes, available "
+                f"{need.available:,} (prompts counted with as few tokens as they can have, max_tokens "
+                f"{spec.max_tokens}). Lower max_tokens or limit, capture fewer hooks or positions, or free "
+                "space; POST /v1/estimate shows the plan",
+                param="capture" if spec.is_prefill else param,
+            )
 
 
 def _disk_left(services: Services, submission: Submission) -> int | None:
@@ -172,11 +143,6 @@ def _lengths(submission: Submission, per_token: float) -> PromptTokens | None:
     return PromptTokens(math.ceil(total / count), longest) if count else None
 
 
-def fewest_tokens(given: Mapping[str, Any]) -> int:
-    """The fewest tokens that the prompt of a sample's input can have."""
-    return max(1, math.ceil(_characters(given) / MOST_CHARACTERS_PER_TOKEN))
-
-
 def _characters(given: Mapping[str, Any]) -> int:
     """Characters of a prompt, without those of the chat template."""
     if "question" in given:
@@ -199,26 +165,23 @@ def _estimate(
         batch: samples that run at once; None lets the plan choose.
     """
     spec, structure, names = submission.spec, submission.structure, submission.hooks
-    values = Estimate(
-        model=spec.model,
-        samples=submission.total,
-        hooks=names,
-        prompt_tokens_mean=lengths.mean if lengths else None,
-        prompt_tokens_longest=lengths.longest if lengths else None,
-        generated_tokens=spec.max_tokens,
-    )
-    if structure is None or names is None:
-        return values
-    capture, row_bytes = spec.capture or CaptureSpec(), 0
-    if estimate.stores_every_row(capture):
-        row_bytes = estimate.bytes_per_token(structure, names, capture.dtype, capture.features)
-    found: dict[str, object] = {
-        "bytes_per_token": row_bytes,
-        "weights_bytes": estimate.weights_bytes(structure),
+    found: dict[str, Any] = {
+        "model": spec.model,
+        "samples": submission.total,
+        "hooks": names,
+        "prompt_tokens_mean": lengths and lengths.mean,
+        "prompt_tokens_longest": lengths and lengths.longest,
+        "generated_tokens": spec.max_tokens,
     }
+    if structure is None or names is None:
+        return Estimate(**found)
+    capture, row_bytes = spec.capture or CaptureSpec(), 0
+    if plans.stores_every_row(capture):
+        row_bytes = plans.bytes_per_token(structure, names, capture.dtype, capture.features)
+    found |= {"bytes_per_token": row_bytes, "weights_bytes": plans.weights_bytes(structure)}
     if lengths is not None:
         # stored sizes grow linearly with the prompt, so the mean prompt gives the sum
-        one = estimate.stored_bytes(
+        one = plans.stored_bytes(
             structure,
             names,
             capture,
@@ -227,56 +190,48 @@ def _estimate(
         )
         total = None if submission.total is None else one * submission.total
         found |= {"bytes_per_sample": one, "disk": _need(total, disk_bytes)}
-        found |= _memory(submission, structure, names, lengths.longest, batch=batch)
+        found |= _memory(submission, structure, names, lengths.longest, batch)
     elif not names:
         found["disk"] = _need(0, disk_bytes)
-    values = values.model_copy(update=found)
+    values = Estimate(**found)
     verdicts = [need.fits for need in (values.device, values.host, values.disk)]
     fits = False if False in verdicts else None if None in verdicts else True
     return values.model_copy(update={"fits": fits})
 
 
 def _memory(
-    submission: Submission,
-    structure: ModelStructure,
-    names: Sequence[str],
-    longest: int,
-    *,
-    batch: int | None,
+    submission: Submission, structure: ModelStructure, names: Sequence[str], longest: int, batch: int | None
 ) -> dict[str, object]:
     """Memory of one batch with prompts of `longest` tokens; empty if the structure lacks a size."""
     spec, memory = submission.spec, submission.memory
-    capture = spec.capture or CaptureSpec()
-    generated, kv_bytes = spec.max_tokens, structure.kv_bytes_per_token
+    capture, generated = spec.capture or CaptureSpec(), spec.max_tokens
+    kv_bytes = structure.kv_bytes_per_token
     if kv_bytes is None and generated:
         return {}
     prompt = longest if generated else min(longest, structure.context_length)
+    tokens = {"prompt_tokens": prompt, "generated_tokens": generated}
     device, host = memory.get("device_available_bytes"), memory.get("host_available_bytes")
-    on_gpu = batch_memory.is_gpu(structure)
-    budget = batch_memory.Budget(
+    on_gpu = plans.is_gpu(structure)
+    budget = plans.Budget(
         device_bytes=device or 0,
         host_buffer_bytes=memory.get("host_buffer_bytes", 2 << 30),
-        cap=memory.get("batch_cap", batch_memory.batch_cap(on_gpu=on_gpu)),
+        cap=memory.get("batch_cap", plans.batch_cap(on_gpu=on_gpu)),
         on_gpu=on_gpu,
     )
-    need = batch_memory.capture_need(
-        structure, names, capture, prompt_tokens=prompt, generated_tokens=generated
-    )
+    need = plans.capture_need(structure, names, capture, **tokens)
     scores = isinstance(spec, ChatJobSpec) and spec.scores_prompts
     sizes = {
         "prompt_tokens": prompt,
         "max_tokens": generated,
-        "scored": batch_memory.scored_bytes(structure, prompt_tokens=prompt) if scores else 0,
+        "scored": plans.scored_bytes(structure, prompt_tokens=prompt) if scores else 0,
     }
     chosen = None
     if device is not None:
-        chosen = batch_memory.batch_size(structure, kv_bytes or 0, need, budget, **sizes)
+        chosen = plans.batch_size(structure, kv_bytes or 0, need, budget, **sizes)
     size = batch or chosen or 1
-    run = batch_memory.batch_memory(structure, kv_bytes or 0, need, samples=size, **sizes)
-    tensors = estimate.tensor_bytes(
-        structure, names, capture, prompt_tokens=prompt, generated_tokens=generated
-    )
-    rows = batch_memory.held_rows_bytes(budget, need, tensors, samples=size)
+    run = plans.batch_memory(structure, kv_bytes or 0, need, samples=size, **sizes)
+    tensors = plans.tensor_bytes(structure, names, capture, **tokens)
+    rows = plans.held_rows_bytes(budget, need, tensors, samples=size)
     return {
         "batch_size": chosen,
         # rows leave the device early: a refusal counts only certain bytes

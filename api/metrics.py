@@ -1,6 +1,8 @@
 """Metrics of `GET /metrics`, in Prometheus' text format: gauges and counters of the index."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -53,47 +55,49 @@ class _Index(Collector):
     def collect(self) -> Iterator[Metric]:
         services = self._services
         yield _gauge("build_info", "The version that serves; always 1.", {(__version__,): 1}, ("version",))
-        yield _gauge("broker_up", "1 if the broker answers.", {(): _answers(services.broker.ping)})
-        try:
+        broker_up = database_up = 0
+        with suppress(ServiceUnavailable):
+            services.broker.ping()
+            broker_up = 1
+        yield _gauge("broker_up", "1 if the broker answers.", {(): broker_up})
+        with suppress(SQLAlchemyError):
             with services.database.read() as session:
                 totals, now = counters.totals(session), gauges.read(session)
-        except SQLAlchemyError:
-            yield _gauge("database_up", "1 if the database answers.", {(): 0})
-            return
-        yield _gauge("database_up", "1 if the database answers.", {(): 1})
-        yield from _counted(totals)
-        yield from _standing(now)
+            database_up = 1
+            yield from _counted(totals)
+            yield from _standing(now)
+        yield _gauge("database_up", "1 if the database answers.", {(): database_up})
 
 
 def _counted(totals: dict[counters.Counter, float]) -> Iterator[Metric]:
     for name, (labels, text) in COUNTERS.items():
-        family = CounterMetricFamily(f"{PREFIX}{name}", text, labels=_shown(labels))
+        # the status of a removal is its reason
+        shown = ["reason"] if labels == ("status",) else labels
+        family = CounterMetricFamily(f"{PREFIX}{name}", text, labels=shown)
         for counter, value in totals.items():
             if counter.name == name:
                 family.add_metric([getattr(counter, label) for label in labels], value)
         yield family
 
 
-def _shown(labels: tuple[str, ...]) -> list[str]:
-    """Name the status of a removal `reason`."""
-    return ["reason"] if labels == ("status",) else list(labels)
-
-
 def _standing(now: Gauges) -> Iterator[Metric]:
-    yield _gauge("jobs", "Jobs in the index.", {(s,): n for s, n in now.jobs.items()}, ("status",))
-    yield _gauge(
-        "oldest_queued_job_age_seconds",
-        "Since the queued job that has waited longest was submitted.",
-        {(): now.oldest_queued_seconds},
-    )
-    yield _gauge(
-        "open_samples",
-        "Samples of unfinished jobs: waiting, or leased by a worker.",
-        {(s,): n for s, n in now.samples.items()},
-        ("status",),
-    )
-    yield _gauge("queue_paused", "1 while the queue is paused.", {(): now.is_paused})
-    yield _gauge("workers", "Workers known.", {(s,): n for s, n in now.workers.items()}, ("status",))
+    yield _by_status("jobs", "Jobs in the index.", now.jobs)
+    yield _by_status("open_samples", "Waiting and leased samples of unfinished jobs.", now.samples)
+    yield _by_status("workers", "Workers known.", now.workers)
+    for name, text, value in (
+        (
+            "oldest_queued_job_age_seconds",
+            "Since the queued job that has waited longest was submitted.",
+            now.oldest_queued_seconds,
+        ),
+        ("queue_paused", "1 while the queue is paused.", now.is_paused),
+        ("stored_sessions", "Sessions in the store.", now.sessions),
+        ("stored_session_rows", "Rows of activations in the store.", now.session_rows),
+        ("stored_session_bytes", "Bytes of sessions in the store.", now.session_bytes),
+        ("stored_files", "Uploaded files in the store.", now.files),
+        ("stored_file_bytes", "Bytes of uploaded files in the store.", now.file_bytes),
+    ):
+        yield _gauge(name, text, {(): value})
     own = [(one, (one.id, one.hostname, one.model or "", one.device or "")) for one in now.live]
     yield _gauge(
         "worker_heartbeat_age_seconds",
@@ -113,11 +117,10 @@ def _standing(now: Gauges) -> Iterator[Metric]:
         },
         (*_WORKER, "what"),
     )
-    yield _gauge("stored_sessions", "Sessions in the store.", {(): now.sessions})
-    yield _gauge("stored_session_rows", "Rows of activations in the store.", {(): now.session_rows})
-    yield _gauge("stored_session_bytes", "Bytes of sessions in the store.", {(): now.session_bytes})
-    yield _gauge("stored_files", "Uploaded files in the store.", {(): now.files})
-    yield _gauge("stored_file_bytes", "Bytes of uploaded files in the store.", {(): now.file_bytes})
+
+
+def _by_status(name: str, text: str, counts: Mapping[Any, int]) -> GaugeMetricFamily:
+    return _gauge(name, text, {(status,): count for status, count in counts.items()}, ("status",))
 
 
 def _gauge(
@@ -127,12 +130,3 @@ def _gauge(
     for found, value in values.items():
         family.add_metric([str(label) for label in found], float(value))
     return family
-
-
-def _answers(ping: object) -> float:
-    assert callable(ping)
-    try:
-        ping()
-    except ServiceUnavailable:
-        return 0.0
-    return 1.0

@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from actograph.contract.chat_job import ChatJobSpec
-from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound, ServiceUnavailable
-from actograph.contract.interventions import StoredVector, each
+from actograph.contract.errors import InvalidDataset, InvalidRequest, ServiceUnavailable
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import ExpiresAfter, FileDataset, GeneratingSpec, HubDataset, PathDataset
@@ -31,20 +30,19 @@ from actograph.tasks.rows import row_form
 from api import estimate
 from api.check import check_hooks, check_length, check_prompts
 from api.dependencies import Services
-from api.estimate import Spec, Submission
+from api.estimate import Submission
 from storage.accounts import quotas
-from storage.files import dataset_sources, files
+from storage.files import dataset_sources
 from storage.files.dataset_sources import Uploads
-from storage.jobs import jobs
-from storage.jobs.request_keys import RequestKey, first_wins
+from storage.jobs.request_keys import RequestKey
 from storage.queue import pause, pins, routing
 from storage.samples import NewSample
 from storage.samples.expansion import capture_samples, chat_samples, evaluation_samples
-from storage.sessions import vectors
-from storage.submission import admission, bulk_insert
-from storage.tables.models import FileRow, JobRow
+from storage.submission import admission, bulk_insert, named
+from storage.submission.bulk_insert import NewJob
+from storage.submission.named import Spec
+from storage.tables.models import JobRow
 
-T = TypeVar("T")
 S = TypeVar("S", bound=Spec)
 G = TypeVar("G", bound=GeneratingSpec)
 
@@ -52,22 +50,14 @@ G = TypeVar("G", bound=GeneratingSpec)
 MAX_SAMPLES = 200_000
 #: larger offsets select nothing in any file, and are not counted to
 FARTHEST_ROW = 1 << 40
-#: fields of specs that name a dataset
-_DATASETS = ("dataset", "fewshot_dataset")
 #: makes the samples of a job, each time anew, and their number; None if only the worker can read the dataset
 _Samples = tuple[Callable[[], Iterator[NewSample]], int | None]
 
 
 def submit(
-    services: Services,
-    spec: Spec,
-    owner: str,
-    finish: Callable[[Session, JobRow], T],
-    *,
-    key: RequestKey | None = None,
-    starts_now: bool = False,
-) -> tuple[T, Submission]:
-    """Check a spec, insert its job and wake a worker. Returns the result of `finish`, see `insert`.
+    services: Services, spec: Spec, owner: str, *, key: RequestKey | None = None, starts_now: bool = False
+) -> JobRow:
+    """Check a spec, insert its job and wake a worker.
 
     Args:
         starts_now: refuse a job that would wait for an unknown time.
@@ -81,7 +71,7 @@ def submit(
     estimate.admit(services, submission)
     if starts_now:
         _require_start(services, submission)
-    return insert(services, submission, finish, key), submission
+    return insert(services, submission, key=key)
 
 
 def check(services: Services, spec: Spec, owner: str | None) -> Submission:
@@ -89,7 +79,7 @@ def check(services: Services, spec: Spec, owner: str | None) -> Submission:
     spec = _resolve(services, spec)
     with services.database.read() as session:
         submission = outlook(services, session, spec, owner)
-        stored = stored_vectors(session, spec)
+        stored = named.stored_vectors(session, spec)
     structure = submission.structure
     if isinstance(spec, ChatJobSpec) and all(given.max_tokens is None for given in spec.inputs):
         spec = within_context(spec, structure, spec.sampling.max_tokens)
@@ -105,7 +95,7 @@ def check(services: Services, spec: Spec, owner: str | None) -> Submission:
 
 def _resolve(services: Services, spec: Spec) -> Spec:
     changes: dict[str, Any] = {}
-    for field in _DATASETS:
+    for field in named.DATASETS:
         dataset = getattr(spec, field, None)
         if isinstance(dataset, PathDataset):
             with _naming(field):
@@ -114,7 +104,7 @@ def _resolve(services: Services, spec: Spec) -> Spec:
             changes[field] = PathDataset(path=path, format=dataset.format or format_of(dataset.path))
         elif isinstance(dataset, FileDataset):
             with services.database.read() as session:
-                form = dataset.format or format_of(_upload(session, dataset.file_id, field).filename)
+                form = dataset.format or format_of(named.upload(session, dataset.file_id, field).filename)
             changes[field] = dataset.model_copy(update={"format": form})
     spec = spec.model_copy(update=changes)
     if isinstance(spec, EvaluationSpec):
@@ -145,15 +135,14 @@ def within_context(spec: G, structure: ModelStructure | None, most: int) -> G:
 
 def outlook(services: Services, session: Session, spec: Spec, owner: str | None) -> Submission:
     """A submission without samples: the state of the service for a job."""
-    found = admission.read(session, spec.model, spec.priority)
+    found = admission.read(session, spec.model)
     served = [spec.model] if found.is_held else routing.served_models(session)
     return Submission(
         spec=spec,
         owner=owner,
-        structure=services.structures.of(session, spec.model, found.loaded_at),
+        structure=services.structures.find(session, spec.model),
         memory=max(found.memory, key=lambda one: one.get("device_available_bytes", 0), default={}),
         quotas=quotas.read(session, services.settings),
-        place=found.place,
         waiting_reason=routing.why_unserved(spec.model, served),
     )
 
@@ -200,35 +189,6 @@ def _naming(field: str) -> Iterator[None]:
         raise InvalidDataset(error.message, param=param) from error.__cause__
     except OSError as error:
         raise InvalidDataset(f"the file cannot be read: {error.strerror}", param=field) from error
-
-
-def _upload(session: Session, file_id: str, field: str, *, keep: bool = False) -> FileRow:
-    """Find an upload. `keep` prevents its deletion until the transaction ends. Raises InvalidDataset."""
-    try:
-        return (files.keep if keep else files.get)(session, file_id)
-    except NotFound:
-        raise InvalidDataset(
-            f"there is no file {file_id}; upload it through /v1/files", param=f"{field}.file_id"
-        ) from None
-
-
-def stored_vectors(session: Session, spec: Spec, *, keep: bool = False) -> dict[str, StoredVector]:
-    """Stored vectors that a spec names, by field; `keep` as in `_upload`. Raises InvalidRequest."""
-    named = [
-        (one.vector_id, param) for param, one in each(spec.interventions, spec.conditions) if one.vector_id
-    ]
-    found = {}
-    # sorted, since all locks are taken in one order
-    for vector_id, param in sorted(named):
-        try:
-            row = (vectors.keep if keep else vectors.get)(session, vector_id)
-        except NotFound:
-            raise InvalidRequest(
-                f"there is no vector {vector_id}; store it through /v1/vectors",
-                param=f"{param}.vector_id",
-            ) from None
-        found[param] = vectors.resource(row)
-    return found
 
 
 # expand
@@ -342,51 +302,19 @@ def _require_start(services: Services, submission: Submission) -> None:
 
 
 def insert(
-    services: Services,
-    submission: Submission,
-    finish: Callable[[Session, JobRow], T],
-    key: RequestKey | None = None,
-) -> T:
-    """Insert the job and its samples, and wake a worker. Returns the result of `finish`.
-
-    A large job takes several transactions. `finish` runs in the last one, which makes the job visible.
-
-    Raises:
-        IdempotencyInFlight: another request with this key was faster.
-        InvalidDataset: an uploaded file was deleted since the check.
-        InvalidRequest: a stored vector was deleted since the check.
-    """
-    spec = submission.spec
-
-    def create(session: Session) -> JobRow:
-        _keep_named(session, spec)
-        with first_wins():
-            return jobs.create(
-                session,
-                kind=spec.kind,
-                model=spec.model,
-                spec=spec,
-                hooks=submission.hooks,
-                total=submission.total,
-                owner=submission.owner,
-                pinned=pins.of_structure(submission.structure),
-                request_key=key,
-            )
-
-    def publish(session: Session, row: JobRow) -> T:
-        _keep_named(session, spec)
-        return finish(session, row)
-
-    made = bulk_insert.insert_job(services.database, submission.samples(), create=create, publish=publish)
+    services: Services, submission: Submission, *, key: RequestKey | None = None, batch_id: str | None = None
+) -> JobRow:
+    """Insert the job and its samples, and wake a worker. Raises the errors of `bulk_insert.insert_job`."""
+    new = NewJob(
+        spec=submission.spec,
+        hooks=submission.hooks,
+        total=submission.total,
+        owner=submission.owner,
+        pinned=pins.of_structure(submission.structure),
+        request_key=key,
+        batch_id=batch_id,
+    )
+    row = bulk_insert.insert_job(services.database, new, submission.samples())
     # without the broker an idle worker finds the job
-    services.broker.wake(spec.model)
-    return made
-
-
-def _keep_named(session: Session, spec: Spec) -> None:
-    """Prevent the deletion of the job's files and vectors. Raises InvalidDataset or InvalidRequest."""
-    named = [(getattr(spec, field, None), field) for field in _DATASETS]
-    uploads = [(one.file_id, field) for one, field in named if isinstance(one, FileDataset)]
-    for file_id, field in sorted(uploads):
-        _upload(session, file_id, field, keep=True)
-    stored_vectors(session, spec, keep=True)
+    services.broker.wake(row.model)
+    return row

@@ -23,7 +23,7 @@ from actograph.contract.openai_answers import BatchRequest
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.settings import Settings
 from api.dependencies import Services
-from api.openai.batch_keeper import BatchKeeper
+from api.openai.batches import advance
 from api.served_models import ServedModels
 from bench import process_memory
 from storage import migrate
@@ -132,10 +132,9 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as home:
         services = open_services(Path(home), options.database_url)
         batch_id, size = upload(services, options.lines, options.characters)
-        keeper = BatchKeeper(services)
-        made = measured(lambda: keeper.advance(batch_id))
+        made = measured(lambda: advance(services, batch_id))
         answer_all(services, batch_id)
-        ended = measured(lambda: keeper.advance(batch_id))
+        ended = measured(lambda: advance(services, batch_id))
         with services.database.read() as session:
             batch = batches.resource(session, batches.get(session, batch_id))
         services.database.close()

@@ -1,13 +1,15 @@
-"""`actograph workers`, `actograph queue` and `actograph store`: for those who run a service."""
+"""`actograph workers`, `queue`, `store` and `smoke`: for those who run a service."""
 
+import json
 import secrets
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actograph.cli.flags import DryRunOption, FormatOption, QuietOption, connect
+from actograph.cli.flags import DryRunOption, FormatOption, GlobalOptions, QuietOption, connect
 from actograph.cli.output import (
     ERROR,
     Ended,
@@ -27,6 +29,7 @@ from actograph.cli.output import (
 
 if TYPE_CHECKING:
     from actograph.contract.operations import Queue, QueuePause, StoreGc
+    from actograph.smoke.smoke import Step
 
 queue = typer.Typer(no_args_is_help=True, help="Show, pause and resume the queue.")
 store = typer.Typer(no_args_is_help=True, help="Measure, clean and verify the artifact store.")
@@ -187,3 +190,39 @@ def verify(
         kinds = Counter(problem.problem for problem in problems)
         note(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
         raise Ended(ERROR)
+
+
+def smoke(
+    ctx: typer.Context,
+    url: Annotated[
+        str | None,
+        typer.Argument(help="URL of the service, with the path of a proxy. (default: that of --url)"),
+    ] = None,
+    *,
+    model: Annotated[
+        str | None, typer.Option(help="Expected model. (default: the first served model)")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for each job.")] = 600.0,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Test a running service: capture, read the activations back, evaluate, and clean up.
+
+    Prints one line per step. The exit status names the kind of failure; see docs/operate/smoke.md.
+    """
+    from actograph.smoke.failures import SmokeFailed
+    from actograph.smoke.smoke import Smoke
+
+    if url is not None:
+        ctx.ensure_object(GlobalOptions).url = url
+
+    def report(step: "Step") -> None:
+        if output is Format.JSON:
+            emit(json.dumps(asdict(step)))
+        else:
+            emit(f"{step.outcome:<6} {step.step:<10} {step.seconds:7.2f} s  {step.detail}")
+
+    with connect(ctx) as client:
+        try:
+            Smoke(client, report, model=model, timeout=timeout).run()
+        except SmokeFailed as failure:
+            raise Ended(int(failure.kind)) from failure

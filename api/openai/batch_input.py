@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from tempfile import TemporaryFile
 from typing import BinaryIO
 
@@ -16,11 +17,10 @@ from actograph.contract.base import canonical_digest
 from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec, unit_key
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
 from actograph.contract.models import ModelStructure
-from actograph.contract.openai import ChatCompletionRequest, CompletionRequest
+from actograph.contract.openai import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.openai_answers import BatchError, BatchLine, BatchRequest
 from actograph.contract.specs import SamplingSpec
-from actograph.plans import stored_bytes
-from api import estimate, submit
+from api import submit
 from api.bodies import parse_body, validate
 from api.check import check_hooks, check_prompts
 from api.dependencies import Services
@@ -29,6 +29,7 @@ from api.estimate import Submission
 from api.openai import chat_requests
 from storage.files import files
 from storage.samples import NewSample
+from storage.submission import named
 
 #: a line can hold a prompt of the largest size
 MAX_LINE_BYTES = 16 << 20
@@ -92,14 +93,13 @@ def _numbered(services: Services, request: BatchRequest) -> Iterator[tuple[int, 
             if services.stopping.is_set():
                 raise ServiceUnavailable("this process ends; another one reads the file again")
             if len(text) > MAX_LINE_BYTES:
-                message = f"the line is longer than {MAX_LINE_BYTES} bytes"
-                raise InvalidBatch(BatchError(code="line_too_long", message=message, line=number))
+                raise _fault(number, "line_too_long", f"the line is longer than {MAX_LINE_BYTES} bytes")
             if not text.strip():
                 continue
             found += 1
             if found > most:
                 message = f"the file has more than {most} requests (ACTOGRAPH_BATCH_MAX_REQUESTS); split it"
-                raise InvalidBatch(BatchError(code="too_many_tasks", message=message, line=number))
+                raise _fault(number, "too_many_tasks", message)
             yield number, text
 
 
@@ -120,7 +120,6 @@ class _Lines:
         self._kinds: dict[str, tuple[int, int]] = {}
         self._sampling = SamplingSpec()
         self._most_tokens = 0
-        self._bytes = 0
         self.requests = 0
         self.samples = 0
 
@@ -139,25 +138,25 @@ class _Lines:
             raise _fault(number, "duplicate_custom_id", message, "custom_id")
         try:
             spec = self._spec(number, line)
-            names = self._hooks_of(spec)
+            self._check_hooks(spec)
         except ActographError as error:
             # name the field of the body, not of the job
             param = (error.param or "").replace("inputs.0.", "").removeprefix("sampling.")
             raise _fault(number, error.code, error.message, f"body.{param}" if param else "body") from None
-        self._keep(line.custom_id, spec, names)
+        self._keep(line.custom_id, spec)
 
     def _spec(self, number: int, line: BatchLine) -> ChatJobSpec:
         """The request of a line as a job of its own."""
         services = self._services
-        request: ChatCompletionRequest | CompletionRequest
+        request: CompletionBase
         if line.url == "/v1/chat/completions":
-            request = validate(ChatCompletionRequest, line.body)
-            spec = chat_requests.chat_spec(request, services)
+            request = chat = validate(ChatCompletionRequest, line.body)
+            spec = chat_requests.chat_spec(chat, services)
         else:
-            request = validate(CompletionRequest, line.body)
-            if len(request.prompts) != 1:
+            request = text = validate(CompletionRequest, line.body)
+            if len(text.prompts) != 1:
                 raise InvalidRequest("one prompt for each line; write a line for each prompt", param="prompt")
-            spec = chat_requests.completion_spec(request, services)
+            spec = chat_requests.completion_spec(text, services)
         if request.stream:
             raise InvalidRequest("a batch does not stream; leave stream out", param="stream")
         model = services.models.require(spec.model)
@@ -170,16 +169,15 @@ class _Lines:
             raise _fault(number, "model_mismatch", message, "body.model")
         return spec.model_copy(update={"model": model})
 
-    def _hooks_of(self, spec: ChatJobSpec) -> list[str] | None:
+    def _check_hooks(self, spec: ChatJobSpec) -> None:
         check_prompts(spec, self._structure)
         key = canonical_digest(spec.model_dump(mode="json", include={"capture", "interventions"}))
         if key not in self._hooks:
             with self._services.database.read() as session:
-                stored = submit.stored_vectors(session, spec)
+                stored = named.stored_vectors(session, spec)
             self._hooks[key] = check_hooks(spec, self._structure, stored)
-        return self._hooks[key]
 
-    def _keep(self, custom_id: str, spec: ChatJobSpec, names: list[str] | None) -> None:
+    def _keep(self, custom_id: str, spec: ChatJobSpec) -> None:
         given = BatchInput(
             **spec.inputs[0].model_dump(),
             custom_id=custom_id,
@@ -190,9 +188,6 @@ class _Lines:
             },
         )
         stored = given.model_dump(mode="json", exclude_none=True)
-        for name in ("interventions", "tags", "metadata"):
-            if not stored[name]:
-                del stored[name]
         digest = canonical_digest(unit_key(stored))
         kind, count = self._kinds.get(digest, (len(self._kinds), 0))
         self._kinds[digest] = (kind, count + given.choices)
@@ -202,18 +197,9 @@ class _Lines:
         self.requests += 1
         self.samples += given.choices
         self._most_tokens = max(self._most_tokens, given.most_tokens)
-        if self._structure is not None and names and spec.capture is not None:
-            most = self._structure.context_length
-            self._bytes += given.choices * stored_bytes(
-                self._structure,
-                names,
-                spec.capture,
-                prompt_tokens=min(estimate.fewest_tokens(stored), most),
-                generated_tokens=min(spec.max_tokens, most - 1),
-            )
 
     def submission(self, batch_id: str, owner: str | None) -> Submission:
-        """The job of all lines, admitted. Raises InsufficientResources if it cannot be stored."""
+        """The job of all lines."""
         services, request = self._services, self._request
         spec = submit.with_defaults(
             services,
@@ -233,14 +219,15 @@ class _Lines:
         )
         # a line above the context fails alone
         spec = submit.within_context(spec, self._structure, self._most_tokens)
-        names: list[str] | None = None
-        if self._structure is not None:
-            names = list(dict.fromkeys(name for some in self._hooks.values() for name in some or ()))
+        names = list(dict.fromkeys(name for some in self._hooks.values() for name in some or ()))
         with services.database.read() as session:
             ahead = submit.outlook(services, session, spec, owner)
-        found = replace(ahead, hooks=names, samples=self._in_running_order, total=self.samples)
-        estimate.admit_bytes(services, found, self._bytes)
-        return found
+        return replace(
+            ahead,
+            hooks=names if self._structure else None,
+            samples=self._in_running_order,
+            total=self.samples,
+        )
 
     def _in_running_order(self) -> Iterator[NewSample]:
         """Yield every sample with its position. Samples that can share a batch are consecutive.
@@ -248,11 +235,8 @@ class _Lines:
         So a file with alternating captures runs in the same batches as a sorted file. The choices of a line
         have the seeds s, s + 1, s + 2, ...
         """
-        places: dict[int, int] = {}
-        start = 0
-        for kind, count in self._kinds.values():
-            places[kind] = start
-            start += count
+        # of each kind, the next place
+        places = list(accumulate((count for _, count in self._kinds.values()), initial=0))
         self._kept.seek(0)
         for index, text in enumerate(self._kept):
             kind, stored = json.loads(text)
@@ -268,5 +252,5 @@ class _Lines:
                 places[kind] += 1
 
 
-def _fault(number: int, code: str, message: str, param: str | None) -> InvalidBatch:
+def _fault(number: int, code: str, message: str, param: str | None = None) -> InvalidBatch:
     return InvalidBatch(BatchError(code=code, message=message, line=number, param=param or None))

@@ -4,8 +4,6 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy.orm import Session
-
 from actograph.contract.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import ActographError
 from actograph.contract.openai import ChatCompletionRequest, CompletionBase, CompletionRequest
@@ -83,12 +81,10 @@ def submit_chat(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobR
         InvalidRequest: `param` is a field of the request.
     """
     try:
-        return submit.submit(services, spec, owner, _with_samples, starts_now=True)[0]
+        row = submit.submit(services, spec, owner, starts_now=True)
     except ActographError as error:
         # fields of a job's sampling are fields of the request
         error.param = error.param and error.param.removeprefix("sampling.")
         raise
-
-
-def _with_samples(session: Session, row: JobRow) -> tuple[JobRow, Sequence[SampleRow]]:
-    return row, samples.find(session, row.id, limit=row.total or 1)[0]
+    with services.database.read() as session:
+        return row, samples.find(session, row.id, limit=row.total or 1)[0]

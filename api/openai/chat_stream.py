@@ -19,7 +19,7 @@ from actograph.contract.errors import ActographError
 from actograph.tool_calls import OPEN, first_call
 from api.openai import chat_results
 from api.openai.chat_results import ChatResult
-from api.openai.chat_waiting import Running, cancel
+from api.openai.chat_watch import Running
 from storage.tables.models import SampleRow
 
 PING_SECONDS = 15.0
@@ -38,31 +38,26 @@ class ChatChunks:
         return [answers.ChatChunkChoice(index=index, delta=answers.Delta(role="assistant", content=""))]
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
-        delta = answers.Delta(content=text)
-        return answers.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs)
+        return answers.ChatChunkChoice(index=index, delta=answers.Delta(content=text), logprobs=logprobs)
 
-    def whole(self, row: SampleRow) -> str:
-        """All text of a choice."""
-        return chat_results.split_answer(row)[0] or ""
-
-    def ending(self, result: ChatResult, row: SampleRow, index: int, rest: str) -> list[BaseModel]:
+    def ending(self, result: ChatResult, row: SampleRow, sent: "_Choice") -> list[BaseModel]:
         """The choices to send at the end: the unsent text, tool calls, and the finish reason.
 
         With log probabilities, all text is unsent.
         """
-        choice = chat_results.chat_choice(result, row)
-        found = [self.piece(index, rest, choice.logprobs)] if rest else []
-        if choice.message.tool_calls:
-            calls = [
-                answers.ToolCallDelta(index=place, id=call.id, function=call.function)
-                for place, call in enumerate(choice.message.tool_calls)
-            ]
-            found.append(answers.ChatChunkChoice(index=index, delta=answers.Delta(tool_calls=calls)))
-        reason, captured = choice.finish_reason, _captured(choice)
-        return [
-            *found,
-            answers.ChatChunkChoice(index=index, delta=answers.Delta(), finish_reason=reason, **captured),
+        choice, place = chat_results.chat_choice(result, row), sent.place
+        rest = sent.rest(choice.message.content or "")
+        found = [self.piece(place, rest, choice.logprobs)] if rest else []
+        calls = [
+            answers.ToolCallDelta(index=number, id=call.id, function=call.function)
+            for number, call in enumerate(choice.message.tool_calls or ())
         ]
+        if calls:
+            found.append(answers.ChatChunkChoice(index=place, delta=answers.Delta(tool_calls=calls)))
+        last = answers.ChatChunkChoice(
+            index=place, delta=answers.Delta(), finish_reason=choice.finish_reason, **_captured(choice)
+        )
+        return [*found, last]
 
 
 class CompletionChunks:
@@ -77,17 +72,14 @@ class CompletionChunks:
     def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
         return answers.CompletionChunkChoice(index=index, text=text, logprobs=logprobs)
 
-    def whole(self, row: SampleRow) -> str:
-        return chat_results.whole_text(row)
-
-    def ending(self, result: ChatResult, row: SampleRow, index: int, rest: str) -> list[BaseModel]:
-        choice = chat_results.completion_choice(result, row, index)
-        found = [self.piece(index, rest, choice.logprobs)] if rest else []
-        reason, captured = choice.finish_reason, _captured(choice)
-        return [
-            *found,
-            answers.CompletionChunkChoice(index=index, text="", finish_reason=reason, **captured),
-        ]
+    def ending(self, result: ChatResult, row: SampleRow, sent: "_Choice") -> list[BaseModel]:
+        choice = chat_results.completion_choice(result, row, sent.place)
+        rest = sent.rest(choice.text)
+        found = [self.piece(sent.place, rest, choice.logprobs)] if rest else []
+        last = answers.CompletionChunkChoice(
+            index=sent.place, text="", finish_reason=choice.finish_reason, **_captured(choice)
+        )
+        return [*found, last]
 
 
 Chunks = ChatChunks | CompletionChunks
@@ -126,7 +118,7 @@ async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> As
         for first in opening:
             yield first
         for choice, row in zip(choices, result.samples, strict=True):
-            ending = chunks.ending(result, row, choice.place, choice.rest(chunks.whole(row)))
+            ending = chunks.ending(result, row, choice)
             for one in ending[:-1]:
                 yield event([one])
             # activations of the first choice belong to the answer too
@@ -137,7 +129,7 @@ async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> As
     finally:
         if not has_ended:
             with anyio.CancelScope(shield=True):
-                await run_in_threadpool(cancel, running.services, running.job.id)
+                await run_in_threadpool(running.cancel)
 
 
 async def guarded(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
@@ -154,26 +146,22 @@ async def guarded(first: str, events: AsyncGenerator[str, None]) -> AsyncIterato
 
 
 async def _pieces(running: Running) -> AsyncIterator[tuple[int, str] | None]:
-    """Yield pieces of text until the job has ended; None after a while without text."""
-    ended = asyncio.create_task(running.ends.wait(running.job.id))
-    try:
-        with running.texts.follow([row.id for row in running.samples]) as feed:
-            while True:
-                next_one = asyncio.create_task(feed.get())
-                try:
-                    await asyncio.wait({ended, next_one}, timeout=PING_SECONDS, return_when="FIRST_COMPLETED")
-                finally:
-                    if not next_one.done():
-                        next_one.cancel()
-                if next_one.done() and not next_one.cancelled():
-                    yield next_one.result()
-                elif ended.done():
-                    ended.result()
-                    return
-                else:
-                    yield None
-    finally:
-        ended.cancel()
+    """Yield pieces of text until the job has ended; None after a while without text.
+
+    Raises:
+        ServiceUnavailable: this process is stopping.
+    """
+    with running.watch.follow(running.job.id, [row.id for row in running.samples]) as feed:
+        while True:
+            try:
+                found = await asyncio.wait_for(feed.get(), PING_SECONDS)
+            except TimeoutError:
+                yield None
+                continue
+            if found is None:
+                running.watch.require_running()
+                return
+            yield found
 
 
 def _captured(choice: BaseModel) -> dict[str, Any]:

@@ -1,20 +1,17 @@
-"""Downloads of stored files: a redirect to the store, or byte ranges and entity tags as in RFC 9110.
+"""Downloads of stored files: a redirect to the store, a local file with byte ranges, or a stream.
 
 The ETag is the file's sha256, by which clients verify what they received.
 """
 
-import re
 from typing import Any
 from urllib.parse import quote
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
 
-from actograph.contract.errors import RangeNotSatisfiable
 from storage.artifacts.checked_files import CheckedFile
-from storage.artifacts.store import ArtifactStore
+from storage.artifacts.store import STREAM_CHUNK, ArtifactStore
 
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The file.",
@@ -24,41 +21,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     304: {"description": "`If-None-Match` has the file's ETag, its sha256."},
     307: {"description": "The URL of the file at the store; send the same headers without the key."},
 }
-#: longer numbers are ignored
-_MAX_DIGITS = 18
-
-
-class UnsatisfiableRange(RangeNotSatisfiable):
-    """The range begins after the end of the file."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(f"the file has {size} bytes", param="Range")
-        self.headers = {"Content-Range": f"bytes */{size}"}
-
-
-def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """Parse a range as [start, stop) of a file of `size` bytes; None for the whole file.
-
-    Other forms and several ranges are ignored, as RFC 9110 (14.2) allows.
-
-    Raises:
-        UnsatisfiableRange: no byte of the file is in the range.
-    """
-    match = _RANGE.fullmatch(header.replace(" ", "")) if header else None
-    if match is None or len(match[1]) > _MAX_DIGITS or len(match[2]) > _MAX_DIGITS:
-        return None
-    first, last = match[1], match[2]
-    if first:
-        start, stop = int(first), min(int(last) + 1, size) if last else size
-        if last and int(last) < start:
-            return None
-    elif last:
-        start, stop = max(0, size - int(last)), size
-    else:
-        return None
-    if start >= stop:
-        raise UnsatisfiableRange(size)
-    return start, stop
 
 
 def serve(
@@ -70,45 +32,28 @@ def serve(
     filename: str,
     redirects: bool,
 ) -> Response:
-    """Serve a stored file.
+    """Serve a stored file. Raises StoreDamaged if the file is missing or has another size.
 
     Args:
         redirects: redirect clients to a store with URLs of its own.
-
-    Raises:
-        UnsatisfiableRange: see `parse_range`.
-        StoreDamaged: the file is missing or has another size.
     """
-    etag = f'"{file.sha256}"'
     headers = {
-        "ETag": etag,
-        "Accept-Ranges": "bytes",
+        "ETag": f'"{file.sha256}"',
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(filename, safe='')}",
         "X-Content-Type-Options": "nosniff",
     }
-    if _matches(request.headers.get("if-none-match"), etag):
+    if request.headers.get("if-none-match") in ("*", headers["ETag"]):
         return Response(status_code=304, headers=headers)
     # the URL is signed for GET
     url = store.presigned_url(file.key) if redirects and request.method == "GET" else None
     if url is not None:
         return RedirectResponse(url, 307)
     file.check_size()
-    size = file.size
-    if_range = request.headers.get("if-range")
-    wanted = None if if_range not in (None, etag) else parse_range(request.headers.get("range"), size)
-    start, stop = wanted or (0, size)
-    headers["Content-Length"] = str(stop - start)
-    if wanted:
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-    status = 206 if wanted else 200
-    if request.method == "HEAD" or start == stop:
-        return Response(status_code=status, headers=headers, media_type=media_type)
-    return StreamingResponse(file.pieces(start, stop), status, headers, media_type)
-
-
-def _matches(header: str | None, etag: str) -> bool:
-    """Compare `If-None-Match` weakly."""
-    if header is None:
-        return False
-    tags = [tag.strip().removeprefix("W/") for tag in header.split(",")]
-    return "*" in tags or etag in tags
+    path = store.local_path(file.key)
+    if path is not None:
+        answer = FileResponse(path, headers=headers, media_type=media_type)
+        answer.chunk_size = STREAM_CHUNK
+        return answer
+    headers["Content-Length"] = str(file.size)
+    pieces = iter(()) if request.method == "HEAD" else file.pieces(0, file.size)
+    return StreamingResponse(pieces, headers=headers, media_type=media_type)

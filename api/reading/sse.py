@@ -7,14 +7,13 @@ connection between two reads of the log, so many streams can be open.
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from actograph.contract.resources import Event, JobStatus
+from actograph.contract.resources import Event
 from api.dependencies import Services
 from storage.index import events
 from storage.jobs import jobs
@@ -37,32 +36,22 @@ DOCUMENTED: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Look:
+class Look(NamedTuple):
     """Entries of the log after some event."""
 
     events: list[Event]
-    #: None if the job was deleted
-    status: JobStatus | None
-
-    @property
-    def is_over(self) -> bool:
-        """True if the log has ended and no entry is left."""
-        return not self.events and (self.status is None or self.status.is_terminal())
-
-    @property
-    def has_last(self) -> bool:
-        """True if these entries are the last. The end before a retry is not."""
-        is_ended = self.status is None or self.status.is_terminal()
-        return is_ended and (not self.events or self.events[-1].event in LAST_EVENTS)
+    #: True if no entry follows; the end before a retry is not the last entry
+    is_over: bool
 
 
 def look(services: Services, job_id: str, after: int) -> Look:
     """Read the next entries after event `after`."""
     with services.database.read() as session:
-        # read the status first: a terminal status means that the last entry exists
+        # read the status first: a terminal status means that the last entry exists; a deleted job has none
         status = jobs.status_of(session, job_id)
-        return Look(events=events.after(session, job_id, after, BATCH), status=status)
+        found = events.after(session, job_id, after, BATCH)
+    is_ended = status is None or status.is_terminal()
+    return Look(found, is_ended and (not found or found[-1].event in LAST_EVENTS))
 
 
 async def follow(services: Services, job_id: str, after: int, first: Look) -> AsyncIterator[str]:
@@ -78,7 +67,7 @@ async def follow(services: Services, job_id: str, after: int, first: Look) -> As
         for event in found.events:
             yield encode(event)
             after, sent_at = event.id, time.monotonic()
-        if found.has_last or services.stopping.is_set():
+        if found.is_over or services.stopping.is_set():
             return
         if len(found.events) < BATCH:
             await anyio.sleep(POLL_SECONDS)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 from starlette.responses import Response, StreamingResponse
 
@@ -33,7 +33,6 @@ _ROWS = re.compile(r"([0-9]{0,12}):([0-9]{0,12})")
 class _Slice:
     """The requested rows."""
 
-    session_id: str
     hook: str
     dtype: str
     #: shape of the slice; token ids and positions have one dimension
@@ -41,18 +40,17 @@ class _Slice:
     #: number of the first row, or its token
     first: int
     #: token of each row, if rows were selected individually
-    tokens: list[int] | None
+    tokens: list[int] | None = None
     #: rows [start, stop) of the slice
     read: Callable[[int, int], TensorSlice]
 
     @property
-    def row_bytes(self) -> int:
-        width = self.shape[1] if len(self.shape) > 1 else 1
-        return width * tensor_files.itemsize(self.dtype)
+    def width(self) -> int:
+        return self.shape[1] if len(self.shape) > 1 else 1
 
     def pieces(self) -> Iterator[TensorSlice]:
         """Read the rows in pieces; a piece has one row at least."""
-        at_once = max(1, PIECE_BYTES // max(1, self.row_bytes))
+        at_once = max(1, PIECE_BYTES // max(1, self.width * tensor_files.itemsize(self.dtype)))
         for low in range(0, max(1, self.shape[0]), at_once):
             yield self.read(low, min(low + at_once, self.shape[0]))
 
@@ -68,43 +66,42 @@ def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> 
     """
     found = _find(reader, name, rows)
     headers = {"X-Tensor-Dtype": found.dtype, "X-Tensor-First-Row": str(found.first)}
+    if form != "safetensors" and found.dtype.startswith("F8"):
+        raise InvalidRequest(f"{form} has no {found.dtype}; ask for format=safetensors", param="format")
     if form == "json":
-        _check_values(found)
-        return Response(_as_json(found), headers=headers, media_type="application/json")
-    if form == "npy" and found.dtype.startswith("F8"):
-        raise InvalidRequest(f"numpy has no {found.dtype}; ask for format=safetensors", param="format")
-    head, pieces = _header(found, form), _encoded(found, form)
-    # npy widens bfloat16
-    wider = 2 if form == "npy" and found.dtype == "BF16" else 1
-    headers["Content-Length"] = str(len(head) + found.shape[0] * found.row_bytes * wider)
+        body = _as_json(reader.session_id, found)
+        return Response(body, headers=headers, media_type="application/json")
+    size = found.shape[0] * found.width * tensor_files.itemsize(found.dtype)
+    if form == "npy":
+        head = tensor_files.npy_header(found.dtype, found.shape)
+        pieces = (_values(piece).tobytes() for piece in found.pieces())
+        # npy widens bfloat16
+        size *= 2 if found.dtype == "BF16" else 1
+    else:
+        about = {"format": "pt", "session_id": reader.session_id, "first_row": str(found.first)}
+        head = tensor_files.encode_header([(found.hook, found.dtype, found.shape)], about)
+        pieces = (piece.data for piece in found.pieces())
+    headers["Content-Length"] = str(len(head) + size)
     # damage in the first rows is an error of its own
     verified = chain([head, next(pieces)], pieces)
     return StreamingResponse(verified, 200, headers, "application/octet-stream")
 
 
 def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:
+    if name in (TOKEN_IDS, ROW_POSITIONS):
+        numbers = reader.token_ids() if name == TOKEN_IDS else reader.row_positions()
+        start, stop = _parse_rows(rows, len(numbers))
+
+        def of_numbers(low: int, high: int) -> TensorSlice:
+            chosen = numbers[start + low : start + high]
+            raw = b"".join(number.to_bytes(8, "little", signed=True) for number in chosen)
+            return TensorSlice("I64", (high - low, 1), raw)
+
+        return _Slice(hook=name, dtype="I64", shape=(stop - start,), first=start, read=of_numbers)
     # savepoints keep their meaning from the time of recording
     hook = reader.manifest.resolved_hooks.get(name) or hooks.canonical(name) or name
     if hook not in reader.manifest.tensors and name in reader.manifest.tensors:
         hook = name
-    numbers = _numbers(reader, hook)
-    if numbers is not None:
-        start, stop = _parse_rows(rows, len(numbers))
-        chosen = numbers[start:stop]
-
-        def of_numbers(low: int, high: int) -> TensorSlice:
-            raw = b"".join(number.to_bytes(8, "little", signed=True) for number in chosen[low:high])
-            return TensorSlice("I64", (high - low, 1), raw)
-
-        return _Slice(
-            session_id=reader.session_id,
-            hook=hook,
-            dtype="I64",
-            shape=(stop - start,),
-            first=start,
-            tokens=None,
-            read=of_numbers,
-        )
     info = reader.tensor_info(hook)
     start, stop = _parse_rows(rows, info.shape[0])
     first, tokens = info.first_row + start, None
@@ -114,7 +111,6 @@ def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:
         tokens = list(reader.tokens_of_rows(hook)[start:stop])
         first = next(iter(tokens), info.first_row)
     return _Slice(
-        session_id=reader.session_id,
         hook=hook,
         dtype=info.dtype,
         shape=(stop - start, info.shape[1]),
@@ -124,35 +120,31 @@ def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:
     )
 
 
-def _encoded(found: _Slice, form: Format) -> Iterator[bytes]:
-    for piece in found.pieces():
-        if form == "safetensors":
-            yield piece.data
-        else:
-            yield tensor_files.value_array(piece.dtype, piece.shape, piece.data).tobytes()
+def _values(piece: TensorSlice) -> tensor_files.Array:
+    return tensor_files.value_array(piece.dtype, piece.shape, piece.data)
 
 
-def _header(found: _Slice, form: Format) -> bytes:
-    if form == "npy":
-        return tensor_files.npy_header(found.dtype, found.shape)
-    metadata = {"format": "pt", "session_id": found.session_id, "first_row": str(found.first)}
-    return tensor_files.encode_header([(found.hook, found.dtype, found.shape)], metadata)
-
-
-def _as_json(found: _Slice) -> bytes:
-    rows: list[Any] = []
-    for piece in found.pieces():
-        shape = piece.shape if len(found.shape) > 1 else piece.shape[:1]
-        rows += tensor_files.json_rows(tensor_files.value_array(piece.dtype, shape, piece.data))
-    about: dict[str, Any] = {
+def _as_json(session_id: str, found: _Slice) -> bytes:
+    """Raises InvalidRequest if the slice has too many values."""
+    if found.shape[0] * found.width > MAX_JSON_VALUES:
+        at_once = MAX_JSON_VALUES // found.width
+        advice = f"ask for {at_once} rows at a time, or for format=npy" if at_once else "ask for format=npy"
+        raise InvalidRequest(
+            f"{found.shape[0]} rows of {found.width} values are too many for JSON: {advice}", param="rows"
+        )
+    about = {
         "object": "activation.tensor",
-        "session_id": found.session_id,
+        "session_id": session_id,
         "hook": found.hook,
         "dtype": found.dtype,
         "shape": list(found.shape),
         "first_row": found.first,
         "tokens": found.tokens,
-        "data": rows,
+        "data": [
+            row
+            for piece in found.pieces()
+            for row in tensor_files.json_rows(_values(piece).reshape(-1, *found.shape[1:]))
+        ],
     }
     return json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
@@ -168,20 +160,3 @@ def _parse_rows(text: str | None, count: int) -> tuple[int, int]:
     if not 0 <= start <= stop <= count:
         raise RangeNotSatisfiable(f"rows {start}:{stop}: the tensor has rows 0:{count}", param="rows")
     return start, stop
-
-
-def _check_values(found: _Slice) -> None:
-    rows, width = found.shape[0], found.shape[1] if len(found.shape) > 1 else 1
-    if rows * width > MAX_JSON_VALUES:
-        at_once = MAX_JSON_VALUES // width
-        advice = f"ask for {at_once} rows at a time, or for format=npy" if at_once else "ask for format=npy"
-        raise InvalidRequest(f"{rows} rows of {width} values are too many for JSON: {advice}", param="rows")
-    if found.dtype.startswith("F8"):
-        raise InvalidRequest(f"JSON has no {found.dtype}; ask for format=safetensors", param="format")
-
-
-def _numbers(reader: SessionReader, name: str) -> list[int] | None:
-    """Token ids or row positions; None for other names."""
-    if name == TOKEN_IDS:
-        return reader.token_ids()
-    return reader.row_positions() if name == ROW_POSITIONS else None

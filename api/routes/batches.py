@@ -9,7 +9,7 @@ from actograph.contract.openai_answers import Batch, BatchRequest
 from api.auth import READ, SUBMIT, Caller
 from api.bodies import JsonRoute
 from api.dependencies import BatchId, IdempotencyKey, PageDep, ServicesDep, request_key, require_priority
-from api.openai.batch_keeper import BatchKeeper
+from api.openai.batches import advance
 from storage.files import files
 from storage.index import pages
 from storage.jobs import batches, request_keys
@@ -40,8 +40,8 @@ def create_batch(
             _check_input(session, request.input_file_id, services.settings.batch_max_bytes)
             with request_keys.first_wins():
                 row = batches.create(session, request, by, key)
-            # the reconciler continues if this process ends early
-            background.add_task(BatchKeeper(services).advance_later, row.id)
+            # the background thread continues if this process ends early
+            background.add_task(advance, services, row.id)
         return batches.resource(session, row)
 
 
@@ -83,5 +83,5 @@ def cancel_batch(services: ServicesDep, batch_id: BatchId, background: Backgroun
     """The batch is `cancelling` until its output files are written."""
     with services.database.write() as session:
         answer = batches.resource(session, batches.cancel(session, batch_id))
-    background.add_task(BatchKeeper(services).advance_later, batch_id)
+    background.add_task(advance, services, batch_id)
     return answer

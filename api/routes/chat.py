@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 import anyio
 from fastapi import APIRouter, Request
@@ -13,7 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import ActographError
-from actograph.contract.openai import ChatCompletionRequest, CompletionRequest
+from actograph.contract.openai import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.openai_answers import ChatCompletion, Completion
 from api.auth import SUBMIT, Caller
 from api.bodies import JsonRoute
@@ -22,7 +21,7 @@ from api.errors import CLIENT_CLOSED_REQUEST, problem_of
 from api.openai import chat_requests, chat_results, chat_stream
 from api.openai.chat_results import ChatResult
 from api.openai.chat_stream import ChatChunks, CompletionChunks
-from api.openai.chat_waiting import Running, cancel, first_of
+from api.openai.chat_watch import Running, first_of
 from api.reading import sse
 
 router = APIRouter(prefix="/v1", tags=["chat"], dependencies=[SUBMIT], route_class=JsonRoute)
@@ -34,14 +33,12 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
         "content": sse.DOCUMENTED,
     }
 }
-R = TypeVar("R", ChatCompletionRequest, CompletionRequest)
 
 
-@dataclass(frozen=True)
-class Route(Generic[R]):
+class Route(NamedTuple):
     """Differences between the two routes."""
 
-    spec: Callable[[R, Services], ChatJobSpec]
+    spec: Callable[[Any, Services], ChatJobSpec]
     answer: Callable[[ChatResult], BaseModel]
     chunks: chat_stream.Chunks
 
@@ -76,16 +73,15 @@ async def create_completion(
     return await _answer(http, services, by, TEXT, request)
 
 
-async def _answer(http: Request, services: Services, owner: str, route: Route[R], request: R) -> Response:
+async def _answer(
+    http: Request, services: Services, owner: str, route: Route, request: CompletionBase
+) -> Response:
     """Submit and answer, whole or streamed. A client that disconnects cancels its job."""
 
     def submit() -> Running:
         spec = route.spec(request, services)
         job, samples = chat_requests.submit_chat(services, spec, owner)
-        state = http.app.state
-        return Running(
-            services=services, ends=state.job_ends, texts=state.live_texts, job=job, samples=samples
-        )
+        return Running(services=services, watch=http.app.state.chats, job=job, samples=samples)
 
     try:
         running = await run_in_threadpool(submit)
@@ -107,21 +103,20 @@ async def _answer(http: Request, services: Services, owner: str, route: Route[R]
         return answer
 
 
-async def _at_the_end(http: Request, route: Route[R], running: Running) -> Response:
-    services, job_id = running.services, running.job.id
+async def _at_the_end(http: Request, route: Route, running: Running) -> Response:
     has_ended = False
     try:
-        ended = asyncio.ensure_future(running.ends.wait(job_id))
-        has_ended = await first_of(ended, http)
-        if not has_ended:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        ended.result()
+        with running.watch.follow(running.job.id) as feed:
+            if not await first_of(asyncio.ensure_future(feed.get()), http):
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+        running.watch.require_running()
+        has_ended = True
     finally:
-        if not has_ended or services.stopping.is_set():
+        if not has_ended:
             with anyio.CancelScope(shield=True):
-                await run_in_threadpool(cancel, services, job_id)
-    return JSONResponse(
-        await run_in_threadpool(
-            lambda: route.answer(chat_results.read(services, job_id)).model_dump(mode="json")
-        )
-    )
+                await run_in_threadpool(running.cancel)
+
+    def answer() -> BaseModel:
+        return route.answer(chat_results.read(running.services, running.job.id))
+
+    return JSONResponse((await run_in_threadpool(answer)).model_dump(mode="json"))

@@ -16,7 +16,7 @@ from api.dependencies import JobId, ServicesDep
 from storage.jobs import jobs
 from storage.results import comparisons, matrix
 from storage.sessions import sessions, vectors
-from storage.sessions.pooled_activations import Direction, PairedActivations
+from storage.sessions.pooled_activations import PairedActivations
 from storage.sessions.reader import SessionReader
 from storage.tables.models import JobRow
 
@@ -89,7 +89,13 @@ def compare_job_activations(
         }
         with services.database.write() as session:
             for hook, direction in directions.items():
-                new = _vector(wanted.store_as, hook, model, direction, about)
+                new = NewVector(
+                    name=wanted.store_as,
+                    hook=hook,
+                    model=model,
+                    vector=[float(number) for number in direction.vector],
+                    metadata={**about, "pairs": str(direction.summary.pairs)},
+                )
                 stored[hook] = vectors.insert(session, new, owner=by).id
     return ActivationComparison(
         job_id=job_id,
@@ -123,11 +129,12 @@ def _hooks(row: JobRow, wanted: Sequence[str]) -> list[str]:
 def _pairs(session: Session, job_id: str, baseline: str, condition: str) -> list[tuple[str, str]]:
     """Sessions of both conditions for the same problem and epoch, first problems first."""
     finished = comparisons.finished_samples(session, job_id, [baseline, condition])
-    pairs = []
-    for twin, first in finished[baseline].items():
-        second = finished[condition].get(twin)
-        if second is not None and first.session_id is not None and second.session_id is not None:
-            pairs.append((first.session_id, second.session_id))
+    seconds = finished[condition]
+    pairs = [
+        (first.session_id, seconds[twin].session_id or "")
+        for twin, first in finished[baseline].items()
+        if first.session_id and twin in seconds and seconds[twin].session_id
+    ]
     if not pairs:
         raise InvalidRequest(f"{baseline} and {condition} have no problem with both sessions stored")
     return pairs
@@ -137,28 +144,22 @@ def _check_size(
     session: Session, pairs: Sequence[tuple[str, str]], chosen: Sequence[str], *, one_row: bool
 ) -> None:
     """Raises InvalidRequest if one answer would read too many bytes."""
-    row = sessions.get(session, pairs[0][0])
-    size = 0
+    tensors = sessions.get(session, pairs[0][0]).hooks
     for hook in chosen:
-        tensor = row.hooks.get(hook)
-        if tensor is None:
-            have = ", ".join(list(row.hooks)[:8])
-            raise InvalidRequest(
-                f"no session has the tensor {hook}; they have {have}. Capture {hook} with its rows",
-                param="hooks",
-            )
-        size += tensor["nbytes"] // (max(1, tensor["shape"][0]) if one_row else 1)
+        if hook not in tensors:
+            raise InvalidRequest(f"no session has the tensor {hook}; capture it with its rows", param="hooks")
     # sessions of one job are similar in size
-    size *= 2 * len(pairs)
+    size = (
+        2
+        * len(pairs)
+        * sum(
+            tensors[hook]["nbytes"] // (max(1, tensors[hook]["shape"][0]) if one_row else 1)
+            for hook in chosen
+        )
+    )
     if size > MAX_READ_BYTES:
         raise InvalidRequest(
             f"this reads about {size} bytes; one request may read {MAX_READ_BYTES}. Name fewer hooks, "
             "positions: last_prompt, or a limit",
             param="hooks",
         )
-
-
-def _vector(name: str, hook: str, model: str, direction: Direction, about: dict[str, str]) -> NewVector:
-    numbers = [float(number) for number in direction.vector]
-    metadata = {**about, "pairs": str(direction.summary.pairs)}
-    return NewVector(name=name, hook=hook, model=model, vector=numbers, metadata=metadata)

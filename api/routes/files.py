@@ -4,7 +4,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Form, Query, Request, UploadFile
+from fastapi import APIRouter, Form, Query, Request, UploadFile
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
@@ -27,12 +27,18 @@ CHUNK = 1 << 20
 MAX_NAME = 255
 
 
-def expires_after(
+@router.post("", summary="Upload a file", dependencies=[SUBMIT])
+def upload_file(
+    services: ServicesDep,
+    file: UploadFile,
+    by: Caller,
+    *,
+    purpose: Annotated[str, Form(min_length=1, max_length=64, pattern=r"^[\w.\-]+$")] = "dataset",
     anchor: Annotated[
         Literal["created_at"] | None,
         Form(alias="expires_after[anchor]", description="Start of the seconds."),
     ] = None,
-    seconds: Annotated[
+    expires: Annotated[
         int | None,
         Form(
             alias="expires_after[seconds]",
@@ -41,21 +47,9 @@ def expires_after(
             description="The file is deleted after these seconds, once no job or batch reads it.",
         ),
     ] = None,
-) -> int | None:
-    """Seconds until a file expires. Raises InvalidRequest for an anchor without seconds."""
-    if anchor is not None and seconds is None:
-        raise InvalidRequest("give expires_after[seconds] too", param="expires_after[seconds]")
-    return seconds
-
-
-@router.post("", summary="Upload a file", dependencies=[SUBMIT])
-def upload_file(
-    services: ServicesDep,
-    file: UploadFile,
-    by: Caller,
-    purpose: Annotated[str, Form(min_length=1, max_length=64, pattern=r"^[\w.\-]+$")] = "dataset",
-    expires: Annotated[int | None, Depends(expires_after)] = None,
 ) -> File:
+    if anchor is not None and expires is None:
+        raise InvalidRequest("give expires_after[seconds] too", param="expires_after[seconds]")
     size = file.size or 0
     if not size:
         raise InvalidRequest("the file is empty", param="file")

@@ -1,44 +1,50 @@
-"""/v1/jobs: estimate, submit, list, cancel, retry, rescore and delete jobs."""
+"""/v1/jobs: jobs, their samples, events and results."""
 
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from anyio import to_thread
+from fastapi import APIRouter, Header, Query
 from sqlalchemy.orm import Session
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from actograph.contract.base import Deleted, ListPage
+from actograph.contract.errors import ExportChanged, NotFound
 from actograph.contract.job_specs import JobSpec
 from actograph.contract.operations import Estimate
-from actograph.contract.resources import Job, JobResults, JobStatus
+from actograph.contract.resources import Job, JobResults, JobStatus, Sample, SampleStatus
 from actograph.contract.tasks import RescoreRequest
 from api import estimate, submit
 from api.auth import READ, SUBMIT, Caller
 from api.bodies import JsonRoute, slow
 from api.dependencies import (
+    After,
     IdempotencyKey,
     JobId,
     PageDep,
+    SampleId,
     Services,
     ServicesDep,
     request_key,
     require_priority,
 )
+from api.reading import sse
+from storage import samples
 from storage.accounts import quotas
 from storage.index import pages
-from storage.jobs import control, job_deletion, jobs, request_keys, view
+from storage.jobs import control, job_deletion, jobs, request_keys
 from storage.queue import job_view, routing
 from storage.results import rescoring, summary
+from storage.results.export import folder, plan
+from storage.results.export.sample import Detail
 from storage.tables.models import JobRow
 
 router = APIRouter(prefix="/v1", tags=["jobs"], dependencies=[READ], route_class=JsonRoute)
 
-RETRY_AFTER_SECONDS = 1
+MAX_EVENT_ID = 2**63 - 1
 ACCEPTED_HEADERS = {
     "Location": {"description": "URL of the job.", "schema": {"type": "string"}},
-    "Retry-After": {
-        "description": "Seconds until the next request makes sense.",
-        "schema": {"type": "integer"},
-    },
+    "Retry-After": {"description": "Seconds to the next look.", "schema": {"type": "integer"}},
 }
 
 
@@ -83,13 +89,13 @@ def submit_job(
             made = request_keys.made_with(session, JobRow, by, key)
             if made is not None:
                 return _job_answer(200, _shown(services, session, made))
-    row, ahead = submit.submit(services, spec, by, lambda _, row: row, key=key)
-    reason = ahead.waiting_reason or job_view.in_spite_of(services.broker.trouble)
-    return _job_answer(202, view.of_row(row, queue_position=ahead.place, waiting_reason=reason))
+    row = submit.submit(services, spec, by, key=key)
+    with services.database.read() as session:
+        return _job_answer(202, _shown(services, session, jobs.get(session, row.id)))
 
 
 def _job_answer(status: int, job: Job) -> JSONResponse:
-    headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": str(RETRY_AFTER_SECONDS)}
+    headers = {"Location": f"/v1/jobs/{job.id}", "Retry-After": "1"}
     return JSONResponse(job.model_dump(mode="json"), status, headers)
 
 
@@ -110,9 +116,7 @@ def list_jobs(
 ) -> ListPage[Job]:
     with services.database.read() as session:
         rows, has_more = jobs.find(session, id_prefix=id_prefix, status=status, kind=kind, tag=tag, **page)
-        active = any(row.status in jobs.ACTIVE for row in rows)
-        limits = quotas.read(session, services.settings)
-        served = routing.served_models(session) if active else None
+        limits, served = quotas.read(session, services.settings), routing.served_models(session)
         return pages.page(
             rows,
             has_more,
@@ -191,3 +195,111 @@ def rescore_job(services: ServicesDep, job_id: JobId, wanted: RescoreRequest) ->
     """
     rescoring.rescore(services.database, job_id, wanted.scorers)
     return get_job_results(services, job_id)
+
+
+@router.get("/jobs/{job_id}/samples", summary="Samples of a job, in running order")
+def list_job_samples(
+    *,
+    services: ServicesDep,
+    job_id: JobId,
+    status: Annotated[SampleStatus | None, Query()] = None,
+    condition: Annotated[str | None, Query(max_length=64)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most items to return.")] = 20,
+    after: After = None,
+    order: Annotated[pages.Order, Query()] = "asc",
+) -> ListPage[Sample]:
+    with services.database.read() as session:
+        jobs.get(session, job_id)
+        rows, has_more = samples.find(
+            session, job_id, status=status, condition=condition, after=after, limit=limit, order=order
+        )
+        return pages.page(rows, has_more, samples.resource)
+
+
+@router.get("/jobs/{job_id}/samples/{sample_id}", summary="One sample")
+def get_job_sample(services: ServicesDep, job_id: JobId, sample_id: SampleId) -> Sample:
+    with services.database.read() as session:
+        row = samples.get(session, sample_id)
+        if row.job_id != job_id:
+            raise NotFound(f"job {job_id} has no sample {sample_id}")
+        return samples.resource(row)
+
+
+@router.get(
+    "/jobs/{job_id}/events",
+    summary="Follow a job (Server-Sent Events)",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "Messages with `id`, `event` and `data` (an Event); the last is the job's end.",
+            "content": sse.DOCUMENTED,
+        },
+        204: {"description": "The job has ended and the client has its last event: do not ask again."},
+    },
+)
+def follow_job(
+    services: ServicesDep,
+    job_id: JobId,
+    after: Annotated[
+        int, Query(ge=0, le=MAX_EVENT_ID, description="Id of the last event received; 0 for all.")
+    ] = 0,
+    last_event_id: Annotated[
+        int | None, Header(ge=0, le=MAX_EVENT_ID, description="The same; sent by browsers.")
+    ] = None,
+) -> Response:
+    """The log from its start, or after an event, to the end of the job."""
+    start = after if last_event_id is None else last_event_id
+    with services.database.read() as session:
+        jobs.get(session, job_id)
+    first = sse.look(services, job_id, start)
+    if first.is_over and not first.events:
+        return Response(status_code=204)
+    stream = sse.follow(services, job_id, start, first)
+    return StreamingResponse(stream, headers=sse.HEADERS, media_type="text/event-stream")
+
+
+@router.get(
+    "/jobs/{job_id}/export",
+    summary="The results folder as tar.gz, also while the job runs",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "A tar.gz with one folder, named by the job's id. The ETag changes with it.",
+            "content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}},
+        },
+    },
+)
+@slow
+def export_job(
+    services: ServicesDep,
+    job_id: JobId,
+    *,
+    activations: Annotated[
+        Detail,
+        Query(description="meta: shapes and sizes; sampled: the first 50 features of every row."),
+    ] = "meta",
+    skip: Annotated[int, Query(ge=0, le=2**31 - 1, description="Samples to leave out; with If-Match.")] = 0,
+    if_match: Annotated[str | None, Header(max_length=256, description="ETag of an export.")] = None,
+) -> Response:
+    """Results of finished samples; `complete` in `summary.json` is true if all have finished.
+
+    To resume a broken download, send the number of files received under `samples/` as `skip`, and the ETag
+    as `If-Match`. The answer is 412 if the export has changed.
+    """
+    wanted = plan.prepare(services.database, job_id, activations)
+    etag = f'"{wanted.etag}"'
+    if if_match is not None and if_match.strip() not in ("*", etag):
+        raise ExportChanged
+    headers = {
+        "ETag": etag,
+        "Content-Disposition": f"attachment; filename={job_id}.tar.gz",
+        "X-Content-Type-Options": "nosniff",
+    }
+    pieces = folder.stream(wanted, services.database, services.store, skip=skip)
+    return StreamingResponse(_in_threads(services, pieces), headers=headers, media_type="application/gzip")
+
+
+async def _in_threads(services: Services, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Make each piece in a thread of long requests; a client that reads nothing holds no thread."""
+    while (piece := await to_thread.run_sync(next, pieces, None, limiter=services.slow_threads)) is not None:
+        yield piece

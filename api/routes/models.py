@@ -83,7 +83,7 @@ def get_model_structure(
         if model is not None:
             name: str | None = _served(services, model)
         else:
-            name = workers.model_loaded_last(session) or services.models.default
+            name = workers.model_loaded_last(session) or next(iter(services.models.names), None)
         if name is None:
             raise NotFound("no model is served; set ACTOGRAPH_MODEL")
         found = services.structures.find(session, name)

@@ -1,28 +1,48 @@
-"""/v1/capabilities and /v1/store: features of the service, and care for its artifact store."""
+"""Care for a service: its features, queue, workers and store, probes for everyone, and metrics."""
 
-from typing import Annotated
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Query, Request
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from actograph import __version__
+from actograph.contract.base import ListPage
+from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.contract.operations import (
     Capabilities,
     Features,
     Limits,
+    Queue,
     StoreGc,
     StoreVerification,
+    Worker,
+    WorkerStatus,
     of_contract,
 )
-from api.auth import ADMIN, READ
-from api.bodies import slow
-from api.dependencies import ServicesDep
+from actograph.contract.specs import PauseRequest
+from api import metrics
+from api.auth import ADMIN, READ, Caller
+from api.bodies import JsonRoute, slow
+from api.dependencies import AllServicesDep, Services, ServicesDep
 from api.routes.models import list_models
 from api.submit import MAX_SAMPLES
 from storage.accounts import api_keys, quotas
+from storage.index import pages
+from storage.queue import pause, waiting, workers
 from storage.upkeep import store_gc, store_verify
 
-router = APIRouter(prefix="/v1")
+log = logging.getLogger(__name__)
 
+router = APIRouter(route_class=JsonRoute)
+
+SHOWN_JOBS = 20
 #: paths of OpenAI's API
 OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/files", "/v1/batches")
 
@@ -31,7 +51,7 @@ Seconds = Annotated[float, Query(gt=0, le=60, description="Approximate time limi
 
 
 @router.get(
-    "/capabilities", tags=["models"], dependencies=[READ], summary="Features and limits of the service"
+    "/v1/capabilities", tags=["models"], dependencies=[READ], summary="Features and limits of the service"
 )
 def get_capabilities(services: ServicesDep, request: Request) -> Capabilities:
     """Job kinds, hook points, tasks, scorers, limits, served models and features of the service."""
@@ -61,7 +81,7 @@ def get_capabilities(services: ServicesDep, request: Request) -> Capabilities:
 
 
 @router.post(
-    "/store/gc", tags=["store"], dependencies=[ADMIN], summary="Remove expired and unreferenced data"
+    "/v1/store/gc", tags=["store"], dependencies=[ADMIN], summary="Remove expired and unreferenced data"
 )
 def collect_garbage(
     services: ServicesDep,
@@ -74,7 +94,7 @@ def collect_garbage(
 
 
 @router.post(
-    "/store/verify",
+    "/v1/store/verify",
     tags=["store"],
     dependencies=[ADMIN],
     summary="Verify stored files against the index, by checksum",
@@ -91,3 +111,134 @@ def verify_store(
     return store_verify.verify(
         services.database, services.store, after=after, sample=sample, seed=seed, seconds=seconds
     )
+
+
+@router.get("/v1/queue", tags=["queue"], dependencies=[READ], summary="Waiting and running jobs")
+def get_queue(services: ServicesDep) -> Queue:
+    messages = None
+    with suppress(ServiceUnavailable):
+        messages = services.broker.messages()
+    with services.database.read() as session:
+        held = pause.active(session, services.store, services.settings)
+        statuses = Counter(row.status for row in workers.find(session))
+        return Queue(
+            paused=bool(held),
+            paused_reason=pause.in_words(held),
+            pauses=held,
+            jobs={str(status): count for status, count in waiting.counts(session).items()},
+            samples={str(status): count for status, count in waiting.open_samples(session).items()},
+            next=list(waiting.queued(session, SHOWN_JOBS)),
+            messages=messages,
+            workers={str(status): statuses[status] for status in WorkerStatus},
+        )
+
+
+@router.post("/v1/queue/pause", tags=["queue"], dependencies=[READ, ADMIN], summary="Pause the queue")
+def pause_queue(services: ServicesDep, by: Caller, request: PauseRequest | None = None) -> Queue:
+    """Pause the queue. Workers finish their current batch and claim no other; jobs are still accepted.
+
+    The pause lasts, also across restarts, until `POST /v1/queue/resume`. A second pause changes the reason.
+    """
+    reason = None if request is None else request.reason
+    with services.database.write() as session:
+        pause.start(session, by=by, reason=reason)
+    log.warning("the queue is paused by %s: %s", by, reason or "no reason given")
+    return get_queue(services)
+
+
+@router.post("/v1/queue/resume", tags=["queue"], dependencies=[READ, ADMIN], summary="Resume the queue")
+def resume_queue(services: ServicesDep, by: Caller) -> Queue:
+    """Resume the queue; idle workers look within seconds. A pause for lack of disk space stays."""
+    with services.database.write() as session:
+        was_paused = pause.end(session)
+    if was_paused:
+        log.warning("the queue is resumed by %s", by)
+    return get_queue(services)
+
+
+@router.get("/v1/workers", tags=["queue"], dependencies=[READ, ADMIN], summary="Workers, the newest first")
+def list_workers(services: ServicesDep) -> ListPage[Worker]:
+    """Live workers, and workers that ended within a day."""
+    with services.database.read() as session:
+        return pages.page(workers.find(session), False, workers.resource)
+
+
+class Health(BaseModel):
+    status: Literal["ok", "unavailable"]
+    #: check -> "ok" or the fault; `worker` does not affect the status
+    checks: dict[str, str]
+
+
+def _run_checks(services: AllServicesDep) -> Health:
+    checks: dict[str, Callable[[], None]] = {
+        "database": services.database.ping,
+        "broker": services.broker.ping,
+        "store": services.store.reach,
+        "worker": lambda: _check_worker(services),
+    }
+    outcomes = {name: _outcome(check) for name, check in checks.items()}
+    # the API serves requests without a worker
+    is_ready = all(state == "ok" for name, state in outcomes.items() if name != "worker")
+    return Health(status="ok" if is_ready else "unavailable", checks=outcomes)
+
+
+def _outcome(check: Callable[[], None]) -> str:
+    try:
+        check()
+    except ActographError as error:
+        return error.message
+    except (OSError, sa.exc.SQLAlchemyError) as error:
+        return f"failed: {type(error).__name__}"
+    return "ok"
+
+
+def _check_worker(services: Services) -> None:
+    with services.database.read() as session:
+        if not workers.loaded_models(session):
+            raise ServiceUnavailable("no worker has a model loaded; jobs wait until one has")
+
+
+HealthDep = Annotated[Health, Depends(_run_checks)]
+#: status of an answer by the status of the service
+CODES = {"ok": 200, "unavailable": 503}
+
+
+@router.get("/livez", tags=["health"], summary="The process runs", response_class=PlainTextResponse)
+async def get_livez() -> str:
+    return "ok\n"
+
+
+@router.get(
+    "/readyz",
+    tags=["health"],
+    summary="The service can answer requests",
+    response_class=PlainTextResponse,
+    responses={503: {"description": "A check failed; the lines name it.", "content": {"text/plain": {}}}},
+)
+def get_readyz(health: HealthDep) -> PlainTextResponse:
+    """Check database, broker and store, one per line. A missing worker is reported but is no failure."""
+    lines = [f"[{'+' if state == 'ok' else '-'}]{name} {state}" for name, state in health.checks.items()]
+    return PlainTextResponse("\n".join([health.status, *lines]) + "\n", CODES[health.status])
+
+
+@router.get(
+    "/health",
+    tags=["health"],
+    summary="The same as /readyz, in JSON",
+    response_model=Health,
+    responses={503: {"model": Health, "description": "A check failed."}},
+)
+def get_health(health: HealthDep) -> JSONResponse:
+    return JSONResponse(health.model_dump(), CODES[health.status])
+
+
+@router.get(
+    "/metrics",
+    tags=["health"],
+    summary="Metrics in Prometheus' text format",
+    dependencies=[READ],
+    response_class=PlainTextResponse,
+)
+def get_metrics(services: AllServicesDep) -> Response:
+    """All metrics of docs/operate/monitoring.md. They are sums over all owners and name none."""
+    return Response(metrics.render(services), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -81,9 +81,8 @@ def delete_sessions(
     _require_filter(wanted, everything=everything)
     going = changes.deletable(wanted, include_pinned=include_pinned)
     with services.database.read() as session:
-        fitting = sessions.totals(session, wanted)
         totals = sessions.totals(session, going)
-    kept = fitting.sessions - totals.sessions
+        kept = sessions.totals(session, wanted).sessions - totals.sessions
     if dry_run:
         return SessionDeletion(dry_run=True, sessions=totals.sessions, bytes=totals.bytes, pinned=kept)
     gone = changes.delete_matching(services.database, wanted, include_pinned=include_pinned)
@@ -151,7 +150,7 @@ def update_session(services: ServicesDep, session_id: SessionId, change: Session
 
 @router.get("/sessions/{session_id}/manifest", summary="Origin and layout of a session")
 def get_session_manifest(services: ServicesDep, session_id: SessionId) -> SessionManifest:
-    return _reader(services, session_id, anew=True).manifest
+    return _reader(services, session_id).manifest
 
 
 @router.get(
@@ -187,20 +186,20 @@ def get_session_tensor(
     responses=downloads.RESPONSES,
 )
 def get_session_file(services: ServicesDep, request: Request, session_id: SessionId, name: str) -> Response:
-    found = _session(services, session_id)
-    for file in found.files:
-        if file.name == name:
-            return downloads.serve(
-                request,
-                services.store,
-                CheckedFile(
-                    services.store, f"sessions/{session_id}/{name}", size=file.bytes, sha256=file.sha256
-                ),
-                media_type="application/json" if name.endswith(".json") else "application/octet-stream",
-                filename=file.name,
-                redirects=services.settings.downloads == "redirect",
-            )
-    raise NotFound(f"session {session_id} has the files {', '.join(f.name for f in found.files)}")
+    with services.database.read() as session:
+        sessions.get(session, session_id)
+        file = sessions.file_of(session, session_id, name)
+    if file is None:
+        raise NotFound(f"session {session_id} has no file {name}; GET the session for its files")
+    key = f"sessions/{session_id}/{name}"
+    return downloads.serve(
+        request,
+        services.store,
+        CheckedFile(services.store, key, size=file.bytes, sha256=file.sha256),
+        media_type="application/json" if name.endswith(".json") else "application/octet-stream",
+        filename=name,
+        redirects=services.settings.downloads == "redirect",
+    )
 
 
 def _require_filter(wanted: SessionFilter, *, everything: bool) -> None:
@@ -219,11 +218,8 @@ def _session(services: Services, session_id: SessionId) -> resources.Session:
         return sessions.resources_of(session, [row])[0]
 
 
-def _reader(services: Services, session_id: SessionId, *, anew: bool = False) -> SessionReader:
+def _reader(services: Services, session_id: SessionId) -> SessionReader:
     """A reader of an indexed session.
-
-    Args:
-        anew: read the manifest from the store, not from memory.
 
     Raises:
         NotFound: the session is not in the index.
@@ -232,15 +228,15 @@ def _reader(services: Services, session_id: SessionId, *, anew: bool = False) ->
     with services.database.read() as session:
         sessions.get(session, session_id)
         recorded = sessions.file_of(session, session_id, MANIFEST_NAME)
-    if anew or recorded is None:
-        reader = SessionReader(services.store, session_id, recorded=recorded)
-    else:
-        reader = open_session(services.store, session_id, recorded)
+    message = f"session {session_id} has no {MANIFEST_NAME} in the store"
+    damaged = StoreDamaged(message, artifact=session_id, file=MANIFEST_NAME)
+    if recorded is None:
+        raise damaged
+    reader = open_session(services.store, session_id, recorded)
     try:
         _ = reader.manifest
     except NotFound:
         with services.database.read() as session:
             sessions.get(session, session_id)  # NotFound if it was deleted just now
-        message = f"session {session_id} has no {MANIFEST_NAME} in the store"
-        raise StoreDamaged(message, artifact=session_id, file=MANIFEST_NAME) from None
+        raise damaged from None
     return reader

@@ -29,7 +29,7 @@ CURES = {
     "unauthorized": "Set `ACTOGRAPH_API_KEY`, or pass `--api-key`.",
     "forbidden": "Use a key of a higher role.",
     "range_not_satisfiable": "Ask for rows or bytes within the tensor or file.",
-    "service_unavailable": "Repeat after `Retry-After`; `GET /readyz?verbose` names the failed part.",
+    "service_unavailable": "Repeat after `Retry-After`; `GET /readyz` names the failed part.",
     "storage_full": "Delete sessions, run `actograph store gc`, or enlarge the disk.",
     "internal_error": "A bug or a broken dependency: the log of the API or worker has the traceback.",
     "capture_failed": "The message names the hook; check it with `actograph models structure`.",

@@ -163,6 +163,9 @@ class LocalStore:
         check_key(key)
         return None
 
+    def local_path(self, key: str) -> Path | None:
+        return self.root / check_key(key)
+
     def free_bytes(self) -> int | None:
         return shutil.disk_usage(self.root).free
 

@@ -248,6 +248,9 @@ class S3Store:
                 ExpiresIn=PRESIGNED_SECONDS,
             )
 
+    def local_path(self, key: str) -> Path | None:
+        return None
+
     def free_bytes(self) -> int | None:
         return None
 

@@ -8,6 +8,7 @@ refused before it becomes part of a path.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Protocol, Self
 
@@ -190,6 +191,10 @@ class ArtifactStore(Protocol):
 
     def presigned_url(self, key: str) -> str | None:
         """A URL for a direct download within 15 minutes; None if the store has none."""
+        ...
+
+    def local_path(self, key: str) -> Path | None:
+        """The path of a file on this machine; None if the store has none."""
         ...
 
     def free_bytes(self) -> int | None:

@@ -106,6 +106,14 @@ def move(session: Session, row: BatchRow, status: BatchStatus, **values: Any) ->
     return session.scalars(fresh).one()
 
 
+def begin(session: Session, batch_id: str, job: JobRow) -> None:
+    """Move a batch on to its job. Raises Conflict if another process did, or it was cancelled."""
+    row = lock(session, batch_id)
+    if row is None or row.status != BatchStatus.VALIDATING:
+        raise Conflict(f"batch {batch_id} has begun already, or was cancelled")
+    move(session, row, BatchStatus.IN_PROGRESS, job_id=job.id, model=job.model)
+
+
 def cancel(session: Session, batch_id: str) -> BatchRow:
     """Cancel a batch. Finished requests are kept.
 

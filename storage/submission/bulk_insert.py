@@ -5,24 +5,25 @@ slice is a transaction of its own. A submitted job stays hidden until its last s
 worker claims its samples. If the process dies meanwhile, healing deletes the incomplete job.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
+from actograph.contract.models import PinnedModel
 from actograph.contract.resources import JobStatus
 from storage import samples
 from storage.index.database import Database, changed, now
-from storage.jobs import job_deletion, jobs
+from storage.jobs import batches, job_deletion, jobs
+from storage.jobs.request_keys import RequestKey, first_wins
 from storage.samples import NewSample
+from storage.submission import named
 from storage.tables.models import SUBMITTING, JobRow
-
-T = TypeVar("T")
 
 #: most samples of one transaction, which takes about 50 ms
 SLICE = 1000
@@ -32,33 +33,38 @@ SLICE_CHARACTERS = 4 << 20
 ABANDONED_SECONDS = 300.0
 
 
-def insert_job(
-    database: Database,
-    new: Iterable[NewSample],
-    *,
-    create: Callable[[Session], JobRow],
-    publish: Callable[[Session, JobRow], T],
-) -> T:
-    """Insert a job with its samples. Returns the result of `publish`.
+@dataclass(frozen=True, kw_only=True)
+class NewJob:
+    """A checked job to insert; its fields are those of `storage.jobs.jobs.create`."""
 
-    Args:
-        create: inserts the job, in the first transaction.
-        publish: runs in the transaction that makes the job visible, the only one of a small job.
+    spec: named.Spec
+    hooks: Sequence[str] | None
+    total: int | None
+    owner: str | None = None
+    pinned: PinnedModel | None = None
+    request_key: RequestKey | None = None
+    #: the batch that begins with this job
+    batch_id: str | None = None
+
+
+def insert_job(database: Database, job: NewJob, new: Iterable[NewSample]) -> JobRow:
+    """Insert a job with its samples. The last transaction, the only one of a small job, makes it visible.
 
     Raises:
+        Conflict: the batch has begun already, or was cancelled.
+        IdempotencyInFlight: another request with this key was faster.
+        InvalidDataset, InvalidRequest: a file or vector was deleted since the check.
         ServiceUnavailable: it took so long that the job was deleted as abandoned.
     """
     rest = iter(new)
     following, after = _slice(rest), _slice(rest)
-    if not after:
-        with database.write() as session:
-            row = create(session)
-            samples.insert(session, row.id, following)
-            return publish(session, row)
     with database.write() as session:
-        row = create(session)
-        _hide(session, row.id)
+        row = _create(session, job)
         samples.insert(session, row.id, following)
+        if not after:
+            _begin_batch(session, job, row)
+            return row
+        _hide(session, row.id)
     try:
         count = len(following)
         while after:
@@ -68,14 +74,36 @@ def insert_job(
                 samples.insert(session, row.id, following, first=count)
                 count += len(following)
         with database.write() as session:
-            published = publish(session, row)
+            named.keep_all(session, job.spec)
+            _begin_batch(session, job, row)
             _require(session, row.id, status=JobStatus.QUEUED, served_at=None)
     except Exception:
         # otherwise `discard_abandoned` does it later
         with suppress(SQLAlchemyError), database.write() as session:
             job_deletion.discard(session, row.id)
         raise
-    return published
+    return row
+
+
+def _create(session: Session, job: NewJob) -> JobRow:
+    named.keep_all(session, job.spec)
+    with first_wins():
+        return jobs.create(
+            session,
+            kind=job.spec.kind,
+            model=job.spec.model,
+            spec=job.spec,
+            hooks=job.hooks,
+            total=job.total,
+            owner=job.owner,
+            pinned=job.pinned,
+            request_key=job.request_key,
+        )
+
+
+def _begin_batch(session: Session, job: NewJob, row: JobRow) -> None:
+    if job.batch_id is not None:
+        batches.begin(session, job.batch_id, row)
 
 
 def _slice(rest: Iterator[NewSample]) -> list[NewSample]:

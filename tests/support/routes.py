@@ -1,5 +1,6 @@
 """Routes as the OpenAPI document names them."""
 
+from functools import cache
 from typing import Any
 
 from actograph.roles import Role
@@ -21,6 +22,7 @@ VALUES = {
 }
 
 
+@cache
 def operations() -> dict[tuple[str, str], dict[str, Any]]:
     """(method, path) -> operation, for every documented route."""
     paths = create_app().openapi()["paths"]

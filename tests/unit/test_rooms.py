@@ -26,16 +26,16 @@ FORBIDDEN = {
 }
 #: packages of a room from the bottom to the top
 PACKAGES = {
-    "storage": "tables index migrate artifacts accounts jobs samples queue submission broker files sessions "
+    "storage": "tables index migrate artifacts accounts jobs samples queue broker files sessions submission "
     "results upkeep",
     "worker": "engine text evals runners sample signals drain process __main__",
     "worker.engine": "requests model locations rows edits tokens structure batches traced prefill engine",
-    "api": "errors bodies auth structures served_models dependencies estimate check submit openai reading "
+    "api": "errors bodies auth served_models dependencies estimate check submit openai reading "
     "background metrics routes app keys __main__",
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 14_900, "api": 5_500, "storage": 10_820, "worker": 11_450, "tests": 46_100}
+MOST_LINES = {"actograph": 13_890, "api": 5_090, "storage": 11_250, "worker": 11_430, "tests": 41_000}
 
 
 class Source(NamedTuple):

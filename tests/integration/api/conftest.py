@@ -25,6 +25,7 @@ from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.settings import Settings
 from api.app import create_app
 from api.dependencies import Services
+from api.openai.batches import advance_all
 from storage import samples
 from storage.index.database import Database
 from storage.index.ids import new_session_id, new_worker_id
@@ -40,10 +41,10 @@ from tests.support.indexes import write_index
 from worker.drain.pauses import Pauses
 
 #: modules whose tests run on Postgres too
-ON_BOTH = {"test_job_lifecycle", "test_event_stream", "test_reconciler", "test_session_sweep"}
+ON_BOTH = {"test_job_lifecycle", "test_event_stream"}
 ON_BOTH_IN_SOAK = {
     "test_job_submission", "test_service_state", "test_export_api", "test_sessions_api", "test_uploads",
-    "test_batches_api", "test_rescoring",
+    "test_batches_api", "test_rescoring", "test_reconciler",
 }  # fmt: skip
 
 MODEL = "demo"
@@ -185,6 +186,11 @@ class Service:
             rows = session.execute(sa.select(sa.func.count()).select_from(SampleRow)).scalar_one()
         return jobs, rows, self.messages()
 
+    def reconcile(self) -> None:
+        """One round of the background work."""
+        self.app.state.background.healing.round()
+        advance_all(self.services)
+
     def drain(self) -> None:
         """Remove the stored files of what was deleted, as the service does in the background."""
         drain_deletions(self.database, self.services.store)
@@ -307,7 +313,7 @@ def start() -> Iterator[Start]:
         client.__enter__()
         opened.append(client)
         # its first round must not come between two steps of a test
-        assert app.state.reconciler.has_looked.wait(120)
+        assert app.state.background.healing.has_looked.wait(120)
         return Service(client, app)
 
     yield start_one

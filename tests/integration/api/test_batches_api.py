@@ -1,18 +1,17 @@
 """Batches on both indexes: every end, two processes at once, one that ends, repeated requests, owners."""
 
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
-import openai
 import pytest
 
-from actograph.contract.chat_job import unit_key
+from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
-from api.openai.batch_keeper import BatchKeeper
-from storage import samples
-from storage.jobs import batches, jobs
+from api.openai import batch_output
+from api.openai.batches import advance
+from storage.jobs import batches
 from storage.tables.models import BatchRow
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def create(
     answer = service.client.post("/v1/batches", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     batch_id = str(answer.json()["id"])
-    BatchKeeper(service.services).advance(batch_id)
+    advance(service.services, batch_id)
     return batch_id
 
 
@@ -98,7 +97,7 @@ def test_every_end_keeps_what_finished(service: "Service", end: str, eventually:
         assert answer["status"] in ("cancelling", "cancelled")
 
     def has_ended() -> bool:
-        service.app.state.reconciler.reconcile_once()
+        service.reconcile()
         return show(service, batch_id)["status"] == end
 
     eventually(has_ended)
@@ -128,54 +127,16 @@ def test_two_processes_make_one_job_and_one_set_of_files(start: "Start", setting
     first.load_model()
     second = start(settings)
     batch_id = create(first, line("a"), line("b"))
-    BatchKeeper(second.services).advance(batch_id)
+    advance(second.services, batch_id)
     assert first.queue_state()[:2] == (1, 2)
     run(first, batch_id, 2)
-    with first.database.read() as session:
-        row = batches.get(session, batch_id)
-    # the lock of one process is gone with it: both come to write the files, one after the other
-    stale = BatchKeeper(second.services)
-    BatchKeeper(first.services).advance(batch_id)
+    advance(first.services, batch_id)
     before = stored_files(first)
-    stale._end(row)
+    advance(second.services, batch_id)
     assert stored_files(first) == before
     assert len(before) == 2
     assert len(first.client.get("/v1/files").json()["data"]) == 2
     assert list(content(second, show(second, batch_id)["output_file_id"])) == ["a", "b"]
-
-
-def test_who_is_at_a_batch_keeps_others_off(
-    start: "Start", settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = start(settings), start(settings)
-    first.load_model()
-    begun: list[str] = []
-
-    def busy(keeper: BatchKeeper, row: BatchRow) -> None:
-        begun.append(row.id)
-        if len(begun) == 1:
-            BatchKeeper(second.services).advance(row.id)
-
-    monkeypatch.setattr(BatchKeeper, "_begin", busy)
-    answer = first.client.post("/v1/batches", json=wanted(upload(first, line("a"))))
-    assert begun == [answer.json()["id"]]
-
-
-def test_a_process_that_ends_while_it_reads_leaves_nothing(
-    start: "Start", settings: Settings, eventually: Eventually
-) -> None:
-    first = start(settings)
-    first.load_model()
-    body = wanted(upload(first, *(line(str(number)) for number in range(2500))))
-    first.services.stopping.set()
-    batch_id = first.client.post("/v1/batches", json=body).json()["id"]
-    assert show(first, batch_id)["status"] == "validating"
-    assert first.queue_state()[:2] == (0, 0)
-    # its first round goes on with it
-    second = start(settings)
-    eventually(lambda: show(second, batch_id)["status"] == "in_progress")
-    assert show(second, batch_id)["request_counts"]["total"] == 2500
-    assert second.queue_state()[:2] == (1, 2500)
 
 
 def test_files_that_a_killed_process_left_are_written_again(
@@ -185,7 +146,6 @@ def test_files_that_a_killed_process_left_are_written_again(
     service.load_model()
     batch_id = create(service, line("a"), line("b"))
     run(service, batch_id, 2)
-    keeper = BatchKeeper(service.services)
     move = batches.move
 
     class Killed(BaseException):
@@ -198,14 +158,28 @@ def test_files_that_a_killed_process_left_are_written_again(
 
     monkeypatch.setattr(batches, "move", die)
     with pytest.raises(Killed):
-        keeper.advance(batch_id)
+        advance(service.services, batch_id)
     assert show(service, batch_id)["status"] == "finalizing"
     assert len(stored_files(service)) == 2
     monkeypatch.undo()
-    keeper.advance(batch_id)
+    advance(service.services, batch_id)
     batch = show(service, batch_id)
     assert list(content(service, batch["output_file_id"])) == ["a", "b"]
     assert len(stored_files(service)) == 2
+
+
+def test_a_batch_waits_for_a_service_and_fails_after_any_other_error(
+    service: "Service", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.load_model()
+    batch_id = create(service, line("a"))
+    run(service, batch_id, 1)
+    for error, status in ((ServiceUnavailable("no store"), "finalizing"), (KeyError("x"), "failed")):
+        monkeypatch.setattr(batch_output, "write", Mock(side_effect=error))
+        advance(service.services, batch_id)
+        batch = show(service, batch_id)
+        assert batch["status"] == status
+    assert batch["errors"]["data"][0]["code"] == "internal_error"
 
 
 def test_a_repeated_request_makes_one_batch(service: "Service", problem: "Problem") -> None:
@@ -218,56 +192,6 @@ def test_a_repeated_request_makes_one_batch(service: "Service", problem: "Proble
     problem(service.client.post("/v1/batches", json=other, headers=headers), 422, "idempotency_mismatch")
 
 
-def test_batches_are_listed_page_by_page(service: "Service") -> None:
-    service.load_model()
-    made = [create(service, line("a")) for _ in range(5)]
-    client = openai.OpenAI(
-        api_key="none", base_url=f"{service.client.base_url}/v1", http_client=service.client
-    )
-    assert [batch.id for batch in client.batches.list(limit=2)] == made[::-1]
-    page = client.batches.list(limit=2, after=made[3])
-    assert [batch.id for batch in page.data] == [made[2], made[1]]
-    assert page.has_more
-
-
-def test_units_are_of_lines_that_can_be_run_together(service: "Service") -> None:
-    service.load_model()
-    mine, other = {"points": ["resid_post"], "layers": [1]}, {"hooks": ["mlp_out.0"]}
-    lines = [line(str(i), capture=(mine, other)[i % 2]) for i in range(6)] + [line("6", max_tokens=900)]
-    batch_id = create(service, *lines)
-    job_id = show(service, batch_id)["job_id"]
-    with service.database.read() as session:
-        assert jobs.get(session, job_id).hooks == ["resid_post.1", "mlp_out.0"]
-    units = []
-    while (stored := next_line(service, job_id)) is not None:
-        fits = partial(can_follow, unit_key(stored))
-        with service.database.write() as session:
-            unit = samples.claim(session, job_id, worker_id="w", count=4, lease_seconds=60, fits=fits)
-        units.append([lease.input["custom_id"] for lease in unit])
-    assert units == [["0", "2", "4"], ["1", "3", "5"], ["6"]]
-
-
-def next_line(service: "Service", job_id: str) -> dict[str, Any] | None:
-    with service.database.read() as session:
-        return samples.next_input(session, job_id)
-
-
-def can_follow(key: dict[str, Any], stored: Mapping[str, Any]) -> bool:
-    return unit_key(stored) == key
-
-
-def test_what_all_lines_capture_is_planned_before(start: "Start", settings: Settings) -> None:
-    service = start(settings.model_copy(update={"store_quota_bytes": 100_000}))
-    service.load_model()
-    every = {"points": ["resid_post"], "layers": "all"}
-    small = create(service, line("a", capture=every), line("b"))
-    large = create(service, *(line(str(i), capture=every if i % 2 else None) for i in range(400)))
-    assert show(service, small)["status"] == "in_progress"
-    batch = show(service, large)
-    assert batch["status"] == "failed"
-    assert batch["errors"]["data"][0]["code"] == "quota_exceeded"
-
-
 def test_a_batch_and_its_files_are_their_owners(keyed: "Keyed", problem: "Problem") -> None:
     keyed.load_model()
     alice, bob = (keyed.headers(keyed.make_key("submit", owner=name)) for name in ("alice", "bob"))
@@ -277,7 +201,7 @@ def test_a_batch_and_its_files_are_their_owners(keyed: "Keyed", problem: "Proble
     keyed.finish(lease)
     answer = keyed.client.post(f"/v1/batches/{batch_id}/cancel", headers=alice)
     assert answer.status_code == 200, answer.text
-    BatchKeeper(keyed.services).advance(batch_id)
+    advance(keyed.services, batch_id)
     batch = show(keyed, batch_id, alice)
     assert batch["status"] == "cancelled"
     names = [batch[name] for name in ("input_file_id", "output_file_id", "error_file_id")]

@@ -99,20 +99,6 @@ def test_a_stored_direction_steers_the_next_job(service: "Service", job: tuple[s
     assert service.submit(interventions=[change])
 
 
-def test_every_hook_is_compared_and_nothing_is_stored_unasked(
-    service: "Service", job: tuple[str, Sessions]
-) -> None:
-    found = compare(service, job[0], limit=2)
-    assert (list(found["hooks"]), found["pairs"]) == (list(HOOKS), 2)
-    assert {hook["vector_id"] for hook in found["hooks"].values()} == {None}
-    assert service.client.get("/v1/vectors").json()["data"] == []
-
-
-def test_pairs_without_the_rows_are_told(service: "Service", job: tuple[str, Sessions]) -> None:
-    found = compare(service, job[0], positions="think")
-    assert (found["pairs"], found["skipped"], found["hooks"]) == (PROBLEMS, PROBLEMS, {})
-
-
 def test_what_cannot_be_compared_is_refused_and_changes_nothing(
     service: "Service", job: tuple[str, Sessions], problem: "Problem"
 ) -> None:

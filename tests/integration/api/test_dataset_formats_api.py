@@ -12,7 +12,7 @@ from pyarrow import parquet
 from actograph.settings import Settings
 
 if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service
+    from tests.integration.api.conftest import Service
 
 pytestmark = pytest.mark.integration
 
@@ -71,41 +71,6 @@ def test_uploads_and_paths_in_every_format(service: "Service", settings: Setting
     assert inputs(service, job) == [{"prompt": row["question"]} for row in ROWS[:2]]
 
 
-def test_a_format_that_is_named_wins_over_the_name(service: "Service", problem: "Problem") -> None:
-    file_id = upload(service, "rows.txt", written(ROWS, "rows.csv"))
-    answer = service.client.post("/v1/jobs", json=evaluation({"file_id": file_id, "format": "csv"}))
-    assert inputs(service, answer.json()) == ROWS
-    refused = service.client.post("/v1/jobs", json=evaluation({"file_id": file_id}))
-    problem(refused, 422, pointer="/dataset")
-    assert "row 0: not JSON" in refused.json()["detail"]
-
-
-def large_row_group() -> bytes:
-    """Two values of 200 MB in one row group of a small file."""
-    file = io.BytesIO()
-    table = {"question": ["x" * (200 << 20), "y" * (200 << 20)], "answer": ["#### 1"] * 2}
-    parquet.write_table(pyarrow.table(table), file, compression="zstd", use_dictionary=False)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("a.parquet", large_row_group(), "Write the file in smaller row groups"),
-        ("a.csv", b"question,gold\nq,1\n", "no column answer; the file has question, gold"),
-        ("a.csv", b"question,answer\nq,#### 1\nq,x\n", "row 1: answer does not end with a gold number"),
-        ("a.parquet", b"PAR1 and nothing more", "not a Parquet file"),
-        ("a.parquet", written([{"question": "q"}], "a.parquet"), "no column answer; the file has question"),
-    ],
-)
-def test_files_at_fault_are_refused_by_row_and_column(
-    service: "Service", problem: "Problem", name: str, content: bytes, reason: str
-) -> None:
-    answer = service.client.post("/v1/jobs", json=evaluation({"file_id": upload(service, name, content)}))
-    problem(answer, 422, pointer="/dataset")
-    assert reason in answer.json()["detail"]
-
-
 @pytest.mark.parametrize("name", ["sums.jsonl", "sums.csv", "sums.parquet"])
 def test_a_task_from_an_uploaded_file(service: "Service", name: str) -> None:
     task = upload(service, "sums.yaml", json.dumps(TASK).encode())
@@ -118,30 +83,3 @@ def test_a_task_from_an_uploaded_file(service: "Service", name: str) -> None:
     assert [(given["question"], given["answer"]) for given in found] == [
         (f"{i}+{i}?", str(2 * i)) for i in range(4)
     ]
-
-
-def test_tasks_and_examples_at_fault_are_refused(service: "Service", problem: "Problem") -> None:
-    dataset = {"file_id": upload(service, "sums.jsonl", written(SUMS, "sums.jsonl"))}
-
-    def refused(task: object, pointer: str) -> str:
-        answer = service.client.post("/v1/jobs", json=evaluation(dataset, task=task))
-        problem(answer, 422, pointer=pointer)
-        return str(answer.json()["detail"])
-
-    missing = "file_" + "0" * 32
-    assert missing in refused({"file_id": missing}, "/task/file_id")
-    aliases = upload(service, "task.yaml", b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n")
-    assert "uses aliases" in refused({"file_id": aliases}, "/task")
-    loops = "{% for a in story %}" * 4 + "x" + "{% endfor %}" * 4
-    endless = {"name": "sums", "prompt": loops, "target": "{{a}}"}
-    long = {"file_id": upload(service, "long.jsonl", written([{"story": "s" * 1000, "a": 1}], "a.jsonl"))}
-    answer = service.client.post("/v1/jobs", json=evaluation(long, task=endless))
-    problem(answer, 422, pointer="/dataset")
-    assert "take more than 100000 steps" in answer.json()["detail"]
-    junk = upload(service, "task.yaml", b"- a\n- b\n")
-    assert "not a mapping" in refused({"file_id": junk}, "/task")
-    lacking = TASK | {"fewshot": {"samples": [{"story": "1+2?", "a": 1}]}}
-    assert "example 0: target" in refused(lacking, "/task/fewshot/samples/0")
-    assert "the row's columns are story, a, b" in refused(
-        {"name": "sums", "prompt": "{{tale}}", "target": "{{a}}"}, "/dataset"
-    )

@@ -90,56 +90,6 @@ def test_an_estimate_names_every_number_and_queues_nothing(service_with: Disk) -
     assert any("max_tokens = 11" in text for text in found["assumptions"])
 
 
-def test_summed_up_rows_do_not_grow_with_the_tokens(service_with: Disk) -> None:
-    service = service_with(GIB)
-    loaded(service)
-    body = capture(capture={"layers": "all", "reduce": "mean"})
-    found = [
-        service.client.post(f"/v1/estimate?prompt_tokens={tokens}", json=body).json() for tokens in (10, 110)
-    ]
-    assert [f["bytes_per_token"] for f in found] == [0, 0]
-    # the ids of a hundred tokens more
-    assert found[1]["bytes_per_sample"] - found[0]["bytes_per_sample"] == 800
-    # one row of 8 float32 for each of 4 layers and every sample of the batch
-    reduced = found[0]["batch_size"] * 4 * 8 * 4
-    assert found[0]["host"]["needed"] - found[0]["device"]["needed"] == reduced
-
-
-def test_the_prompt_length_can_be_said(service_with: Disk) -> None:
-    service = service_with(GIB)
-    loaded(service)
-    said = service.client.post("/v1/estimate?prompt_tokens=300", json=capture()).json()
-    assert (said["prompt_tokens_mean"], said["prompt_tokens_longest"]) == (300, 300)
-    assert said["prompt_tokens_source"] == "request"
-    assert "300 tokens, as requested" in said["assumptions"][0]
-
-
-def test_a_prompt_length_is_guessed_from_characters(service_with: Disk) -> None:
-    service = service_with(GIB)
-    loaded(service)
-    found = service.client.post("/v1/estimate", json=capture()).json()
-    assert (found["prompt_tokens_mean"], found["prompt_tokens_longest"]) == (15, 20)
-    assert found["prompt_tokens_source"] == "characters"
-    assert "prompt lengths are guessed" in found["assumptions"][0]
-
-
-def test_without_capture_the_disk_is_not_needed(service_with: Disk) -> None:
-    service = service_with(GIB)
-    loaded(service)
-    body = {
-        "kind": "evaluation",
-        "model": "demo",
-        "dataset": {"file_id": service.upload({"question": "q" * 40, "answer": "#### 1"})},
-        "num_fewshot": 0,
-    }
-    store: Any = service.services.store
-    store.free = 0  # after the upload
-    found = service.client.post("/v1/estimate", json=body).json()
-    assert found["disk"] == {"needed": 0, "available": 0, "fits": True}
-    assert found["prompt_tokens_longest"] == 10
-    assert found["fits"] is True
-
-
 def test_a_prompt_is_counted_with_what_stands_around_it(service_with: Disk) -> None:
     service = service_with(GIB)
     loaded(service)
@@ -167,19 +117,6 @@ def test_what_is_unknown_is_null_and_refuses_nothing(service_with: Disk) -> None
     service.load_model()
     assert service.client.post("/v1/estimate", json=capture()).json()["fits"] is None
     assert service.client.post("/v1/jobs", json=capture()).status_code == 202
-
-
-def test_a_dataset_that_only_the_worker_can_read_needs_a_length(service_with: Disk) -> None:
-    service = service_with(GIB)
-    loaded(service)
-    body = {"kind": "evaluation", "model": "demo", "dataset": {"hub": "openai/gsm8k"}, "capture": {}}
-    found = service.client.post("/v1/estimate", json=body).json()
-    assert (found["samples"], found["bytes_per_sample"]) == (None, None)
-    assert any("?prompt_tokens=" in text for text in found["assumptions"])
-    said = service.client.post("/v1/estimate?prompt_tokens=100", json=body).json()
-    assert said["bytes_per_sample"] > 0
-    assert said["disk"]["needed"] is None
-    assert service.client.post("/v1/jobs", json=body).status_code == 202
 
 
 def test_a_job_whose_sessions_cannot_fit_on_the_disk_is_refused(
@@ -210,19 +147,3 @@ def test_a_job_of_which_a_batch_of_one_cannot_fit_is_refused(service_with: Disk,
     assert service.client.post("/v1/jobs", json=capture(sampling={"max_tokens": 20})).status_code == 202
     estimate = service.client.post("/v1/estimate", json=capture(sampling={"max_tokens": 200})).json()
     assert (estimate["batch_size"], estimate["fits"]) == (1, False)
-
-
-def test_the_worker_with_most_room_decides(service_with: Disk) -> None:
-    service = service_with(GIB)
-    loaded(service, available=1000)
-    loaded(service)
-    assert service.client.post("/v1/jobs", json=capture()).status_code == 202
-
-
-def test_mistakes_are_refused_as_at_submission(service_with: Disk, problem: "Problem") -> None:
-    service = service_with(GIB)
-    loaded(service)
-    post = service.client.post
-    problem(post("/v1/estimate", json=capture(model="none")), 422, "model_not_found", "/model")
-    problem(post("/v1/estimate", json=capture(capture={"hooks": ["x"]})), 422, "unknown_hook")
-    problem(post("/v1/estimate", content="{}"), 415)

@@ -2,17 +2,15 @@
 
 import json
 import threading
-import time
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from api.reading import sse
-from storage.index import events
 
 if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service
+    from tests.integration.api.conftest import Service
 
 pytestmark = pytest.mark.integration
 
@@ -63,21 +61,6 @@ def test_it_resumes_after_any_event_without_gap_or_repeat(service: "Service", by
         assert parse(answer.text) == whole[place + 1 :]
 
 
-def test_the_header_wins_over_the_parameter(service: "Service") -> None:
-    job_id = ended_job(service)
-    whole = parse(service.client.get(f"/v1/jobs/{job_id}/events").text)
-    headers = {"Last-Event-ID": str(whole[1]["id"])}
-    answer = service.client.get(f"/v1/jobs/{job_id}/events", params={"after": 0}, headers=headers)
-    assert parse(answer.text) == whole[2:]
-
-
-def test_after_the_last_event_a_browser_is_told_not_to_ask_again(service: "Service") -> None:
-    job_id = ended_job(service)
-    last = parse(service.client.get(f"/v1/jobs/{job_id}/events").text)[-1]
-    answer = service.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(last["id"])})
-    assert (answer.status_code, answer.content) == (204, b"")
-
-
 def test_events_arrive_while_the_job_runs(service: "Service", monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(sse, "PING_SECONDS", 0.0)
@@ -105,21 +88,6 @@ def test_events_arrive_while_the_job_runs(service: "Service", monkeypatch: pytes
     assert "job.completed" in rest
 
 
-def test_more_events_than_one_look_takes_are_all_sent(
-    service: "Service", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sse, "BATCH", 3)
-    job_id = service.submit()
-    with service.database.write() as session:
-        for n in range(10):
-            events.append(session, job_id, "job.note", {"n": n})
-    service.finish(*service.claim(job_id))
-    log = parse(service.client.get(f"/v1/jobs/{job_id}/events").text)
-    assert [e["data"]["n"] for e in log if e["event"] == "job.note"] == list(range(10))
-    assert log[-1]["event"] == "job.completed"
-    assert [e["id"] for e in log] == sorted(e["id"] for e in log)
-
-
 def test_the_stream_ends_when_the_job_is_deleted(service: "Service", monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
     job_id = service.submit()
@@ -134,35 +102,3 @@ def test_the_stream_ends_when_the_service_stops(service: "Service", monkeypatch:
     job_id = service.submit()
     threading.Timer(0.2, service.services.stopping.set).start()
     assert parse(service.client.get(f"/v1/jobs/{job_id}/events").text)[-1]["event"] == "job.queued"
-
-
-@pytest.mark.soak
-def test_many_streams_hold_no_connection_between_looks(
-    service: "Service", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More streams than the connection pool has connections, and the service still answers."""
-    monkeypatch.setattr(sse, "POLL_SECONDS", 0.05)
-    job_id = service.submit()
-    texts: list[str] = []
-
-    def follow() -> None:
-        texts.append(service.client.get(f"/v1/jobs/{job_id}/events").text)
-
-    threads = [threading.Thread(target=follow) for _ in range(60)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.5)
-    assert service.client.get("/readyz").status_code in (200, 503)
-    service.finish(*service.claim(job_id))
-    for thread in threads:
-        thread.join(timeout=120)
-    assert len(texts) == 60
-    assert all(parse(text)[-1]["event"] == "job.completed" for text in texts)
-
-
-@pytest.mark.parametrize("value", ["x", "-1", "1.5", str(2**63)])
-def test_a_malformed_event_id_is_refused(service: "Service", problem: "Problem", value: str) -> None:
-    job_id = service.submit()
-    answer = service.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": value})
-    problem(answer, 422, "invalid_request", "/last-event-id")
-    problem(service.client.get(f"/v1/jobs/{job_id}/events", params={"after": value}), 422, pointer="/after")

@@ -4,14 +4,12 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from actograph.settings import Settings
-from storage.index import disk_reserve
 from storage.index.disk_reserve import RESERVE_BYTES
 from tests.support.indexes import create_index
 
@@ -89,31 +87,6 @@ def test_uploads_end_above_the_floor(service: "Service", small_disk: Path, probl
     assert upload(service, 5 * MIB).status_code == 200
 
 
-class ShrinkingDisk:
-    """The real store on a disk that others fill while an upload goes on."""
-
-    def __init__(self, store: Any, free: int) -> None:
-        self._store = store
-        self._free = free
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def free_bytes(self) -> int:
-        self._free -= 6 * MIB
-        return self._free
-
-
-def test_an_upload_stops_when_the_floor_is_reached_meanwhile(
-    service: "Service", small_disk: Path, problem: "Problem"
-) -> None:
-    services = service.services
-    disk: Any = ShrinkingDisk(services.store, FLOOR + 27 * MIB)
-    service.app.state.services = replace(services, store=disk)
-    problem(upload(service, 20 * MIB), 507, "storage_full")
-    assert list((small_disk / "home" / "artifacts" / "files").iterdir()) == []
-
-
 def test_deleting_works_on_a_disk_without_a_free_byte(
     service: "Service", small_disk: Path, problem: "Problem"
 ) -> None:
@@ -139,29 +112,5 @@ def test_deleting_works_on_a_disk_without_a_free_byte(
     reserve.restore()
     assert not reserve.path.exists(), "no room yet"
     junk.unlink()
-    service.app.state.reconciler.reconcile_once()
+    service.reconcile()
     assert reserve.path.stat().st_size == RESERVE_BYTES
-
-
-def test_only_what_frees_space_uses_the_reserve(service: "Service", small_disk: Path) -> None:
-    reserve = service.database.reserve
-    assert reserve is not None
-    fill(small_disk)
-    reserve.release_if_needed()
-    assert reserve.path.exists()
-    with disk_reserve.freeing():
-        reserve.release_if_needed()
-    assert not reserve.path.exists()
-
-
-def test_a_full_temporary_folder_is_no_bad_request(
-    start: "Start", settings: Settings, monkeypatch: pytest.MonkeyPatch, problem: "Problem"
-) -> None:
-    """Multipart bodies are written there before the route sees them."""
-    service = start(settings)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tempfile.SpooledTemporaryFile.write", full)
-    problem(upload(service, 4 * MIB), 507, "storage_full")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from actograph.contract.errors import CaptureFailed
-from actograph.contract.resources import Score
 from storage import samples
 from storage.jobs import jobs
 from storage.sessions.writer import TensorRows
@@ -56,35 +55,6 @@ def test_jobs_are_filtered_by_status_kind_and_tag(service: "Service") -> None:
     assert listed(kind="capture") == {plain, tagged, cancelled}
 
 
-def test_the_queue_position_follows_priority_then_age(service: "Service") -> None:
-    late, first, urgent = service.submit(priority=9), service.submit(priority=5), service.submit(priority=0)
-    places = {j["id"]: j["queue_position"] for j in service.client.get("/v1/jobs").json()["data"]}
-    assert places == {urgent: 1, first: 2, late: 3}
-    assert service.client.get(f"/v1/jobs/{late}").json()["queue_position"] == 3
-
-
-def test_bad_list_parameters_are_refused(
-    service: "Service", problem: "Problem", subtests: pytest.Subtests
-) -> None:
-    for params in [
-        {"limit": 0},
-        {"limit": 101},
-        {"order": "up"},
-        {"status": "done"},
-        {"after": "x"},
-        {"after": "job_" + "0" * 32},
-        {"tag": "\0"},
-        {"id_prefix": "ses_3fa2"},
-    ]:
-        with subtests.test(params=params):
-            problem(
-                service.client.get("/v1/jobs", params=params),
-                422,
-                "invalid_request",
-                f"/{next(iter(params))}",
-            )
-
-
 def test_samples_are_listed_filtered_and_found(service: "Service", problem: "Problem") -> None:
     job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(5)])
     done, failed = service.claim(job_id, 2)
@@ -108,34 +78,6 @@ def test_samples_are_listed_filtered_and_found(service: "Service", problem: "Pro
     problem(service.client.get(f"/v1/jobs/{other}/samples/{done.id}"), 404, "not_found")
 
 
-def test_results_can_be_read_while_the_job_runs(service: "Service") -> None:
-    file_id = service.upload(*({"question": f"q{i}", "answer": f"#### {i}"} for i in range(3)))
-    spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": file_id}}
-    job_id = service.client.post("/v1/jobs", json=spec).json()["id"]
-    first, second, third = service.claim(job_id, 3)
-    key = "exact_match,strict-match"
-    service.finish(first, scores={key: Score(value=1.0, answer="0")})
-    service.finish(second, scores={key: Score(value=0.0, answer=None)})
-    results = service.client.get(f"/v1/jobs/{job_id}/results").json()
-    assert results["status"] == "in_progress"
-    assert results["progress"] == {"total": 3, "completed": 2, "failed": 0}
-    baseline = results["conditions"]["baseline"]
-    assert baseline["metrics"][key] == 0.5
-    assert baseline["metrics"]["exact_match_stderr,strict-match"] == pytest.approx(0.5)
-    assert (baseline["alias"], baseline["samples"]) == ("gsm8k", 2)
-    service.finish(third, scores={key: Score(value=1.0, answer="2")})
-    job = service.client.get(f"/v1/jobs/{job_id}").json()
-    assert job["status"] == "completed"
-    assert service.client.get(job["results_url"]).json()["conditions"]["baseline"]["samples"] == 3
-
-
-def test_a_queued_job_is_cancelled_at_once_and_again_without_harm(service: "Service") -> None:
-    job_id = service.submit()
-    for _ in range(2):
-        answer = service.client.post(f"/v1/jobs/{job_id}/cancel")
-        assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
-
-
 def test_a_running_job_is_cancelling_until_its_worker_lets_go(service: "Service", problem: "Problem") -> None:
     job_id = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}])
     leases = service.claim(job_id, 1)
@@ -145,12 +87,6 @@ def test_a_running_job_is_cancelling_until_its_worker_lets_go(service: "Service"
         samples.release(session, leases)
         jobs.end_if_done(session, job_id)
     assert service.client.get(f"/v1/jobs/{job_id}").json()["status"] == "cancelled"
-
-
-def test_an_ended_job_cannot_be_cancelled(service: "Service", problem: "Problem") -> None:
-    job_id = service.submit()
-    service.finish(*service.claim(job_id))
-    problem(service.client.post(f"/v1/jobs/{job_id}/cancel"), 409, "conflict", says="completed already")
 
 
 def test_deleting_a_job_removes_its_samples_sessions_and_their_files(
@@ -172,20 +108,6 @@ def test_deleting_a_job_removes_its_samples_sessions_and_their_files(
     problem(service.client.delete(f"/v1/jobs/{gone}"), 404, "not_found")
     assert service.client.get(f"/v1/activations/sessions/{kept_session}").status_code == 200
     assert store.exists(f"sessions/{kept_session}")
-
-
-def test_a_running_job_cannot_be_deleted(service: "Service", problem: "Problem") -> None:
-    job_id = service.submit()
-    service.claim(job_id)
-    problem(service.client.delete(f"/v1/jobs/{job_id}"), 409, "conflict", says="cancel it")
-    assert service.client.get(f"/v1/jobs/{job_id}").json()["status"] == "in_progress"
-
-
-def test_a_queued_job_can_be_deleted_and_its_message_does_no_harm(service: "Service") -> None:
-    job_id = service.submit()
-    assert service.client.delete(f"/v1/jobs/{job_id}").status_code == 200
-    with service.database.read() as session:
-        assert jobs.status_of(session, job_id) is None
 
 
 def test_progress_rate_and_eta_of_a_running_job(service: "Service") -> None:

@@ -1,7 +1,6 @@
 """API keys: made, used, limited, ended; and nowhere to be read."""
 
 import logging
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +35,6 @@ def test_a_key_is_shown_once_and_not_stored(keyed: "Keyed") -> None:
         assert len(row.sha256) == 64
 
 
-def test_without_a_name_two_keys_have_two_owners(keyed: "Keyed") -> None:
-    for _ in range(2):
-        keyed.make_key("submit")
-    listed = keyed.client.get("/v1/keys", headers=keyed.headers()).json()["data"]
-    assert len({key["owner"] for key in listed}) == 2
-    assert all(key["owner"].startswith("key:") for key in listed)
-
-
 def test_the_first_key_is_an_admins_and_ends_the_time_without(service: "Service", problem: "Problem") -> None:
     post = service.client.post
     problem(post("/v1/keys", json={"name": "a", "role": "submit"}), 409, "conflict", says="admin")
@@ -60,20 +51,15 @@ def test_the_first_key_is_an_admins_and_ends_the_time_without(service: "Service"
     problem(service.client.get("/v1/jobs"), 401, "unauthorized")
 
 
-@pytest.mark.parametrize("by", ["another process", "the command"])
 def test_a_revoked_key_is_refused_at_once_by_every_process(
-    keyed: "Keyed", start: "Start", problem: "Problem", monkeypatch: pytest.MonkeyPatch, by: str
+    keyed: "Keyed", start: "Start", problem: "Problem"
 ) -> None:
     other = start(keyed.services.settings)
     key = keyed.make_key("read")
     (shown,) = keyed.client.get("/v1/keys", headers=keyed.headers()).json()["data"]
     for service in (keyed, other):
         assert service.client.get("/v1/jobs", headers=bearer(key)).status_code == 200
-    if by == "the command":
-        monkeypatch.setenv("ACTOGRAPH_HOME", str(keyed.services.settings.home))
-        assert key_command.main(["revoke", shown["id"]]) == 0
-    else:
-        assert keyed.client.delete(f"/v1/keys/{shown['id']}", headers=keyed.headers()).is_success
+    assert keyed.client.delete(f"/v1/keys/{shown['id']}", headers=keyed.headers()).is_success
     for service in (keyed, other):
         problem(service.client.get("/v1/jobs", headers=bearer(key)), 401, "unauthorized")
 
@@ -90,54 +76,6 @@ def test_the_last_admins_key_neither_ends_nor_expires_silently(
     problem(refused, 409, says="the last admin's key that does not expire")
     post("/v1/keys", json={"name": "other", "role": "admin"}, headers=headers)
     assert service.client.delete(f"/v1/keys/{root['id']}", headers=headers).is_success
-
-
-def test_capabilities_tell_whether_a_key_is_needed(service: "Service") -> None:
-    def needed(**options: Any) -> bool:
-        features = service.client.get("/v1/capabilities", **options).json()["features"]
-        return bool(features["authentication"])
-
-    assert needed() is False
-    root = service.client.post("/v1/keys", json={"name": "root", "role": "admin"}).json()
-    assert needed(headers=bearer(root["key"])) is True
-
-
-def test_an_expired_key_is_refused(keyed: "Keyed", problem: "Problem") -> None:
-    key = keyed.make_key("read", expires_after={"seconds": 3600})
-    assert keyed.client.get("/v1/jobs", headers=bearer(key)).status_code == 200
-    with keyed.database.write() as session:
-        session.query(ApiKeyRow).update({ApiKeyRow.expires_at: 1.0})
-    problem(keyed.client.get("/v1/jobs", headers=bearer(key)), 401, "unauthorized")
-
-
-def test_use_is_noted_at_most_once_a_minute(keyed: "Keyed") -> None:
-    key = keyed.make_key("read")
-
-    def used() -> Any:
-        return keyed.client.get("/v1/keys", headers=keyed.headers()).json()["data"][0]["last_used_at"]
-
-    def use_at(moment: float | None) -> Any:
-        with keyed.database.write() as session:
-            session.query(ApiKeyRow).update({ApiKeyRow.last_used_at: moment})
-        keyed.client.get("/v1/jobs", headers=bearer(key))
-        return used()
-
-    assert used() is None
-    lately = int(time.time())
-    assert use_at(None) >= lately
-    assert use_at(lately - 10.0) == lately - 10
-    assert use_at(lately - 100.0) >= lately
-
-
-def test_names_and_limits_can_be_changed(keyed: "Keyed", problem: "Problem") -> None:
-    keyed.make_key("read", quota_bytes=10)
-    (before,) = keyed.client.get("/v1/keys", headers=keyed.headers()).json()["data"]
-    path = f"/v1/keys/{before['id']}"
-    changes = {"name": "other", "quota_bytes": None}
-    after = keyed.client.patch(path, json=changes, headers=keyed.headers()).json()
-    assert after == before | changes
-    problem(keyed.client.patch(path, json={"name": None}, headers=keyed.headers()), 422, pointer="/name")
-    problem(keyed.client.patch(path, json={"role": "admin"}, headers=keyed.headers()), 422, pointer="/role")
 
 
 def test_a_keys_quota_is_its_owners(keyed: "Keyed", problem: "Problem") -> None:
@@ -188,7 +126,15 @@ def test_keys_are_in_no_log_no_error_and_no_database(
         assert not any(secret.encode() in content for secret in secrets), path
 
 
-def test_keys_are_made_on_the_server_without_a_service(
+def test_the_supervisors_key_makes_nobody_else_need_one(start: "Start", settings: Settings) -> None:
+    service = start(settings.model_copy(update={"supervisor_key": "own"}))
+    assert service.client.get("/v1/workers").status_code == 200
+    service.client.post("/v1/keys", json={"name": "root", "role": "admin"})
+    assert service.client.get("/v1/workers").status_code == 401
+    assert service.client.get("/v1/workers", headers=bearer("own")).status_code == 200
+
+
+def test_the_first_key_is_made_on_the_server_without_a_service(
     settings: Settings, start: "Start", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ACTOGRAPH_HOME", str(settings.home))
@@ -199,24 +145,3 @@ def test_keys_are_made_on_the_server_without_a_service(
     service = start(settings)
     assert service.client.get("/v1/keys", headers=bearer(key)).json()["data"][0]["role"] == "admin"
     assert service.client.get("/v1/jobs").status_code == 401
-    assert key_command.main(["ls"]) == 0
-    listed = capsys.readouterr().out
-    assert key not in listed
-    assert " good " in listed
-    with service.database.write() as session:
-        session.query(ApiKeyRow).update({ApiKeyRow.expires_at: 1.0})
-    assert key_command.main(["ls"]) == 0
-    assert " expired " in capsys.readouterr().out
-    assert key_command.main(["revoke", listed.split()[0]]) == 0
-    assert key_command.main(["revoke", "key_none"]) == 1
-    said = capsys.readouterr().err
-    assert "no admin key is left" in said
-    assert "no key key_none" in said
-
-
-def test_the_supervisors_key_makes_nobody_else_need_one(start: "Start", settings: Settings) -> None:
-    service = start(settings.model_copy(update={"supervisor_key": "own"}))
-    assert service.client.get("/v1/workers").status_code == 200
-    service.client.post("/v1/keys", json={"name": "root", "role": "admin"})
-    assert service.client.get("/v1/workers").status_code == 401
-    assert service.client.get("/v1/workers", headers=bearer("own")).status_code == 200

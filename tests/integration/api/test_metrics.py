@@ -13,8 +13,6 @@ from api import metrics
 from api.app import create_app
 from storage.index import counters
 from storage.index.counters import Counter
-from storage.sessions.writer import TensorRows
-from storage.tables.models import WorkerRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service
@@ -49,32 +47,6 @@ def test_the_queue_and_what_was_counted(service: "Service") -> None:
     assert found["actograph_samples_total"] == {(("kind", "capture"), ("status", "failed")): 5}
     assert found["actograph_database_up"][()] == found["actograph_broker_up"][()] == 1
     assert lease.id not in str(found) and waiting not in str(found)
-
-
-def test_a_live_worker_is_shown_with_its_memory(service: "Service") -> None:
-    worker_id = service.load_model()
-    with service.database.write() as session:
-        session.get_one(WorkerRow, worker_id).memory = {"peak_bytes": 7, "batch_cap": 2}
-    found = read(service.client)
-    labels = {"worker": worker_id, "hostname": "here", "model": "demo", "device": "cpu"}
-    assert list(found["actograph_worker_heartbeat_age_seconds"]) == [tuple(sorted(labels.items()))]
-    shown = tuple(sorted((labels | {"what": "peak"}).items()))
-    assert found["actograph_worker_memory_bytes"] == {shown: 7}
-
-
-def test_a_removed_session_is_counted_with_its_reason(service: "Service") -> None:
-    row = {"embed": TensorRows(name="embed", dtype="F32", shape=(6, 8), first_row=0, data=bytes(192))}
-    job_id = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}])
-    first, *_ = [service.finish(lease, tensors=row) for lease in service.claim(job_id, 3)]
-    stored = read(service.client)
-    assert stored["actograph_stored_sessions"][()] == 3
-    size = stored["actograph_stored_session_bytes"][()]
-    service.client.delete(f"/v1/activations/sessions/{first}")
-    assert read(service.client)["actograph_sessions_removed_total"] == {(("reason", "deleted"),): 1}
-    service.client.delete(f"/v1/jobs/{job_id}")
-    removed = read(service.client)
-    assert removed["actograph_sessions_removed_total"] == {(("reason", "deleted"),): 3}
-    assert removed["actograph_session_bytes_removed_total"] == {(("reason", "deleted"),): size}
 
 
 def test_a_key_is_asked_for_unless_a_setting_says_otherwise(settings: Settings) -> None:

@@ -11,7 +11,6 @@ import sqlalchemy as sa
 import uvicorn
 
 from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
-from actograph.contract.operations import of_contract
 from actograph.contract.tasks import SCORER_NAMES
 from storage.files import files
 from storage.tables.models import FileRow
@@ -36,24 +35,6 @@ def client(service: "Service") -> Iterator[openai.OpenAI]:
         yield opened
     server.should_exit = True
     thread.join()
-
-
-def test_files_are_kept_for_openais_client(client: openai.OpenAI) -> None:
-    lines = b'{"custom_id": "a"}\n'
-    made = [client.files.create(file=(f"{i}.jsonl", lines), purpose="batch") for i in range(3)]
-    other = client.files.create(file=("notes.txt", b"notes"), purpose="user_data")
-    assert (made[0].object, made[0].bytes, made[0].purpose) == ("file", len(lines), "batch")
-    assert made[0].status == "processed"
-    assert client.files.retrieve(made[0].id) == made[0]
-    assert client.files.content(made[0].id).read() == lines
-    # page after page, by the client itself
-    listed = [file.id for file in client.files.list(purpose="batch", limit=2)]
-    assert listed == [file.id for file in reversed(made)]
-    assert [file.id for file in client.files.list(order="asc", limit=10_000)][-1] == other.id
-    assert client.files.delete(other.id).deleted
-    with pytest.raises(openai.NotFoundError) as refused:
-        client.files.retrieve(other.id)
-    assert refused.value.code == "not_found"
 
 
 def test_a_file_expires_unless_something_reads_it(client: openai.OpenAI, service: "Service") -> None:
@@ -86,15 +67,6 @@ def test_a_file_expires_unless_something_reads_it(client: openai.OpenAI, service
         )
 
 
-def test_models_are_listed_for_openais_client(client: openai.OpenAI, service: "Service") -> None:
-    service.load_model()
-    assert [model.id for model in client.models.list()] == ["demo", "other"]
-    one = client.models.retrieve("demo")
-    assert (one.id, one.object, one.owned_by) == ("demo", "model", "actograph")
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("nobody")
-
-
 def test_capabilities_are_those_of_the_contract_and_the_settings(service: "Service") -> None:
     found = service.client.get("/v1/capabilities").json()
     assert found["job_kinds"] == list(JOB_KINDS)
@@ -118,9 +90,3 @@ def test_capabilities_are_those_of_the_contract_and_the_settings(service: "Servi
     evaluation = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": "file_" + "0" * 32}}
     for task in found["evaluation"]["tasks"]:
         job_spec_adapter.validate_python(evaluation | {"task": task})
-
-
-def test_capabilities_leave_nothing_empty() -> None:
-    parts = of_contract()
-    for name in ("capture", "interventions", "evaluation"):
-        assert all(parts[name].values()), name

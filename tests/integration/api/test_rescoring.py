@@ -75,20 +75,6 @@ def test_sessions_follow_the_first_scorer_of_the_request(service: Any, job: str)
     assert right() == [0]
 
 
-def test_the_jobs_spec_names_them_and_its_log_says_so(service: Any, job: str) -> None:
-    rescore(service, job, "numeric")
-    spec = service.client.get(f"/v1/jobs/{job}").json()["spec"]
-    assert [scorer["name"] for scorer in spec["scorers"]] == ["numeric", "strict-match"]
-    events = service.client.get(f"/v1/jobs/{job}/events").text
-    assert "event: job.rescored" in events
-    assert '"samples": 4' in events or '"samples":4' in events
-
-
-def test_twice_is_once(service: Any, job: str) -> None:
-    first = rescore(service, job, "numeric").json()
-    assert rescore(service, job, "numeric").json() == first
-
-
 def everything(service: Any) -> Any:
     with service.database.read() as session:
         return [
@@ -106,27 +92,3 @@ def test_a_gold_that_does_not_fit_changes_nothing(
     before = everything(service)
     problem(rescore(service, job, "numeric"), 422, says="row 3: the target 'five' is not a number")
     assert everything(service) == before
-
-
-@pytest.mark.parametrize(
-    ("scorers", "pointer"),
-    [
-        ([], "/scorers"),
-        (["strict"], "/scorers/0"),
-        ([{"name": "numeric", "tolerance": -1}], "/scorers/0/tolerance"),
-    ],
-)
-def test_wrong_scorers_are_named(
-    service: Any, job: str, problem: Callable[..., Any], scorers: list[Any], pointer: str
-) -> None:
-    problem(rescore(service, job, *scorers), 422, pointer=pointer)
-
-
-def test_only_ended_evaluations_are_scored(service: Any, problem: Callable[..., Any]) -> None:
-    problem(rescore(service, "job_" + "0" * 32, "numeric"), 404)
-    capture = service.submit()
-    problem(rescore(service, capture, "numeric"), 422, says="only evaluations have scores")
-    upload = service.upload({"question": "q", "answer": "#### 5"})
-    spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": upload}}
-    queued = service.client.post("/v1/jobs", json=spec).json()["id"]
-    problem(rescore(service, queued, "numeric"), 409, says="wait for its end")

@@ -6,17 +6,14 @@ import pytest
 from fastapi.routing import iter_route_contexts
 
 from actograph.roles import Role
-from actograph.settings import Settings
 from api.app import create_app
 from api.auth import OPEN_PATHS
 from tests.support.routes import operations, role_of
 
 if TYPE_CHECKING:
-    from tests.integration.api.conftest import Keyed, Problem, Start
+    from tests.integration.api.conftest import Keyed, Problem
 
 pytestmark = pytest.mark.integration
-
-ROOT_KEY = "the-admins-own-key"
 
 
 #: written out a second time, so that a wrong role beside a route is seen
@@ -150,18 +147,6 @@ def test_every_route_refuses_who_has_no_key_or_the_wrong_one(keyed: "Keyed", pro
                 assert needed in found["detail"]
 
 
-def test_a_role_that_may_not_upload_leaves_no_file(keyed: "Keyed", problem: "Problem") -> None:
-    headers = keyed.headers(keyed.make_key("read"))
-    problem(keyed.client.post("/v1/files", files={"file": ("x", b"x" * 100)}, headers=headers), 403)
-    assert keyed.client.get("/v1/files", headers=keyed.headers()).json()["data"] == []
-
-
-def test_an_unknown_address_and_method_are_told_to_every_role(keyed: "Keyed", problem: "Problem") -> None:
-    headers = keyed.headers(keyed.make_key("read"))
-    problem(keyed.client.get("/v1/nothing", headers=headers), 404, "not_found")
-    problem(keyed.client.put("/v1/jobs", headers=headers), 405, "method_not_allowed")
-
-
 def test_the_most_urgent_priorities_are_for_admins(keyed: "Keyed", problem: "Problem") -> None:
     spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]}
     submit, read = (keyed.headers(keyed.make_key(role)) for role in ("submit", "read"))
@@ -177,15 +162,3 @@ def test_the_most_urgent_priorities_are_for_admins(keyed: "Keyed", problem: "Pro
     assert (
         keyed.client.post("/v1/jobs", json=spec | {"priority": 0}, headers=keyed.headers()).status_code == 202
     )
-
-
-def test_the_priority_floor_is_a_setting(start: "Start", settings: Settings, problem: "Problem") -> None:
-    changes = {"api_keys": (ROOT_KEY,), "submit_priority_floor": 4}
-    service = start(settings.model_copy(update=changes))
-    root = {"Authorization": f"Bearer {ROOT_KEY}"}
-    made = service.client.post("/v1/keys", json={"name": "a", "role": "submit"}, headers=root).json()
-    headers = {"Authorization": f"Bearer {made['key']}"}
-    spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]}
-    answer = service.client.post("/v1/jobs", json=spec | {"priority": 3}, headers=headers)
-    problem(answer, 403, says="this one may use 4 to 9")
-    assert service.client.post("/v1/jobs", json=spec | {"priority": 4}, headers=headers).status_code == 202

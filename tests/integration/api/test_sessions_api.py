@@ -1,7 +1,6 @@
 """/v1/activations/sessions on real session folders: search, row slices, downloads, deletion."""
 
 import io
-import json
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -95,24 +94,6 @@ def test_sessions_are_searched_by_each_filter(service: "Service", session_id: st
     assert rest["has_more"] is False
 
 
-def test_bad_filters_are_refused(service: "Service", problem: "Problem", subtests: pytest.Subtests) -> None:
-    for params in [
-        {"sample_index": -1},
-        {"sample_index": 10**30},
-        {"correct": "perhaps"},
-        {"created_after": "nan"},
-        {"created_before": "inf"},
-        {"model": "\0"},
-        {"id_prefix": "ses_"},
-        {"id_prefix": "job_3fa2"},
-        {"id_prefix": "ses_3FA2"},
-    ]:
-        with subtests.test(params=params):
-            pointer = f"/{next(iter(params))}"
-            problem(service.client.get(BASE, params=params), 422, pointer=pointer)
-            problem(service.client.delete(BASE, params=params), 422, pointer=pointer)
-
-
 def read_safetensors(data: bytes) -> tuple[str, str, tuple[int, ...], bytes]:
     header = tensor_files.read_header(lambda at, n: data[at : at + n], len(data))
     ((name, entry),) = header.tensors.items()
@@ -150,31 +131,6 @@ def test_rows_come_in_three_formats(
     np.testing.assert_array_equal(np.array(body["data"], "<f4").reshape(-1, 8), FULL[start:stop])
 
 
-def test_bfloat16_stays_in_safetensors_and_is_widened_elsewhere(service: "Service", session_id: str) -> None:
-    url = f"{BASE}/{session_id}/tensors/mlp_in.2"
-    raw = service.client.get(url, params={"rows": "1:3"})
-    assert read_safetensors(raw.content) == ("mlp_in.2", "BF16", (2, 8), HALVES[1:].tobytes())
-    assert raw.headers["x-tensor-first-row"] == "4"
-    wide = tensor_files.bfloat16_to_float32(HALVES[1:])
-    npy = np.load(io.BytesIO(service.client.get(url, params={"rows": "1:3", "format": "npy"}).content))
-    assert npy.dtype == np.dtype("<f4")
-    np.testing.assert_array_equal(npy, wide)
-    body = service.client.get(url, params={"rows": "1:3", "format": "json"}).json()
-    assert (body["first_row"], body["dtype"]) == (4, "BF16")
-    np.testing.assert_array_equal(np.array(body["data"], "<f4"), wide)
-
-
-def test_token_ids_and_module_paths_are_tensors_too(service: "Service", session_id: str) -> None:
-    body = service.client.get(
-        f"{BASE}/{session_id}/tensors/token_ids", params={"rows": "2:5", "format": "json"}
-    ).json()
-    assert (body["data"], body["shape"]) == ([102, 103, 104], [3])
-    raw = service.client.get(f"{BASE}/{session_id}/tensors/token_ids").content
-    assert read_safetensors(raw)[:3] == ("token_ids", "I64", (7,))
-    path = service.client.get(f"{BASE}/{session_id}/tensors/{LOCATION}", params={"format": "json"}).json()
-    assert path["shape"] == [6, 2]
-
-
 def test_rows_outside_the_tensor_are_refused(
     service: "Service", session_id: str, problem: "Problem", subtests: pytest.Subtests
 ) -> None:
@@ -185,15 +141,6 @@ def test_rows_outside_the_tensor_are_refused(
                 problem(answer, 416, "range_not_satisfiable", "/rows", says="0:6")
 
 
-def test_rows_that_cannot_be_read_are_refused(
-    service: "Service", session_id: str, problem: "Problem", subtests: pytest.Subtests
-) -> None:
-    for rows in ["-1:3", "1", "a:b", "1:2:3", "", "1.0:2", "0:" + "9" * 40]:
-        with subtests.test(rows=rows):
-            answer = service.client.get(f"{BASE}/{session_id}/tensors/resid_post.1", params={"rows": rows})
-            problem(answer, 422, "invalid_request", "/rows")
-
-
 def test_json_is_limited_to_a_sane_size(
     service: "Service", session_id: str, problem: "Problem", monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,32 +148,6 @@ def test_json_is_limited_to_a_sane_size(
     url = f"{BASE}/{session_id}/tensors/resid_post.1"
     problem(service.client.get(url, params={"format": "json"}), 422, pointer="/rows", says="2 rows at a time")
     assert service.client.get(url, params={"format": "json", "rows": "0:2"}).status_code == 200
-
-
-@pytest.mark.parametrize("form", ["safetensors", "npy", "json"])
-def test_a_slice_in_pieces_is_the_same(
-    service: "Service", session_id: str, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
-    url = f"{BASE}/{session_id}/tensors/resid_post.1"
-    whole = service.client.get(url, params={"format": form})
-    monkeypatch.setattr("api.reading.tensor_slices.PIECE_BYTES", 32)  # one row
-    streamed = service.client.get(url, params={"format": form})
-    assert streamed.content == whole.content
-    for name in ("content-type", "content-length"):
-        assert streamed.headers[name] == whole.headers[name]
-
-
-def test_a_tensor_that_is_not_there_is_not_found(
-    service: "Service", session_id: str, problem: "Problem", subtests: pytest.Subtests
-) -> None:
-    for hook in ["resid_post.3", "resid_pots.1", "__metadata__", "../manifest.json", "a/b", "%00"]:
-        with subtests.test(hook=hook):
-            problem(service.client.get(f"{BASE}/{session_id}/tensors/{hook}"), 404, "not_found")
-
-
-def test_an_unknown_format_is_refused(service: "Service", session_id: str, problem: "Problem") -> None:
-    url = f"{BASE}/{session_id}/tensors/resid_post.1"
-    problem(service.client.get(url, params={"format": "pickle"}), 422, pointer="/format")
 
 
 def test_a_file_is_downloaded_whole_and_by_ranges(service: "Service", session_id: str) -> None:
@@ -248,34 +169,15 @@ def test_a_file_is_downloaded_whole_and_by_ranges(service: "Service", session_id
         assert part.content == data[start:stop]
         assert part.headers["content-range"] == f"bytes {start}-{stop - 1}/{size}"
         assert part.headers["content-length"] == str(stop - start)
-
-
-def test_a_range_beyond_the_file_is_refused_with_its_size(
-    service: "Service", session_id: str, problem: "Problem"
-) -> None:
-    url = f"{BASE}/{session_id}/files/activations.safetensors"
-    size = len(service.client.get(url).content)
-    for header in (f"bytes={size}-", "bytes=-0"):
-        answer = service.client.get(url, headers={"Range": header})
-        problem(answer, 416, "range_not_satisfiable")
-        assert answer.headers["content-range"] == f"bytes */{size}"
-
-
-def test_a_range_of_another_form_is_ignored(
-    service: "Service", session_id: str, subtests: pytest.Subtests
-) -> None:
-    for header in ["bytes=3-1", "bytes=a-b", "bytes=0-1,3-4", "rows=1-2", "bytes=-", "x"]:
-        with subtests.test(header=header):
-            answer = service.client.get(f"{BASE}/{session_id}/files/manifest.json", headers={"Range": header})
-            assert answer.status_code == 200
-            assert json.loads(answer.content)["session_id"] == session_id
+    beyond = service.client.get(url, headers={"Range": f"bytes={size}-"})
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
 
 
 def test_entity_tags_spare_a_download_and_guard_a_resumed_one(service: "Service", session_id: str) -> None:
     url = f"{BASE}/{session_id}/files/activations.safetensors"
     whole = service.client.get(url)
     etag = whole.headers["etag"]
-    for value in (etag, f"W/{etag}", f'"x", {etag}', "*"):
+    for value in (etag, "*"):
         again = service.client.get(url, headers={"If-None-Match": value})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
     assert service.client.get(url, headers={"If-None-Match": '"x"'}).status_code == 200
@@ -283,28 +185,6 @@ def test_entity_tags_spare_a_download_and_guard_a_resumed_one(service: "Service"
     assert (same.status_code, same.content) == (206, whole.content[1:3])
     changed = service.client.get(url, headers={"Range": "bytes=1-2", "If-Range": '"other"'})
     assert (changed.status_code, changed.content) == (200, whole.content)
-
-
-def test_head_tells_the_size_without_the_bytes(service: "Service", session_id: str) -> None:
-    url = f"{BASE}/{session_id}/files/activations.safetensors"
-    size = len(service.client.get(url).content)
-    head = service.client.head(url)
-    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(size))
-
-
-def test_only_the_sessions_own_files_are_served(
-    service: "Service", session_id: str, problem: "Problem", subtests: pytest.Subtests
-) -> None:
-    for name in ["nothing.txt", "..%2f..%2factograph.db", "%2e%2e", "manifest.json%00", "."]:
-        with subtests.test(name=name):
-            problem(service.client.get(f"{BASE}/{session_id}/files/{name}"), 404, "not_found")
-
-
-def test_the_manifest_says_how_it_was_made(service: "Service", session_id: str) -> None:
-    manifest = service.client.get(f"{BASE}/{session_id}/manifest").json()
-    stored = service.client.get(f"{BASE}/{session_id}/files/manifest.json").json()
-    assert manifest == stored
-    assert manifest["tensors"]["mlp_in.2"]["first_row"] == 3
 
 
 @pytest.mark.parametrize("name", ["sessions", "session"])
@@ -350,35 +230,15 @@ def test_bulk_deletion_counts_first_and_takes_only_what_fits(
         assert jobs.get(session, job_id).completed == 5
 
 
-def test_bulk_deletion_of_everything_must_be_asked_for(
-    service: "Service", session_id: str, problem: "Problem"
-) -> None:
-    for params in ({}, {"dry_run": True}):
-        problem(service.client.delete(BASE, params=params), 422, "invalid_request", "/all")
-    assert service.services.store.exists(f"sessions/{session_id}")
-    assert service.client.delete(BASE, params={"all": True}).json()["sessions"] == 1
-    assert service.client.get(f"{BASE}/stats").json()["sessions"] == 0
-
-
 def test_damage_in_the_store_is_said_and_not_served(
     service: "Service", session_id: str, problem: "Problem"
 ) -> None:
     store = service.services.store
+    manifest = stored_path(store, f"sessions/{session_id}/manifest.json")
+    away = manifest.rename(manifest.with_suffix(".away"))
+    problem(service.client.get(f"{BASE}/{session_id}/manifest"), 500, "store_damaged", says="manifest.json")
+    away.rename(manifest)
     path = stored_path(store, f"sessions/{session_id}/activations.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
     problem(service.client.get(f"{BASE}/{session_id}/files/{path.name}"), 500, "store_damaged")
     problem(service.client.get(f"{BASE}/{session_id}/tensors/{LOCATION}"), 500, "store_damaged")
-    manifest = stored_path(store, f"sessions/{session_id}/manifest.json")
-    manifest.unlink()
-    problem(service.client.get(f"{BASE}/{session_id}/manifest"), 500, "store_damaged", says="manifest.json")
-
-
-def test_unknown_and_malformed_ids_are_not_found(
-    service: "Service", problem: "Problem", subtests: pytest.Subtests
-) -> None:
-    for bad in ["x", "ses_" + "0" * 31, "ses_" + "0" * 32, "ses_" + "G" * 32, "job_" + "0" * 32, "..%2f"]:
-        for tail in ["", "/manifest", "/tensors/resid_post.1", "/files/manifest.json"]:
-            with subtests.test(tail=tail, bad=bad):
-                problem(service.client.get(f"{BASE}/{bad}{tail}"), 404, "not_found")
-                if not tail:
-                    problem(service.client.delete(f"{BASE}/{bad}"), 404, "not_found")

@@ -1,7 +1,6 @@
 """`actograph store` and the commands that change many sessions, against the real application."""
 
 import json
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,26 +27,6 @@ def made(service: "Service") -> list[str]:
     return [session_id for session_id in ids if session_id is not None]
 
 
-def test_sessions_are_pinned_tagged_and_given_an_expiry(run: "Run", url: str, made: list[str]) -> None:
-    assert run("sessions", "update", made[0], "--pin", "--expires-in", "2h")[:2] == (0, made[0] + "\n")
-    code, _, err = run("sessions", "update", "--tag", "night", "--incorrect", "--set-tag", "wrong")
-    assert (code, err) == (0, "changed: 2 sessions\n")
-    code, _, err = run("sessions", "update", "--correct", "--no-tags", "--dry-run")
-    assert (code, err) == (0, "to be changed: 2 sessions\n")
-    with Client(url, "") as client:
-        first = client.sessions.get(made[0])
-        assert (first.pinned, first.tags) == (True, ["night"])
-        assert 7100 < (first.expires_at or 0) - time.time() < 7300
-        assert client.sessions.stats(tag="wrong").sessions == 2
-    shown = run("sessions", "show", made[0])[1]
-    assert "pinned:    yes" in shown
-    assert "expires:   in 1h59m (not while it is pinned)" in shown or "in 2h0m" in shown
-    assert run("sessions", "ls", "--pinned", "-q")[1] == made[0] + "\n"
-    assert run("sessions", "update", made[0], "--unpin", "--expires-in", "never")[0] == 0
-    with Client(url, "") as client:
-        assert (client.sessions.get(made[0]).pinned, client.sessions.get(made[0]).expires_at) == (False, None)
-
-
 def test_many_are_removed_by_filter_once_that_was_agreed_to(run: "Run", url: str, made: list[str]) -> None:
     run("sessions", "update", made[0], "--pin")
     code, _, err = run("sessions", "rm", "--correct", "--dry-run")
@@ -62,22 +41,6 @@ def test_many_are_removed_by_filter_once_that_was_agreed_to(run: "Run", url: str
     code, _, err = run("jobs", "rm", job_id)
     assert (code, "pinned" in err) == (1, True)
     assert run("jobs", "rm", job_id, "--include-pinned") == (0, job_id + "\n", "")
-
-
-def test_what_is_meant_must_be_said(run: "Run", made: list[str], subtests: pytest.Subtests) -> None:
-    for arguments in [
-        ("rm",),
-        ("rm", "--all", "--tag", "night", "--yes"),
-        ("rm", "ses_1", "--tag", "night"),
-        ("update", "--all"),
-        ("update", "--pin"),
-        ("update", "--all", "--set-tag", "a", "--no-tags"),
-        ("update", "--all", "--expires-in", "soon"),
-    ]:
-        with subtests.test(arguments=arguments):
-            code, out, err = run("sessions", *arguments)
-            assert (code, out) == (1, "")
-            assert err.startswith("error: ")
 
 
 def test_a_check_names_what_is_wrong_and_ends_with_1(run: "Run", service: "Service", made: list[str]) -> None:
@@ -109,23 +72,3 @@ def test_clearing_says_what_went(run: "Run", service: "Service", url: str, made:
     assert run("store", "gc")[1].startswith("REMOVED")
     with Client(url, "") as client:
         assert {session.id for session in client.sessions.list()} == set(made[:3])
-
-
-def test_a_job_is_submitted_with_an_expiry(run: "Run", url: str) -> None:
-    code, out, _ = run("jobs", "submit", "--model", "demo", "--prompt", "a", "--expires-after", "7d")
-    assert code == 0
-    with Client(url, "") as client:
-        assert client.jobs.get(out.strip()).spec["expires_after"] == {
-            "anchor": "created_at",
-            "seconds": 604800,
-        }
-    assert run("jobs", "submit", "--model", "demo", "--prompt", "a", "--expires-after", "week")[0] == 1
-
-
-def test_usage_is_shown_by_owner(run: "Run", made: list[str]) -> None:
-    code, out, _ = run("store", "usage")
-    assert code == 0
-    lines = [line.split() for line in out.splitlines()]
-    assert lines[0][:2] == ["OWNER", "SESSIONS"]
-    assert [line[:2] for line in lines[1:]] == [["local", "4"], ["all", "4"]]
-    assert json.loads(run("store", "usage", "--format", "json")[1])["sessions"] == len(made)

@@ -1,6 +1,5 @@
 """/v1/files: uploads of any size, downloads, and files that active jobs hold on to."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,35 +52,6 @@ def test_a_file_is_stored_listed_downloaded_and_deleted(
         problem(answer, 404, "not_found")
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("../../etc/passwd", "passwd"),
-        ("C:\\data\\x.jsonl", "x.jsonl"),
-        ("ü" * 300, "ü" * 255),
-        ("dir/", "upload"),
-    ],
-)
-def test_the_clients_name_is_shown_and_never_a_path(service: "Service", name: str, shown: str) -> None:
-    file = upload(service, b"x", name=name).json()
-    assert file["filename"] == shown
-    answer = service.client.get(f"/v1/files/{file['id']}/content")
-    assert answer.headers["content-disposition"].startswith("attachment; filename*=UTF-8''")
-
-
-def test_an_empty_or_missing_file_is_refused(
-    service: "Service", problem: "Problem", settings: Settings
-) -> None:
-    problem(upload(service, b""), 422, "invalid_request", "/file", says="empty")
-    problem(service.client.post("/v1/files", data={"purpose": "dataset"}), 422, pointer="/file")
-    problem(service.client.post("/v1/files", json={"file": "x"}), 422, pointer="/file")
-    problem(upload(service, b"x", purpose="no spaces"), 422, pointer="/purpose")
-    headers = {"Content-Type": "multipart/form-data; boundary=x"}
-    problem(service.client.post("/v1/files", content=b"no multipart", headers=headers), 400)
-    assert service.client.get("/v1/files").json()["data"] == []
-    assert stored_files(settings) == []
-
-
 def test_a_file_beyond_the_limit_is_refused_and_leaves_nothing(
     start: "Start", settings: Settings, problem: "Problem"
 ) -> None:
@@ -104,11 +74,6 @@ def test_a_file_beyond_the_limit_is_refused_and_leaves_nothing(
     assert len(stored_files(limited)) == 1
 
 
-def test_an_upload_may_be_larger_than_a_json_body(start: "Start", settings: Settings) -> None:
-    service = start(settings.model_copy(update={"max_body_bytes": 1000}))
-    assert upload(service, b"x" * 5000).status_code == 200
-
-
 def test_a_file_that_an_active_job_reads_stays(service: "Service", problem: "Problem") -> None:
     tested, examples = service.upload(ROW, ROW), service.upload(ROW, ROW)
     spec = {
@@ -122,38 +87,6 @@ def test_a_file_that_an_active_job_reads_stays(service: "Service", problem: "Pro
     service.client.post(f"/v1/jobs/{job_id}/cancel")
     for file_id in (tested, examples):
         assert service.client.delete(f"/v1/files/{file_id}").status_code == 200
-
-
-def test_a_file_whose_bytes_are_gone_cannot_be_evaluated(
-    service: "Service", problem: "Problem", settings: Settings
-) -> None:
-    file_id = service.upload(ROW)
-    for path in stored_files(settings):
-        path.unlink()
-    spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": file_id}}
-    answer = service.client.post("/v1/jobs", json=spec)
-    problem(answer, 422, "invalid_dataset", "/dataset/file_id")
-    assert service.queue_state() == (0, 0, [])
-
-
-def test_the_rows_of_a_job_outlive_the_file(service: "Service") -> None:
-    file_id = service.upload(ROW)
-    spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": file_id}}
-    job_id = service.client.post("/v1/jobs", json=spec).json()["id"]
-    service.client.post(f"/v1/jobs/{job_id}/cancel")
-    service.client.delete(f"/v1/files/{file_id}")
-    data = service.client.get(f"/v1/jobs/{job_id}/samples").json()["data"]
-    assert json.loads(json.dumps(data[0]["input"])) == ROW
-
-
-@pytest.mark.parametrize("bad", ["x", "file_" + "0" * 32, "file_" + "0" * 33, "job_" + "0" * 32])
-def test_unknown_and_malformed_ids_are_not_found(service: "Service", problem: "Problem", bad: str) -> None:
-    for answer in (
-        service.client.get(f"/v1/files/{bad}"),
-        service.client.get(f"/v1/files/{bad}/content"),
-        service.client.delete(f"/v1/files/{bad}"),
-    ):
-        problem(answer, 404, "not_found")
 
 
 def test_an_upload_that_fails_after_its_bytes_leaves_nothing(

@@ -1,6 +1,5 @@
 """/v1/vectors, and jobs whose interventions are checked before they are queued."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,6 @@ pytestmark = pytest.mark.integration
 
 WIDTH = 8  # of the model in conftest
 VECTOR = [float(i) for i in range(WIDTH)]
-MISSING = "vec_" + "0" * 32
 
 
 def new(**changes: Any) -> dict[str, Any]:
@@ -25,10 +23,6 @@ def store(service: "Service", **changes: Any) -> Any:
     answer = service.client.post("/v1/vectors", json=new(**changes))
     assert answer.status_code == 201, answer.text
     return answer.json()
-
-
-def job(**changes: Any) -> dict[str, Any]:
-    return {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]} | changes
 
 
 def test_a_vector_is_stored_listed_read_and_deleted(service: "Service", problem: "Problem") -> None:
@@ -76,58 +70,6 @@ def test_a_wrong_vector_is_refused_by_field(
             answer = service.client.post("/v1/vectors", json=new(model="demo") | change)
             problem(answer, 422, pointer=pointer, says=says)
             assert service.client.get("/v1/vectors").json()["data"] == []
-
-
-def test_bodies_that_are_no_json(service: "Service", problem: "Problem") -> None:
-    headers = {"content-type": "application/json"}
-    problem(service.client.post("/v1/vectors", content=b"{", headers=headers), 422)
-    problem(service.client.post("/v1/vectors", content=b"[1]", headers=headers), 422)
-    body = json.dumps(new(vector=[float("nan")] * WIDTH)).encode()
-    problem(service.client.post("/v1/vectors", content=body, headers=headers), 422)
-    problem(service.client.post("/v1/vectors", content=b"{}"), 415)
-
-
-def test_a_job_that_cannot_be_steered_so_is_refused(
-    service: "Service", problem: "Problem", subtests: pytest.Subtests
-) -> None:
-    for intervention, field, says in [
-        ({"hook": "resid_post.9", "op": "zero"}, "hook", "layers 0 to 3"),
-        ({"hook": "resid_pots.1", "op": "zero"}, "hook", "nearest"),
-        ({"hook": "router_logits.1", "op": "zero"}, "hook", "no experts"),
-        ({"hook": "layers_output[1]", "op": "add", "vector": [1.0]}, "vector", "1 numbers"),
-        ({"hook": "resid_post.1", "op": "add", "vector_id": MISSING}, "vector_id", "no vector"),
-        (
-            {"hook": "model.layers[0].mlp.up_proj.output", "op": "add", "vector": VECTOR},
-            "vector",
-            "8 numbers, model.layers.0.mlp.up_proj.output is 24 wide",
-        ),
-        ({"hook": "resid_post.1", "op": "zero", "positions": "last"}, "positions", "too late to change it"),
-        ({"hook": "resid_post.1", "op": "project_out", "vector": [0.0] * 8}, "", "not zero"),
-        ({"hook": "resid_post.1", "op": "add", "vector": [1.0, "nan"]}, "vector/1", "finite"),
-    ]:
-        for where in ["job", "condition"]:
-            with subtests.test(where=where, intervention=intervention, field=field, says=says):
-                service.load_model()
-                before = service.queue_state()
-                if where == "job":
-                    body, pointer = job(interventions=[intervention]), f"/interventions/0/{field}".rstrip("/")
-                else:
-                    conditions = [{"name": "a"}, {"name": "b", "interventions": [intervention]}]
-                    body, pointer = (
-                        job(conditions=conditions),
-                        f"/conditions/1/interventions/0/{field}".rstrip("/"),
-                    )
-                problem(service.client.post("/v1/jobs", json=body), 422, pointer=pointer, says=says)
-                assert service.queue_state() == before
-
-
-def test_a_vector_of_another_model_or_width_is_refused(service: "Service", problem: "Problem") -> None:
-    service.load_model()
-    foreign, short = store(service, model="other")["id"], store(service, vector=[1.0])["id"]
-    for vector_id, says in ((foreign, "stored for the model other"), (short, "1 numbers")):
-        body = job(interventions=[{"hook": "mlp_out.0", "op": "replace", "vector_id": vector_id}])
-        answer = service.client.post("/v1/jobs", json=body)
-        problem(answer, 422, pointer="/interventions/0/vector_id", says=says)
 
 
 def test_a_job_holds_its_vectors_and_has_a_sample_per_condition(

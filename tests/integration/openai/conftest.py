@@ -5,7 +5,7 @@ Only Celery is missing: a thread runs the drain for every job that waits.
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,3 +157,27 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
 def client(service: Service) -> Iterator[openai.OpenAI]:
     with service.client() as client:
         yield client
+
+
+@pytest.fixture
+def says(service: Service) -> Iterator[Callable[[str], None]]:
+    """Makes the model say a text, whatever it is asked."""
+    handles: list[Any] = []
+
+    def say(text: str) -> None:
+        for handle in handles:
+            handle.remove()
+        wanted = [*service.ids(text), *service.engine.model.eos_token_ids]
+        place = [0]
+
+        def force(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+            logits[..., -1, :] = -1e4
+            logits[..., -1, wanted[place[0] % len(wanted)]] = 1e4
+            place[0] += 1
+            return logits
+
+        handles.append(service.engine.model.hf.get_submodule("lm_head").register_forward_hook(force))
+
+    yield say
+    for handle in handles:
+        handle.remove()

@@ -3,9 +3,7 @@
 import json
 from typing import Any
 
-import openai
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from actograph import Client
@@ -16,16 +14,6 @@ pytestmark = pytest.mark.integration
 
 MODEL = "tiny-qwen3"
 ASKED: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
-TOOLS: list[Any] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "calculator",
-            "description": "Works it out.",
-            "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
-        },
-    }
-]
 
 
 def test_the_client_asks_and_streams_with_activations(service: Any) -> None:
@@ -72,69 +60,3 @@ def test_a_conversation_remembers_what_was_said(service: Any) -> None:
     assert roles == ["system", "user", "assistant", "user"]
     assert followed.input["messages"][2]["content"] == begun.completion
     assert done.stdout == f"{begun.completion}\n{followed.completion}\n"
-
-
-@pytest.fixture
-def says(service: Any) -> Any:
-    """Makes the model say a text, whatever it is asked."""
-    handles = []
-
-    def say(text: str) -> None:
-        tokenizer = service.engine.model.tokenizer
-        wanted = [*service.ids(text), *service.engine.model.eos_token_ids]
-        place = [0]
-
-        def force(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
-            logits[..., -1, :] = -1e4
-            logits[..., -1, wanted[place[0] % len(wanted)]] = 1e4
-            place[0] += 1
-            return logits
-
-        assert tokenizer.decode(wanted[:-1]) == text
-        handles.append(service.engine.model.hf.get_submodule("lm_head").register_forward_hook(force))
-
-    yield say
-    for handle in handles:
-        handle.remove()
-
-
-CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "3+4"}}\n</tool_call>'
-
-
-def test_calls_come_as_tool_calls_whole_and_streamed(service: Any, client: Any, says: Any) -> None:
-    says(f"I count.\n{CALL}\n{CALL}")
-    options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "tools": TOOLS, "max_tokens": 200}
-    (choice,) = client.chat.completions.create(**options).choices
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I count.")
-    calls = choice.message.tool_calls
-    assert [json.loads(call.function.arguments) for call in calls] == [{"expression": "3+4"}] * 2
-    assert {call.function.name for call in calls} == {"calculator"}
-    assert len({call.id for call in calls}) == 2 and calls[0].id.startswith("call_")
-    (sample,) = service.samples(service.jobs()[0].id)
-    assert '"name": "calculator"' in sample.prompt
-
-    chunks = list(client.chat.completions.create(stream=True, **options))
-    said = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-    deltas = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or []]
-    assert said == "I count."
-    assert [(call.index, call.function.arguments) for call in deltas] == [
-        (place, call.function.arguments) for place, call in enumerate(calls)
-    ]
-    assert chunks[-1].choices[0].finish_reason == "tool_calls"
-
-
-def test_what_is_no_whole_call_stays_text_and_so_does_one_without_tools(client: Any, says: Any) -> None:
-    text = f"{CALL}\n<tool_call>\nnonsense\n</tool_call>"
-    says(text)
-    options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "max_tokens": 200}
-    for changes in ({"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}, {}):
-        (choice,) = client.chat.completions.create(**options, **changes).choices
-        assert choice.message.content == text and choice.message.tool_calls is None
-        assert choice.finish_reason == "stop"
-    stream = client.chat.completions.create(stream=True, tools=TOOLS, **options)
-    assert "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices) == text
-
-
-def test_what_is_not_supported_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="top_logprobs"):
-        client.chat.completions.create(model=MODEL, messages=ASKED, top_logprobs=2)

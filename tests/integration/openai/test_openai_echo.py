@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import openai
 import pytest
 import torch
 
@@ -54,34 +53,6 @@ def test_texts_are_scored_alone_and_together_and_as_token_ids(service: Any, clie
     assert "bytes:\\xe2" in single[2].choices[0].logprobs.tokens
 
 
-def test_an_echoed_text_goes_on_and_its_last_token_may_be_the_end(service: Any, client: Any) -> None:
-    options: dict[str, Any] = {"model": MODEL, "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 4}
-    plain = client.completions.create(logprobs=2, **options).choices[0]
-    (choice,) = client.completions.create(echo=True, logprobs=2, **options).choices
-    prompt = service.ids(PROMPTS[0])
-    assert choice.text == PROMPTS[0] + plain.text
-    assert_scored(service, choice.logprobs, prompt)
-    assert choice.logprobs.tokens[len(prompt) :] == plain.logprobs.tokens
-    assert choice.logprobs.token_logprobs[len(prompt) :] == pytest.approx(
-        plain.logprobs.token_logprobs, abs=1e-4
-    )
-    assert choice.logprobs.text_offset[len(prompt)] == len(PROMPTS[0])
-    said = client.completions.create(echo=True, **options).choices[0]
-    assert said.text == choice.text and said.logprobs is None
-    chunks = list(client.completions.create(echo=True, logprobs=2, stream=True, **options))
-    assert "".join(part.text for chunk in chunks for part in chunk.choices) == choice.text
-
-    # the token that ends the text is a token like any other, so that a prompt's can be counted off
-    end = service.engine.model.tokenizer.eos_token_id
-    (ended,) = client.completions.create(
-        prompt="Tom", model=MODEL, max_tokens=3, echo=True, logprobs=0, temperature=0,
-        logit_bias={str(end): 100},
-    ).choices  # fmt: skip
-    assert ended.finish_reason == "stop" and ended.text == "Tom"
-    assert len(ended.logprobs.tokens) == len(service.ids("Tom")) + 1
-    assert ended.logprobs.text_offset[-1] == len("Tom")
-
-
 def test_a_scored_text_may_be_captured_and_steered(service: Any, client: Any) -> None:
     capture = {"points": ["resid_post", "logits"], "layers": [0]}
     steering = [{"hook": "resid_post.0", "op": "scale", "coefficient": 0.0}]
@@ -111,25 +82,3 @@ def test_a_scored_text_may_be_captured_and_steered(service: Any, client: Any) ->
     rows_only = client.completions.create(extra_body={"store_activations": True}, **options)
     assert rows_only.choices[0].session_id and rows_only.choices[0].logprobs is None
     assert client.completions.create(**options).choices[0].text == "Tom"
-
-
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
-        ({"echo": False}, "max_tokens"),
-        ({"extra_body": {"capture": {"positions": "generated"}}}, "capture"),
-        ({"prompt": [5] * 2049}, None),
-        ({"prompt": []}, "prompt"),
-        ({"logprobs": 21}, "logprobs"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused(client: Any, changes: dict[str, Any], param: str | None) -> None:
-    with pytest.raises(openai.BadRequestError) as raised:
-        client.completions.create(**SCORED | {"prompt": "Tom"} | changes)
-    assert param is None or str(raised.value.param).startswith(param)
-
-
-def test_a_prompt_may_fill_the_context_where_nothing_follows(service: Any, client: Any) -> None:
-    ids = [5 + i % 200 for i in range(service.engine.structure.context_length)]
-    (choice,) = client.completions.create(prompt=ids, **SCORED).choices
-    assert_scored(service, choice.logprobs, ids)

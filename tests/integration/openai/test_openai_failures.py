@@ -7,8 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from actograph.contract.errors import ModelRefused
-from actograph.contract.operations import KeyUpdate, NewKey
+from actograph.contract.operations import NewKey
 from actograph.contract.resources import JobStatus
 from actograph.roles import Role
 from storage import samples
@@ -39,19 +38,6 @@ def test_a_capture_beyond_its_owner_s_quota_is_refused_with_the_numbers(service:
         assert client.chat.completions.create(**ASKED).choices
 
 
-def test_who_has_used_up_a_quota_is_told_why_nothing_is_begun(service: Any) -> None:
-    with service.database.write() as session:
-        api_keys.create(session, NewKey(name="ops", role=Role.ADMIN))
-        row, key = api_keys.create(session, NewKey(name="ann", role=Role.SUBMIT))
-    with service.client(api_key=key) as client:
-        client.chat.completions.create(**ASKED, extra_body={"store_activations": True})
-        with service.database.write() as session:
-            api_keys.update(session, row.id, KeyUpdate(quota_bytes=1))
-        with pytest.raises(openai.InternalServerError, match="the quota is 1") as raised:
-            client.chat.completions.create(**ASKED)
-    assert raised.value.status_code == 503
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_kills_workers_fails_and_is_not_repeated(
     service: Any, eventually: Eventually, stream: bool
@@ -78,19 +64,6 @@ def test_a_request_that_kills_workers_fails_and_is_not_repeated(
     asking.join()
     (error,) = told
     assert (error.status_code, error.code) == (500, "worker_lost") and "4 times" in error.message
-    assert len(service.jobs()) == 1
-
-
-def test_a_model_that_cannot_be_loaded_is_told_with_the_reason(
-    service: Any, client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_holder: Any, name: str) -> Any:
-        raise ModelRefused(f"{name} needs 80 GiB, 16 are free")
-
-    monkeypatch.setattr("tests.integration.openai.conftest.OneModel.engine_for", refuse)
-    with pytest.raises(openai.APIStatusError, match="needs 80 GiB, 16 are free") as raised:
-        client.with_options(max_retries=3).chat.completions.create(**ASKED)
-    assert raised.value.code == "model_refused"
     assert len(service.jobs()) == 1
 
 

@@ -62,29 +62,3 @@ def test_those_of_a_text_have_openai_s_older_form(service: Any, client: Any) -> 
     wanted = forward(service, service.ids("Tom has"), service.ids(choice.text))
     assert found.token_logprobs == pytest.approx(wanted.max(dim=-1).values.tolist(), abs=1e-4)
     assert all(len(top) == 2 for top in found.top_logprobs)
-
-
-def test_in_a_stream_they_come_with_the_whole_text(client: Any) -> None:
-    options: dict[str, Any] = {
-        "model": MODEL,
-        "messages": ASKED,
-        "seed": 4,
-        "max_tokens": 8,
-        "logprobs": True,
-    }
-    whole = client.chat.completions.create(**options).choices[0]
-    pieces = [c for chunk in client.chat.completions.create(stream=True, **options) for c in chunk.choices]
-    (piece,) = [choice for choice in pieces if choice.delta.content]
-    assert piece.delta.content == whole.message.content
-    assert piece.logprobs.content == whole.logprobs.content
-
-
-def test_who_asks_and_who_does_not_share_a_batch(service: Any, client: Any) -> None:
-    answer = client.completions.create(
-        model=MODEL, prompt=["one and two", "Tom"], temperature=0, max_tokens=4, logprobs=0
-    )
-    assert all(
-        set(top) == {token}
-        for c in answer.choices
-        for top, token in zip(c.logprobs.top_logprobs, c.logprobs.tokens, strict=True)
-    )

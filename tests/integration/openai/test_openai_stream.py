@@ -6,14 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import openai
 import pytest
-import redis
 import torch
 
 from actograph.contract.resources import JobStatus
-from storage.broker.live_text import FADE_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -64,18 +61,6 @@ def test_the_text_comes_while_it_is_generated(service: Any, slow: list[float]) -
     assert sum(bool(choice.delta.content) for chunk in seen for choice in chunk.choices) > 10
 
 
-def test_a_stream_ends_before_a_stop_string_and_with_done(service: Any, client: Any) -> None:
-    options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "temperature": 0, "max_tokens": 24}
-    whole = client.chat.completions.create(**options).choices[0].message.content
-    body = options | {"stop": whole[5:8], "stream": True}
-    answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, trust_env=False)
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert events[-1] == "[DONE]"
-    said = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in events[:-1]]
-    assert "".join(said) == whole.partition(whole[5:8])[0]
-
-
 def test_activations_come_in_the_last_chunk_before_the_usage(service: Any, client: Any) -> None:
     chunks = list(
         client.chat.completions.create(
@@ -93,17 +78,6 @@ def test_activations_come_in_the_last_chunk_before_the_usage(service: Any, clien
     assert last.activations_meta and last.activation_files
     ids = service.session(last.session_id).token_ids()
     assert len(ids) == chunks[-1].usage.total_tokens
-
-
-def test_texts_are_streamed_too(client: Any) -> None:
-    options: dict[str, Any] = {"model": MODEL, "prompt": ["one and", "Tom has"], "max_tokens": 9, "seed": 1}
-    whole = client.completions.create(**options)
-    said = ["", ""]
-    for chunk in client.completions.create(stream=True, **options):
-        assert chunk.object == "text_completion"
-        for choice in chunk.choices:
-            said[choice.index] += choice.text
-    assert said == [choice.text for choice in whole.choices]
 
 
 def test_who_stops_reading_ends_the_job(
@@ -174,23 +148,6 @@ def test_a_run_after_a_lost_one_continues_the_text_that_was_sent(service: Any, s
 
 
 @pytest.mark.soak
-def test_text_that_the_broker_forgets_is_said_to_it_again(service: Any, slow: list[float]) -> None:
-    with service.client() as client, redis.Redis.from_url(service.settings.broker_url) as broker:
-        chunks = client.chat.completions.create(
-            model=MODEL, messages=ASKED, temperature=0, max_tokens=600, stream=True
-        )
-        seen = [next(chunks), next(chunks)]
-        broker.flushdb()
-        seen += list(chunks)
-    (job,) = service.jobs()
-    (sample,) = service.samples(job.id)
-    assert texts(seen) == {0: sample.completion}
-    # it goes on coming in pieces, not at the end alone
-    longest = max(len(choice.delta.content or "") for chunk in seen for choice in chunk.choices)
-    assert longest < len(sample.completion) / 2
-
-
-@pytest.mark.soak
 def test_a_client_that_never_reads_holds_nobody_up(
     service: Any, client: Any, eventually: Callable[..., None]
 ) -> None:
@@ -207,34 +164,3 @@ def test_a_client_that_never_reads_holds_nobody_up(
         whole = client.chat.completions.create(model=MODEL, messages=ASKED, temperature=0, max_tokens=8)
         assert whole.usage.completion_tokens == 8
         eventually(lambda: all(job.status == JobStatus.COMPLETED for job in service.jobs()))
-    # nothing is kept of it once it is gone
-    state = service.app.state
-    eventually(lambda: not state.live_texts.followed and not state.job_ends.waiting)
-
-
-def test_what_was_said_fades_from_the_broker_once_it_is_answered(
-    service: Any, client: Any, slow: list[float]
-) -> None:
-    list(client.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=24, stream=True))
-    (job,) = service.jobs()
-    (sample,) = service.samples(job.id)
-    with redis.Redis.from_url(service.settings.broker_url) as broker:
-        assert 0 < broker.ttl(f"actograph-live:{sample.id}") <= FADE_SECONDS
-
-
-def test_who_stops_reading_leaves_no_session(
-    service: Any, slow: list[float], eventually: Callable[..., None]
-) -> None:
-    with service.client() as client:
-        captured = {"capture": {"points": ["resid_post"], "layers": [0]}}
-        chunks = client.chat.completions.create(
-            model=MODEL, messages=ASKED, max_tokens=1500, stream=True, extra_body=captured
-        )
-        next(chunks)
-        chunks.close()
-        # the worker is free for the next one, long before the first would have ended
-        assert client.chat.completions.create(model=MODEL, messages=ASKED, max_tokens=2).choices
-    gone, _ = sorted(service.jobs(), key=lambda job: job.status != JobStatus.CANCELLED)
-    assert gone.status == JobStatus.CANCELLED
-    (sample,) = service.samples(gone.id)
-    assert sample.session_id is None and not list(service.store.list_prefixes("sessions"))

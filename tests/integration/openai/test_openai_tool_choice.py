@@ -1,12 +1,9 @@
 """`tool_choice` and `parallel_tool_calls`: a call that is begun for the model, with the openai package."""
 
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import openai
 import pytest
-import torch
 
 pytestmark = pytest.mark.integration
 
@@ -24,30 +21,6 @@ NAMED: Any = {"type": "function", "function": {"name": "calculator"}}
 OPTIONS: dict[str, Any] = {
     "model": MODEL, "messages": ASKED, "tools": TOOLS, "temperature": 0, "max_tokens": 96
 }  # fmt: skip
-
-
-@pytest.fixture
-def says(service: Any) -> Iterator[Callable[[str], None]]:
-    """Makes the model say a text, whatever it is asked."""
-    handles: list[Any] = []
-
-    def say(text: str) -> None:
-        for handle in handles:
-            handle.remove()
-        wanted = [*service.ids(text), *service.engine.model.eos_token_ids]
-        place = [0]
-
-        def force(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
-            logits[..., -1, :] = -1e4
-            logits[..., -1, wanted[place[0] % len(wanted)]] = 1e4
-            place[0] += 1
-            return logits
-
-        handles.append(service.engine.model.hf.get_submodule("lm_head").register_forward_hook(force))
-
-    yield say
-    for handle in handles:
-        handle.remove()
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
@@ -78,35 +51,6 @@ def test_a_model_that_knows_the_tool_calls_it(service: Any, client: Any, choice:
 
 
 REST = ', "arguments": {"expression": "3+4"}}\n</tool_call>'
-SECOND = f'\n<tool_call>\n{{"name": "weather"{REST}'
-
-
-@pytest.mark.parametrize(
-    ("changes", "said", "names"),
-    [
-        ({"tool_choice": "required"}, f'weather"{REST}', ["weather"]),
-        ({"tool_choice": "required"}, f'weather"{REST}{SECOND}', ["weather", "weather"]),
-        (
-            {"tool_choice": "required", "parallel_tool_calls": False},
-            f'weather"{REST}{SECOND}',
-            ["weather"],
-        ),
-        ({"tool_choice": NAMED}, f" {REST[15:]}{SECOND}", ["calculator"]),
-        (
-            {"parallel_tool_calls": False},
-            f'<tool_call>\n{{"name": "calculator"{REST}{SECOND}',
-            ["calculator"],
-        ),
-    ],
-)
-def test_as_many_calls_come_as_were_allowed(
-    client: Any, says: Any, changes: dict[str, Any], said: str, names: list[str]
-) -> None:
-    says(said)
-    (found,) = client.chat.completions.create(**OPTIONS | changes).choices
-    assert found.finish_reason == "tool_calls"
-    assert [call.function.name for call in found.message.tool_calls] == names
-    assert {call.function.arguments for call in found.message.tool_calls} == {'{"expression": "3+4"}'}
 
 
 @pytest.mark.parametrize(
@@ -128,14 +72,26 @@ def test_what_is_no_whole_call_is_told_as_text(
     assert written.startswith(found.message.content) and len(found.message.content) > 24
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"tools": openai.NOT_GIVEN, "tool_choice": "required"}, "needs tools"),
-        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "not one of the tools"),
-        ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice"),
-    ],
-)
-def test_a_choice_that_cannot_be_is_refused(client: Any, changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=why):
-        client.chat.completions.create(**OPTIONS | changes)
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "3+4"}}\n</tool_call>'
+
+
+def test_calls_come_as_tool_calls_whole_and_streamed(service: Any, client: Any, says: Any) -> None:
+    says(f"I count.\n{CALL}\n{CALL}")
+    options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "tools": TOOLS[:1], "max_tokens": 200}
+    (choice,) = client.chat.completions.create(**options).choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I count.")
+    calls = choice.message.tool_calls
+    assert [json.loads(call.function.arguments) for call in calls] == [{"expression": "3+4"}] * 2
+    assert {call.function.name for call in calls} == {"calculator"}
+    assert len({call.id for call in calls}) == 2 and calls[0].id.startswith("call_")
+    (sample,) = service.samples(service.jobs()[0].id)
+    assert '"name": "calculator"' in sample.prompt
+
+    chunks = list(client.chat.completions.create(stream=True, **options))
+    said = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    deltas = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or []]
+    assert said == "I count."
+    assert [(call.index, call.function.arguments) for call in deltas] == [
+        (place, call.function.arguments) for place, call in enumerate(calls)
+    ]
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"

@@ -15,7 +15,7 @@ import pytest
 
 from actograph.settings import Settings
 from actograph.stack.ports import free_port
-from tests.support.processes import has_ended, words_of
+from tests.support.processes import words_of
 
 pytestmark = pytest.mark.integration
 
@@ -93,17 +93,6 @@ def test_a_public_address_without_keys_is_refused_in_one_line(settings: Settings
         assert "ACTOGRAPH_API_KEYS" in line
 
 
-def test_a_database_without_schema_is_refused_in_one_line(settings: Settings, tmp_path: Path) -> None:
-    line = refused(settings, ACTOGRAPH_DATABASE_URL=f"sqlite:///{tmp_path / 'new.db'}")
-    assert "python -m storage.migrate" in line
-
-
-def test_settings_that_cannot_be_used_are_refused_in_one_line(settings: Settings) -> None:
-    assert "ftp" in refused(settings, ACTOGRAPH_ARTIFACT_URL="ftp://x/y")
-    assert "port" in refused(settings, ACTOGRAPH_PORT="many")
-    assert "database" in refused(settings, ACTOGRAPH_DATABASE_URL="postgresql+psycopg://127.0.0.1:1/x")
-
-
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_time_although_streams_are_open(run: Run, sign: signal.Signals) -> None:
     process, url = run()
@@ -171,13 +160,6 @@ def serving(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [p for p in psutil.Process(process.pid).children() if "spawn_main" in " ".join(words_of(p))]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_several_processes_answer_as_one(run: Run) -> None:
     process, url = run(ACTOGRAPH_API_PROCESSES="3")
     # the address was not open before all of them could serve
@@ -198,36 +180,8 @@ def test_several_processes_answer_as_one(run: Run) -> None:
     assert process.wait(timeout=60) == 0
 
 
-def test_one_of_several_processes_that_is_killed_is_replaced(run: Run) -> None:
-    process, url = run(ACTOGRAPH_API_PROCESSES="2")
-    first, second = serving(process)
-    first.kill()
-    until(lambda: first not in serving(process))
-    assert httpx.get(f"{url}/livez", trust_env=False).text == "ok\n"
-    until(lambda: len(serving(process)) == 2)
-    (new,) = set(serving(process)) - {second}
-    # the other one gone, the new one has to answer
-    until(lambda: any(c.status == psutil.CONN_LISTEN for c in new.net_connections("tcp")))
-    second.suspend()
-    try:
-        until(lambda: answers(url))
-    finally:
-        second.resume()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 0
-
-
 def answers(url: str) -> bool:
     try:
         return httpx.get(f"{url}/livez", trust_env=False, timeout=1).is_success
     except httpx.TransportError:
         return False
-
-
-def test_processes_whose_parent_is_killed_leave_the_address(run: Run) -> None:
-    process, url = run(ACTOGRAPH_API_PROCESSES="2")
-    left = serving(process)
-    process.kill()
-    process.wait()
-    until(lambda: all(has_ended(one) for one in left))
-    assert not answers(url)

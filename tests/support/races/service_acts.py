@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from actograph.contract.resources import SampleStatus
 from api.dependencies import Services
-from api.openai.batch_keeper import BatchKeeper
+from api.openai.batches import advance_all
 from storage import samples
 from storage.accounts import quotas
 from storage.index import events
@@ -105,13 +105,13 @@ class ApiActs:
 
     def reconcile(self) -> None:
         # without the lock that lets one of several in: whoever lost it may be in the middle still
-        self._world.reconcilers[self._number % len(self._world.reconcilers)].reconcile_once()
+        self._world.healings[self._number % len(self._world.healings)].round()
 
     def expire_sessions(self) -> None:
         changes.expire(self._services.database, limit=20)
 
     def advance_batches(self) -> None:
-        BatchKeeper(self._services).advance_all()
+        advance_all(self._services)
 
     def forget_chats(self) -> None:
         with self._services.database.read() as session:

@@ -24,7 +24,7 @@ from sqlalchemy import event
 from actograph.contract.errors import ActographError
 from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
 from actograph.settings import Settings
-from api.background.reconciler import Reconciler
+from api.background import Background
 from api.dependencies import Services
 from api.served_models import ServedModels
 from storage.artifacts.factory import open_store
@@ -234,21 +234,22 @@ class World:
         self._databases: list[Database] = []
         self._handler = FaultyLog(self.faults)
         self.apis = [self._services() for _ in range(apis)]
-        self.reconcilers = [Reconciler(services) for services in self.apis]
+        backgrounds = [Background(services) for services in self.apis]
+        self.healings = [one.healing for one in backgrounds]
         self.workers: list[WorkerHere] = []
 
     def __enter__(self) -> "World":
         self._excepthook, threading.excepthook = threading.excepthook, self._thread_failed
         logging.getLogger().addHandler(self._handler)
-        for reconciler in self.reconcilers:
+        for healing in self.healings:
             # the thread makes one round; the others are asked for
-            reconciler.start()
-            reconciler.has_looked.wait()
+            healing.start()
+            healing.has_looked.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for reconciler in self.reconcilers:
-            reconciler.stop()
+        for healing in self.healings:
+            healing.stop()
         for database in self._databases:
             database.close()
         logging.getLogger().removeHandler(self._handler)
@@ -278,6 +279,8 @@ class World:
 
     def _refused(self, context: sa.engine.ExceptionContext) -> None:
         error = context.original_exception
+        if "idempotency_key" in str(error):
+            return  # the second of two first requests at once, which is answered 409
         self.faults.note(
             f"the database refused: {type(error).__name__}: {error}\n{context.statement}\n"
             + "".join(traceback.format_stack(limit=14)[:-2])

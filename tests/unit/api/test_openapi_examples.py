@@ -40,10 +40,3 @@ def test_every_route_says_what_it_is_and_how_it_fails() -> None:
         assert "application/problem+json" in operation["responses"]["default"]["content"]
         assert ("security" in operation) == (path not in OPEN_PATHS), (method, path)
     assert len(set(names)) == len(names)
-
-
-def test_every_parameter_of_a_path_that_is_an_id_has_an_example() -> None:
-    for route, operation in operations().items():
-        for parameter in operation.get("parameters", ()):
-            if parameter["in"] == "path" and parameter["name"].endswith("_id"):
-                assert parameter["schema"]["examples"], route

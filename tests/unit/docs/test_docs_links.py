@@ -60,5 +60,5 @@ def test_paths_in_the_pages_exist(pages: dict[Path, str], repository: Path) -> N
 
 
 def test_a_path_that_is_gone_is_found(repository: Path) -> None:
-    text = "`api/routes/chat.py`, `api/routes/chats.py`, `chat_waiting.py` and `chat_awaiting.py`"
+    text = "`api/routes/chat.py`, `api/routes/chats.py`, `chat_watch.py` and `chat_awaiting.py`"
     assert missing_paths(text, repository) == ["api/routes/chats.py", "chat_awaiting.py"]

@@ -5,11 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from actograph.contract.openai_answers import BatchRequest
 from actograph.roles import Role
-from api.openai.batch_keeper import BatchKeeper
 from storage.index import ids
-from storage.jobs import batches
 from tests.support.routes import operations, role_of
 
 if TYPE_CHECKING:
@@ -160,51 +157,6 @@ def test_what_a_chat_or_a_batch_refers_to_must_be_ones_own(keyed: "Keyed", thing
         assert said[0] == said[1], path
 
 
-def test_other_methods_tell_no_foreign_id_from_one_that_nothing_has(keyed: "Keyed", things: "Things") -> None:
-    things.ids["batch_id"] = things.make_batch()
-    unknown = {name: make() for name, make in NEW_IDS.items()}
-    for path in {path for _, path in own_routes()}:
-        for method in ("HEAD", "OPTIONS", "PUT", "PATCH", "POST", "DELETE"):
-            answers = []
-            for found in (things.ids, unknown):
-                body = things.bodies.get((method, path), {}) if method in ("POST", "PATCH") else None
-                answer = keyed.client.request(
-                    method, things.place(path, found), json=body, headers=things.bob
-                )
-                text = answer.text
-                for value in found.values():
-                    text = text.replace(value, "ID")
-                answers.append((answer.status_code, text, sorted(answer.headers)))
-            assert answers[0][0] in (403, 404, 405), (method, path, answers[0])
-            assert answers[0] == answers[1], (method, path)
-
-
-def test_a_batch_names_what_its_owner_has_whoever_moves_it_on(keyed: "Keyed", things: "Things") -> None:
-    steer = [{"hook": "resid_post.1", "op": "add", "vector_id": things.ids["vector_id"], "coefficient": 1.0}]
-    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "interventions": steer}
-    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    for headers, owner, status in ((things.alice, "alice", "in_progress"), (things.bob, "bob", "failed")):
-        part = {"file": ("batch.jsonl", json.dumps(line).encode())}
-        upload = keyed.client.post("/v1/files", files=part, data={"purpose": "batch"}, headers=headers).json()
-        wanted = BatchRequest(input_file_id=upload["id"], endpoint="/v1/chat/completions")
-        # as where the process ended before it had read the file, and the reconciler goes on
-        with keyed.database.write() as session:
-            batch_id = batches.create(session, wanted, owner).id
-        BatchKeeper(keyed.services).advance(batch_id)
-        batch = keyed.client.get(f"/v1/batches/{batch_id}", headers=things.root).json()
-        assert batch["status"] == status, batch
-    assert "there is no vector" in batch["errors"]["data"][0]["message"]
-
-
-def test_a_task_file_must_be_ones_own(keyed: "Keyed", things: "Things", problem: "Problem") -> None:
-    rows = json.dumps({"question": "1 + 1?", "answer": "#### 2"}).encode() + b"\n"
-    dataset = keyed.client.post("/v1/files", files={"file": ("a.jsonl", rows)}, headers=things.bob).json()
-    body = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": dataset["id"]}}
-    for file_id in (things.ids["file_id"], ids.new_file_id()):
-        answer = keyed.client.post("/v1/jobs", json=body | {"task": {"file_id": file_id}}, headers=things.bob)
-        problem(answer, 422, pointer="/task/file_id", says=f"no file {file_id}")
-
-
 def test_the_same_idempotency_key_of_two_owners_makes_two_jobs(keyed: "Keyed", things: "Things") -> None:
     spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]}
 
@@ -215,32 +167,6 @@ def test_the_same_idempotency_key_of_two_owners_makes_two_jobs(keyed: "Keyed", t
     first, other = submit(things.alice), submit(things.bob)
     assert first != other
     assert (submit(things.alice), submit(things.bob)) == (first, other)
-
-
-def test_the_queue_is_everybodys_but_shows_ones_own_jobs(keyed: "Keyed", things: "Things") -> None:
-    def submit(headers: dict[str, str]) -> dict[str, Any]:
-        spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]}
-        job: dict[str, Any] = keyed.client.post("/v1/jobs", json=spec, headers=headers).json()
-        return job
-
-    first, second = submit(things.alice), submit(things.bob)
-    assert (first["queue_position"], second["queue_position"]) == (1, 2)
-    shown = keyed.client.get(f"/v1/jobs/{second['id']}", headers=things.bob).json()
-    assert shown["queue_position"] == 2
-    for headers, jobs in ((things.bob, [second["id"]]), (things.root, [first["id"], second["id"]])):
-        queue = keyed.client.get("/v1/queue", headers=headers).json()
-        assert queue["jobs"]["queued"] == 2
-        assert queue["next"] == jobs
-
-
-def test_usage_is_shown_to_its_owner(keyed: "Keyed", things: "Things") -> None:
-    path = "/v1/activations/stats"
-    mine = keyed.client.get(path, headers=things.alice).json()
-    assert [one["owner"] for one in mine["owners"]] == ["alice"]
-    assert (mine["sessions"], mine["files"]) == (1, 1)
-    theirs = keyed.client.get(path, headers=things.bob).json()
-    assert (theirs["sessions"], theirs["bytes"]) == (0, 0)
-    assert "alice" not in str(theirs)
 
 
 def test_what_was_made_without_keys_is_seen_by_admins_and_by_keys_of_local(keyed: "Keyed") -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
-from actograph.contract.errors import NotFound, ServiceUnavailable
+from actograph.contract.errors import Conflict, NotFound, ServiceUnavailable
 from actograph.contract.job_specs import CaptureJobSpec
 from actograph.contract.resources import JobStatus
 from storage import samples
@@ -18,6 +17,7 @@ from storage.jobs import job_deletion, jobs
 from storage.queue import gauges, waiting
 from storage.samples import NewSample
 from storage.submission import bulk_insert
+from storage.submission.bulk_insert import NewJob
 from storage.tables.models import JobRow, SampleRow
 from storage.upkeep.deletion_drain import drain_deletions
 
@@ -52,13 +52,9 @@ def job_ids(database: Database) -> list[str]:
 def insert(database: Database, capture_spec: MakeSpec) -> Callable[..., str]:
     """Inserts a capture job with these samples; returns its id."""
 
-    def create(session: Session) -> JobRow:
-        spec = capture_spec(tags=["bulk"])
-        return jobs.create(session, kind="capture", model="demo", spec=spec, hooks=None, total=2500)
-
-    def run(new: Iterator[NewSample], publish: Callable[[Session, JobRow], str] | None = None) -> str:
-        made = publish or (lambda session, row: row.id)
-        return bulk_insert.insert_job(database, new, create=create, publish=made)
+    def run(new: Iterator[NewSample], batch_id: str | None = None) -> str:
+        job = NewJob(spec=capture_spec(tags=["bulk"]), hooks=None, total=2500, batch_id=batch_id)
+        return bulk_insert.insert_job(database, job, new).id
 
     return run
 
@@ -128,13 +124,10 @@ def test_a_submission_that_fails_leaves_nothing(
         yield from new_samples(2500)
         raise LookupError("the rest cannot be read")
 
-    def refuse(_session: Session, _row: JobRow) -> str:
-        raise LookupError("the key was taken over")
-
     with pytest.raises(LookupError):
         insert(broken())
-    with pytest.raises(LookupError):
-        insert(new_samples(2500), refuse)
+    with pytest.raises(Conflict, match="was cancelled"):
+        insert(new_samples(2500), "batch_" + "0" * 32)
     assert remaining(database, tmp_path) == ([], [])
 
 

@@ -1,1 +1,0 @@
-"""Background work: the reconciler."""

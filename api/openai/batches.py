@@ -1,0 +1,162 @@
+"""Steps of a batch: read the input file, submit the job, write the output files.
+
+Each step is one guarded transaction, so several processes may start it, and it may start again after a
+crash. The background thread continues after a crash; a file that is written again has the same id.
+"""
+
+import json
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
+
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from actograph.contract.errors import ActographError, Conflict, NotFound, ServiceUnavailable
+from actograph.contract.openai_answers import (
+    OUTPUT_PURPOSE,
+    BatchError,
+    BatchRequest,
+    BatchStatus,
+    RequestCounts,
+)
+from api import submit
+from api.dependencies import Services
+from api.errors import INTERNAL
+from api.openai import batch_input, batch_output
+from storage.files import files
+from storage.index import deletions, ids
+from storage.jobs import batches, jobs
+from storage.tables.models import BatchRow
+
+log = logging.getLogger(__name__)
+
+#: number of locks; batches with the same lock wait for each other
+SLOTS = 16
+#: a later attempt may succeed
+PASSING = (ServiceUnavailable, OperationalError, InterfaceError, PoolTimeout, OSError)
+
+
+def advance_all(services: Services) -> None:
+    """Advance every unfinished batch."""
+    with services.database.read() as session:
+        unended = batches.unended(session)
+    for batch_id in unended:
+        if not services.stopping.is_set():
+            advance(services, batch_id)
+
+
+def advance(services: Services, batch_id: str) -> None:
+    """Advance a batch as far as possible, unless another process does.
+
+    A batch waits while a service is unavailable or the disk is full. After any other error it fails.
+    """
+    database, row = services.database, None
+    try:
+        # the request and the background thread must not read a long file twice
+        with database.alone(f"batch-{int(batch_id[-4:], 16) % SLOTS}") as is_alone:
+            if is_alone:
+                with database.read() as session, suppress(NotFound):
+                    row = batches.get(session, batch_id)
+            if row is not None and row.status == BatchStatus.VALIDATING:
+                _begin(services, row)
+            elif row is not None and not BatchStatus(row.status).is_terminal():
+                _end(services, row)
+        return
+    except PASSING as error:
+        log.warning("batch %s waits for a later attempt: %s", batch_id, error)
+        return
+    except ActographError as error:
+        reason = BatchError(code=error.code, message=error.message, param=error.param)
+    except Exception:
+        log.exception("batch %s cannot advance", batch_id)
+        reason = BatchError(code="internal_error", message=INTERNAL)
+    if row is not None:
+        with suppress(*PASSING):
+            _fail(services, row, reason)
+
+
+def _begin(services: Services, row: BatchRow) -> None:
+    request = BatchRequest.model_validate(row.request)
+    # lines may name only files and vectors of the batch's owner
+    own = services
+    if row.owner is not None:
+        own = replace(services, database=services.database.restricted_to(row.owner))
+    try:
+        with batch_input.submission_of(own, row.id, request, row.owner) as submission:
+            submit.insert(own, submission, batch_id=row.id)
+    except Conflict as error:
+        log.info("%s", error)
+    except batch_input.InvalidBatch as error:
+        _fail(services, row, *error.errors)
+
+
+def _fail(services: Services, row: BatchRow, *errors: BatchError) -> None:
+    with services.database.write() as session:
+        reasons, counts = [error.model_dump() for error in errors], RequestCounts().model_dump()
+        now = batches.get(session, row.id)
+        if not BatchStatus(now.status).is_terminal():
+            batches.move(session, now, BatchStatus.FAILED, errors=reasons, counts=counts)
+
+
+def _end(services: Services, row: BatchRow) -> None:
+    """Write the files of a batch with an ended job, and finish the batch."""
+    database, job = services.database, None
+    with database.read() as session, suppress(NotFound):
+        job = jobs.get(session, row.job_id or "")
+    if job is None:
+        gone = "its job was deleted before the files were written"
+        _fail(services, row, BatchError(code="job_deleted", message=gone))
+        return
+    if job.finished_at is None:
+        return
+    if row.status == BatchStatus.IN_PROGRESS:
+        with database.write() as session:
+            moved = batches.move(session, row, BatchStatus.FINALIZING)
+        if moved is None:
+            return
+        row = moved
+    end, reason = batch_output.status_of(row, job)
+    with TemporaryFile() as answers, TemporaryFile() as errors:
+        counts = batch_output.write(database, job, end, answers, errors)
+        stored = {
+            "output": _store(services, row, "output", answers),
+            "error": _store(services, row, "error", errors),
+        }
+    with database.write() as session:
+        # its deletion takes the job first and then the batch
+        jobs.keep(session, [job.id])
+        reasons = [reason.model_dump()] if reason else None
+        ids_of = {f"{name}_file_id": file and file["file_id"] for name, file in stored.items()}
+        if batches.move(session, row, end, counts=counts, errors=reasons, **ids_of) is None:
+            return  # another process was faster; its files are these
+        for file in stored.values():
+            if file is not None:
+                deletions.end_storing(session, file["file_id"])
+                files.insert(session, **file)
+    log.info("batch %s is %s: %s", row.id, end, json.dumps(counts))
+
+
+def _store(services: Services, row: BatchRow, name: str, file: BinaryIO) -> dict[str, Any] | None:
+    """Store a file, and return its values in the index; None if it is empty."""
+    if not file.tell():
+        return None
+    file.seek(0)
+    file_id = ids.file_id_of(f"{row.id} {name}")
+    with services.database.write() as session:  # should this process die, the bytes go
+        deletions.begin_storing(session, file_id, row.owner, 0)
+    chunks = iter(partial(file.read, 1 << 20), b"")
+    size, sha256 = services.store.put_stream(f"files/{file_id}", chunks)
+    expiry = BatchRequest.model_validate(row.request).output_expires_after
+    return {
+        "file_id": file_id,
+        "filename": f"{row.id}_{name}.jsonl",
+        "purpose": OUTPUT_PURPOSE,
+        "size": size,
+        "sha256": sha256,
+        "owner": row.owner,
+        "expires_after": None if expiry is None else expiry.seconds,
+    }

@@ -1,0 +1,141 @@
+"""Waiting for a submitted chat: for the end of its job, its live text, or its client to disconnect.
+
+One task of a process reads the index and the live text for all of its chats.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from actograph.contract.errors import Conflict, NotFound, ServiceUnavailable
+from api.dependencies import Services
+from storage.broker.live_text import LiveTextReader
+from storage.jobs import control, jobs
+from storage.tables.models import JobRow, SampleRow
+
+log = logging.getLogger(__name__)
+
+#: pause between two reads of live text
+PERIOD_SECONDS = 0.025
+#: reads of live text for one read of the index
+READS_PER_LOOK = 2
+#: pause between two looks whether a client is still there
+CLIENT_SECONDS = 0.25
+
+T = TypeVar("T")
+#: a piece of text of the sample at this place; None if the job has ended
+Piece = tuple[int, str] | None
+
+
+@dataclass(eq=False)
+class _Text:
+    """Live text of a sample, read up to `offset` bytes."""
+
+    place: int
+    feed: asyncio.Queue[Piece]
+    offset: int = 0
+
+
+class ChatWatch:
+    """Follows the jobs of all waiting chats, and the live text of their samples."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._reader = LiveTextReader(services.settings.broker_url)
+        self._jobs: dict[str, asyncio.Queue[Piece]] = {}
+        self._texts: dict[str, _Text] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def follow(self, job_id: str, sample_ids: Sequence[str] = ()) -> Iterator[asyncio.Queue[Piece]]:
+        """A queue of pieces of the samples' texts, and None at the end of the job or of this process."""
+        feed = self._jobs[job_id] = asyncio.Queue()
+        self._texts |= {sample_id: _Text(place, feed) for place, sample_id in enumerate(sample_ids)}
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        try:
+            yield feed
+        finally:
+            self._jobs.pop(job_id, None)
+            for sample_id in sample_ids:
+                self._texts.pop(sample_id, None)
+
+    def require_running(self) -> None:
+        """Raises ServiceUnavailable if this process is stopping, so that its chats did not end."""
+        if self._services.stopping.is_set():
+            raise ServiceUnavailable("the service is stopping; send the request again")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        await self._reader.close()
+
+    async def _run(self) -> None:
+        count = 0
+        while self._jobs:
+            if count % READS_PER_LOOK == 0:
+                for job_id in await run_in_threadpool(self._ended, list(self._jobs)):
+                    if feed := self._jobs.pop(job_id, None):
+                        feed.put_nowait(None)
+            await self._read_texts()
+            await asyncio.sleep(PERIOD_SECONDS)
+            count += 1
+
+    def _ended(self, job_ids: list[str]) -> list[str]:
+        """The jobs that have ended; a deleted job has too."""
+        if self._services.stopping.is_set():
+            return job_ids
+        try:
+            with self._services.database.read() as session:
+                states = control.states(session, job_ids)
+        except SQLAlchemyError as error:
+            log.warning("the database does not answer; chats wait on: %s", error)
+            return []
+        return [job_id for job_id in job_ids if job_id not in states or states[job_id][0].is_terminal()]
+
+    async def _read_texts(self) -> None:
+        offsets = {sample_id: text.offset for sample_id, text in self._texts.items()}
+        for sample_id, piece in (await self._reader.read(offsets)).items():
+            text = self._texts.get(sample_id)
+            # Redis puts NUL in place of lost text
+            if text is None or b"\0" in piece:
+                continue
+            text.offset += len(piece)
+            # workers write whole characters
+            text.feed.put_nowait((text.place, piece.decode(errors="replace")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A submitted chat."""
+
+    services: Services
+    watch: ChatWatch
+    job: JobRow
+    samples: Sequence[SampleRow]
+
+    def cancel(self) -> None:
+        """Cancel the job; its client is gone."""
+        with suppress(NotFound, Conflict), self.services.database.write() as session:
+            jobs.cancel(session, self.job.id)
+
+
+async def first_of(work: "asyncio.Future[T]", http: Request) -> bool:
+    """True if `work` is done; False if the client disconnected first, and `work` is cancelled."""
+    try:
+        while not work.done():
+            await asyncio.wait({work}, timeout=CLIENT_SECONDS)
+            if not work.done() and await http.is_disconnected():
+                return False
+        return True
+    finally:
+        if not work.done():
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)

@@ -1,0 +1,55 @@
+"""Uploads and stored vectors that a spec names."""
+
+from sqlalchemy.orm import Session
+
+from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
+from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound
+from actograph.contract.interventions import StoredVector, each
+from actograph.contract.job_specs import AnyJobSpec
+from actograph.contract.specs import FileDataset
+from storage.files import files
+from storage.sessions import vectors
+from storage.tables.models import FileRow
+
+Spec = AnyJobSpec | ChatJobSpec | BatchJobSpec
+
+#: fields of specs that name a dataset
+DATASETS = ("dataset", "fewshot_dataset")
+
+
+def upload(session: Session, file_id: str, field: str, *, keep: bool = False) -> FileRow:
+    """Find an upload. `keep` prevents its deletion until the transaction ends. Raises InvalidDataset."""
+    try:
+        return (files.keep if keep else files.get)(session, file_id)
+    except NotFound:
+        raise InvalidDataset(
+            f"there is no file {file_id}; upload it through /v1/files", param=f"{field}.file_id"
+        ) from None
+
+
+def stored_vectors(session: Session, spec: Spec, *, keep: bool = False) -> dict[str, StoredVector]:
+    """Stored vectors that a spec names, by field; `keep` as in `upload`. Raises InvalidRequest."""
+    named = [
+        (one.vector_id, param) for param, one in each(spec.interventions, spec.conditions) if one.vector_id
+    ]
+    found = {}
+    # sorted, since all locks are taken in one order
+    for vector_id, param in sorted(named):
+        try:
+            row = (vectors.keep if keep else vectors.get)(session, vector_id)
+        except NotFound:
+            raise InvalidRequest(
+                f"there is no vector {vector_id}; store it through /v1/vectors",
+                param=f"{param}.vector_id",
+            ) from None
+        found[param] = vectors.resource(row)
+    return found
+
+
+def keep_all(session: Session, spec: Spec) -> None:
+    """Prevent the deletion of all files and vectors of a spec. Raises InvalidDataset or InvalidRequest."""
+    named = [(getattr(spec, field, None), field) for field in DATASETS]
+    uploads = [(one.file_id, field) for one, field in named if isinstance(one, FileDataset)]
+    for file_id, field in sorted(uploads):
+        upload(session, file_id, field, keep=True)
+    stored_vectors(session, spec, keep=True)
