@@ -49,9 +49,7 @@ app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
 app.command(rich_help_panel=JOBS, epilog=examples("actograph outliers layers.safetensors"))(outliers)
 app.command(rich_help_panel=JOBS, epilog=examples("actograph probe matrix.npz --kind ridge"))(probe)
-app.command(rich_help_panel=OPERATE, epilog=examples("actograph smoke http://box:8420 --model demo"))(
-    ops.smoke
-)
+app.command(rich_help_panel=OPERATE, epilog=examples("actograph smoke http://box:8420"))(ops.smoke)
 app.command(rich_help_panel=OPERATE)(ops.workers)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)
 app.add_typer(ops.queue, name="queue", rich_help_panel=OPERATE)

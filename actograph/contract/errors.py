@@ -80,10 +80,6 @@ class IdempotencyMismatch(InvalidRequest, code="idempotency_mismatch"):
     """This Idempotency-Key was used with another request body."""
 
 
-class ExportChanged(ActographError, code="export_changed", status=412):
-    """The job's results have changed since that export; start again without skip and If-Match."""
-
-
 class PayloadTooLarge(ActographError, code="payload_too_large", status=413):
     """The request body is too large."""
 

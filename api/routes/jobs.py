@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from actograph.contract.base import Deleted, ListPage
-from actograph.contract.errors import ExportChanged, NotFound
+from actograph.contract.errors import NotFound
 from actograph.contract.job_specs import JobSpec
 from actograph.contract.operations import Estimate
 from actograph.contract.resources import Job, JobResults, JobStatus, Sample, SampleStatus
@@ -264,7 +264,7 @@ def follow_job(
     response_class=Response,
     responses={
         200: {
-            "description": "A tar.gz with one folder, named by the job's id. The ETag changes with it.",
+            "description": "A tar.gz with one folder, named by the job's id.",
             "content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}},
         },
     },
@@ -278,24 +278,14 @@ def export_job(
         Detail,
         Query(description="meta: shapes and sizes; sampled: the first 50 features of every row."),
     ] = "meta",
-    skip: Annotated[int, Query(ge=0, le=2**31 - 1, description="Samples to leave out; with If-Match.")] = 0,
-    if_match: Annotated[str | None, Header(max_length=256, description="ETag of an export.")] = None,
 ) -> Response:
-    """Results of finished samples; `complete` in `summary.json` is true if all have finished.
-
-    To resume a broken download, send the number of files received under `samples/` as `skip`, and the ETag
-    as `If-Match`. The answer is 412 if the export has changed.
-    """
+    """Results of finished samples; `complete` in `summary.json` is true if all have finished."""
     wanted = plan.prepare(services.database, job_id, activations)
-    etag = f'"{wanted.etag}"'
-    if if_match is not None and if_match.strip() not in ("*", etag):
-        raise ExportChanged
     headers = {
-        "ETag": etag,
         "Content-Disposition": f"attachment; filename={job_id}.tar.gz",
         "X-Content-Type-Options": "nosniff",
     }
-    pieces = folder.stream(wanted, services.database, services.store, skip=skip)
+    pieces = folder.stream(wanted, services.database, services.store)
     return StreamingResponse(_in_threads(services, pieces), headers=headers, media_type="application/gzip")
 
 

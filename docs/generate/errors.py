@@ -24,7 +24,6 @@ CURES = {
     "conflict": "Read the item's current state; wait for the job to end, or unpin the session.",
     "idempotency_in_flight": "Send the same request again in a moment.",
     "idempotency_mismatch": "Use a new `Idempotency-Key` for a new body.",
-    "export_changed": "Start the export anew, without `skip` and `If-Match`.",
     "payload_too_large": "Upload a dataset instead of inline inputs, or split the request.",
     "unauthorized": "Set `ACTOGRAPH_API_KEY`, or pass `--api-key`.",
     "forbidden": "Use a key of a higher role.",

@@ -58,12 +58,8 @@ class Totals:
             self.origin = Origin(first.revision, first.template_sha256, first.versions)
 
 
-def stream(plan: ExportPlan, database: Database, store: ArtifactStore, *, skip: int = 0) -> Iterator[bytes]:
+def stream(plan: ExportPlan, database: Database, store: ArtifactStore) -> Iterator[bytes]:
     """The archive in pieces, each made on demand.
-
-    Args:
-        skip: leave out the files of so many samples. The caller has them from an interrupted export with the
-            same ETag.
 
     Raises:
         NotFound: the job was deleted meanwhile.
@@ -77,15 +73,14 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore, *, skip: 
             name: (LmEvalFiles(run, spools), InspectLog(run, spools))
             for name, run in runs(plan.job, plan.results.conditions).items()
         }
-        for number, (sample, session) in enumerate(_samples(plan, database)):
+        for sample, session in _samples(plan, database):
             name = plan.name_of(sample.index, sample.condition, sample.epoch)
             held = Held.of(store, session, plan.detail)
             dataset.write(json_line(line(sample, name)))
             for framework in conditions.get(sample.condition or "", ()):
                 framework.add(sample)
-            if number >= skip:
-                yield from write(tar, sample, held, name=name, task=plan.task, detail=plan.detail)
-                yield from tar.flush()
+            yield from write(tar, sample, held, name=name, task=plan.task, detail=plan.detail)
+            yield from tar.flush()
             totals.count(sample, held)
             if isinstance(held.error, StoreDamaged):
                 damage.record(database, held.error)

@@ -1,15 +1,10 @@
 """Contents of an export, read at one moment, so that its files agree; and the names of its files."""
 
-import json
 from array import array
 from dataclasses import dataclass
-from hashlib import sha256
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
-from actograph import __version__
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import JOB_KINDS
@@ -21,9 +16,7 @@ from storage.results import comparisons, summary
 from storage.results.comparisons import Bootstrap
 from storage.results.export.of_condition import safe_part
 from storage.results.export.sample import Detail
-from storage.sessions import sessions
-from storage.sessions.sessions import SessionFilter
-from storage.tables.models import JobRow, SampleRow
+from storage.tables.models import SampleRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +30,6 @@ class ExportPlan:
     #: positions of ended samples, in running order
     positions: "array[int]"
     detail: Detail
-    #: changes with any file of the export
-    etag: str
     #: Unix seconds
     exported_at: int
 
@@ -82,20 +73,12 @@ def prepare(database: Database, job_id: str, detail: Detail) -> ExportPlan:
             conditions = comparisons.read(session, row, baseline=None)
         job = job_view.resource(session, row)
         results = summary.of_job(session, row)
-        etag, exported_at = _etag(session, row, detail, len(positions)), int(now(session))
+        exported_at = int(now(session))
     return ExportPlan(
         job=job,
         results=results,
         comparison=None if conditions is None else conditions.compare(Bootstrap()),
         positions=positions,
         detail=detail,
-        etag=etag,
         exported_at=exported_at,
     )
-
-
-def _etag(session: Session, row: JobRow, detail: Detail, samples: int) -> str:
-    held = sessions.totals(session, SessionFilter(job_id=row.id))
-    state: list[Any] = [__version__, row.id, row.status, row.finished_at, row.completed, row.failed, samples]
-    state += [row.spec.get("scorers"), detail, held.sessions, held.bytes]
-    return sha256(json.dumps(state).encode()).hexdigest()[:32]

@@ -27,6 +27,7 @@ read   GET    /v1/jobs/{job_id}
 read   GET    /v1/jobs/{job_id}/results
 read   GET    /v1/jobs/{job_id}/export
 read   GET    /v1/jobs/{job_id}/comparison
+read   GET    /v1/jobs/{job_id}/matrix
 read   GET    /v1/jobs/{job_id}/samples
 read   GET    /v1/jobs/{job_id}/samples/{sample_id}
 read   GET    /v1/jobs/{job_id}/events
