@@ -294,6 +294,17 @@ class ChatCompletionRequest(CompletionBase):
     chat_template_kwargs: ChatTemplateKwargs | None = None
     metadata: Metadata | None = Field(None, description="Metadata of the job.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _thinks_or_not(cls, value: Any) -> Any:
+        if (
+            isinstance(value, Mapping)
+            and value.get("reasoning_effort") == "none"
+            and value.get("enable_thinking")
+        ):
+            raise fault_of("reasoning_effort", "reasoning_effort is none, but enable_thinking is true")
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> "ChatCompletionRequest":
         if self.top_logprobs is not None and not self.logprobs:

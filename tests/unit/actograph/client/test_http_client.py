@@ -275,3 +275,9 @@ def test_data_of_server_sent_events() -> None:
     pieces = (body.encode()[start : start + 3] for start in range(0, len(body.encode()), 3))
     response = httpx.Response(200, content=pieces)
     assert list(transport.event_data(response)) == ['{"a":\n1}', "bare \u2028 line", " two spaces", "none"]
+
+
+def test_slashes_in_ids_are_escaped(service: Any, client: Client) -> None:
+    with pytest.raises(ApiError, match="no job a/b"):
+        client.jobs.get("a/b")
+    assert service.seen[-1].path == "/v1/jobs/a%2Fb"

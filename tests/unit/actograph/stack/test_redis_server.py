@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -76,3 +77,11 @@ def test_path_is_searched_where_the_wheel_is_missing(tmp_path: Path, monkeypatch
         redis_server.find_executable()
     binary.chmod(0o755)
     assert redis_server.find_executable() == binary
+
+
+def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
+    server = redis_server.prepare(tmp_path)
+    with running(server) as process:
+        found = psutil.Process(process.pid).net_connections()
+        listening = {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
+    assert listening == {"127.0.0.1"}
