@@ -12,12 +12,12 @@ VOLUME /data
 
 FROM base AS api
 RUN pip install -c constraints.txt -e '.[server]' && python -m compileall -q actograph api storage
-USER actograph
+USER 1000
 EXPOSE 8420
 # bring the schema up to date, then serve
 CMD ["sh", "-c", "python -m storage.migrate && exec python -m api"]
 
 FROM base AS worker
 RUN pip install -c constraints.txt -e '.[worker]' && python -m compileall -q actograph api storage worker
-USER actograph
+USER 1000
 CMD ["python", "-m", "worker"]

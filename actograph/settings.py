@@ -1,5 +1,6 @@
 """Settings, read from the environment (`ACTOGRAPH_<NAME>`) and listed in docs/reference/settings.md."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -9,11 +10,20 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 CommaList = Annotated[tuple[str, ...], NoDecode]
 
+#: folder of settings as files, such as `actograph_api_keys`: secrets of Docker and Kubernetes
+SECRETS = Path(os.environ.get("ACTOGRAPH_SECRETS_DIR", "/run/secrets"))
+
 
 class Settings(BaseSettings):
     """Settings of all processes. Default URLs are in `home`."""
 
-    model_config = SettingsConfigDict(env_prefix="ACTOGRAPH_", frozen=True, extra="ignore")
+    # pydantic-settings warns of a folder that does not exist
+    model_config = SettingsConfigDict(
+        env_prefix="ACTOGRAPH_",
+        frozen=True,
+        extra="ignore",
+        secrets_dir=SECRETS if SECRETS.is_dir() else None,
+    )
 
     home: Path = Field(
         default_factory=lambda: Path.home() / ".actograph",

@@ -7,7 +7,9 @@ from docs.generate.markdown import cell, code, heading, table
 
 INTRODUCTION = """\
 Every process reads its settings from the environment. `actograph up` passes your environment to its
-processes; its own options win."""
+processes; its own options win. A file in `/run/secrets` (or in
+`ACTOGRAPH_SECRETS_DIR`) with a variable's name in lower case, such as `actograph_api_keys`, does as well; the
+environment wins."""
 CLOSING = """\
 S3 credentials and endpoint come from the usual AWS variables: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
 `AWS_DEFAULT_REGION` and `AWS_ENDPOINT_URL_S3`. The worker also reads Hugging Face's variables: `HF_HOME`,

@@ -1,6 +1,7 @@
 """The compose file and Dockerfile speak of things that exist; the docs' links lead somewhere."""
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def compose() -> dict[str, Any]:
 def test_compose_runs_redis_postgres_s3_api_and_worker(compose: dict[str, Any]) -> None:
     assert set(compose["services"]) == {"redis", "postgres", "s3", "api", "worker"}
     used = {volume.split(":")[0] for s in compose["services"].values() for volume in s.get("volumes", [])}
-    assert used == set(compose["volumes"])
+    assert {volume for volume in used if "$" not in volume} == set(compose["volumes"])
 
 
 @pytest.mark.parametrize("name", ["api", "worker"])
@@ -29,6 +30,23 @@ def test_compose_sets_only_settings_that_exist(compose: dict[str, Any], name: st
     ours = [key for key in compose["services"][name]["environment"] if key.startswith("ACTOGRAPH_")]
     assert len(ours) >= 5
     assert {key.removeprefix("ACTOGRAPH_").lower() for key in ours} <= set(Settings.model_fields)
+
+
+def test_compose_passes_secrets_as_files(compose: dict[str, Any], tmp_path: Path) -> None:
+    """The script writes every file that compose mounts, and the settings read them."""
+    command = ["sh", str(REPO / "deploy/secrets.sh"), str(tmp_path)]
+    subprocess.run(command, check=True)
+    folder = tmp_path / "secrets"
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    subprocess.run(command, check=True)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == before, "existing ones are kept"
+    assert folder.stat().st_mode & 0o077 == 0
+    assert set(before) == {Path(one["file"]).name for one in compose["secrets"].values()}
+    settings = Settings(_secrets_dir=folder)
+    assert settings.api_keys == (before["actograph_api_keys"],)
+    assert before["postgres_password"] in settings.database_url
+    text = (REPO / "docker-compose.yml").read_text()
+    assert not re.search(r"PASSWORD: |API_KEYS: |TOKEN: ", text), "no secret is an environment variable"
 
 
 def test_compose_builds_targets_that_the_dockerfile_has(compose: dict[str, Any]) -> None:
