@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actograph.demo import MODEL_DIR, PROBLEMS
-from tests.support.bench_programs import Outcome, Program, run
+from bench.programs import Outcome, Program, run
 from tests.support.marks import REPO
 
 RESULTS = REPO / "bench" / "results"
