@@ -1,9 +1,5 @@
 """What is told where a service cannot be reached: one line that says what is wrong and where."""
 
-import socket
-import threading
-from collections.abc import Iterator
-
 import pytest
 
 from actograph.client import ApiError, Client, ServiceUnreachable
@@ -20,32 +16,11 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.upper(), raising=False)
 
 
-@pytest.fixture
-def rude() -> Iterator[str]:
-    """Says something that is no HTTP, and hangs up."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def answer() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(4096)
-                connection.sendall(b"220 mail.example ESMTP\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
-        thread.join()
-
-
 def told(url: str) -> str:
     with Client(url, "", retries=0) as client, pytest.raises(ServiceUnreachable) as caught:
         client.jobs.get("job_1")
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def test_what_speaks_no_http(rude: str) -> None:
-    assert f"the service at http://{rude} closed the connection" in told(f"http://{rude}")
 
 
 def test_a_name_that_nobody_knows() -> None:

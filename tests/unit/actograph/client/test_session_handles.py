@@ -1,6 +1,5 @@
 """A session's tensors, indexed over HTTP."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,6 @@ from actograph.contract.errors import NotFound
 from actograph.contract.resources import Session
 
 WHOLE = np.arange(28, dtype="<f4").reshape(7, 4) + 100
-INDICES = [
-    0, -1, np.int64(3), slice(None), slice(3, 5), slice(-3, None), slice(6, 2), slice(None, None, 3),
-    slice(None, None, -1), slice(5, 1, -2), slice(0, 99),
-]  # fmt: skip
 
 
 @pytest.fixture
@@ -40,15 +35,6 @@ def session(service: Any) -> Session:
     service.sessions[found.id] = found
     service.tensors |= {(found.id, name): stored for name, stored in tensors.items()}
     return found
-
-
-def test_indexing_is_numpy_indexing(client: Client, session: Session, subtests: pytest.Subtests) -> None:
-    tensor = client.sessions.get(session.id)["resid_post.1"]
-    for index in INDICES:
-        with subtests.test(index=index):
-            assert np.array_equal(tensor[index], WHOLE[index])
-            assert tensor[index].shape == WHOLE[index].shape
-            assert np.array_equal(tensor.torch(index).numpy(), WHOLE[index])
 
 
 def test_bfloat16_is_float32_in_numpy_and_itself_in_torch(client: Client, session: Session) -> None:
@@ -86,8 +72,3 @@ def test_only_the_rows_are_requested(
     monkeypatch.setattr("actograph.client.sessions.ANSWER_BYTES", 3 * 16)
     assert np.array_equal(tensor[:], WHOLE)
     assert [s.query["rows"] for s in service.seen[1:]] == ["0:3", "3:6", "6:7"]
-
-
-def test_a_session_downloads_itself(client: Client, session: Session, tmp_path: Path) -> None:
-    folder = client.sessions.get(session.id).download(tmp_path / "pulled")
-    assert sorted(path.name for path in folder.iterdir()) == ["activations.safetensors", "manifest.json"]
