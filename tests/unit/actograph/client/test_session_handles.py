@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from actograph.client import Client
 from actograph.contract import resources
@@ -35,14 +34,6 @@ def session(service: Any) -> Session:
     service.sessions[found.id] = found
     service.tensors |= {(found.id, name): stored for name, stored in tensors.items()}
     return found
-
-
-def test_bfloat16_is_float32_in_numpy_and_itself_in_torch(client: Client, session: Session) -> None:
-    tensor = client.sessions.get(session.id)["attn_in.1"]
-    assert (tensor.shape, tensor.stored_dtype, tensor.dtype) == ((7, 4), "BF16", np.dtype(np.float32))
-    assert tensor[2:4].tolist() == np.ones((2, 4)).tolist()
-    assert tensor.torch(slice(2, 4)).equal(torch.ones(2, 4, dtype=torch.bfloat16))
-    assert np.asarray(tensor).shape == (7, 4)
 
 
 def test_names_and_tokens(client: Client, session: Session) -> None:

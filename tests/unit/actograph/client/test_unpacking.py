@@ -53,11 +53,8 @@ def test_an_archive_that_is_cut_off_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "job_1/../out", "job_1/a/../../../out", "job_1//out", "job_1/{folder}/../out", "/{folder}/out",
-        "job_1/{folder}/out", "job_2/a", "../job_1/a", "job_1", "job_1/",
-    ],
-)  # fmt: skip
+    ["job_1/../out", "/{folder}/out", "job_2/a", "job_1/"],
+)
 def test_a_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "deep" / "folder"
     folder.mkdir(parents=True)

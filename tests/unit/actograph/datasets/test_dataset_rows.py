@@ -9,7 +9,7 @@ import pytest
 
 from actograph.contract.base import MAX_PROMPT_CHARS
 from actograph.contract.errors import InvalidDataset
-from actograph.datasets.dataset_rows import Problems, read_rows
+from actograph.datasets.dataset_rows import read_rows
 from actograph.datasets.readers import MAX_LINE_BYTES, bounded_lines
 
 
@@ -65,23 +65,6 @@ def test_a_bad_row_is_named_with_its_number_and_fault(subtests: pytest.Subtests)
     ]:
         with subtests.test(bad=bad, fault=fault):
             assert re.fullmatch(rf"row 1: {fault}", refusal(line(), bad, line()))
-
-
-def test_an_answer_that_no_completion_could_match_is_refused(subtests: pytest.Subtests) -> None:
-    for answer in [
-        "3",
-        "####3",
-        "#### three",
-        "#### ",
-        "#### -",
-        "#### .",
-        "#### 3 apples",
-        "#### 3\n",
-        "####  3",
-    ]:
-        with subtests.test(answer=answer):
-            assert refusal(line(answer=answer)) == "row 0: answer does not end with a gold number (#### N)"
-            assert read_rows([line(answer=answer)], Problems(require_gold=False))[0].answer == answer
 
 
 def test_no_rows() -> None:

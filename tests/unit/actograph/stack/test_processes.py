@@ -104,12 +104,6 @@ def test_a_log_that_grows_is_rotated_and_its_program_continues(
     assert watcher.said == []
 
 
-def test_the_terminals_ctrl_c_does_not_reach_children(watcher: Watcher) -> None:
-    child = watcher.start(SLEEP)
-    assert child.pid is not None
-    assert os.getsid(child.pid) == child.pid != os.getsid(0)
-
-
 def test_stop_is_sigterm(watcher: Watcher, tmp_path: Path) -> None:
     code = f"""
 import signal, sys, time

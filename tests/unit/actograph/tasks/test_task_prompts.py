@@ -93,23 +93,6 @@ def test_examples_from_another_split_are_those_of_lm_eval(
     )
 
 
-def test_examples_from_the_tested_split_are_those_of_lm_eval(gsm8k_test: list[DatasetRow]) -> None:
-    sampler = FewshotSampler(gsm8k_test, 5, same_dataset=True)
-    assert [e.index for e in sampler.choose(gsm8k_test[100])] == [33, 36, 743, 901, 484]
-    assert [e.index for e in sampler.choose(gsm8k_test[0])] == [902, 239, 15, 185, 1192]
-
-
-def test_copies_of_the_tested_row_are_not_examples_either() -> None:
-    rows = [row(i, "same?" if i < 15 else "") for i in range(20)]
-    rows = [row(one.index, one.question, "#### 1") for one in rows]
-    sampler = FewshotSampler(rows, 4, same_dataset=True)
-    for tested in rows:
-        chosen = sampler.choose(tested)
-        assert len(chosen) == 4
-        assert all(example.question != tested.question for example in chosen)
-        assert chosen == sampler.choose(tested)
-
-
 def test_too_few_examples_are_refused() -> None:
     with pytest.raises(
         InvalidRequest, match="num_fewshot 20 needs 21 rows to choose from; there are 20"
