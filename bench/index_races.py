@@ -6,7 +6,7 @@ Clients submit, cancel, delete, retry, rescore, pause; workers claim, fail, die 
 reconcile, expire, deliver and sweep: the service's own routes, drain and reconciler, on the same few jobs
 (tests/support/races). What clients and workers do comes of the seed; how it interleaves does not. The exit
 status is 1 where the database refused anything (a deadlock, a broken constraint, a serialization failure),
-where anything raised what no client is told, or where an invariant does not hold in the end. Without a choice,
+where anything raised what no client is told, or where an invariant does not hold in the end. By default
 SQLite and a Postgres of its own are both tried.
 """
 
