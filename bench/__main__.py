@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from actograph.demo import MODEL_DIR, PROBLEMS
-from tests.support.bench_programs import Outcome, Program, run
-from tests.support.marks import REPO
+from bench.marks import REPO
+from bench.programs import Outcome, Program, run
 
 RESULTS = REPO / "bench" / "results"
 _DEMO = ("--model", str(MODEL_DIR), "--problems", str(PROBLEMS))

@@ -26,6 +26,7 @@ from api.dependencies import Services
 from api.openai.batches import advance
 from api.served_models import ServedModels
 from bench import process_memory
+from bench.marks import Mark, print_marks, write_result
 from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.broker.broker import Broker
@@ -34,7 +35,6 @@ from storage.index import ids
 from storage.index.database import Database, now
 from storage.jobs import batches
 from storage.tables.models import JobRow, SampleRow
-from tests.support.marks import Mark, print_marks, write_result
 
 MODEL = "bench"
 CAPTURES: list[dict[str, Any] | None] = [

@@ -27,8 +27,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from actograph.contract import hooks as grammar
 from actograph.contract.specs import SamplingSpec
+from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.shapes import PYTHON_BOUND, QWEN3_06B
-from tests.support.marks import Mark, median_and_quartiles, print_marks, write_result
 from worker.engine.engine import Engine
 from worker.engine.model.load import wrap_model
 from worker.engine.requests import GenerationRequest, RowChunk

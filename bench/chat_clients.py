@@ -37,13 +37,13 @@ from actograph.demo import MODEL_DIR, PROBLEMS
 from actograph.stack.stack_process import StackProcess
 from bench import chat_drain, chat_load
 from bench.chat_load import Answers, Load, TokenCheck
+from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.process_watch import ProcessWatch, growth, service_processes
 from bench.transformers_serve import serving
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.sessions.reader import SessionReader
 from storage.tables.models import JobRow
-from tests.support.marks import Mark, median_and_quartiles, print_marks, write_result
 
 CLIENTS = 64
 #: chats and sessions are removed after so long

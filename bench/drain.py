@@ -29,8 +29,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from actograph.client import Client
 from actograph.contract.resources import JobStatus
 from actograph.stack.stack_process import StackProcess
+from bench.marks import write_result
 from bench.shapes import QWEN3_06B
-from tests.support.marks import write_result
 
 BASELINE_BATCH = 16
 #: between looks at the job, each of which takes time from a model on the same cores

@@ -23,11 +23,11 @@ import httpx
 import sqlalchemy as sa
 
 from bench.index_rows import Shape, fill
+from bench.marks import Mark, print_marks, write_result
 from bench.session_listing import served
 from storage import migrate, samples
 from storage.index.database import Database
 from storage.tables.models import JobRow, SessionRow
-from tests.support.marks import Mark, print_marks, write_result
 from tests.support.servers.postgres import PostgresServer
 
 SESSIONS = "/v1/activations/sessions"

@@ -4,9 +4,9 @@
 
 Clients submit, cancel, delete, retry, rescore, pause; workers claim, fail, die and commit; two API processes
 reconcile, expire, deliver and sweep: the service's own routes, drain and reconciler, on the same few jobs
-(bench/races). What clients and workers do comes of the seed; how it interleaves does not. The exit status is
-1 where the database refused anything (a deadlock, a broken constraint, a serialization failure), where
-anything raised what no client is told, or where an invariant does not hold in the end. Without a choice,
+(tests/support/races). What clients and workers do comes of the seed; how it interleaves does not. The exit
+status is 1 where the database refused anything (a deadlock, a broken constraint, a serialization failure),
+where anything raised what no client is told, or where an invariant does not hold in the end. By default
 SQLite and a Postgres of its own are both tried.
 """
 

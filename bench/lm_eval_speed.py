@@ -27,9 +27,9 @@ from actograph.client import Client
 from actograph.contract.resources import JobStatus, Sample
 from actograph.stack.stack_process import StackProcess
 from bench.drain import random_weights
+from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.shapes import QWEN3_06B, QWEN3_50M
 from tests.support.lmeval.environment import LmEval
-from tests.support.marks import Mark, median_and_quartiles, print_marks, write_result
 
 SHAPES = {"50m": QWEN3_50M, "qwen3-0.6b": QWEN3_06B}
 BATCH = 16

@@ -20,8 +20,8 @@ from actograph.contract.models import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
 from actograph.plans import Budget, batch_cap, batch_memory, batch_size, capture_need
 from actograph.settings import Settings
+from bench.marks import write_result
 from bench.shapes import LLAMA_8B, QWEN3_06B
-from tests.support.marks import write_result
 
 GIB = 1 << 30
 CUDA_BYTES = GIB

@@ -36,10 +36,10 @@ from rich.table import Table
 from actograph.client import Client
 from actograph.contract.resources import JobStatus, SampleStatus
 from bench import submitters
+from bench.marks import Mark, print_marks, write_result
 from bench.service import Service
 from storage.index.database import Database
 from storage.tables.models import Base, JobRow, SampleRow
-from tests.support.marks import Mark, print_marks, write_result
 from tests.support.servers.postgres import PostgresServer
 
 WORKER = "tests.support.null_worker"

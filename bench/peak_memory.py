@@ -36,8 +36,8 @@ from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from bench import process_memory
 from bench.capture_throughput import CountingSink, build
+from bench.marks import Mark, print_marks, write_result
 from bench.shapes import PYTHON_BOUND
-from tests.support.marks import Mark, print_marks, write_result
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.requests import BufferOptions, GenerationRequest
 

@@ -21,7 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from actograph.analysis.probe import probe
-from tests.support.marks import Mark, median_and_quartiles, print_marks, write_result
+from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 
 FOLDS = 5
 #: for all layers of the full size, on two cores

@@ -29,13 +29,13 @@ import torch
 
 from actograph.client.tensors import open_folder
 from actograph.contract.resources import SessionFile
+from bench.marks import Mark, print_marks, write_result
 from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore
 from storage.sessions.manifest import MANIFEST_NAME, SessionManifest, StoredTensor
 from storage.sessions.reader import open_session
 from storage.sessions.writer import SINGLE_FILE, SessionReader, SessionWriter, TensorRows
-from tests.support.marks import Mark, print_marks, write_result
 
 HOOKS, ROWS, WIDTH = 6, 512, 1024  # 6 MiB of bfloat16: three layers x two points of a 0.6B model
 WRITERS = 4  # as the worker has

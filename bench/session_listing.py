@@ -25,11 +25,11 @@ import httpx
 import sqlalchemy as sa
 
 from actograph.stack.ports import free_port
+from bench.marks import Mark, print_marks, write_result
 from bench.session_rows import Shape, fill
 from storage import migrate
 from storage.index.database import Database
 from storage.tables.models import JobRow, SessionRow
-from tests.support.marks import Mark, print_marks, write_result
 
 SESSIONS = "/v1/activations/sessions"
 Params = dict[str, str | int | float]

@@ -28,9 +28,9 @@ from rich.table import Table
 
 from actograph.client import Client
 from actograph.contract.resources import JobStatus
+from bench.marks import Mark, print_marks, write_result
 from bench.service import Service
 from storage.tables.models import SampleRow
-from tests.support.marks import Mark, print_marks, write_result
 
 
 def drain(count: int, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def smoke(
 ) -> None:
     """Test a running service: capture, read the activations back, evaluate, and clean up.
 
-    Prints one line per step. The exit status names the kind of failure; see docs/operate/smoke.md.
+    Prints one line per step. The exit status names the kind of failure; see docs/operate/running.md.
     """
     from actograph.smoke.failures import SmokeFailed
     from actograph.smoke.smoke import Smoke

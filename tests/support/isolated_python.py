@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.marks import REPO
 from tests.support.servers import Unavailable
 
+REPO = Path(__file__).resolve().parents[2]
 _CONSTRAINTS = Path(__file__).with_name("constraints")
 
 

@@ -180,5 +180,5 @@ def test_another_model_a_pause_and_a_missing_key(
 
 
 def test_every_kind_has_a_place_in_the_docs(pytestconfig: pytest.Config) -> None:
-    page = (pytestconfig.rootpath / "docs/operate/smoke.md").read_text(encoding="utf-8")
+    page = (pytestconfig.rootpath / "docs/operate/running.md").read_text(encoding="utf-8")
     assert [kind.name for kind in Kind if f"| {kind.value} | " not in page] == []

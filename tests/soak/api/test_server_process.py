@@ -178,10 +178,3 @@ def test_several_processes_answer_as_one(run: Run) -> None:
         assert httpx.get(f"{url}/v1/files/{made['id']}/content", trust_env=False).content == content
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 0
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/livez", trust_env=False, timeout=1).is_success
-    except httpx.TransportError:
-        return False

@@ -148,23 +148,6 @@ def test_streams_go_on_where_they_were_when_the_worker_is_killed(
         assert [future.result() for future in futures] == undisturbed
 
 
-def test_on_postgres_a_worker_s_death_changes_no_text_either(
-    up: Up,
-    endless_model: Path,
-    undisturbed: list[str],
-    new_postgres: Callable[[], str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("ACTOGRAPH_DATABASE_URL", new_postgres())
-    service = up(model=str(endless_model))
-    service.await_ready()
-    with ThreadPoolExecutor(STREAMS) as pool:
-        _, futures = begin(service, pool)
-        model_process(service).kill()
-        assert [future.result() for future in futures] == undisturbed
-    assert service.stop() == 0
-
-
 def test_streams_go_on_when_the_broker_forgets_and_dies(service: Any, undisturbed: list[str]) -> None:
     port, password = broker_of(service.home)
     broker = next(filter(is_broker, service.children()))

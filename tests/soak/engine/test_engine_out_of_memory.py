@@ -17,7 +17,6 @@ from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
 from worker.engine.model.memory import LearnedLimit
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowChunk
-from worker.engine.rows.rows import RowStream
 
 pytestmark = pytest.mark.integration
 
@@ -112,21 +111,6 @@ def assert_same(
 PASSES = {"prefill": 0, "first decode step": 1, "middle": 5}
 
 
-@pytest.mark.parametrize("where", PASSES)
-def test_one_failure_halves_the_batch_once(engine_of: EngineOf, undisturbed: Any, where: str) -> None:
-    requests, wanted, want = undisturbed
-    engine, sink, due = engine_of(MODEL), WrittenOnce(), [True]
-
-    def once(batch: int, step: int) -> bool:
-        return step == PASSES[where] and bool(due) and due.pop()
-
-    with scarce(engine, once) as failures:
-        made = engine.generate(requests, sampling=SAMPLING, hooks=HOOKS, sink=sink)
-    assert failures.at == [(5, PASSES[where])]
-    assert sink.resets == [0, 1, 2, 3, 4]
-    assert_same(sink, made, want, wanted)
-
-
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("where", PASSES)
 def test_batches_shrink_until_they_fit(engine_of: EngineOf, undisturbed: Any, where: str, most: int) -> None:
@@ -172,43 +156,6 @@ def test_a_sample_that_never_fits_fails_with_the_numbers_and_the_others_go_on(
     others = WrittenOnce()
     others.kept = {index: rows for index, rows in want.kept.items() if index != 1}
     assert_same(sink, [made[0], *made[2:]], others, [wanted[0], *wanted[2:]])
-
-
-def test_without_capture_a_batch_of_one_is_not_run_again(engine_of: EngineOf, requests_for: Any) -> None:
-    engine = engine_of(MODEL)
-    with scarce(engine, lambda batch, step: step == 2) as failures:
-        made = engine.generate(requests_for(engine, PROMPTS[:2]), sampling=SAMPLING)
-    assert failures.at == [(2, 2), (1, 2), (1, 2)]
-    assert all(isinstance(g.error, OutOfDeviceMemory) for g in made)
-
-
-def test_a_device_without_room_for_held_back_rows_gets_them_one_step_at_a_time(
-    engine_of: EngineOf, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests, wanted, want = undisturbed
-    engine, sink, held = engine_of(MODEL), WrittenOnce(), [0, 0]
-    flush = RowStream._flush
-
-    def counted(stream: RowStream) -> None:
-        held[0] = 0
-        flush(stream)
-
-    decode = RowStream.decode
-
-    def holding(stream: RowStream, values: list[torch.Tensor]) -> None:
-        held[0] += 1
-        held[1] = max(held)
-        if held[0] > 2:  # the allocator refuses the third step that would be held back
-            held[0] = 0
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        decode(stream, values)
-
-    monkeypatch.setattr(RowStream, "_flush", counted)
-    monkeypatch.setattr(RowStream, "decode", holding)
-    made = engine.generate(requests[:1], sampling=SAMPLING, hooks=HOOKS, sink=sink)
-    assert held[1] == 3 and sink.resets == [0]
-    assert made[0].error is None and made[0].generated_ids == wanted[0].generated_ids
-    assert all(len(rows) == len(want.kept[0][hook]) for hook, rows in sink.kept[0].items())
 
 
 def test_rows_stored_before_the_failure_are_reset_and_stored_once(

@@ -11,11 +11,11 @@ import pytest
 
 from tests.support.availability import unavailable
 from tests.support.isolated_python import python_with
-from tests.support.marks import REPO
 from tests.support.servers import Unavailable
 
 pytestmark = pytest.mark.integration
 
+REPO = Path(__file__).resolve().parents[3]
 BUILD_TOOLS = ("build==1.6.1", "hatchling==1.33.0")
 #: these files besides Python's must be in a wheel; the comparison with git covers all others
 DATA = {

@@ -1,13 +1,16 @@
-"""Samples that take too long or hang: they fail with the reason, and the drain goes on."""
+"""Samples that fit into no memory, take too long or hang fail with the reason, and the drain goes on."""
 
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.queue import workers
+from storage.sessions.writer import SessionReader
 from worker.engine.engine import Engine
+from worker.engine.model.memory import LearnedLimit
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -81,7 +84,7 @@ def test_a_prompt_that_hangs_the_device_costs_two_workers_and_one_sample(bench: 
 def test_a_sample_that_takes_too_long_fails_and_its_batch_keeps_what_ended(bench: "Bench") -> None:
     """The model never ends by itself here; what is short ends at a stop string."""
     drawn = {"temperature": 1.0, "seed": 3}
-    plain = bench.submit(inputs=[{"prompt": "one two"}], sampling={"max_tokens": 12, **drawn})
+    plain = bench.submit(inputs=[{"prompt": "one two"}], capture=None, sampling={"max_tokens": 12, **drawn})
     bench.drain().run_slice(plain)
     first_words = bench.samples(plain)[0].completion
     assert first_words
@@ -101,3 +104,42 @@ def test_a_sample_that_takes_too_long_fails_and_its_batch_keeps_what_ended(bench
     assert "4 s" in long.error.message
     assert bench.status(job_id) is JobStatus.COMPLETED
     assert bench.stored_sessions() == {short.session_id}
+
+
+def test_a_sample_that_fits_into_no_memory_fails_with_its_reason_and_the_others_are_stored(
+    bench: "Bench",
+) -> None:
+    """Memory runs out in the fourth step of every batch that holds the longest prompt."""
+    prompts = ["12+13", "one", "Tom has four apples and buys five more: how many has he then?", "nine", "a b"]
+    tokenizer = bench.engine.model.tokenizer
+    longest = len(tokenizer.encode(prompts[2], add_special_tokens=False))
+    sizes: list[int] = []
+    step = prompt_tokens = 0
+
+    def before(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        nonlocal step, prompt_tokens
+        batch, tokens = args[0].shape[:2]
+        step, prompt_tokens = (0, tokens) if tokens > 1 else (step + 1, prompt_tokens)
+        if step == 4 and prompt_tokens == longest:
+            sizes.append(batch)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    job_id = bench.submit(
+        inputs=[{"prompt": text} for text in prompts], capture=CAPTURE, sampling={"max_tokens": 7}
+    )
+    handle = bench.engine.model.hf.get_submodule("model.layers.1.mlp").register_forward_pre_hook(before)
+    try:
+        # rows are in files when memory runs out
+        bench.drain(batch_size=5, shard_bytes=1 << 13).run_slice(job_id)
+    finally:
+        handle.remove()
+        bench.engine.limit = LearnedLimit()
+    assert sizes == [5, 3, 1, 1]
+    *_, lost, fourth, fifth = done = bench.samples(job_id)
+    assert [str(s.status) for s in done] == ["completed", "completed", "failed", "completed", "completed"]
+    assert lost.error is not None and lost.error.details is not None
+    assert lost.error.type == "cuda_out_of_memory" and lost.error.details["rss_bytes"] > 0
+    assert f"{longest} tokens" in lost.error.message
+    for session_id in bench.indexed_sessions():
+        SessionReader(bench.store, session_id).verify()
+    assert {fourth.session_id, fifth.session_id} < bench.indexed_sessions() == bench.stored_sessions()

@@ -18,6 +18,7 @@ from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
 from storage.samples.expansion import capture_samples
+from tests.integration.worker.conftest import WakeLog
 from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
@@ -27,11 +28,6 @@ pytestmark = pytest.mark.integration
 
 QWEN, LLAMA = "tiny-qwen3", "stories260k"
 WORKER = "wrk_" + "0" * 32
-
-
-class Broker:
-    def wake(self, model: str, hops: int = 0) -> bool:
-        return True
 
 
 class Bench:
@@ -54,7 +50,7 @@ class Bench:
             settings=self.settings,
             database=self.database,
             store=open_store(self.settings.effective_artifact_url),
-            broker=Broker(),  # type: ignore[arg-type]
+            broker=WakeLog(),  # type: ignore[arg-type]
             models=self.holder,
             worker_id=WORKER,
             stop=StopSignal.create(home),

@@ -91,7 +91,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
     opened.close()
 
 
-Make = Callable[[Sequence[str]], Worker]
+Make = Callable[..., Worker]
 
 
 @pytest.fixture
@@ -104,11 +104,11 @@ def make(tmp_path: Path, shared: Path, database: Database, queues: Queues) -> It
     torch.set_num_threads(2)
     made: list[Worker] = []
 
-    def start(served: Sequence[str]) -> Worker:
+    def start(served: Sequence[str], **changes: Any) -> Worker:
         model, *others = (f"{name}={shared / 'models' / name}" for name in served)
         settings = Settings(
             home=tmp_path, model=model, allowed_models=tuple(others), device="cpu", batch_size=1,
-            slice_seconds=1e-6,
+            slice_seconds=1e-6, **changes,
         )  # fmt: skip
         made.append(Worker(settings, database, queues, served))
         return made[-1]
@@ -173,6 +173,22 @@ def test_a_model_that_nobody_holds_is_loaded_by_one_worker_that_may(
         assert {jobs.status_of(session, job_id) for job_id in made} == {JobStatus.COMPLETED}
         assert routing.held_models(session) == {FIRST, SECOND}
     assert (fixed.loaded, free.loaded) == ([FIRST], [FIRST, SECOND])
+
+
+@pytest.mark.parametrize(
+    ("hold_seconds", "loads"),
+    [(600.0, [FIRST, SECOND]), (0.0, [FIRST, SECOND] * 3)],
+    ids=["grouped", "in-turn"],
+)
+def test_jobs_of_two_models_are_grouped_for_as_long_as_a_model_is_held(
+    database: Database, queues: Queues, make: Make, hold_seconds: float, loads: list[str]
+) -> None:
+    worker = make([FIRST, SECOND], model_hold_seconds=hold_seconds)
+    made = [submit(database, queues, model) for model in (FIRST, SECOND)]
+    assert worker.drain.look()
+    with database.read() as session:
+        assert {jobs.status_of(session, job_id) for job_id in made} == {JobStatus.COMPLETED}
+    assert worker.loaded == loads
 
 
 def test_idle_workers_join_a_long_job_by_asking_the_index(

@@ -20,13 +20,14 @@ from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index import events
 from storage.index.database import Database
-from storage.jobs import jobs
+from storage.jobs import control, jobs
 from storage.queue import model_loads, pins, workers
 from storage.samples.expansion import capture_samples
 from storage.sessions import sessions
 from storage.sessions.manifest import SessionManifest
 from storage.sessions.writer import SessionReader
 from storage.tables.models import JobRow, SessionRow
+from tests.integration.worker.conftest import WakeLog
 from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
@@ -41,15 +42,6 @@ FIRST, SECOND = (
 )
 
 
-class Broker:
-    def __init__(self) -> None:
-        self.woken: list[str] = []
-
-    def wake(self, model: str, hops: int = 0) -> bool:
-        self.woken.append(model)
-        return True
-
-
 class Worker:
     """A worker in this process whose slices have one batch of two samples."""
 
@@ -59,12 +51,11 @@ class Worker:
         with bench.database.write() as session:
             workers.register(session, self.id, hostname="here", pid=number + 1, model=MODEL)
         self.holder = ModelHolder(bench.settings, self._loaded, bench.options_of)
-        self.broker = Broker()
         self.drain = Drain(
             settings=bench.settings,
             database=bench.database,
             store=bench.store,
-            broker=self.broker,  # type: ignore[arg-type]
+            broker=WakeLog(),  # type: ignore[arg-type]
             models=self.holder,
             worker_id=self.id,
             stop=StopSignal.create(bench.settings.home / self.id),
@@ -172,8 +163,11 @@ def bench(tmp_path: Path, shared: Path) -> Iterator[Bench]:
     made.database.close()
 
 
-@pytest.mark.parametrize("is_pinned", [True, False], ids=["pinned-at-submit", "pinned-at-first-claim"])
-@pytest.mark.parametrize("reload", [{"savepoints": SECOND}, {}], ids=["another-savepoint", "plain"])
+@pytest.mark.parametrize(
+    ("is_pinned", "reload"),
+    [(True, {"savepoints": SECOND}), (False, {})],
+    ids=["pinned-at-submit", "pinned-at-first-claim"],
+)
 def test_a_savepoint_means_what_it_meant_before_a_reload(
     bench: Bench, is_pinned: bool, reload: dict[str, Any]
 ) -> None:
@@ -217,22 +211,6 @@ def test_a_running_job_keeps_the_variant_that_it_began_with(bench: Bench, option
     (said,) = [event for event in bench.log(job_id) if event.event == "model.reloaded"]
     assert field in said.data["differences"]
     assert "model.reloaded" not in [event.event for event in bench.log(later)]
-
-
-def test_new_jobs_get_the_last_load_while_an_older_one_runs_as_pinned(bench: Bench) -> None:
-    worker = bench.worker()
-    job_id = bench.submit(hooks=["resid_post.0"])
-    worker.load(dtype="bfloat16")
-    worker.drain.run_slice(job_id)
-    engine = worker.holder.engine
-    assert engine is not None and engine.structure.dtype == "float32"
-    with bench.database.read() as session:
-        shown = workers.structure(session, MODEL)
-    assert shown is not None
-    assert shown.dtype == "bfloat16"
-    new = bench.job(bench.submit(hooks=["resid_post.0"]))
-    assert new.pinned is not None
-    assert new.pinned["identity"]["dtype"] == "bfloat16"
 
 
 def test_two_variants_are_loaded_once_each_not_once_a_slice(bench: Bench) -> None:
@@ -292,8 +270,6 @@ def test_the_job_goes_on_once_the_former_weights_are_back(bench: Bench) -> None:
     assert bench.finish(worker, job_id) is JobStatus.FAILED
     path.write_bytes(former)
     with bench.database.write() as session:
-        from storage.jobs import control
-
         control.retry(session, job_id)
     assert bench.finish(worker, job_id) is JobStatus.COMPLETED
     assert Counter(s.identity_sha256 for s in bench.sessions(job_id)) == {
@@ -302,26 +278,13 @@ def test_the_job_goes_on_once_the_former_weights_are_back(bench: Bench) -> None:
 
 
 def test_of_two_workers_the_first_claim_decides(bench: Bench) -> None:
-    first = bench.worker()
-    job_id = bench.submit(hooks=["late", "resid_post.0"], is_pinned=False)
-    unpinned = bench.job(job_id)
-    first.load(savepoints=FIRST, dtype="bfloat16")
-    second = bench.worker()
-    first.load(savepoints=SECOND)
-    # both have read the job before either of them pins it
-    in_hand = [worker.drain._model for worker in (second, first)]
-    second_pin = in_hand[0].engine_of_job(unpinned)[1]
-    second.load(dtype="bfloat16", savepoints=FIRST)
-    first_engine, first_pin = in_hand[1].engine_of_job(unpinned)
-    assert first_pin == second_pin
-    assert first_pin is not None
-    assert first_engine.structure.identity is not None
-    assert first_engine.structure.identity.sha256 == first_pin.identity.sha256
+    first, second = bench.worker(), bench.worker()
+    job_id = bench.submit(hooks=["resid_post.0"], is_pinned=False)
+    second.load(dtype="bfloat16")
     for worker in (first, second, first, second):
         worker.drain.run_slice(job_id)
     assert bench.job(job_id).status == JobStatus.COMPLETED
-    assert {m.tensors["resid_post.0"].dtype for m in bench.manifests(job_id)} == {"F32"}
-    assert {m.resolved_hooks["late"] for m in bench.manifests(job_id)} == {"mlp_out.1"}
+    assert [m.identity_sha256 for m in bench.manifests(job_id)] == [bench.job(job_id).identity_sha256] * 8
 
 
 def test_a_job_whose_weights_are_gone_is_left_to_the_worker_that_has_them(bench: Bench) -> None:

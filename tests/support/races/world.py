@@ -8,6 +8,7 @@ that asked would try again: a deadlock that is retried is still a deadlock.
 
 import logging
 import random
+import re
 import threading
 import time
 import traceback
@@ -21,7 +22,7 @@ import sqlalchemy as sa
 import torch
 from sqlalchemy import event
 
-from actograph.contract.errors import ActographError
+from actograph.contract.errors import ActographError, IdempotencyInFlight
 from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
 from actograph.settings import Settings
 from api.background import Background
@@ -41,6 +42,8 @@ MODEL = "null"
 HOOK = "resid_post.0"
 WIDTH = 4
 HOST = "races"
+#: two first requests with one key at once: what SQLite says, and the name of the index on Postgres
+KEY_IS_UNIQUE = re.compile(r"(jobs|batches)\.idempotency_key|uq_(jobs|batches)_owner_idempotency_key")
 #: a pid of a worker that is no more
 DEAD_PID = -1
 
@@ -50,6 +53,7 @@ class Faults:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._act = threading.local()
         self.found: list[str] = []
         #: act -> how often it was done, and how often it was refused as the service refuses things
         self.done: Counter[str] = Counter()
@@ -59,16 +63,25 @@ class Faults:
         with self._lock:
             self.found.append(what)
 
+    def expect_in_flight(self) -> None:
+        """The act of this thread lost against a request with the same key: it must end with a 409."""
+        self._act.has_lost = True
+
     @contextmanager
     def guard(self, act: str) -> Iterator[None]:
         """Notes every error but those that the service would tell its client."""
+        self._act.has_lost = False
+        is_in_flight = False
         try:
             yield
             self.done[act] += 1
-        except ActographError:
+        except ActographError as error:
             self.refused[act] += 1
+            is_in_flight = isinstance(error, IdempotencyInFlight)
         except Exception:  # noqa: BLE001 (any is a fault)
             self.note(f"{act}: {traceback.format_exc()}")
+        if self._act.has_lost and not is_in_flight:
+            self.note(f"{act}: its Idempotency-Key was in use, and it was not answered 409")
 
 
 class FaultyLog(logging.Handler):
@@ -279,8 +292,11 @@ class World:
 
     def _refused(self, context: sa.engine.ExceptionContext) -> None:
         error = context.original_exception
-        if "idempotency_key" in str(error):
-            return  # the second of two first requests at once, which is answered 409
+        if isinstance(context.sqlalchemy_exception, sa.exc.IntegrityError) and KEY_IS_UNIQUE.search(
+            str(error)
+        ):
+            self.faults.expect_in_flight()
+            return
         self.faults.note(
             f"the database refused: {type(error).__name__}: {error}\n{context.statement}\n"
             + "".join(traceback.format_stack(limit=14)[:-2])

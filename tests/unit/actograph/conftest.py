@@ -58,7 +58,6 @@ class ContractServer:
 
     url: str = ""
     api_key: str = ""
-    ready: bool = True
     jobs: dict[str, resources.Job] = field(default_factory=dict)
     samples: dict[str, list[resources.Sample]] = field(default_factory=dict)
     results: dict[str, resources.JobResults] = field(default_factory=dict)
@@ -206,13 +205,7 @@ class Handler(BaseHTTPRequestHandler):
     # routes
 
     def list_jobs(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
-        found = [
-            job
-            for job in self.state.jobs.values()
-            if query.get("status") in (None, str(job.status))
-            and query.get("kind") in (None, job.kind)
-            and ("tag" not in query or query["tag"] in job.tags)
-        ]
+        found = [job for job in self.state.jobs.values() if query.get("status") in (None, str(job.status))]
         return 200, page(sorted(found, key=lambda job: -job.created_at), query)
 
     def submit(self, _: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
@@ -395,7 +388,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.queue(query, body)
 
     def readyz(self, _: dict[str, str], __: bytes) -> None:
-        self._send(200 if self.state.ready else 503, b"ok\n", "text/plain")
+        self._send(200, b"ok\n", "text/plain")
 
     def _job(self, job_id: str) -> resources.Job:
         if job_id not in self.state.jobs:

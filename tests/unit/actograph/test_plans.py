@@ -74,22 +74,6 @@ def test_a_session_is_its_rows_and_a_little_more() -> None:
     assert stored(["resid_post.0", "logits"]) - stored(["resid_post.0"]) < 11 * VOCAB * 2 + 512
 
 
-def test_every_part_of_a_batch_is_counted() -> None:
-    found = memory(3, scored=7)
-    assert found.cache == 3 * 20 * KV
-    assert found.logits == 3 * 3 * 4 * VOCAB
-    assert found.activations == 3 * PROMPT * HIDDEN * 2 * 16
-    assert found.attention == 3 * PROMPT**2 * (1 + 2 * 2)
-    assert found.device == 7 + found.cache + found.logits + found.activations + found.attention
-    assert memory(1).attention == 0, "one prompt alone is not padded"
-    assert memory(1, {"mask_bytes_per_pair": 0, "scores_bytes_per_pair": 42}).attention == PROMPT**2 * 42
-    assert memory(max_tokens=54) == memory(max_tokens=64), "the cache stops at the context length"
-    reading = memory(3, max_tokens=0)
-    assert (reading.cache, reading.logits) == (0, 0)
-    routed = memory(1, {"num_experts": 64, "experts_per_token": 8})
-    assert memory().activations * (16 + 3 * 8) == routed.activations * 16
-
-
 def test_the_batch_is_the_largest_that_fits() -> None:
     assert size() == 16
     five = int((memory(5).device + 1) / plans.USABLE) + 1

@@ -1,6 +1,6 @@
 import pytest
 
-from actograph.progress import Bar, Lines, progress_text
+from actograph.progress import Lines, progress_text
 
 
 def test_text(subtests: pytest.Subtests) -> None:
@@ -21,11 +21,3 @@ def test_lines_are_spared_but_the_last_is_written(capsys: pytest.CaptureFixture[
         for done in range(5):
             shown.update("in_progress", done, 0, 5, None)
     assert capsys.readouterr().err.splitlines() == ["queued 0/5", "in_progress 0/5", "in_progress 4/5"]
-
-
-def test_the_bar_takes_every_state(capsys: pytest.CaptureFixture[str]) -> None:
-    with Bar() as shown:
-        shown.update("queued", 0, 0, 0, None)
-        shown.update("in_progress", 5, 1, 10, 2.0)
-        shown.update("completed", 10, 1, 10, 2.0)
-    assert "10/10" in capsys.readouterr().err

@@ -66,21 +66,6 @@ def test_row_range_is_a_numpy_slice(rows: int, width: int, data: st.DataObject) 
     assert raw[offset : offset + length] == array[start:stop].tobytes()
 
 
-@given(st.lists(st.integers(0, 4), max_size=6), st.data())
-def test_overlaps_cover_every_row_once(lengths: list[int], data: st.DataObject) -> None:
-    ends = np.cumsum(lengths).tolist()
-    parts = list(zip([0, *ends], ends, strict=False))
-    total = sum(lengths)
-    start = data.draw(st.integers(0, total))
-    stop = data.draw(st.integers(start, total))
-    rows = [
-        parts[i][0] + row
-        for i, low, high in tensor_files.overlaps(parts, start, stop)
-        for row in range(low, high)
-    ]
-    assert rows == list(range(start, stop))
-
-
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 4), (2, 1), (4, 4)])
 def test_rows_outside_the_tensor_are_refused(start: int, stop: int) -> None:
     raw = encode_tensors({"t": ("F32", (3, 1), bytes(12))})
@@ -133,23 +118,6 @@ def test_a_file_that_is_cut_or_longer_is_refused(change: int) -> None:
         tensor_files.read_header(reader(data + b"x"), len(data) + change)
 
 
-@given(st.binary(max_size=200))
-def test_noise_never_passes_or_crashes(noise: bytes) -> None:
-    for data in (noise, file_of(noise)):
-        try:
-            header = tensor_files.read_header(reader(data), len(data))
-        except StoreDamaged:
-            continue
-        assert header.data_start <= len(data)
-
-
-def test_a_name_twice_is_refused_on_writing() -> None:
-    with pytest.raises(ValueError, match="twice"):
-        tensor_files.encode_header([("a", "F32", (1,)), ("a", "F32", (1,))])
-    with pytest.raises(ValueError, match="do not make"):
-        encode_tensors({"a": ("F32", (2,), bytes(4))})
-
-
 def test_every_bfloat16_widens_as_torch_widens_it() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     ours = tensor_files.bfloat16_to_float32(bits)
@@ -197,20 +165,3 @@ def test_npy_is_read_by_numpy(subtests: pytest.Subtests) -> None:
                 )
                 assert (again.dtype, again.shape) == (values.dtype, shape)
                 assert np.array_equal(again, values)
-
-
-def test_json_has_null_for_what_json_lacks() -> None:
-    array = np.array([[1.5, np.nan], [np.inf, -2.0]], dtype=np.float32)
-    assert json.loads(json.dumps(tensor_files.json_rows(array), allow_nan=False)) == [
-        [1.5, None],
-        [None, -2.0],
-    ]
-    assert tensor_files.json_rows(np.array([[1, 2]])) == [[1, 2]]
-
-
-@pytest.mark.parametrize("length", [0, 40, 200, 203])
-def test_a_header_fills_the_room_left_for_it(length: int) -> None:
-    tight = tensor_files.encode_header([("a", "U8", (1,))])
-    header = tensor_files.encode_header([("a", "U8", (1,))], at_least=length)
-    assert len(header) == max(length, len(tight))
-    assert tensor_files.read_header(reader(header + b"x"), len(header) + 1).data_start == len(header)

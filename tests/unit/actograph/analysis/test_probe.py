@@ -61,14 +61,6 @@ def test_a_planted_direction_is_read_at_its_bayes_rates(kind: ProbeKind) -> None
     assert roc_auc_score(labels, features @ found.direction.weights) == pytest.approx(found.auroc, abs=0.02)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_shuffled_labels_are_read_at_chance(seed: int) -> None:
-    features, labels = planted(300, 40, 3.0, seed)
-    found = probe(features, labels, seed=seed, resamples=200, c=0.01)
-    low, high = found.baselines["shuffled_labels"]["auroc_interval"]
-    assert low <= 0.5 <= high < found.auroc
-
-
 def test_labels_that_follow_the_group_alone_are_not_learnt() -> None:
     """Random labels of duplicated rows are learnt by heart if the duplicates are split."""
     generator = np.random.default_rng(0)
@@ -81,13 +73,6 @@ def test_labels_that_follow_the_group_alone_are_not_learnt() -> None:
     assert split.auroc > 0.95
     low, high = grouped.auroc_interval
     assert low <= 0.5 <= high
-
-
-def test_equal_rows_are_a_group_by_default() -> None:
-    features, labels = planted(60, 8, 1.0)
-    found = probe(np.repeat(features, 3, axis=0), np.repeat(labels, 3), resamples=10)
-    assert found.groups == 60
-    assert (found.fold_of.reshape(60, 3) == found.fold_of.reshape(60, 3)[:, :1]).all()
 
 
 def test_baselines_read_what_they_are_given() -> None:

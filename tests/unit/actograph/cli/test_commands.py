@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import actograph
 from actograph.contract import models, operations, resources
 from tests.support.command_line import Run
 
@@ -52,14 +51,6 @@ def test_jobs_ls_is_a_table(service: Any, run: Run) -> None:
     assert out.splitlines()[1].endswith("night,a")
     assert "in_progress 312/1319, 2 failed" in out.splitlines()[2]
     assert "1m1s" in out.splitlines()[2]
-
-
-def test_jobs_ls_as_json_lines_and_as_ids(service: Any, run: Run) -> None:
-    for number in (1, 2):
-        service.add_job(number)
-    _, out, _ = run("jobs", "ls", "--format", "json")
-    assert [json.loads(line)["id"] for line in out.splitlines()] == [f"job_{2:032x}", f"job_{1:032x}"]
-    assert run("jobs", "ls", "-q")[1].splitlines()[0] == f"job_{2:032x}"
 
 
 def test_jobs_ls_says_that_there_are_more(service: Any, run: Run) -> None:
@@ -124,20 +115,6 @@ def test_submit_from_a_file_with_flags_over_it(service: Any, run: Run, tmp_path:
     assert (spec["kind"], spec["priority"], spec["sampling"]["seed"]) == ("capture", 3, 5)
 
 
-def test_submit_a_dataset_to_read(service: Any, run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "texts.jsonl"
-    path.write_text('{"body": "one"}\n')
-    _, out, _ = run(
-        *("jobs", "submit", "--kind", "capture", "--model", "m", "--dataset", path, "--text-field", "body"),
-        *("--mode", "prefill", "--truncate", "--limit", 5, "--capture", "mlp_in"),
-    )
-    spec = service.jobs[out.strip()].spec
-    (file_id,) = service.uploads
-    assert (spec["kind"], spec["dataset"]["file_id"], spec["text_field"]) == ("capture", file_id, "body")
-    assert (spec["truncate"], spec["limit"]) == (True, 5)
-    assert (spec["capture"]["points"], spec["capture"]["mode"]) == (["mlp_in"], "prefill")
-
-
 def test_submit_finds_mistakes_before_it_uploads(service: Any, run: Run, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(ROW)
@@ -154,11 +131,6 @@ def test_submit_without_a_model_where_several_are_served(service: Any, run: Run)
     assert (code, err) == (1, "error: choose a model with --model; served: a, b\n")
 
 
-def test_submit_of_a_dataset_that_is_not_there(run: Run) -> None:
-    code, _, err = run("jobs", "submit", "--model", "m", "--dataset", "/none.jsonl")
-    assert (code, err) == (1, "error: --dataset: no file '/none.jsonl'\n")
-
-
 @pytest.mark.parametrize(("status", "expected"), [("completed", 0), ("failed", 1), ("cancelled", 2)])
 def test_watch_ends_with_the_jobs_end(service: Any, run: Run, status: str, expected: int) -> None:
     numbers = {"total": 4, "completed": 4, "failed": 0}
@@ -172,16 +144,6 @@ def test_watch_ends_with_the_jobs_end(service: Any, run: Run, status: str, expec
     assert f"{status} 4/4, 2.00 samples/s" in err
     assert err.splitlines()[-1] == f"job {job.id} {status}"
     assert "1 of 4 samples ended at max_tokens" in err
-
-
-def test_watch_of_a_prefill_job_says_that_texts_were_cut(service: Any, run: Run) -> None:
-    numbers = {"total": 4, "completed": 4, "failed": 0}
-    spec = {"capture": {"mode": "prefill"}}
-    job = service.add_job(1, kind="capture", status="completed", progress=numbers, spec=spec)
-    service.results[job.id] = results(job.id)
-    _, _, err = run("jobs", "watch", job.id)
-    assert "1 of 4 texts were cut to the model's context" in err
-    assert "max_tokens" not in err
 
 
 def test_cancel_and_rm_go_on_after_a_failure(service: Any, run: Run) -> None:
@@ -208,19 +170,6 @@ def test_sessions_ls_show_and_rm(service: Any, run: Run) -> None:
     assert "activations.safetensors" in out
     assert run("sessions", "rm", f"ses_{1:032x}")[0] == 0
     assert len(service.sessions) == 2
-
-
-def test_sessions_pull(service: Any, run: Run, tmp_path: Path) -> None:
-    one, two = service.add_session(1), service.add_session(2)
-    code, out, err = run("sessions", "pull", one.id, two.id, "--out", tmp_path / "pulled")
-    assert code == 0
-    assert out.splitlines() == [str(tmp_path / "pulled" / one.id), str(tmp_path / "pulled" / two.id)]
-    assert "2 sessions, 4 files, 1.4 kB, verified" in err
-    for session in (one, two):
-        folder = tmp_path / "pulled" / session.id
-        assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
-            name: data for (owner, name), data in service.stored.items() if owner == session.id
-        }
 
 
 def test_pull_of_damaged_bytes_fails_and_the_rest_is_pulled(service: Any, run: Run, tmp_path: Path) -> None:
@@ -262,27 +211,7 @@ def test_models_and_workers(service: Any, run: Run) -> None:
     assert "embed   model.embed_tokens.output      96   float32" in out
     assert "router_logits   dense" in out
     assert "model.norm.output" not in out
-    assert "experts" not in out
-    service.structure = service.structure.model_copy(update={"num_experts": 64, "experts_per_token": 8})
-    assert "experts:       64, 8 per token" in run("models", "structure")[1]
     assert "model.norm.output" in run("models", "structure", "--modules")[1]
-    assert "SAVEPOINT" not in out and "hook_embed" not in out
-    named = service.structure.model_copy(
-        update={
-            "savepoints": {"start": "embed"},
-            "hooks": {
-                "embed": service.structure.hooks["embed"].model_copy(
-                    update={"aliases": ["hook_embed", "start"]}
-                )
-            },
-            "module_tensors": {"model.norm.output": models.LocationInfo(width=31, dtype="int64")},
-        }
-    )
-    service.structure = named
-    out = run("models", "structure", "--names", "--modules")[1]
-    assert "start       embed" in out
-    assert "embed   hook_embed  start" in out
-    assert "model.norm.output" in out and "31   int64" in out
     assert json.loads(run("models", "structure", "org/demo", "--format", "json")[1])["num_layers"] == 2
 
 
@@ -303,11 +232,6 @@ def test_no_service_is_one_line(run: Run) -> None:
     assert err.endswith("; start it with: actograph up\n")
 
 
-def test_debug_shows_the_traceback(run: Run) -> None:
-    with pytest.raises(Exception, match="cannot reach"):
-        run("--debug", "--url", "http://127.0.0.1:9", "jobs", "ls")
-
-
 def test_usage_errors_are_not_exit_2(run: Run) -> None:
     for typed, told in [
         ("jobs frobnicate", "error: no such command 'frobnicate'; see: actograph jobs --help\n"),
@@ -315,20 +239,6 @@ def test_usage_errors_are_not_exit_2(run: Run) -> None:
         ("jobs ls --nope", "error: no such option: --nope; see: actograph jobs ls --help\n"),
     ]:
         assert run(*typed.split()) == (1, "", told)
-
-
-def test_the_command_as_a_module() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "actograph", "--version"], capture_output=True, text=True, check=True
-    )
-    assert ended.stdout == f"actograph {actograph.__version__}\n"
-
-
-def test_a_setting_that_cannot_be_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACTOGRAPH_PORT", "many")
-    code, _, err = run("jobs", "ls")
-    assert code == 1
-    assert err.startswith("error: ACTOGRAPH_PORT: ")
 
 
 @pytest.mark.integration

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from actograph.cli.main import main
-from actograph.client import Client
 from actograph.contract.resources import (
     ActivationComparison,
     ConditionComparison,
@@ -90,32 +89,3 @@ def test_activations_are_asked_for_as_typed(service: Any, run: Run) -> None:
     assert cells(lines[3]) == [
         "resid_post.1", "9", "1", "2", "1.5", "0.5000", "N/A", "vec_" + "1" * 32,
     ]  # fmt: skip
-
-
-def test_json_is_the_answer_itself(service: Any, run: Run) -> None:
-    assert json.loads(run("--format", "json")[1]) == json.loads(service.comparison.model_dump_json())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--store-as", "mood"], "need --activations"),
-    ],
-)
-def test_what_cannot_be_asked_is_told_in_one_line(run: Run, arguments: list[str], says: str) -> None:
-    code, out, err = run(*arguments)
-    assert (code, out, err.count("\n")) == (1, "", 1)
-    assert says in err
-
-
-def test_the_same_from_a_job_in_python(service: Any, run: Run) -> None:
-    with Client(service.url, "") as client:
-        job = next(client.jobs.list())
-        found = job.compare_activations("kind", positions="answer", hooks=["resid_post.1"], store_as="kind")
-        assert found == service.activation_comparison
-        assert job.comparison(baseline="plain") == service.comparison
-        assert json.loads(service.seen[-2].body) == {
-            "condition": "kind", "positions": "answer", "hooks": ["resid_post.1"], "store_as": "kind",
-        }  # fmt: skip
-        assert client.jobs.delete(job.id).deleted
-        assert list(client.jobs.list()) == []

@@ -21,15 +21,3 @@ def test_other_beginnings_are_refused(subtests: pytest.Subtests) -> None:
     for typed, error in refused.items():
         with subtests.test(typed), pytest.raises(error):
             full_id(typed, "job", lambda _: ITEMS)
-
-
-def test_only_a_beginning_is_looked_up() -> None:
-    asked = []
-
-    def listed(start: str) -> list[SimpleNamespace]:
-        asked.append(start)
-        return ITEMS
-
-    assert full_id("ab", "job", listed) == B
-    assert full_id(A, "job", listed) == A
-    assert asked == ["job_ab"]

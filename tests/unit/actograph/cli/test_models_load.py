@@ -30,19 +30,3 @@ def test_it_waits_until_the_model_is_there(service: Any, run: Run) -> None:
             {"name": "x", "selector": "embed"},
         ],
     }
-
-
-def test_a_refusal_is_told_and_an_error(service: Any, run: Run) -> None:
-    service.model_loads = [seen_as(JobStatus.QUEUED), seen_as(JobStatus.FAILED, "it does not fit")]
-    code, out, err = run("models", "load", "m")
-    assert (code, out) == (1, "")
-    assert "it does not fit" in err
-    service.model_loads = [seen_as(JobStatus.QUEUED), seen_as(JobStatus.CANCELLED)]
-    assert run("models", "load", "m")[0] == 2
-
-
-def test_a_pair_that_is_none_is_refused_before_anything_is_sent(service: Any, run: Run) -> None:
-    code, _, err = run("models", "load", "m", "--savepoint", "late")
-    assert code == 1
-    assert "NAME=VALUE" in err
-    assert service.seen == []

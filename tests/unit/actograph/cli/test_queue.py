@@ -25,11 +25,3 @@ def test_info_pause_and_resume(service: Any, run: Run) -> None:
     assert run("queue", "resume")[:2] == (0, "running\n")
     service.pauses = [DISK]
     assert run("queue", "resume") == (0, "still paused\n", "disk: only 5 bytes free\n")
-
-
-def test_retry_goes_on_after_a_refusal(service: Any, run: Run) -> None:
-    failed, done = service.add_job(1, status="failed"), service.add_job(2)
-    code, out, err = run("jobs", "retry", done.id, failed.id)
-    assert (code, out) == (1, f"{failed.id}\n")
-    assert "nothing to retry" in err
-    assert service.jobs[failed.id].status == "queued"

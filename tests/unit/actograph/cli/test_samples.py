@@ -1,6 +1,5 @@
 """`actograph jobs samples`: verdicts, errors, and texts that end where the terminal does."""
 
-import json
 from typing import Any
 
 import pytest
@@ -50,12 +49,3 @@ def test_a_line_for_each_sample(
     assert right.split()[:6] == ["0", "plain", "0", "completed", "yes", "5"] and "so it is #### 3" in right
     assert "ses_aaaaaaaaaaaa" in wrong and wrong.endswith("答…")
     assert "context_length_exceeded: too long" in failed
-
-
-def test_samples_by_verdict(job: resources.Job, capsys: pytest.CaptureFixture[str]) -> None:
-    job_id = job.id
-    assert main(["jobs", "samples", job_id, "--limit", "1"]) == 0
-    assert "only the first 1; show more with --limit" in capsys.readouterr().err
-    for options, expected in [((), [0, 1, 2]), (("--correct",), [0]), (("--incorrect",), [1])]:
-        assert main(["jobs", "samples", job_id, *options, "--format", "json"]) == 0
-        assert [json.loads(line)["index"] for line in capsys.readouterr().out.splitlines()] == expected

@@ -1,57 +1,10 @@
 """What is told where a service cannot be reached: one line that says what is wrong and where."""
 
-import socket
-import threading
-from collections.abc import Iterator
-
 import pytest
 
-from actograph.client import ApiError, Client, ServiceUnreachable
+from actograph.client import ApiError, Client
 from actograph.contract.base import ProblemItem
 from actograph.contract.errors import InvalidRequest
-
-PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
-
-
-@pytest.fixture(autouse=True)
-def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in PROXY_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-
-
-@pytest.fixture
-def rude() -> Iterator[str]:
-    """Says something that is no HTTP, and hangs up."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def answer() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(4096)
-                connection.sendall(b"220 mail.example ESMTP\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
-        thread.join()
-
-
-def told(url: str) -> str:
-    with Client(url, "", retries=0) as client, pytest.raises(ServiceUnreachable) as caught:
-        client.jobs.get("job_1")
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_what_speaks_no_http(rude: str) -> None:
-    assert f"the service at http://{rude} closed the connection" in told(f"http://{rude}")
-
-
-def test_a_name_that_nobody_knows() -> None:
-    message = told("http://nowhere.invalid")
-    assert message.startswith("cannot reach the service at http://nowhere.invalid (")
-    assert message.endswith("; check the address and proxies")
 
 
 def test_what_is_no_url_of_a_service(subtests: pytest.Subtests) -> None:

@@ -16,8 +16,7 @@ from actograph.client import (
     UnexpectedAnswer,
     transport,
 )
-from actograph.contract import base, models, resources
-from actograph.contract.errors import InvalidRequest, StoreDamaged
+from actograph.contract import base
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.specs import FileDataset
 
@@ -34,19 +33,6 @@ def test_upload_sends_the_bytes_the_name_and_the_purpose(
     assert file.bytes == len(data)
     _, purpose, received = service.uploads[file.id]
     assert (purpose, hashlib.sha256(received).digest()) == ("dataset", hashlib.sha256(data).digest())
-
-
-def test_a_long_upload_shows_how_far_it_is(
-    service: Any, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "small.jsonl").write_bytes(b"{}")
-    client.files.upload(tmp_path / "small.jsonl", progress=True)
-    assert capsys.readouterr().err == ""
-    large = tmp_path / "large.jsonl"
-    large.write_bytes(bytes(range(256)) * 40_000)
-    file = client.files.upload(large, progress=True)
-    assert service.uploads[file.id][2] == large.read_bytes()
-    assert capsys.readouterr().err.splitlines()[-1].startswith("sending 10/10")
 
 
 def test_submit_takes_a_mapping_and_a_model(service: Any, client: Client) -> None:
@@ -87,14 +73,6 @@ def test_reads_are_repeated_while_the_service_is_away(service: Any, client: Clie
         assert len(service.seen) == 4
 
 
-def test_retries_end_and_the_last_reason_is_told(service: Any, client: Client) -> None:
-    service.faults = [503] * 10
-    with pytest.raises(ApiError, match=r"503 .*busy") as caught:
-        client.jobs.get("job_1")
-    assert caught.value.status == 503
-    assert len(service.seen) == 4
-
-
 def test_other_failures_are_not_repeated(service: Any, client: Client, subtests: pytest.Subtests) -> None:
     for status in (500, 403, 404):
         service.faults = [status]
@@ -112,20 +90,6 @@ def test_an_upload_is_not_repeated_once_it_was_sent(service: Any, client: Client
     with pytest.raises(ServiceUnreachable):
         client.files.upload(path)
     assert len(service.paths("POST")) == 1
-
-
-def test_no_service_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with (
-        Client(f"http://127.0.0.1:{port}/", "", retries=2) as client,
-        pytest.raises(ServiceUnreachable) as caught,
-    ):
-        client.jobs.list().__next__()
-    message = str(caught.value)
-    assert message.startswith(f"cannot reach the service at http://127.0.0.1:{port} (")
-    assert message.endswith("; start it with: actograph up")
 
 
 def test_a_silent_service_is_told_from_an_absent_one() -> None:
@@ -177,26 +141,6 @@ def test_lists_follow_every_page_and_pass_filters_on(service: Any, client: Clien
     assert len(list(client.jobs.list(status="failed", page_size=3))) == 4
 
 
-def test_samples_sessions_workers_queue_models_and_structure(service: Any, client: Client) -> None:
-    job = service.add_job(1, status="queued")
-    service.samples[job.id] = [
-        resources.Sample(
-            id=f"smp_{n:032x}", job_id=job.id, index=n, status=resources.SampleStatus.COMPLETED, input={}
-        )
-        for n in range(5)
-    ]
-    for number in range(5):
-        service.add_session(number)
-    service.models = [models.Model(id="org/demo", created=1)]
-    assert [s.index for s in client.jobs.get(job.id).samples()] == [0, 1, 2, 3, 4]
-    assert {s.sample_index for s in client.sessions.list(correct=True, page_size=2)} == {0, 2, 4}
-    assert [m.id for m in client.models.list()] == ["org/demo"]
-    assert client.workers.list() == []
-    assert client.queue.get().next == [job.id]
-    with pytest.raises(ApiError, match="no worker has loaded it"):
-        client.models.structure()
-
-
 def test_events_come_once_each_over_broken_connections(service: Any, client: Client) -> None:
     job = service.add_job(1, status="completed")
     progress = [("job.progress", {"total": 4, "completed": n, "failed": 0}) for n in range(1, 5)]
@@ -216,12 +160,6 @@ def test_events_outlive_a_service_that_is_away_for_a_moment(service: Any, client
     assert len(list(client.jobs.events(job.id))) == 2
 
 
-def test_events_of_an_unknown_job_are_an_error(service: Any, client: Client) -> None:
-    with pytest.raises(ApiError, match="no job"):
-        list(client.jobs.events("job_1"))
-    assert len(service.seen) == 1
-
-
 def test_downloads_are_verified_and_named(service: Any, client: Client, tmp_path: Path) -> None:
     files = {"a.bin": bytes(range(256)) * 4000, "empty": b""}
     session = service.add_session(1, files)
@@ -238,20 +176,6 @@ def test_downloads_are_verified_and_named(service: Any, client: Client, tmp_path
         client.sessions.get(session.id).download(tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["a.bin", "empty"]
     assert (folder / "a.bin").read_bytes() == b"old"
-
-
-def test_names_that_lead_elsewhere_are_refused(
-    service: Any, client: Client, tmp_path: Path, subtests: pytest.Subtests
-) -> None:
-    for name in ["../a", "a/b", "..", "", "a\\b", "/etc/passwd"]:
-        with subtests.test(name=name), pytest.raises(StoreDamaged, match="unusable name"):
-            session = service.add_session(1, {name: b"evil"})
-            client.sessions.get(session.id).download(tmp_path)
-    service.seen.clear()
-    for identifier in ["", "..", "."]:
-        with subtests.test(identifier=identifier), pytest.raises(InvalidRequest):
-            client.jobs.delete(identifier)
-    assert service.seen == []
 
 
 def test_answers_of_another_version_are_told(service: Any, client: Client) -> None:

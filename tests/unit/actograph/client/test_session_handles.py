@@ -1,11 +1,9 @@
 """A session's tensors, indexed over HTTP."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from actograph.client import Client
 from actograph.contract import resources
@@ -13,10 +11,6 @@ from actograph.contract.errors import NotFound
 from actograph.contract.resources import Session
 
 WHOLE = np.arange(28, dtype="<f4").reshape(7, 4) + 100
-INDICES = [
-    0, -1, np.int64(3), slice(None), slice(3, 5), slice(-3, None), slice(6, 2), slice(None, None, 3),
-    slice(None, None, -1), slice(5, 1, -2), slice(0, 99),
-]  # fmt: skip
 
 
 @pytest.fixture
@@ -40,23 +34,6 @@ def session(service: Any) -> Session:
     service.sessions[found.id] = found
     service.tensors |= {(found.id, name): stored for name, stored in tensors.items()}
     return found
-
-
-def test_indexing_is_numpy_indexing(client: Client, session: Session, subtests: pytest.Subtests) -> None:
-    tensor = client.sessions.get(session.id)["resid_post.1"]
-    for index in INDICES:
-        with subtests.test(index=index):
-            assert np.array_equal(tensor[index], WHOLE[index])
-            assert tensor[index].shape == WHOLE[index].shape
-            assert np.array_equal(tensor.torch(index).numpy(), WHOLE[index])
-
-
-def test_bfloat16_is_float32_in_numpy_and_itself_in_torch(client: Client, session: Session) -> None:
-    tensor = client.sessions.get(session.id)["attn_in.1"]
-    assert (tensor.shape, tensor.stored_dtype, tensor.dtype) == ((7, 4), "BF16", np.dtype(np.float32))
-    assert tensor[2:4].tolist() == np.ones((2, 4)).tolist()
-    assert tensor.torch(slice(2, 4)).equal(torch.ones(2, 4, dtype=torch.bfloat16))
-    assert np.asarray(tensor).shape == (7, 4)
 
 
 def test_names_and_tokens(client: Client, session: Session) -> None:
@@ -86,8 +63,3 @@ def test_only_the_rows_are_requested(
     monkeypatch.setattr("actograph.client.sessions.ANSWER_BYTES", 3 * 16)
     assert np.array_equal(tensor[:], WHOLE)
     assert [s.query["rows"] for s in service.seen[1:]] == ["0:3", "3:6", "6:7"]
-
-
-def test_a_session_downloads_itself(client: Client, session: Session, tmp_path: Path) -> None:
-    folder = client.sessions.get(session.id).download(tmp_path / "pulled")
-    assert sorted(path.name for path in folder.iterdir()) == ["activations.safetensors", "manifest.json"]

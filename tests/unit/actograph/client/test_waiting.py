@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from actograph.client import Client
-from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout
+from actograph.client.errors import WaitTimeout
 from actograph.contract.resources import Job, JobStatus
 
 
@@ -39,28 +39,8 @@ def test_a_short_outage_does_not_end_the_wait(service: Any, monkeypatch: pytest.
     assert service.faults == []
 
 
-@pytest.mark.parametrize("fault", ["drop", 503])
-def test_a_service_that_never_answered_is_not_waited_for(service: Any, fault: int | str) -> None:
-    job = service.add_job(1, status="in_progress")
-    service.faults.append(fault)
-    with Client(service.url, "", retries=0) as client, pytest.raises((ApiError, ServiceUnreachable)):
-        client.jobs.wait(job.id)
-
-
 def test_patience_ends_and_the_job_goes_on(service: Any, client: Client) -> None:
     job = service.add_job(1, status="in_progress")
     with pytest.raises(WaitTimeout, match=r"in_progress after 0\.05 s \(0 of 4 samples\)"):
         client.jobs.wait(job.id, timeout=0.05)
     assert service.paths("POST") == []
-
-
-def test_progress_is_shown_on_stderr(
-    service: Any, client: Client, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = service.add_job(1)
-    client.jobs.wait(job.id, progress=True)
-    told = capsys.readouterr()
-    assert told.err.startswith("completed 4/4")
-    assert told.out == ""
-    client.jobs.wait(job.id)
-    assert capsys.readouterr().err == ""

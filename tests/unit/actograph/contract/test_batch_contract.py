@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from actograph.contract.chat_job import BatchInput, spec_of, unit_key
-from actograph.contract.openai_answers import BatchRequest
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 
 
@@ -40,12 +39,3 @@ def test_a_line_has_its_own_capture_and_no_more_tokens_than_the_job() -> None:
     assert found["sampling"] == {"max_tokens": 100, "seed": 1}
     assert spec_of(job, stored())["capture"] is None
     assert spec_of(job, stored())["sampling"]["max_tokens"] == 64
-
-
-def test_windows(subtests: pytest.Subtests) -> None:
-    for window, seconds in [("90m", 5400), ("24h", 86400), ("7d", 604800), ("1s", 1)]:
-        with subtests.test(window=window, seconds=seconds):
-            request = BatchRequest(
-                input_file_id="file_" + "0" * 32, endpoint="/v1/completions", completion_window=window
-            )
-            assert request.window_seconds == seconds

@@ -146,9 +146,3 @@ def test_a_point_that_some_layers_lack_is_taken_where_it_is_and_refused_by_numbe
             hooks.expand(points, layers, names, mixed)
     with pytest.raises(UnknownHook, match="layers 0 to 3"):
         hooks.resolve("router_logits.4", mixed)
-
-
-def test_every_alias_of_a_hook_resolves_to_it(subtests: pytest.Subtests) -> None:
-    for hook in [*llama(4).locations]:
-        with subtests.test(hook=hook):
-            assert all(hooks.canonical(name) == hook for name in hooks.aliases(hook))

@@ -10,10 +10,8 @@ from actograph.contract.interventions import (
     Intervention,
     StoredVector,
     check_stored,
-    each,
     resolve_hook,
 )
-from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.models import HookInfo, ModelStructure
 from tests.support.structures import model_structure
 
@@ -104,32 +102,6 @@ def test_a_hook_by_any_of_its_names_and_no_router() -> None:
         with pytest.raises(UnknownHook, match=says) as caught:
             resolve_hook(name, structure(), "interventions.0.hook")
         assert caught.value.param == "interventions.0.hook"
-
-
-def test_fields_of_a_job_and_its_conditions_are_named() -> None:
-    spec = job_spec_adapter.validate_python(
-        {
-            "kind": "capture",
-            "model": "m",
-            "inputs": [{"prompt": "x"}],
-            "interventions": [ADD],
-            "conditions": [{"name": "plain"}, {"name": "less", "interventions": [ADD, ADD]}],
-        }
-    )
-    assert [param for param, _ in each(spec.interventions, spec.conditions)] == [
-        "interventions.0",
-        "conditions.1.interventions.0",
-        "conditions.1.interventions.1",
-    ]
-    with pytest.raises(ValidationError, match="condition names must differ"):
-        job_spec_adapter.validate_python(
-            {
-                "kind": "capture",
-                "model": "m",
-                "inputs": [{"prompt": "x"}],
-                "conditions": [{"name": "a"}, {"name": "a"}],
-            }
-        )
 
 
 def test_a_stored_vector_must_be_the_models_and_have_a_direction() -> None:

@@ -12,7 +12,6 @@ from actograph.contract.model_loads import (
     ModelLoadOptions,
     ModelLoadRequest,
     resolve_savepoints,
-    with_savepoints,
 )
 from actograph.contract.models import HookInfo, ModelStructure, parse_served
 from tests.support.structures import model_structure
@@ -111,13 +110,6 @@ def test_a_selector_that_the_model_lacks_is_named() -> None:
     chained = options(savepoints=[{"name": "a", "selector": "resid_post.0"}, {"name": "b", "selector": "a"}])
     with pytest.raises(UnknownHook):
         resolve_savepoints(chained, structure(savepoints={"a": "resid_post.0"}))
-
-
-def test_each_hook_shows_its_savepoints_among_its_names() -> None:
-    found = with_savepoints(structure(), {"late": "resid_post.1"})
-    assert "late" in found.hooks["resid_post.1"].aliases
-    assert "late" not in found.hooks["resid_post.0"].aliases
-    assert "late" not in with_savepoints(found, {}).hooks["resid_post.1"].aliases
 
 
 def test_a_model_is_served_under_its_name_its_source_and_its_folder(tmp_path: Path) -> None:

@@ -11,14 +11,6 @@ from actograph.contract.specs import sample_seed
 EVALUATION: dict[str, Any] = {"kind": "evaluation", "model": "m", "dataset": {"path": "gsm8k/test.jsonl"}}
 
 
-def test_everything_but_kind_model_and_inputs_has_a_default() -> None:
-    spec = job_spec_adapter.validate_python(EVALUATION)
-    assert isinstance(spec, EvaluationSpec)
-    assert spec.sampling.temperature == 0.0
-    assert [c.name for c in spec.conditions] == ["baseline"]
-    assert spec.capture is None
-
-
 def reading(capture: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     spec = {"mode": "prefill"} | (capture or {})
     return {"kind": "capture", "model": "m", "inputs": [{"prompt": "x"}], "capture": spec} | changes
@@ -107,17 +99,6 @@ def test_annotations_have_turns_for_every_calculation_and_need_no_template() -> 
     assert annotated.max_turns == 32
     assert EvaluationSpec.model_validate(annotated.model_dump(mode="json")) == annotated
     assert spec(**TOOLS, tool_format="annotations", max_turns=5).max_turns == 5
-
-
-def test_a_condition_changes_the_sampling_that_it_names() -> None:
-    found = spec(
-        sampling={"temperature": 0.5, "top_k": 7, "max_tokens": 9},
-        conditions=[{"name": "hot", "sampling": {"temperature": 2.0}}],
-    )
-    changes = found.conditions[0].sampling
-    assert changes is not None
-    sampling = changes.applied(found.sampling)
-    assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (2.0, 7, 9)
 
 
 def test_what_several_turns_cannot_do_is_refused(subtests: pytest.Subtests) -> None:

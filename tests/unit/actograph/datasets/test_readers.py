@@ -20,7 +20,6 @@ from actograph.datasets.readers import (
     MAX_LINE_BYTES,
     bounded_lines,
     csv_records,
-    format_of,
     parquet_records,
     records_of,
 )
@@ -73,12 +72,6 @@ def test_real_gsm8k_is_the_same_in_every_format(shared: Path) -> None:
         )
     records = parquet_records(file, start=700, columns=Problems.columns)
     assert check_rows(records, limit=3, offset=700) == expected[700:703]
-
-
-def test_byte_order_mark_blank_lines_and_line_ends_are_tolerated() -> None:
-    content = b"\xef\xbb\xbf question ,answer\r\n\r\n" + GOOD + b'\n"two\nlines, ""quoted""","#### 4"'
-    rows = check_rows(csv_records(lines(content), Problems.columns))
-    assert [(row.index, row.question) for row in rows] == [(0, "How many?"), (1, 'two\nlines, "quoted"')]
 
 
 def test_what_is_refused(subtests: pytest.Subtests) -> None:
@@ -145,18 +138,6 @@ def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"row group 0 has 1 rows and \d+ bytes .* 1000 bytes are allowed", message)
     monkeypatch.setattr(readers, "MAX_ROW_GROUP_ROWS", 1)
     assert "row group 0 has 2 rows and" in refused(in_parquet(good))
-
-
-def test_formats_by_name(subtests: pytest.Subtests) -> None:
-    for name, found in [
-        ("a.csv", "csv"),
-        ("b/A.CSV", "csv"),
-        ("a.parquet", "parquet"),
-        ("a.jsonl", "jsonl"),
-        ("csv", "jsonl"),
-    ]:
-        with subtests.test(name=name, found=found):
-            assert format_of(name) == found
 
 
 def test_a_parquet_row_that_has_no_json_or_no_text() -> None:

@@ -42,11 +42,6 @@ def test_what_is_no_list_of_scorers_is_refused(subtests: pytest.Subtests) -> Non
             SCORERS.validate_python(wrong)
 
 
-def test_two_of_one_key_ask_for_a_label() -> None:
-    with pytest.raises(ValidationError, match="would write exact_match,numeric; give one of them a label"):
-        SCORERS.validate_python(["numeric", "numeric"])
-
-
 def test_strict_match_takes_the_form_of_the_task() -> None:
     cot = {"name": "strict-match", "form": "gsm8k_cot"}
     assert score(cot, "The answer is 5.").answer == "5"

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actograph.stack.processes import Child, CrashLoop, Supervisor, describe
+from actograph.stack.processes import Child, CrashLoop, Supervisor
 from tests.support.processes import words_of
 
 SLEEP = "import time; time.sleep(120)"
@@ -104,12 +104,6 @@ def test_a_log_that_grows_is_rotated_and_its_program_continues(
     assert watcher.said == []
 
 
-def test_the_terminals_ctrl_c_does_not_reach_children(watcher: Watcher) -> None:
-    child = watcher.start(SLEEP)
-    assert child.pid is not None
-    assert os.getsid(child.pid) == child.pid != os.getsid(0)
-
-
 def test_stop_is_sigterm(watcher: Watcher, tmp_path: Path) -> None:
     code = f"""
 import signal, sys, time
@@ -147,13 +141,6 @@ def test_killing_reaches_what_a_program_started(watcher: Watcher, tmp_path: Path
     watcher.until(lambda: gone(int(content(tmp_path / "pid"))))
 
 
-def test_stopping_what_waits_for_its_restart(watcher: Watcher) -> None:
-    child = watcher.start("raise SystemExit(1)")
-    watcher.until(lambda: child.restart_at is not None)
-    watcher.supervisor.stop([child])
-    assert (child.pid, child.restart_at) == (None, None)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_children_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     code = f"""
@@ -182,11 +169,3 @@ time.sleep(120)
     while not gone(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-@pytest.mark.parametrize(
-    ("status", "text"),
-    [(3, "exit status 3"), (-9, "SIGKILL, perhaps out of memory"), (-99, "signal 99")],
-)
-def test_exit_statuses_in_words(status: int, text: str) -> None:
-    assert describe(status) == text

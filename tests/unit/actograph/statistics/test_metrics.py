@@ -10,8 +10,6 @@ from actograph.contract.resources import Score
 from actograph.statistics.metrics import (
     Moments,
     add_problem,
-    check_scorers,
-    ks,
     majority,
     pass_at_k,
     shown,
@@ -32,19 +30,6 @@ def test_pass_at_k_is_the_share_of_all_draws_with_a_right_answer(subtests: pytes
                 for k in range(1, answers + 1):
                     draws = [any(draw) for draw in combinations(verdicts, k)]
                     assert pass_at_k(answers, right, k) == pytest.approx(sum(draws) / len(draws), abs=1e-15)
-
-
-def test_pass_at_k_is_the_product_of_the_paper_for_large_numbers() -> None:
-    """The numerically stable form in figure 3 of Chen et al. 2021."""
-    for n, c, k in [(1000, 3, 512), (1000, 900, 128), (200, 1, 100), (1000, 0, 1000), (1000, 1000, 1)]:
-        product = 1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)) if n - c >= k else 1.0
-        assert pass_at_k(n, c, k) == pytest.approx(product, abs=1e-12)
-
-
-def test_which_k_are_given() -> None:
-    assert [ks(n) for n in (1, 2, 3, 4, 6, 8)] == [
-        [1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 6], [1, 2, 4, 8],
-    ]  # fmt: skip
 
 
 def test_majority(subtests: pytest.Subtests) -> None:
@@ -119,8 +104,3 @@ def test_mean_and_standard_error_under_lm_evals_keys() -> None:
     whole = shown({KEY: Moments([1.0] * 400 + [0.0] * 919)})
     assert whole[KEY] == pytest.approx(0.3032600454890068, abs=1e-15)
     assert whole["exact_match_stderr,strict-match"] == pytest.approx(0.012661502663418695, abs=1e-15)
-
-
-def test_samples_of_different_scorers_are_refused() -> None:
-    with pytest.raises(ValueError, match="same scorers"):
-        check_scorers([[KEY], ["includes,none"]])

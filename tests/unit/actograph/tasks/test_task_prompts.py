@@ -66,11 +66,6 @@ def test_a_condition_changes_the_tested_question_alone(subtests: pytest.Subtests
             )
 
 
-def test_braces_in_a_question_stay_as_they_are() -> None:
-    prompt = build_prompt(GSM8K, row(1, "{question} {0}"), BASELINE, fewshot=[], is_chat=False)
-    assert prompt == "Question: {question} {0}\nAnswer:"
-
-
 def test_a_system_message_without_chat_template_is_refused() -> None:
     condition = Condition(name="brief", system="Be brief.")
     with pytest.raises(InvalidRequest, match="'brief' has a system message") as caught:
@@ -96,30 +91,6 @@ def test_examples_from_another_split_are_those_of_lm_eval(
     assert sha256(prompt.encode()).hexdigest() == (
         "c47df44b0949ef6df72c9914a0ada32ffc8765d4f11e629159fea54357fec957"
     )
-
-
-def test_examples_from_the_tested_split_are_those_of_lm_eval(gsm8k_test: list[DatasetRow]) -> None:
-    sampler = FewshotSampler(gsm8k_test, 5, same_dataset=True)
-    assert [e.index for e in sampler.choose(gsm8k_test[100])] == [33, 36, 743, 901, 484]
-    assert [e.index for e in sampler.choose(gsm8k_test[0])] == [902, 239, 15, 185, 1192]
-
-
-def test_examples_do_not_depend_on_the_order_of_running() -> None:
-    forwards, backwards = (FewshotSampler(ROWS, 3, same_dataset=True) for _ in range(2))
-    first = {one.index: forwards.choose(one) for one in ROWS}
-    assert {one.index: backwards.choose(one) for one in reversed(ROWS)} == first
-    assert len({tuple(e.index for e in chosen) for chosen in first.values()}) > 15
-
-
-def test_copies_of_the_tested_row_are_not_examples_either() -> None:
-    rows = [row(i, "same?" if i < 15 else "") for i in range(20)]
-    rows = [row(one.index, one.question, "#### 1") for one in rows]
-    sampler = FewshotSampler(rows, 4, same_dataset=True)
-    for tested in rows:
-        chosen = sampler.choose(tested)
-        assert len(chosen) == 4
-        assert all(example.question != tested.question for example in chosen)
-        assert chosen == sampler.choose(tested)
 
 
 def test_too_few_examples_are_refused() -> None:

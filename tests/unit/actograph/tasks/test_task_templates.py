@@ -8,7 +8,7 @@ from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.tasks import TaskSpec
 from actograph.datasets.dataset_rows import DatasetRow
 from actograph.tasks.files import read_task_file, task_from
-from actograph.tasks.rows import RowForm, RowTemplate, examples_of
+from actograph.tasks.rows import RowForm, RowTemplate
 
 ROW = {"question": "2 + 3?", "answer": "so\n#### 5", "choices": ["a", "b"], "n": 5}
 
@@ -88,14 +88,6 @@ def test_a_row_that_does_not_fit_says_why(subtests: pytest.Subtests) -> None:
             RowForm(TaskSpec(name="t"))(0, record)
 
 
-def test_examples_are_rows_too() -> None:
-    samples: list[Any] = [{"question": "1 + 1?", "answer": "2"}, {"question": "?"}]
-    with pytest.raises(InvalidDataset, match="example 1: target: 'answer' is undefined"):
-        examples_of(TaskSpec(name="t", fewshot={"samples": samples}))
-    (only,) = examples_of(TaskSpec(name="t", fewshot={"samples": samples[:1]}))
-    assert (only.question, only.answer) == ("1 + 1?", "2")
-
-
 YAML = b"""
 name: sums
 prompt: "{{question}}"
@@ -135,17 +127,6 @@ def test_what_is_no_task_file(subtests: pytest.Subtests) -> None:
     ]:
         with subtests.test(content=content[:40]), pytest.raises(InvalidRequest, match=reason):
             read_task_file(content)
-
-
-def test_numbers_of_a_task_file_are_decimal_and_dates_are_texts() -> None:
-    """Base-60 numbers and dates of YAML 1.1 are texts."""
-    long = ":".join(["1"] * 40_000)
-    content = f"a: {long}\nb: {long}.0\nc: 1:30\nd: 1_000\ne: 1.5e+3\nf: 0x1f\ng: -3\nh: .inf\ni: 012"
-    read = read_task_file(f"{content}\nj: 2024-05-06".encode())
-    assert read.pop("j") == "2024-05-06"
-    assert (read.pop("a"), read.pop("b")) == (long, f"{long}.0")
-    infinite = float("inf")
-    assert read == {"c": "1:30", "d": 1000, "e": 1500.0, "f": 31, "g": -3, "h": infinite, "i": 10}
 
 
 def test_wrong_fields_of_a_task_file_are_named() -> None:

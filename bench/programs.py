@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.marks import REPO
+from bench.marks import REPO
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,16 +31,16 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from actograph.contract.resources import Job, Sample
+from bench.chaos.mirror import local_copy
+from bench.chaos.report import Report, marks, show, summary
+from bench.chaos.run import Chaos
+from bench.chaos.service import RECONCILE_SECONDS, Servers, servers, service
+from bench.marks import write_result
 from storage.upkeep.sweep import sweep_sessions
 from tests.support.chaos.audit import Audit, audit_job
 from tests.support.chaos.changes import MODEL, SAVEPOINT
 from tests.support.chaos.faults import FAULTS
-from tests.support.chaos.mirror import local_copy
-from tests.support.chaos.report import Report, marks, show, summary
-from tests.support.chaos.run import Chaos
-from tests.support.chaos.service import RECONCILE_SECONDS, Servers, servers, service
 from tests.support.chaos.stack import Stuck
-from tests.support.marks import write_result
 from tests.support.servers import Unavailable
 
 SWEEP_ALL = -60.0
@@ -120,7 +120,9 @@ def _unindexed(behind: Servers) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--stack", choices=list(FAULTS), default="sqlite-files")
     parser.add_argument("--model", type=Path, required=True, help="model folder")

@@ -14,9 +14,9 @@ from rich.console import Console
 from actograph.client import Client
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import JobStatus, ModelLoad, Sample, SampleStatus
+from bench.chaos.report import Fault
 from storage.tables.models import SampleRow
 from tests.support.chaos.changes import AS_AT_FIRST, BROKER_DOWN, MODEL, RELOADS, delete_for_good
-from tests.support.chaos.report import Fault
 from tests.support.chaos.stack import Injected, NotMidWork, Stack, Strike, Stuck
 from tests.support.processes import has_ended
 

@@ -6,10 +6,10 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from bench.marks import Mark
 from tests.support.chaos.audit import Audit
 from tests.support.chaos.faults import MARKS
 from tests.support.chaos.stack import Outage
-from tests.support.marks import Mark
 
 #: processes that the faults before killed are back after so long, also on a busy machine
 QUIET_SECONDS = 15.0

@@ -1,0 +1,1 @@
+"""Faults in the middle of a drain: `python -m bench.chaos`."""
