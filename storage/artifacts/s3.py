@@ -1,13 +1,12 @@
 """Artifacts in an S3 bucket, or anything that speaks S3.
 
 Credentials, region and endpoint come from the usual AWS environment (`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`,
-`AWS_REGION`, `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` ...). A prefix is first written to the machine's
-temporary folder (`TMPDIR`), then uploaded with its manifest last: a session without a manifest does not
+`AWS_REGION`, `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` ...). Everything is first written to the machine's
+temporary folder (`TMPDIR`), then uploaded, a session with its manifest last: a session without a manifest does not
 exist for readers. botocore retries each request with back-off and sends a CRC32 with every upload, which the
 server checks. An interrupted download resumes where it ended.
 """
 
-import io
 import os
 import tempfile
 import time
@@ -15,14 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import boto3.session
 from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from typing_extensions import Buffer
 
 from actograph.contract.errors import (
     ActographError,
@@ -31,7 +29,7 @@ from actograph.contract.errors import (
     RangeNotSatisfiable,
     ServiceUnavailable,
 )
-from storage.artifacts.local import StageFolder, staging_path, sweep_folder
+from storage.artifacts.local import STAGING, StageFolder, staging_path, sweep_folder
 from storage.artifacts.store import (
     MANIFEST_LAST,
     STREAM_CHUNK,
@@ -84,10 +82,6 @@ class S3Store:
         )
         self._transfer = TransferConfig(
             multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4
-        )
-        # The caller's thread reads a stream, one part in memory at a time.
-        self._transfer_stream = TransferConfig(
-            multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, use_threads=False
         )
         with self._failures(bucket):
             # A session of our own: boto3's default one must not be shared between threads.
@@ -230,15 +224,15 @@ class S3Store:
             yield StoredPrefix(prefix=prefix, modified_at=newest, bytes=size, incomplete=not complete)
 
     def put_stream(self, key: str, chunks: Iterable[bytes]) -> tuple[int, str]:
-        source = _HashedChunks(chunks)
-        with self._failures(key):
-            self._client.upload_fileobj(
-                cast(IO[bytes], io.BufferedReader(source)),
-                self.bucket,
-                self._key(key),
-                Config=self._transfer_stream,
-            )
-        return source.size, source.digest.hexdigest()
+        digest, size = sha256(), 0
+        self.spool.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.spool, prefix=STAGING) as file:
+            for chunk in chunks:
+                digest.update(chunk)
+                size += file.write(chunk)
+            file.flush()
+            self.upload(key, Path(file.name))
+        return size, digest.hexdigest()
 
     def presigned_url(self, key: str) -> str | None:
         with self._failures(key):
@@ -317,33 +311,6 @@ class S3Store:
             raise ServiceUnavailable(f"S3 refused {key} in bucket {self.bucket}: {error}{hint}") from error
         except (BotoCoreError, Boto3Error) as error:
             raise ServiceUnavailable(f"S3 bucket {self.bucket} cannot be used: {error}") from error
-
-
-class _HashedChunks(io.RawIOBase):
-    """An iterable of bytes as a file to read once, hashed on the way."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._rest = memoryview(b"")
-        self.digest = sha256()
-        self.size = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Buffer) -> int:
-        target = memoryview(buffer).cast("B")
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = memoryview(chunk)
-        count = min(len(target), len(self._rest))
-        target[:count] = self._rest[:count]
-        self.digest.update(self._rest[:count])
-        self._rest = self._rest[count:]
-        self.size += count
-        return count
 
 
 class S3Stage(StageFolder):

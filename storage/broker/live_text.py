@@ -6,13 +6,12 @@ harm. If Redis loses a piece, its writer sends it again; the index has the whole
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import redis
 import redis.asyncio
-
-from storage.broker.outage import Outage
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +26,24 @@ def _key(sample_id: str) -> str:
     return f"actograph-live:{sample_id}"
 
 
+class _Outage:
+    """Calls to Redis are skipped for some seconds after each failure, so that nobody waits for it."""
+
+    def __init__(self, consequence: str) -> None:
+        """`consequence` says in the log what happens meanwhile."""
+        self._consequence = consequence
+        self._until = float("-inf")
+
+    def holds(self) -> bool:
+        """Whether to skip the call."""
+        return time.monotonic() < self._until
+
+    def note(self, error: Exception) -> None:
+        """Begin a pause."""
+        log.warning("Redis failed, %s: %s", self._consequence, type(error).__name__)
+        self._until = time.monotonic() + PAUSE_SECONDS
+
+
 class LiveTextWriter:
     """Writes the text of samples; used by workers."""
 
@@ -34,9 +51,7 @@ class LiveTextWriter:
         self._redis: redis.Redis = redis.Redis.from_url(
             url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
         )
-        self._outage = Outage(
-            log, "text of chats is not sent while it is generated", pause_seconds=PAUSE_SECONDS
-        )
+        self._outage = _Outage("text of chats is not sent while it is generated")
 
     def write(self, pieces: Sequence[tuple[str, int, bytes]]) -> set[str]:
         """Write pieces of samples' texts: sample id, offset in bytes, UTF-8.
@@ -90,7 +105,7 @@ class LiveTextReader:
         self._redis = redis.asyncio.Redis.from_url(
             url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
         )
-        self._outage = Outage(log, "text of chats cannot be followed", pause_seconds=PAUSE_SECONDS)
+        self._outage = _Outage("text of chats cannot be followed")
 
     async def read(self, offsets: Mapping[str, int]) -> dict[str, bytes]:
         """The text of each sample after its offset in bytes; samples without new text are left out."""

@@ -1,14 +1,11 @@
 """Score the stored completions of an ended job again.
 
-Completions are scored outside of write transactions, which takes most of the time, and the scores wait in a
-temporary file. One transaction then stores them all.
+Completions are scored outside of write transactions, which takes most of the time. One transaction then
+stores all scores.
 """
 
-import json
-from collections.abc import Sequence
-from itertools import islice
-from tempfile import SpooledTemporaryFile
-from typing import IO, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -23,9 +20,8 @@ from storage.index.database import Database
 from storage.jobs import jobs
 from storage.tables.models import JobRow, SampleRow, SessionRow
 
-#: samples in memory at once
+#: samples whose texts are in memory at once
 PAGE = 500
-_MEMORY_BYTES = 1 << 20
 
 
 def rescore(database: Database, job_id: str, scorers: Sequence[AnyScorer]) -> None:
@@ -45,32 +41,27 @@ def rescore(database: Database, job_id: str, scorers: Sequence[AnyScorer]) -> No
         spec = _evaluation(row)
         state = _state(row)
     joined = _joined(scorers, own_scorers(spec))
-    with SpooledTemporaryFile(_MEMORY_BYTES) as judged:
-        count = _judge(
-            database, job_id, JobScoring(spec.model_copy(update={"scorers": list(scorers)})), judged
-        )
-        judged.seek(0)
-        with database.write() as session:
-            row = jobs.lock(session, job_id)
-            if _state(row) != state:
-                raise Conflict(f"another request has retried or scored job {job_id} meanwhile; try again")
-            while lines := list(islice(judged, PAGE)):
-                _store(session, [json.loads(line) for line in lines], scorers[0].key)
-            row.spec = {**row.spec, "scorers": [scorer.model_dump(mode="json") for scorer in joined]}
-            keys = [scorer.key for scorer in scorers]
-            events.append(session, job_id, "job.rescored", {"scorers": keys, "samples": count})
+    judged = list(_judge(database, job_id, JobScoring(spec.model_copy(update={"scorers": list(scorers)}))))
+    with database.write() as session:
+        row = jobs.lock(session, job_id)
+        if _state(row) != state:
+            raise Conflict(f"another request has retried or scored job {job_id} meanwhile; try again")
+        _store(session, judged, scorers[0].key)
+        row.spec = {**row.spec, "scorers": [scorer.model_dump(mode="json") for scorer in joined]}
+        keys = [scorer.key for scorer in scorers]
+        events.append(session, job_id, "job.rescored", {"scorers": keys, "samples": len(judged)})
 
 
-def _judge(database: Database, job_id: str, scoring: JobScoring, judged: IO[bytes]) -> int:
-    """Write a line with the scores of each completed sample. Returns the number of samples."""
-    position, count = -1, 0
+def _judge(database: Database, job_id: str, scoring: JobScoring) -> Iterator[dict[str, Any]]:
+    """The scores of each completed sample."""
+    position = -1
     while True:
         with database.read() as session:
             page = _page(session, job_id, position)
         if not page:
-            return count
-        judged.writelines(json.dumps(_judged(sample, scoring)).encode() + b"\n" for sample in page)
-        position, count = page[-1].position, count + len(page)
+            return
+        yield from (_judged(sample, scoring) for sample in page)
+        position = page[-1].position
 
 
 def _state(row: JobRow) -> tuple[Any, ...]:
@@ -134,7 +125,8 @@ def _judged(sample: sa.Row[Any], scoring: JobScoring) -> dict[str, Any]:
 def _store(session: Session, judged: Sequence[dict[str, Any]], verdict_of: str) -> None:
     scores = sa.bindparam("new_scores", type_=SampleRow.scores.type)
     of_sample = sa.update(SampleRow).where(SampleRow.id == sa.bindparam("sample"))
-    session.connection().execute(of_sample.values(scores=scores), judged)
+    if judged:
+        session.connection().execute(of_sample.values(scores=scores), judged)
     verdicts = [
         {"session": one["session"], "verdict": one["new_scores"][verdict_of]["value"] == 1.0}
         for one in judged

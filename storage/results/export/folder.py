@@ -67,7 +67,7 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore) -> Iterat
     """
     totals = Totals()
     with ExitStack() as spools:
-        tar = TarGz(plan.job.id, plan.exported_at, spools)
+        tar = TarGz(plan.job.id, plan.exported_at)
         dataset = spools.enter_context(new_spool())
         conditions = {
             name: (LmEvalFiles(run, spools), InspectLog(run, spools))
@@ -80,7 +80,6 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore) -> Iterat
             for framework in conditions.get(sample.condition or "", ()):
                 framework.add(sample)
             yield from write(tar, sample, held, name=name, task=plan.task, detail=plan.detail)
-            yield from tar.flush()
             totals.count(sample, held)
             if isinstance(held.error, StoreDamaged):
                 damage.record(database, held.error)
@@ -91,9 +90,8 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore) -> Iterat
                     yield from tar.add(*file)
         if plan.comparison is not None:
             yield from tar.add("comparison.json", json_file(plan.comparison.model_dump(mode="json")))
-        # last: a reader that has it has all other files
         yield from tar.add("summary.json", json_file(summary(plan, totals)))
-        yield from tar.end()
+        yield tar.end()
 
 
 def summary(plan: ExportPlan, totals: Totals) -> dict[str, Any]:

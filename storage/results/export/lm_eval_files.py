@@ -8,6 +8,7 @@ its repeats, and its value is their mean.
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from typing import IO, Any
 from actograph import __version__
 from actograph.contract.resources import Sample, SampleStatus
 from actograph.contract.tasks import LM_EVAL_VERSION, TaskSpec
-from storage.results.export.archive import joined, new_spool
+from storage.results.export.archive import CHUNK, new_spool
 from storage.results.export.of_condition import ConditionRun, Origin, dataset_name, safe_part
 from storage.results.export.sample import json_line
 
@@ -58,7 +59,10 @@ class LmEvalFiles:
         task = self._run.task
         results = json.dumps(self._results(origin, exported_at), indent=2, ensure_ascii=False).encode()
         yield f"{folder}/results_{date}.json", results
-        with joined(self._lines.values()) as content:
+        with new_spool() as content:
+            for lines in self._lines.values():
+                lines.seek(0)
+                shutil.copyfileobj(lines, content, CHUNK)
             yield f"{folder}/samples_{safe_part(task, 'task')}_{date}.jsonl", content
 
     def _flush(self) -> None:

@@ -69,7 +69,6 @@ def write(tar: TarGz, sample: Sample, held: Held, *, name: str, task: str, detai
             yield from tar.add(f"agent_states/{name}.json", json_file(_agent_state(held.session, held)))
         lines = b"".join(json_line(turn) for turn in turns(sample, held.manifest))
         yield from tar.add(f"trajectories/{name}.jsonl", lines)
-        # last: a reader that has it has this sample
         yield from tar.add(f"samples/{name}.json", spool)
 
 

@@ -93,20 +93,19 @@ def correct(database: Database) -> set[bool | None]:
         return set(session.scalars(sa.select(SessionRow.correct)))
 
 
-def test_a_rescoring_reads_slices_and_changes_everything_at_once(database: Database, job_id: str) -> None:
-    old, seen, sizes = shown(database, job_id), [], []
+def test_a_rescoring_changes_everything_at_once(database: Database, job_id: str) -> None:
+    old, seen = shown(database, job_id), []
 
-    def count(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
-        if statement.startswith("UPDATE samples"):
-            sizes.append(len(parameters))
+    def look(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if statement.startswith("UPDATE"):
             seen.append(shown(database, job_id))
 
-    sa.event.listen(database.engine, "after_cursor_execute", count)
+    sa.event.listen(database.engine, "after_cursor_execute", look)
     rescore(database, job_id)
-    sa.event.remove(database.engine, "after_cursor_execute", count)
+    sa.event.remove(database.engine, "after_cursor_execute", look)
     new = shown(database, job_id)
-    assert sizes == [50, 50, 50, 50, 20]
-    assert seen == [old] * 5
+    assert seen
+    assert all(one == old for one in seen)
     assert new["listed"] == new["compared"] == {((KEY, 1.0), ("exact_match,numeric", 1.0))}
     assert new["scorers"] == 2
     assert correct(database) == {True}
@@ -131,7 +130,7 @@ def test_of_two_at_once_the_first_to_store_wins(
     other = [{"name": "efficiency", "target_tokens": 2, "max_tokens": 10}]
     judge = rescoring._judge
 
-    def slow(*given: Any) -> int:
+    def slow(*given: Any) -> Any:
         monkeypatch.setattr(rescoring, "_judge", judge)
         rescore(database, job_id, other)
         return judge(*given)
