@@ -199,16 +199,6 @@ def test_other_machines_are_not_served_without_a_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_two_workers_share_a_job(up: Start) -> None:
-    service = up("--workers=2")
-    service.await_ready()
-    with Client(service.url, "") as client:
-        assert [w.status for w in client.workers.list()] == [WorkerStatus.READY] * 2
-        evaluate(client, limit=64)
-    assert service.stop() == 0
-
-
-@pytest.mark.soak
 def test_a_second_signal_ends_it_at_once(up: Start, gone: Start) -> None:
     service = up()
     service.await_ready()

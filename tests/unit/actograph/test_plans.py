@@ -86,24 +86,3 @@ def test_the_batch_is_the_largest_that_fits() -> None:
     few = CaptureNeed(prompt_rows=10, largest_strip=10)
     assert size(few, device_bytes=10**9, host_buffer_bytes=10**9, on_gpu=False) == 1
     assert size(device_bytes=five, host_buffer_bytes=10**9, on_gpu=False) == 5, "nothing is captured"
-
-
-def test_the_need_of_capturing_follows_from_the_spec() -> None:
-    def need(generated_tokens: int = 1, **fields: Any) -> CaptureNeed:
-        capture = CaptureSpec.model_validate(fields)
-        hooks = ["resid_post.0", "logits"]
-        return plans.capture_need(
-            structure(), hooks, capture, prompt_tokens=20, generated_tokens=generated_tokens
-        )
-
-    row, head = HIDDEN * 2, VOCAB * 2
-    assert need() == CaptureNeed(prompt_rows=20 * row + head, largest_strip=20 * row, step=row + head)
-    assert need(0) == CaptureNeed(prompt_rows=20 * (row + head), largest_strip=20 * head)
-    assert need(dtype="float32").prompt_rows == 2 * (20 * row + head)
-    assert need(dtype="float32").step == row + head, "a step is copied as the model computes it"
-    assert need(positions="answer") == CaptureNeed(step=row + head)
-    assert need(positions="last") == CaptureNeed(prompt_rows=row + head, largest_strip=head)
-    assert need(reduce="mean").prompt_rows == 0
-    assert (
-        need(stats={"threshold": 1.0}).summaries > need(stats=True).summaries > need(reduce="mean").summaries
-    )

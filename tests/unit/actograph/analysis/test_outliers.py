@@ -116,20 +116,6 @@ def test_the_command_reads_files(suffix: str, tmp_path: Path, capsys: pytest.Cap
     assert json.loads(capsys.readouterr().out)["outlier_features"] == []
 
 
-def test_stacked_arrays_of_two_points_count_apart_or_together() -> None:
-    arrays = {
-        f"layer_{layer}_{point}": np.zeros((2, 10, 4), np.float32)
-        for layer in range(2)
-        for point in ("ln_attn", "ln_mlp")
-    }
-    arrays["layer_0_ln_attn"][:, 0, 1] = 7
-    arrays["layer_1_ln_mlp"][:, 1, 1] = 7
-    apart = outliers_of_arrays(arrays)["outlier_features"]
-    assert [(one["points"], one["layers"]) for one in apart] == [("ln_attn", [0]), ("ln_mlp", [1])]
-    (one,) = outliers_of_arrays(arrays, together=True)["outlier_features"]
-    assert (one["points"], one["layers"], one["position_share"]) == ("ln_attn+ln_mlp", [0, 1], 0.2)
-
-
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [

@@ -53,18 +53,6 @@ def test_jobs_ls_is_a_table(service: Any, run: Run) -> None:
     assert "1m1s" in out.splitlines()[2]
 
 
-def test_jobs_ls_says_that_there_are_more(service: Any, run: Run) -> None:
-    for number in range(1, 6):
-        service.add_job(number)
-    _, out, err = run("jobs", "ls", "--limit", 3)
-    assert len(out.splitlines()) == 4
-    assert "--limit" in err
-    _, out, err = run("jobs", "ls", "--all")
-    assert (len(out.splitlines()), err) == (6, "")
-    _, out, err = run("jobs", "ls", "--limit", 5)
-    assert (len(out.splitlines()), err) == (6, "")
-
-
 def test_jobs_show(service: Any, run: Run) -> None:
     job = service.add_job(1, error={"type": "a", "message": "b"})
     service.results[job.id] = results(job.id)
@@ -265,17 +253,3 @@ def test_version_and_help_are_quick_to_import() -> None:
         "assert not slow, slow"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.integration
-def test_a_closed_pipe_is_no_traceback(service: Any) -> None:
-    for number in range(1, 400):
-        service.add_job(number)
-    command = [sys.executable, "-m", "actograph.cli.main", "--url", service.url]
-    with subprocess.Popen(
-        [*command, "jobs", "ls", "--all", "--format", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as listing:
-        assert listing.stdout is not None and listing.stderr is not None
-        assert json.loads(listing.stdout.readline())["object"] == "job"
-        listing.stdout.close()
-        assert listing.stderr.read() == b""

@@ -54,10 +54,3 @@ def test_the_plan_is_shown_and_the_upload_removed(service: Any, run: Run, tmp_pa
     assert [part.strip() for part in disk if part] == ["disk", "2.1 MB", "1.0 GB", "yes"]
     assert any(line.split() == ["device", "unknown", "unknown", "unknown"] for line in lines)
     assert lines[-1] == "- a token is 4 characters long"
-
-
-def test_what_does_not_fit_ends_with_an_error(service: Any, run: Run) -> None:
-    service.estimate = service.estimate.model_copy(update={"fits": False})
-    code, out, _ = run("estimate", "--model", "m", "--prompt", "p", "--format", "json")
-    assert code == 1
-    assert json.loads(out)["fits"] is False

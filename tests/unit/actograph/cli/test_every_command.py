@@ -1,4 +1,4 @@
-"""What holds for every command: its formats, and what Tab offers."""
+"""What holds for every command: its formats."""
 
 import json
 from collections.abc import Iterator

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from actograph.client import Client, UnexpectedAnswer
-from actograph.client.errors import PackageMissing
 from actograph.client.matrix import Matrix
 from actograph.contract import base, resources
 
@@ -63,17 +62,3 @@ def test_samples_as_a_frame(service: Any, client: Client) -> None:
     assert frame["status"].tolist() == ["failed", "completed", "completed"]
     assert frame["error"].tolist()[0] == "it broke"
     assert frame["exact_match,strict-match"].isna().tolist() == [True, False, False]
-
-
-def test_a_missing_package_is_named(service: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> Any:
-        raise ModuleNotFoundError(f"No module named {name!r}")
-
-    job, found = client.jobs.get(service.add_job(1).id), matrix()
-    monkeypatch.setattr("importlib.import_module", absent)
-    service.seen.clear()
-    with pytest.raises(PackageMissing, match="pip install pandas"):
-        job.frame()
-    with pytest.raises(PackageMissing, match="pip install torch"):
-        found.torch()
-    assert service.seen == []

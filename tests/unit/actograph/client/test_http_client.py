@@ -17,8 +17,6 @@ from actograph.client import (
     transport,
 )
 from actograph.contract import base
-from actograph.contract.job_specs import EvaluationSpec
-from actograph.contract.specs import FileDataset
 
 SPEC = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": "file_" + "0" * 32}}
 
@@ -33,18 +31,6 @@ def test_upload_sends_the_bytes_the_name_and_the_purpose(
     assert file.bytes == len(data)
     _, purpose, received = service.uploads[file.id]
     assert (purpose, hashlib.sha256(received).digest()) == ("dataset", hashlib.sha256(data).digest())
-
-
-def test_submit_takes_a_mapping_and_a_model(service: Any, client: Client) -> None:
-    first = client.submit(SPEC)
-    spec = EvaluationSpec(
-        kind="evaluation", model="demo", dataset=FileDataset(file_id="file_" + "0" * 32), limit=3
-    )
-    second = client.submit(spec)
-    assert first.id != second.id
-    assert service.jobs[second.id].spec["limit"] == 3
-    keys = [seen.headers["idempotency-key"] for seen in service.seen]
-    assert len(set(keys)) == 2
 
 
 def test_submit_whose_answer_was_lost_makes_one_job(service: Any, client: Client) -> None:

@@ -12,17 +12,12 @@ from api.bodies import parse_body
 from api.errors import InvalidFields
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-TEXT = {"model": "m", "prompt": "x"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def chat(**changes: Any) -> ChatCompletionRequest:
     return parse_body(ChatCompletionRequest, json.dumps(ASKED | changes).encode())
-
-
-def text(**changes: Any) -> CompletionRequest:
-    return parse_body(CompletionRequest, json.dumps(TEXT | changes).encode())
 
 
 def test_every_field_of_openai_s_reference_is_known() -> None:
@@ -87,18 +82,4 @@ def test_what_cannot_be_done_is_refused_by_its_name(subtests: pytest.Subtests) -
         with subtests.test(changes=changes, param=param):
             with pytest.raises(InvalidFields) as raised:
                 chat(**changes)
-            assert raised.value.param == param
-
-
-def test_the_older_route_refuses_by_name_too(subtests: pytest.Subtests) -> None:
-    for changes, param in [
-        ({"best_of": 3}, "best_of"),
-        ({"suffix": "end"}, "suffix"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 0, "echo": True, "capture": {"positions": "generated"}}, "capture"),
-        ({"logprobs": 21}, "logprobs"),
-    ]:
-        with subtests.test(changes=changes, param=param):
-            with pytest.raises(InvalidFields) as raised:
-                text(**changes)
             assert raised.value.param == param

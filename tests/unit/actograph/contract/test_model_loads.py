@@ -37,14 +37,6 @@ def test_json_keys_of_max_memory_are_gpus_and_sizes_are_bytes() -> None:
     assert again.max_memory == {0: 1 << 30}
 
 
-def test_one_device_or_a_strategy_holds_the_model(subtests: pytest.Subtests) -> None:
-    for given, meant in [("cpu", "cpu"), ({"": "cuda:1"}, "cuda:1"), ({"": 0}, "cuda:0"), ("auto", "auto")]:
-        with subtests.test(given=given, meant=meant):
-            found = options(device_map=given)
-            assert found.device_map == meant
-            assert found.is_spread == (meant == "auto")
-
-
 def test_a_device_map_names_a_device_for_each_module() -> None:
     given = {"model.layers.0": 0, "model.layers.1": "1", "lm_head": "cuda:1", "model.norm": "disk"}
     found = options(device_map=given)

@@ -1,7 +1,6 @@
 """CSV and Parquet rows: what is taken, what is refused, and which row the refusal names."""
 
 import csv
-import datetime
 import io
 import json
 import re
@@ -15,9 +14,8 @@ from pyarrow import parquet
 
 from actograph.contract.errors import InvalidDataset
 from actograph.datasets import readers
-from actograph.datasets.dataset_rows import DatasetRow, Problems, Texts, checked, read_rows
+from actograph.datasets.dataset_rows import DatasetRow, Problems, checked, read_rows
 from actograph.datasets.readers import (
-    MAX_LINE_BYTES,
     bounded_lines,
     csv_records,
     parquet_records,
@@ -34,10 +32,6 @@ def lines(content: bytes) -> Iterable[bytes]:
 
 def check_rows(records: Iterable[object], **options: Any) -> list[DatasetRow]:
     return list(checked(records, Problems(), **options))
-
-
-def check_texts(records: Iterable[object], field: str) -> list[str]:
-    return [row.text for row in checked(records, Texts(field))]
 
 
 def refusal(content: bytes, **options: Any) -> str:
@@ -97,24 +91,6 @@ def test_what_is_refused(subtests: pytest.Subtests) -> None:
             assert reason in refusal(content)
 
 
-def test_a_quote_that_is_never_closed_is_not_read_to_the_end() -> None:
-    taken = 0
-
-    def endless() -> Iterable[bytes]:
-        nonlocal taken
-        yield HEAD
-        yield b'"open'
-        while True:
-            taken += 1
-            yield b"x" * 100_000 + b"\n"
-
-    with pytest.raises(InvalidDataset, match="is a quote not closed"):
-        check_rows(csv_records(endless()))
-    assert taken <= MAX_LINE_BYTES / 100_000 + 1
-    with pytest.raises(InvalidDataset, match=r"the line is longer than 4000000 bytes \(line 2\)"):
-        check_rows(csv_records(lines(HEAD + b"x" * (MAX_LINE_BYTES + 1))))
-
-
 def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(file: io.BytesIO) -> str:
         with pytest.raises(InvalidDataset) as caught:
@@ -138,14 +114,6 @@ def test_parquet_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"row group 0 has 1 rows and \d+ bytes .* 1000 bytes are allowed", message)
     monkeypatch.setattr(readers, "MAX_ROW_GROUP_ROWS", 1)
     assert "row group 0 has 2 rows and" in refused(in_parquet(good))
-
-
-def test_a_parquet_row_that_has_no_json_or_no_text() -> None:
-    (record,) = parquet_records(in_parquet({"at": [datetime.datetime(2024, 1, 2)], "raw": [b"\xff"]}))
-    assert isinstance(record, dict)
-    assert str(record["at"]) == "2024-01-02 00:00:00"
-    with pytest.raises(InvalidDataset, match="row 0: raw is not a string"):
-        check_texts([record], "raw")
 
 
 def test_rows_start_anywhere(subtests: pytest.Subtests) -> None:

@@ -48,19 +48,3 @@ def test_any_text_gives_a_number_or_one_kind_of_error(text: str) -> None:
     except CalculatorError:
         return
     assert float(shown) == float(shown)
-
-
-#: 54 fractions without a common factor; a flat sum of as many is nested too deeply
-FRACTIONS = "+".join(
-    "(" + "+".join(f"1/{n}" for n in range(first, first + 18)) + ")" for first in (1001, 1019, 1037)
-)
-
-
-def test_costly_expressions_are_calculated(subtests: pytest.Subtests) -> None:
-    for expression, shown in [
-        (FRACTIONS, "0.052566841741"),
-        ("999999999**6*7", str(999999999**6 * 7)),
-        ("1.0000001**399", "1.00003990079"),
-    ]:
-        with subtests.test(expression=expression, shown=shown):
-            assert calculate(expression) == shown

@@ -19,11 +19,6 @@ READY = "open(sys.argv[1], 'a').write('.')"
 IGNORES_SIGTERM = (
     f"import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}; time.sleep(120)"
 )
-LEAVES_A_CHILD = (
-    "import subprocess, sys, time; "
-    "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(120)']); "
-    "open(sys.argv[1], 'w').write(str(p.pid)); time.sleep(float(sys.argv[2]))"
-)
 #: dies with status 3 so many times, then stays
 CRASHES = f"""
 import sys, time
@@ -131,14 +126,6 @@ def test_a_program_that_ignores_sigterm_is_killed(watcher: Watcher, tmp_path: Pa
     assert pid is not None
     watcher.supervisor.stop([child])
     assert gone(pid)
-
-
-def test_killing_reaches_what_a_program_started(watcher: Watcher, tmp_path: Path) -> None:
-    child = watcher.start(LEAVES_A_CHILD, tmp_path / "pid", 120)
-    watcher.until(lambda: content(tmp_path / "pid").isdigit())
-    watcher.supervisor.kill_all()
-    assert child.pid is None
-    watcher.until(lambda: gone(int(content(tmp_path / "pid"))))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")

@@ -72,16 +72,6 @@ def test_metrics_of_a_job() -> None:
         assert found[f"{name}_stderr,strict-match"] == pytest.approx(stderr)
 
 
-def test_problems_of_which_epochs_are_missing_count_where_they_can() -> None:
-    scores = [{KEY: score} for score in said("5", "4", "5", "5", "5")]
-    found = of_epochs(scores, [0, 0, 0, 1, 1], 3)
-    assert found["pass@1,strict-match"] == pytest.approx((2 / 3 + 1) / 2)
-    assert found["pass@3,strict-match"] == 1.0
-    assert found["pass@3_stderr,strict-match"] is None
-    assert found["maj@3,strict-match"] == 1.0
-    assert of_epochs(scores[3:], [1, 1], 3)["maj@3,strict-match"] is None
-
-
 def test_scorers_that_are_not_right_or_wrong_are_left_out_and_keys_do_not_meet() -> None:
     one = {
         "exact_match,none": Score(value=0.0, answer="five"),

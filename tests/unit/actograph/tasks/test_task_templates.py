@@ -6,7 +6,6 @@ import pytest
 
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.tasks import TaskSpec
-from actograph.datasets.dataset_rows import DatasetRow
 from actograph.tasks.files import read_task_file, task_from
 from actograph.tasks.rows import RowForm, RowTemplate
 
@@ -65,15 +64,6 @@ def test_what_has_no_text_of_its_own_is_refused(source: str) -> None:
     """A forgotten pair of brackets must not end up in the prompts."""
     with pytest.raises(InvalidDataset, match="is not a value; call a method with brackets"):
         render(source)
-
-
-def test_rows_keep_what_their_prompt_uses() -> None:
-    form = RowForm(TaskSpec(name="t", prompt="{{question}} {{choices[0]}}", target="{{n}}"))
-    row = form(3, ROW)
-    assert row == DatasetRow(index=3, question="2 + 3?", answer="5", columns={"choices": ["a", "b"]})
-    assert DatasetRow.from_input(3, row.input) == row
-    assert form.prompt(row) == "2 + 3? a"
-    assert form.prompt(row, lambda text: f"Now: {text}") == "Now: 2 + 3? a"
 
 
 def test_a_row_that_does_not_fit_says_why(subtests: pytest.Subtests) -> None:
