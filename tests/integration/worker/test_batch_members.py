@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from actograph import tensor_files
-from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec, batch_key, unit_key
+from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec
 from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
 from actograph.contract.resources import Sample, SampleStatus
 from actograph.contract.specs import SamplingSpec
@@ -237,28 +237,6 @@ def test_each_chat_is_what_it_is_alone_whoever_shares_its_batch(bench: "Bench") 
         assert run_all(bench, alone) == [1]
         assert_same(bench, name, bench.samples(job_id)[0], bench.samples(alone)[0])
         assert_same_logprobs(logprobs_of(bench, job_id), logprobs_of(bench, alone))
-
-
-def test_only_text_seed_and_length_may_differ_within_a_unit() -> None:
-    """Which lines and which chats share a batch, by what they differ in."""
-    free = {"text", "seed", "shorter", "only read", "log probabilities", "with the prompt's", "again"}
-    base = line("as it is")
-    assert {name for name in LINES if unit_key(line(name)) == unit_key(base)} == free | {"as it is"}
-    spec = ChatJobSpec.model_validate(
-        {"model": MODEL, "capture": CAPTURE, "sampling": WARM, "inputs": [{"prompt": "a"}]}
-    ).model_dump(mode="json")
-    key = batch_key(spec)
-    assert batch_key(spec | {"inputs": [{"prompt": "b", "max_tokens": 3}], "tags": ["x"]}) == key
-    assert batch_key(spec | {"sampling": spec["sampling"] | {"seed": 9, "max_tokens": 99}}) == key
-    for name, other in {
-        "temperature": 1.0, "top_p": 0.5, "top_k": 3, "stop": ["x"], "presence_penalty": 1.0,
-        "frequency_penalty": 1.0, "logit_bias": {"3": 1.0},
-    }.items():  # fmt: skip
-        assert batch_key(spec | {"sampling": spec["sampling"] | {name: other}}) != key, name
-    for name, other in {
-        "capture": None, "interventions": [EDIT], "sample_timeout_seconds": 5.0, "priority": 3,
-    }.items():  # fmt: skip
-        assert batch_key(spec | {name: other}) != key, name
 
 
 CONDITIONS: dict[str, dict[str, Any]] = {

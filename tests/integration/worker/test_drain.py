@@ -75,17 +75,6 @@ def test_stored_rows_equal_a_forward_pass_over_the_stored_tokens(bench: "Bench")
         assert torch.allclose(rows, states[1][0], atol=1e-4)
 
 
-def test_sampled_text_is_the_same_whatever_the_batch_size(bench: "Bench") -> None:
-    sampling = {"max_tokens": 12, "temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 7}
-    texts = []
-    for size in (1, 5):
-        job_id = bench.submit(sampling=sampling, capture=CAPTURE, epochs=2)
-        bench.drain(batch_size=size).run_slice(job_id)
-        texts.append([s.completion for s in bench.samples(job_id)])
-    assert texts[0] == texts[1]
-    assert len(set(texts[0])) > 5
-
-
 def test_a_capture_job_takes_prompts_and_conversations(bench: "Bench") -> None:
     job_id = bench.submit(
         inputs=[{"prompt": "one and two"}, {"messages": [{"role": "user", "content": "12+13?"}]}],

@@ -1,12 +1,10 @@
-"""Tasks of a client's own in a drain: their examples, and rows of every format."""
+"""Tasks of a client's own in a drain."""
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from actograph.contract.resources import JobStatus
 
@@ -25,20 +23,10 @@ TASK: dict[str, Any] = {
 SUMS = [{"story": f"{i}+{i}?", "a": i, "b": i} for i in range(10, 15)]
 
 
-def write(folder: str, name: str) -> dict[str, str]:
-    """The sums as the end of `name` says, as a dataset."""
-    path = Path(folder) / name
-    if name.endswith(".parquet"):
-        parquet.write_table(pyarrow.Table.from_pylist(SUMS), path)
-    elif name.endswith(".csv"):
-        path.write_text("story,a,b\n" + "".join(f"{row['story']},{row['a']},{row['b']}\n" for row in SUMS))
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in SUMS))
-    return {"path": name}
-
-
 def test_inline_examples_stand_before_every_question(bench: "Bench") -> None:
-    dataset = write(bench.settings.data_roots[0], "sums.jsonl")
+    rows = Path(bench.settings.data_roots[0]) / "sums.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in SUMS))
+    dataset = {"path": rows.name}
     task = TASK | {"fewshot": {"samples": EXAMPLES}}
     conditions = [{"name": "plain"}, {"name": "polite", "suffix": "Please!"}]
     job_id = bench.submit(task=task, dataset=dataset, conditions=conditions)
@@ -58,19 +46,3 @@ def test_inline_examples_stand_before_every_question(bench: "Bench") -> None:
     assert [s.prompt for s in bench.samples(fewer)] == [
         f"1+2? (1, 2) 3\n\n{i}+{i}? ({i}, {i})" for i in range(10, 15)
     ]
-
-
-@pytest.mark.parametrize("name", ["sums.csv", "sums.parquet"])
-def test_examples_are_drawn_from_rows_of_every_format(bench: "Bench", name: str) -> None:
-    dataset = write(bench.settings.data_roots[0], name)
-    job_id = bench.submit(task=TASK, dataset=dataset, num_fewshot=2, apply_chat_template=False)
-    bench.drain().run_slice(job_id)
-    assert bench.status(job_id) is JobStatus.COMPLETED
-    for sample in bench.samples(job_id):
-        prompt = str(sample.prompt)
-        *examples, question = prompt.split("\n\n")
-        tested = 10 + sample.index
-        assert question == f"{tested}+{tested}? ({tested}, {tested})"
-        assert len(set(examples)) == 2
-        drawn = {f"{i}+{i}? ({i}, {i}) {2 * i}" for i in range(10, 15) if i != tested}
-        assert set(examples) <= drawn

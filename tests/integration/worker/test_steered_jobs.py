@@ -1,98 +1,39 @@
 """Steered jobs through the drain: conditions side by side, records in the manifest, lost vectors."""
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from actograph.contract.base import ErrorRecord
 from actograph.contract.interventions import NewVector, vector_sha256
-from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
 from actograph.contract.resources import JobStatus, Sample
-from actograph.contract.specs import PathDataset
-from actograph.datasets.dataset_rows import Problems
-from actograph.settings import Settings
-from storage import samples
-from storage.artifacts.factory import open_store
-from storage.artifacts.store import ArtifactStore
-from storage.files import dataset_sources
-from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import job_view, workers
-from storage.samples.expansion import capture_samples, evaluation_samples
+from storage.queue import job_view
 from storage.sessions import vectors
 from storage.sessions.writer import SessionReader
-from tests.support.indexes import create_index
-from worker.drain.drain import Drain
-from worker.engine.engine import Engine
-from worker.engine.model.load import load_model
-from worker.signals.stop_signal import StopSignal
+
+if TYPE_CHECKING:
+    from tests.integration.worker.conftest import Bench
 
 pytestmark = pytest.mark.integration
 
-MODEL = "tiny-qwen3"
-WORKER = "wrk_" + "0" * 32
 INPUTS = [{"prompt": "one and two"}, {"prompt": "Tom has 34 books and Mia has 57 books. How many?"}]
 HOOK = "resid_post.0"
 
 
-class Silent:
-    """A broker that wakes nobody."""
-
-    def wake(self, model: str, hops: int = 0) -> bool:
-        return True
-
-
-@dataclass
-class Held:
-    engine: Engine
-
-    def engine_for(self, name: str) -> Engine:
-        return self.engine
-
-
-@dataclass
 class Place:
-    settings: Settings
-    database: Database
-    store: ArtifactStore
-    engine: Engine
-    stop: StopSignal
-    broker: Silent = field(default_factory=Silent)
+    """Steered jobs on a bench."""
+
+    def __init__(self, bench: "Bench") -> None:
+        self.bench, self.settings, self.database = bench, bench.settings, bench.database
 
     def submit(self, **changes: Any) -> str:
-        body = {"kind": "capture", "model": MODEL, "inputs": INPUTS, "sampling": {"max_tokens": 6}} | changes
-        spec = job_spec_adapter.validate_python({k: v for k, v in body.items() if v is not None})
-        if isinstance(spec, CaptureJobSpec):
-            new = list(capture_samples(spec))
-        else:
-            assert isinstance(spec, EvaluationSpec) and isinstance(spec.dataset, PathDataset)
-            uploads = dataset_sources.Uploads(self.database, self.store)
-            rows = list(dataset_sources.read(spec.dataset, uploads, self.settings.data_roots, Problems()))
-            new = list(evaluation_samples(spec, rows))
-        with self.database.write() as session:
-            row = jobs.create(session, kind=spec.kind, model=MODEL, spec=spec, hooks=None, total=len(new))
-            samples.insert(session, row.id, new)
-        return row.id
+        return self.bench.submit(**{"sampling": {"max_tokens": 6}} | changes)
 
     def run(self, job_id: str) -> list[Sample]:
-        drain = Drain(
-            settings=self.settings,
-            database=self.database,
-            store=self.store,
-            broker=self.broker,  # type: ignore[arg-type]
-            models=Held(self.engine),  # type: ignore[arg-type]
-            worker_id=WORKER,
-            stop=self.stop,
-        )
-        drain.run_slice(job_id)
-        with self.database.read() as session:
-            rows, _ = samples.find(session, job_id, limit=1000)
-            return [samples.resource(row) for row in rows]
+        self.bench.drain(batch_size=3).run_slice(job_id)
+        return self.bench.samples(job_id)
 
     def ended(self, job_id: str) -> tuple[JobStatus, ErrorRecord | None]:
         with self.database.read() as session:
@@ -106,7 +47,7 @@ class Place:
 
     def reader(self, sample: Sample) -> SessionReader:
         assert sample.session_id is not None, sample.error
-        return SessionReader(self.store, sample.session_id)
+        return SessionReader(self.bench.store, sample.session_id)
 
     def rows(self, sample: Sample, hook: str) -> torch.Tensor:
         reader = self.reader(sample)
@@ -115,23 +56,9 @@ class Place:
         return torch.frombuffer(bytearray(stored.data), dtype=torch.float32).view(stored.shape)
 
 
-@pytest.fixture(scope="module")
-def engine(shared: Path) -> Engine:
-    torch.set_num_threads(1)
-    return Engine(load_model(str(shared / "models" / MODEL), name=MODEL, device="cpu"))
-
-
 @pytest.fixture
-def place(tmp_path: Path, engine: Engine) -> Iterator[Place]:
-    (tmp_path / "data").mkdir()
-    settings = Settings(home=tmp_path, data_roots=(str(tmp_path / "data"),), lease_seconds=30, batch_size=3)
-    database = Database(settings.effective_database_url)
-    create_index(database)
-    with database.write() as session:
-        workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
-    store = open_store(settings.effective_artifact_url)
-    yield Place(settings, database, store, engine, StopSignal.create(tmp_path))
-    database.close()
+def place(bench: "Bench") -> Place:
+    return Place(bench)
 
 
 def test_a_steered_run_and_its_twin_are_two_conditions_of_one_job(place: Place) -> None:
@@ -144,6 +71,7 @@ def test_a_steered_run_and_its_twin_are_two_conditions_of_one_job(place: Place) 
     }  # fmt: skip
     capture = {"hooks": [HOOK, "resid_pre.1", "resid_mid.0", "mlp_out.1"]}
     job_id = place.submit(
+        inputs=INPUTS,
         capture=capture,
         interventions=[everywhere],
         conditions=[{"name": "plain"}, {"name": "steered", "interventions": [steered]}],
@@ -153,7 +81,7 @@ def test_a_steered_run_and_its_twin_are_two_conditions_of_one_job(place: Place) 
     assert [(s.index, s.condition) for s in done] == [
         (0, "plain"), (0, "steered"), (1, "plain"), (1, "steered")
     ]  # fmt: skip
-    alone = place.run(place.submit(capture=capture, interventions=[everywhere]))
+    alone = place.run(place.submit(inputs=INPUTS, capture=capture, interventions=[everywhere]))
     for plain, twin, single in zip(done[::2], done[1::2], alone, strict=True):
         assert plain.seed == twin.seed
         assert plain.completion == single.completion
@@ -189,11 +117,8 @@ def test_a_thought_is_steered_and_its_twin_is_not(place: Place, kind: str) -> No
     question = "12+13?<think>\n"
     given: dict[str, Any] = {"inputs": [{"prompt": question}]}
     if kind == "evaluation":
-        rows = Path(place.settings.data_roots[0]) / "rows.jsonl"
-        rows.write_text(f'{{"question": {json.dumps(question)}, "answer": "#### 25"}}\n')
-        given = {"inputs": None, "dataset": {"path": "rows.jsonl"}, "enable_thinking": True}
+        given = {"rows": [{"question": question, "answer": "#### 25"}], "enable_thinking": True}
     job_id = place.submit(
-        kind=kind,
         **given,
         sampling={"max_tokens": 40},
         capture={"hooks": ["resid_mid.1", "mlp_in.1", "resid_post.1"]},
@@ -205,7 +130,7 @@ def test_a_thought_is_steered_and_its_twin_is_not(place: Place, kind: str) -> No
         reader = place.reader(sample)
         manifest, rows_of = reader.manifest, {h: place.rows(sample, h) for h in reader.manifest.tensors}
         # what the MLP added, less what it adds to the same input without the edit
-        mlp: Any = place.engine.model.hf.get_submodule("model.layers.1.mlp")
+        mlp: Any = place.bench.engine.model.hf.get_submodule("model.layers.1.mlp")
         with torch.inference_mode():
             added = rows_of["resid_post.1"] - rows_of["resid_mid.1"] - mlp(rows_of["mlp_in.1"])
         moved = set((added.abs().amax(-1) > 0.5).nonzero().flatten().tolist())
@@ -222,13 +147,8 @@ def test_a_thought_is_steered_and_its_twin_is_not(place: Place, kind: str) -> No
 
 
 def test_an_evaluation_without_capture_is_steered_too(place: Place) -> None:
-    (Path(place.settings.data_roots[0]) / "rows.jsonl").write_text(
-        '{"question": "12+13?", "answer": "#### 25"}\n'
-    )
     job_id = place.submit(
-        kind="evaluation",
-        inputs=None,
-        dataset={"path": "rows.jsonl"},
+        rows=[{"question": "12+13?", "answer": "#### 25"}],
         conditions=[
             {"name": "baseline"},
             {"name": "off", "interventions": [{"hook": "resid_post.1", "op": "zero"}]},
@@ -256,7 +176,7 @@ def test_an_evaluation_without_capture_is_steered_too(place: Place) -> None:
 def test_what_the_service_could_not_check_fails_the_job_at_its_start(
     place: Place, intervention: dict[str, Any], says: str
 ) -> None:
-    job_id = place.submit(conditions=[{"name": "a", "interventions": [intervention]}])
+    job_id = place.submit(inputs=INPUTS, conditions=[{"name": "a", "interventions": [intervention]}])
     place.run(job_id)
     status, error = place.ended(job_id)
     assert status is JobStatus.FAILED
@@ -265,7 +185,7 @@ def test_what_the_service_could_not_check_fails_the_job_at_its_start(
 
 def test_a_vector_that_was_deleted_fails_the_job_with_the_reason(place: Place) -> None:
     vector_id = place.keep([1.0] * 96)
-    job_id = place.submit(interventions=[{"hook": HOOK, "op": "add", "vector_id": vector_id}])
+    job_id = place.submit(inputs=INPUTS, interventions=[{"hook": HOOK, "op": "add", "vector_id": vector_id}])
     with place.database.write() as session:
         vectors.delete(session, vector_id)
     place.run(job_id)
@@ -276,7 +196,7 @@ def test_a_vector_that_was_deleted_fails_the_job_with_the_reason(place: Place) -
 
 def test_a_vector_of_another_model_fails_the_job(place: Place) -> None:
     vector_id = place.keep([1.0] * 96, model="another")
-    job_id = place.submit(interventions=[{"hook": HOOK, "op": "add", "vector_id": vector_id}])
+    job_id = place.submit(inputs=INPUTS, interventions=[{"hook": HOOK, "op": "add", "vector_id": vector_id}])
     place.run(job_id)
     _, error = place.ended(job_id)
     assert error is not None and "another" in error.message
@@ -285,6 +205,7 @@ def test_a_vector_of_another_model_fails_the_job(place: Place) -> None:
 def test_a_sample_that_was_driven_to_nan_fails_and_its_twin_does_not(place: Place) -> None:
     huge = {"hook": HOOK, "op": "add", "vector": [3e38] * 96, "coefficient": 10}
     job_id = place.submit(
+        inputs=INPUTS,
         capture={"hooks": ["embed"]},
         conditions=[{"name": "plain"}, {"name": "far", "interventions": [huge]}],
     )
@@ -296,4 +217,4 @@ def test_a_sample_that_was_driven_to_nan_fails_and_its_twin_does_not(place: Plac
         else:
             assert sample.error is not None and sample.error.type == "intervention_failed"
             assert sample.session_id is None
-    assert len(list(place.store.list_prefixes("sessions"))) == 2
+    assert len(place.bench.stored_sessions()) == 2

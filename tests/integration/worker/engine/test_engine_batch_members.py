@@ -222,42 +222,6 @@ def wanted(choice: Any, prompt: int, has: range) -> list[int]:
     return [token for token in has if token in listed]
 
 
-@pytest.mark.parametrize("reduce", ["mean", "max", "last"])
-def test_each_counts_in_the_earlier_rows_that_are_its_own(
-    reduce: Any, engine_of: EngineOf, way: "type[Way]"
-) -> None:
-    engine = engine_of("tiny-qwen3")
-    batch = way(shaping=RowShaping(reduce=reduce), hooks=["resid_post.0", "mlp_in.1"])
-    first = [
-        request(engine, text, str(i), earlier=EarlierRows()) for i, text in enumerate([*PROMPTS, PROMPTS[1]])
-    ]
-    batch.run(engine, first)
-    carried = [one.earlier.after for one in first if one.earlier is not None]
-    # the last has none before it, the fourth is no sample of several turns
-    before = [*carried[:3], None, carried[4], {}]
-    seconds = [request(engine, PROMPTS[(i + 2) % 5], str(i), max_tokens=3 + i) for i in range(len(before))]
-
-    def carrying(i: int) -> GenerationRequest:
-        known = before[i]
-        return replace(seconds[i], earlier=None if known is None else EarlierRows(known))
-
-    _, together = batch.run(engine, [carrying(i) for i in range(len(before))])
-    for i, known in enumerate(before):
-        _, own = batch.run(engine, [carrying(i)])
-        way.assert_rows(together, i, own)
-        (made,), rows = way(hooks=batch.hooks).run(engine, [seconds[i]])
-        own_rows = len(made.prompt_ids) + len(made.generated_ids) - 1
-        for hook in batch.hooks:
-            counted = known[hook].count if known else 0
-            assert way.rows_of(together, i, hook)[1] == own_rows + counted
-            if not known:
-                full = way.rows_of(rows, 0, hook)[2]
-                want = {"mean": full.mean(0), "max": full.amax(0), "last": full[-1]}[reduce]
-                torch.testing.assert_close(
-                    way.rows_of(together, i, hook)[2][0], want, atol=TOLERANCE, rtol=TOLERANCE
-                )
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("positions", ["all", "prompt", "last_prompt"])
 def test_texts_that_are_only_read_differ_in_length_and_edits(

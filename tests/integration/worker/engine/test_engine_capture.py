@@ -1,6 +1,5 @@
 """Captured rows and tokens against transformers itself."""
 
-import gc
 import threading
 import time
 from collections.abc import Callable
@@ -9,20 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract import hooks as grammar
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
 from actograph.contract.row_selection import NamedPositions
 from actograph.contract.specs import SamplingSpec
-from worker.engine import batches
 from worker.engine.engine import Engine
-from worker.engine.model import memory
 from worker.engine.model.memory import LearnedLimit
 from worker.engine.requests import BufferOptions, GenerationRequest
-from worker.engine.rows.rows import RowStream
 
 pytestmark = pytest.mark.integration
 
-MODELS = ["tiny-qwen3", "stories260k", "llama", "qwen2", "qwen3", "mistral"]
+MODELS = ["tiny-qwen3", "stories260k"]  # trained; random ones are in `architectures`
 PROMPTS = [
     "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",
     "The cat",
@@ -56,113 +51,6 @@ def test_every_point_of_every_token_equals_a_plain_forward(
             got = sink.rows(i, hook)
             assert got.shape == (rows - first, engine.structure.hooks[hook].width)
             assert close(got, want[hook][first:]), hook
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_stream_equals_output_hidden_states(
-    name: str, engine_of: EngineOf, keeping_sink: Any, requests_for: Any
-) -> None:
-    engine = engine_of(name)
-    layers = engine.structure.num_layers
-    hooks = [f"resid_pre.{i}" for i in range(layers)] + [f"resid_post.{layers - 1}", "final_norm"]
-    sink = keeping_sink()
-    made = engine.generate(
-        requests_for(engine, PROMPTS), sampling=SamplingSpec(max_tokens=12), hooks=hooks, sink=sink
-    )
-    for i, g in enumerate(made):
-        hf: Any = engine.model.hf
-        with torch.inference_mode():
-            out = hf(input_ids=torch.tensor([g.prompt_ids + g.generated_ids[:-1]]), output_hidden_states=True)
-        for layer in range(layers):
-            assert close(sink.rows(i, f"resid_pre.{layer}"), out.hidden_states[layer][0])
-        # transformers' last hidden state is taken after the final norm
-        assert close(sink.rows(i, "final_norm"), out.hidden_states[-1][0])
-        norm: Any = hf.get_submodule(engine.structure.hooks["final_norm"].location.removesuffix(".output"))
-        with torch.inference_mode():
-            assert close(norm(sink.rows(i, f"resid_post.{layers - 1}")), out.hidden_states[-1][0])
-
-
-@pytest.mark.covering(4)
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(
-    "sampling",
-    [SamplingSpec(max_tokens=30), SamplingSpec(max_tokens=30, temperature=0.9, top_p=0.9)],
-    ids=["greedy", "sampled"],
-)
-def test_batched_equals_single(
-    name: str, sampling: SamplingSpec, engine_of: EngineOf, keeping_sink: Any, requests_for: Any
-) -> None:
-    engine = engine_of(name)
-    requests = requests_for(engine, PROMPTS, seed=40)
-    hooks = [h for h in engine.structure.hooks if grammar.point_of(h) in ("attn_in", "mlp_in", "resid_post")]
-    batched, single = keeping_sink(), keeping_sink()
-    together = engine.generate(requests, sampling=sampling, hooks=hooks, sink=batched)
-    for i, request in enumerate(requests):
-        alone = engine.generate([request], sampling=sampling, hooks=hooks, sink=single)
-        assert alone[0] == together[i]
-        for hook in hooks:
-            assert close(batched.rows(i, hook), single.rows(0, hook))
-        single.chunks.clear()
-    turned = engine.generate(requests[::-1], sampling=sampling)  # no capture, other places in the batch
-    assert turned[::-1] == together
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_greedy_equals_plain_generate(
-    name: str, engine_of: EngineOf, keeping_sink: Any, requests_for: Any
-) -> None:
-    engine = engine_of(name)
-    for request in requests_for(engine, PROMPTS):
-        ids = torch.tensor([request.prompt_ids])
-        with torch.inference_mode():
-            hf: Any = engine.model.hf
-            plain = hf.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False,
-                pad_token_id=engine.model.pad_token_id,
-            )  # fmt: skip
-        want = tuple(plain[0, ids.shape[1] :].tolist())
-        with_capture = engine.generate(
-            [request], sampling=SamplingSpec(max_tokens=20), hooks=["resid_post.1"], sink=keeping_sink()
-        )
-        without = engine.generate([request], sampling=SamplingSpec(max_tokens=20))
-        assert with_capture[0].generated_ids == want
-        assert without == with_capture
-        assert with_capture[0].finish_reason == (
-            "stop" if want[-1] in engine.model.eos_token_ids else "length"
-        )
-
-
-def test_some_rows_end_early(
-    engine_of: EngineOf, keeping_sink: Any, requests_for: Any, reference: Any
-) -> None:
-    engine = engine_of("tiny-qwen3")
-    chat: Any = engine.model.tokenizer.apply_chat_template(
-        [
-            {
-                "role": "user",
-                "content": "Tom has 34 books and Mia has 57 books. How many do they have in total?",
-            }
-        ],
-        add_generation_prompt=True,
-        tokenize=False,
-    )
-    sink = keeping_sink()
-    hooks = ["resid_mid.1", "logits"]
-    made = engine.generate(
-        requests_for(engine, [chat, "The cat", chat + "The"]),
-        sampling=SamplingSpec(max_tokens=100),
-        hooks=hooks,
-        sink=sink,
-        options=BufferOptions(max_block_steps=7),
-    )
-    assert [g.finish_reason for g in made].count("stop") >= 1
-    assert len({len(g.generated_ids) for g in made}) > 1
-    for i, g in enumerate(made):
-        if g.finish_reason == "stop":
-            assert g.generated_ids[-1] in engine.model.eos_token_ids
-        want = reference(engine, g, hooks)
-        assert close(sink.rows(i, "resid_mid.1"), want["resid_mid.1"])
-        assert close(sink.rows(i, "logits"), want["logits"][len(g.prompt_ids) - 1 :])
 
 
 def test_stop_strings(engine_of: EngineOf, requests_for: Any, keeping_sink: Any) -> None:
@@ -331,26 +219,11 @@ class TraceBroke(Exception):
 
 
 def test_an_error_inside_a_trace_leaves_the_next_one_clean(
-    engine_of: EngineOf,
-    keeping_sink: Any,
-    requests_for: Any,
-    reference: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    engine_of: EngineOf, keeping_sink: Any, requests_for: Any, reference: Any
 ) -> None:
     engine = engine_of("tiny-qwen3")
     requests = requests_for(engine, PROMPTS[:2])
     call: dict[str, Any] = {"sampling": SamplingSpec(max_tokens=10), "hooks": ["resid_post.0"]}
-
-    class Breaking(RowStream):
-        def decode(self, values: list[torch.Tensor]) -> None:
-            if self._steps == 3:
-                raise TraceBroke
-            super().decode(values)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(batches, "RowStream", Breaking)
-        with pytest.raises(TraceBroke):
-            engine.generate(requests, sink=keeping_sink(), **call)
 
     def fail(step: int) -> None:
         if step == 4:
@@ -364,7 +237,6 @@ def test_an_error_inside_a_trace_leaves_the_next_one_clean(
         assert close(sink.rows(i, "resid_post.0"), reference(engine, g, ["resid_post.0"])["resid_post.0"])
 
 
-@pytest.mark.soak
 def test_out_of_memory_halves_the_batch_and_fails_only_what_does_not_fit_alone(
     engine_of: EngineOf, keeping_sink: Any, requests_for: Any, reference: Any
 ) -> None:
@@ -434,80 +306,3 @@ def test_the_whole_context_can_be_used(engine_of: EngineOf, keeping_sink: Any) -
     )
     assert made[0].error is None
     assert made[0].finish_reason == "stop" or len(made[0].generated_ids) == 60
-
-
-def test_the_checkpoints_generation_config_does_not_choose_the_tokens(
-    engine_of: EngineOf, keeping_sink: Any, requests_for: Any
-) -> None:
-    engine = engine_of("mistral")
-    requests = requests_for(engine, PROMPTS[:2])
-    call: dict[str, Any] = {
-        "sampling": SamplingSpec(max_tokens=12, temperature=0.8),
-        "hooks": ["resid_post.1"],
-    }
-    want = engine.generate(requests, sink=keeping_sink(), **call)
-    config: Any = engine.model.hf.generation_config
-    kept = config.to_dict()
-    try:
-        config.update(do_sample=True, temperature=0.1, top_p=0.2, top_k=3, num_beams=4, max_length=7)
-        config.update(num_return_sequences=2, output_hidden_states=True, return_dict_in_generate=True)
-        config.update(prefill_chunk_size=2)
-        assert engine.generate(requests, sink=keeping_sink(), **call) == want
-    finally:
-        config.update(**kept)
-
-
-@pytest.mark.soak
-def test_nothing_waits_for_the_garbage_collector(
-    engine_of: EngineOf, keeping_sink: Any, requests_for: Any
-) -> None:
-    engine = engine_of("llama")
-    requests = requests_for(engine, PROMPTS)
-    hooks = list(engine.structure.hooks)
-
-    def tensors() -> int:
-        return sum(1 for o in gc.get_objects() if type(o) is torch.Tensor)
-
-    engine.generate(requests, sampling=SamplingSpec(max_tokens=8), hooks=hooks, sink=keeping_sink())
-    gc.collect()
-    gc.disable()
-    try:
-        before = tensors()
-        for _ in range(3):
-            engine.generate(requests, sampling=SamplingSpec(max_tokens=8), hooks=hooks, sink=keeping_sink())
-        assert tensors() == before
-    finally:
-        gc.enable()
-
-
-@pytest.mark.soak
-def test_two_hundred_requests_leave_nothing_behind(
-    engine_of: EngineOf, keeping_sink: Any, requests_for: Any
-) -> None:
-    engine = engine_of("tiny-qwen3")
-    requests = requests_for(engine, PROMPTS[:2])
-    hooks = list(engine.structure.hooks)
-
-    def run(times: int) -> None:
-        for _ in range(times):
-            engine.generate(
-                requests,
-                sampling=SamplingSpec(max_tokens=8, temperature=0.7),
-                hooks=hooks,
-                sink=keeping_sink(),
-            )
-
-    def tensors() -> int:
-        gc.collect()
-        return sum(1 for o in gc.get_objects() if type(o) is torch.Tensor)
-
-    def hooks_on_model() -> int:  # transformers keeps some of its own
-        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in engine.model.hf.modules())
-
-    run(20)
-    before_hooks = hooks_on_model()
-    before_rss, before_tensors = memory.memory_snapshot()["rss_bytes"], tensors()
-    run(200)
-    assert tensors() <= before_tensors
-    assert memory.memory_snapshot()["rss_bytes"] - before_rss < 24 << 20
-    assert hooks_on_model() == before_hooks

@@ -15,7 +15,6 @@ from worker.engine.engine import Engine
 from worker.engine.model.memory import LearnedLimit
 from worker.engine.prefill import prefill
 from worker.engine.requests import BufferOptions, Edit, GenerationRequest, RowShaping, StatisticsOptions
-from worker.engine.rows.rows import RowStream
 
 pytestmark = pytest.mark.integration
 
@@ -109,32 +108,6 @@ def test_statistics_of_pieces_equal_those_of_one_piece(
         for name in one.chunks[i]:
             got, want = rows_of(pieces, i, name), rows_of(one, i, name)
             assert torch.allclose(got.nan_to_num(7), want.nan_to_num(7), rtol=1e-4, atol=1e-4), name
-
-
-@contextmanager
-def calls(engine: Engine) -> Iterator[list[str]]:
-    """Which layers and which head ran."""
-    seen: list[str] = []
-    handles = []
-    for path in [*(f"model.layers.{i}" for i in range(3)), "lm_head"]:
-        module = engine.model.hf.get_submodule(path)
-        handles.append(module.register_forward_pre_hook(lambda *_, path=path: seen.append(path)))
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def test_every_layer_runs_once_and_none_after_the_last_hook(setting: Any, keeping_sink: Any) -> None:
-    engine, requests, hooks = setting
-    below = [h for h in hooks if h.endswith((".0", ".1"))]
-    with calls(engine) as seen:
-        engine.prefill(requests, hooks=below, sink=keeping_sink())
-    assert seen == ["model.layers.0", "model.layers.1"]
-    with calls(engine) as seen:
-        engine.prefill(requests, hooks=["final_norm"], sink=keeping_sink())
-    assert seen == [f"model.layers.{i}" for i in range(3)]
 
 
 def test_a_small_host_buffer_sends_rows_to_the_sink_while_the_model_runs(
@@ -247,7 +220,6 @@ def assert_same(
     assert not dropped.keys() & got.chunks.keys()
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("most", [1, 2])
 def test_batches_shrink_until_they_fit(setting: Any, keeping_sink: Any, most: int) -> None:
     engine, requests, hooks = setting
@@ -262,7 +234,6 @@ def test_batches_shrink_until_they_fit(setting: Any, keeping_sink: Any, most: in
     assert_same(got, want, range(4), hooks, {})
 
 
-@pytest.mark.soak
 def test_a_lone_sample_that_does_not_fit_fails_with_the_numbers(setting: Any, keeping_sink: Any) -> None:
     engine, requests, hooks = setting
     want, got = keeping_sink(), keeping_sink()
@@ -276,27 +247,6 @@ def test_a_lone_sample_that_does_not_fit_fails_with_the_numbers(setting: Any, ke
     assert error.as_record()["details"]["rss_bytes"] > 0
     assert [g.finish_reason for g in made] == ["error", "stop", "stop", "stop"]
     assert_same(got, want, (1, 2, 3), hooks, {0: None})
-
-
-def test_a_lone_sample_that_fits_with_small_buffers_is_read(
-    setting: Any, keeping_sink: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, requests, hooks = setting
-    want, got = keeping_sink(), keeping_sink()
-    engine.prefill(requests[:1], hooks=hooks, sink=want)
-    spare: list[bool] = []
-
-    def refused(points: Sequence[Any], *, options: BufferOptions, **others: Any) -> Any:
-        spare.append(options.wait_for_copies)
-        if not options.wait_for_copies:
-            raise MemoryError("no room for rows that are held back")
-        return RowStream(points, options=options, **others)
-
-    monkeypatch.setattr("worker.engine.batches.RowStream", refused)
-    made = engine.prefill(requests[:1], hooks=hooks, sink=got)
-    assert made[0].error is None
-    assert spare == [False, True]
-    assert_same(got, want, (0,), hooks, {})
 
 
 def test_what_the_head_takes_in_has_a_row_for_each_token(setting: Any, keeping_sink: Any) -> None:

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, Gemma2Config, Qwen3Config
+from transformers import AutoTokenizer, Gemma2Config
 
 from actograph.contract.errors import InterventionFailed
 from actograph.contract.specs import SamplingSpec
-from actograph.plans import SCORED_PIECE_BYTES, scored_token_bytes
+from actograph.plans import scored_token_bytes
 from worker.engine.engine import Engine
 from worker.engine.model.handoffs import run_unseen
-from worker.engine.model.memory import memory_snapshot
 from worker.engine.requests import Edit, Generation, GenerationRequest, TokenLogprobs
 from worker.engine.tokens import prompt_scores
 
@@ -105,34 +104,6 @@ def test_only_who_asks_is_scored_and_no_more_logits_are_held_than_said(
     seen.clear()
     engine.score(asked)
     assert max(rows * tokens for rows, tokens in seen) == 3 * len(PROMPTS) and len(seen) > 2
-
-
-@pytest.mark.soak
-def test_memory_does_not_grow_with_the_prompt(
-    shared: Any, random_engine_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    vocabulary, tokens = 151_936, 1_000  # all logits at once are 580 MiB
-    tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
-    config = Qwen3Config(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=16, vocab_size=vocabulary, max_position_embeddings=2_000,
-        bos_token_id=1, eos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
-    engine = random_engine_of(config, tokenizer, "wide")
-    ids = tuple(5 + i * 37 % 50_000 for i in range(tokens))
-    request = GenerationRequest(key="x", prompt_ids=ids, seed=0, top_logprobs=1, score_prompt=True)
-    monkeypatch.setattr(prompt_scores, "SCORED_PIECE_BYTES", SCORED_PIECE_BYTES)
-    sizes: list[int] = []
-
-    def noted(head: torch.nn.Module, piece: torch.Tensor) -> Any:
-        output = run_unseen(head, piece)
-        sizes.append(memory_snapshot()["rss_bytes"])
-        return output
-
-    monkeypatch.setattr(prompt_scores, "run_unseen", noted)
-    (made,) = engine.score([request])
-    assert made.error is None and len(sizes) > 10
-    assert max(sizes) - min(sizes) < 300 << 20  # pieces of 128 MiB, and what the allocator has not given back
 
 
 def test_a_prompt_may_fill_the_context_and_have_one_token(engine_of: EngineOf) -> None:

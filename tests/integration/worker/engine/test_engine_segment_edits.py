@@ -15,7 +15,6 @@ from transformers import AutoTokenizer, Qwen3Config
 from actograph.contract.row_selection import Stride
 from actograph.contract.specs import SamplingSpec
 from tests.support.one_turn import due_tokens
-from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.model.memory import LearnedLimit
 from worker.engine.requests import BufferOptions, Edit, Generation, GenerationRequest
@@ -138,53 +137,6 @@ def test_the_samples_have_thoughts_and_answers_of_their_own(
         made = engine.generate(requests, sampling=sampling)
         runs = [[s.name for s in segments(markup, g.prompt_ids, g.generated_ids)] for g in made]
         assert any("think" in names and "answer" in names for names in runs), runs
-
-
-@pytest.mark.parametrize("name", ["tiny-qwen3", "random"])
-@pytest.mark.parametrize("positions", ["think", "answer", ["prompt", "think"]], ids=str)
-def test_a_segment_equals_its_tokens_by_number(
-    name: str, positions: Any, engine_for: Any, requests_for: Any, keeping_sink: Any
-) -> None:
-    """In an early layer too, where later tokens see the change: bit by bit the run with listed tokens."""
-    engine = engine_for(name)
-    markup = Markup(engine.model.tokenizer)
-    vector = torch.randn(engine.structure.hidden_size, generator=torch.Generator().manual_seed(1))
-    edit = Edit(hook="resid_post.0", op="add", vector=vector, **edited_tokens(positions, markup))
-    hooks = ["resid_mid.0", "resid_post.0", "resid_post.1", "logits"]
-    requests = requests_for(engine, PROMPTS, seed=9)
-    sink, again = keeping_sink(), keeping_sink()
-    made = engine.generate(
-        [replace(r, edits=(edit,)) for r in requests], sampling=SAMPLED, hooks=hooks, sink=sink
-    )
-    listed = []
-    for request, g in zip(requests, made, strict=True):
-        tokens = due_tokens(g, positions, markup)
-        listed.append(replace(request, edits=(replace(edit, chooser=TheseTokens(tuple(tokens))),)))
-    assert engine.generate(listed, sampling=SAMPLED, hooks=hooks, sink=again) == made
-    for i in range(len(requests)):
-        for hook in hooks:
-            assert torch.equal(sink.rows(i, hook), again.rows(i, hook)), hook
-
-
-def test_within_a_step_points_before_the_hook_do_not_show_the_edit(
-    engine_for: Any, requests_for: Any, keeping_sink: Any, reference: Any
-) -> None:
-    engine = engine_for("tiny-qwen3")
-    markup = Markup(engine.model.tokenizer)
-    requests, _, _ = steered(engine, requests_for(engine, PROMPTS, seed=5), ["think", "answer"], markup)
-    last = engine.structure.num_layers - 1
-    hooks = list(engine.structure.hooks)
-    sink = keeping_sink()
-    made = engine.generate(requests, sampling=GREEDY, hooks=hooks, sink=sink)
-    for i, generation in enumerate(made):
-        plain = reference(engine, generation, hooks)
-        first = len(generation.prompt_ids)
-        for place, hook in enumerate(hooks):
-            shift = sink.first_row(i, hook)
-            same = torch.isclose(sink.rows(i, hook), plain[hook][shift:], atol=1e-3).all(-1)
-            assert bool(same[: first - shift].all()), hook
-            shows = place >= hooks.index(f"mlp_out.{last}")
-            assert bool((~same[first - shift :]).all() if shows else same.all()), hook
 
 
 def test_memory_that_runs_out_midway_leaves_the_edits_right(

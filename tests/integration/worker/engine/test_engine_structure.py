@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import GPT2Config, PreTrainedTokenizerBase
 
-from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
@@ -22,37 +21,11 @@ pytestmark = pytest.mark.integration
 GPT2 = GPT2Config(
     n_embd=32, n_layer=2, n_head=4, n_positions=128, vocab_size=512, bos_token_id=1, eos_token_id=1
 )
-ROUTER = {"router_logits", "expert_indices", "expert_weights"}
 
 
 @pytest.fixture(scope="module")
 def tokenizer(engine_of: Callable[[str], Engine]) -> PreTrainedTokenizerBase:
     return engine_of("stories260k").model.tokenizer
-
-
-@pytest.mark.parametrize("name", ["tiny-qwen3", "stories260k", "llama", "qwen2", "qwen3", "mistral"])
-def test_pre_norm_models_have_every_dense_point(name: str, engine_of: Callable[[str], Engine]) -> None:
-    structure = engine_of(name).structure
-    layers = structure.num_layers
-    dense = [p for p in grammar.LAYER_POINTS if p not in ROUTER]
-    assert set(structure.hooks) == {f"{p}.{i}" for p in dense for i in range(layers)} | {
-        "embed",
-        "final_norm",
-        "logits",
-    }
-    assert set(structure.unavailable) == ROUTER
-    assert structure.hooks["attn_in.1"].location == "model.layers.1.input_layernorm.output"
-    assert structure.hooks["mlp_in.1"].location == "model.layers.1.post_attention_layernorm.output"
-    assert structure.hooks["resid_mid.0"].location == "model.layers.0.post_attention_layernorm.input"
-    assert structure.hooks["logits"].width == structure.vocab_size
-    assert f"resid_mid == resid_pre + attn_out ({layers} checked)" in structure.proofs
-    assert f"resid_post == resid_mid + mlp_out ({layers} checked)" in structure.proofs
-    assert f"resid_post.i == resid_pre.i+1 ({layers - 1} checked)" in structure.proofs
-    for hook, info in structure.hooks.items():
-        for alias in info.aliases:
-            assert grammar.resolve(alias, structure) == hook
-    order = structure.module_locations
-    assert order.index("model.layers.0.output") < order.index("model.layers.1.input_layernorm.output")
 
 
 def test_one_copy_of_the_weights_and_every_wrapper_of_it_works(
@@ -71,28 +44,6 @@ def test_one_copy_of_the_weights_and_every_wrapper_of_it_works(
         assert made[0].error is None
         rows.append(sink.rows(0, "resid_mid.1"))
     assert all(torch.equal(r, rows[0]) for r in rows)
-
-
-def test_hand_offs_are_there_during_a_trace_only(
-    engine_of: Callable[[str], Engine], keeping_sink: Any, requests_for: Any
-) -> None:
-    engine = engine_of("stories260k")
-    modules = dict(engine.model.hf.named_modules())
-
-    def wrapped() -> set[str]:
-        return {name for name, module in modules.items() if "forward" in module.__dict__}
-
-    seen: list[set[str]] = []
-    assert wrapped() == set()
-    engine.generate(
-        requests_for(engine, ["a"]),
-        sampling=SamplingSpec(max_tokens=2),
-        hooks=["mlp_out.3", "attn_in.1"],
-        sink=keeping_sink(),
-        on_step=lambda _: seen.append(wrapped()),
-    )
-    assert seen == [{"model.layers.1.input_layernorm", "model.layers.3.mlp"}] * 2
-    assert wrapped() == set()
 
 
 @pytest.mark.soak

@@ -69,51 +69,6 @@ def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
     return False
 
 
-@pytest.mark.soak
-@pytest.mark.integration
-def test_leases_outlive_their_first_term_while_the_unit_runs(
-    database: Database, leases: list[LeasedSample], tmp_path: Path
-) -> None:
-    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
-        time.sleep(3 * LEASE_SECONDS)
-        held.progress()
-        with database.write() as session:
-            assert samples.claim(session, leases[0].job_id, worker_id="x", count=2, lease_seconds=9) == []
-        assert not held.should_stop()
-
-
-def test_cancel_of_the_job_is_seen(database: Database, leases: list[LeasedSample], tmp_path: Path) -> None:
-    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
-        assert not held.should_stop()
-        with database.write() as session:
-            jobs.cancel(session, leases[0].job_id)
-        assert eventually(held.should_stop)
-
-
-def test_the_loss_of_every_lease_stops_the_unit(
-    database: Database, leases: list[LeasedSample], tmp_path: Path
-) -> None:
-    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
-        with database.write() as session:
-            for lease in leases:
-                row = session.get(SampleRow, lease.id)
-                assert row is not None
-                row.lease_token += 1
-        assert eventually(held.should_stop)
-
-
-@pytest.mark.integration
-def test_a_stop_leaves_the_unit_its_grace_and_then_ends_it(
-    database: Database, leases: list[LeasedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.drain.lease.STOP_GRACE_SECONDS", 1.5)
-    stop = StopSignal(tmp_path / "stop")
-    with keeper(database, leases, stop) as held:
-        stop.set()
-        assert not held.should_stop()
-        assert eventually(held.should_stop)
-
-
 def test_a_unit_without_progress_ends_the_process(
     database: Database, leases: list[LeasedSample], tmp_path: Path
 ) -> None:
@@ -157,20 +112,6 @@ def test_a_process_that_was_stopped_and_goes_on_was_not_silent(
         time.sleep(0.3)
         ahead[0] = 1000.0
         time.sleep(0.3)
-    assert ended == []
-
-
-@pytest.mark.soak
-@pytest.mark.integration
-def test_steps_keep_the_watchdog_quiet(
-    database: Database, leases: list[LeasedSample], tmp_path: Path
-) -> None:
-    ended: list[int] = []
-    stop = StopSignal(tmp_path / "stop")
-    with keeper(database, leases, stop, stall_seconds=2, end_process=ended.append) as held:
-        for step in range(25):
-            held.progress(step)
-            time.sleep(0.1)
     assert ended == []
 
 

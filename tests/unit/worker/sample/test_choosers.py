@@ -1,6 +1,5 @@
 """Which tokens `positions` means: counted from the finished sample, and told to the engine on the way."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from actograph.contract.specs import CaptureSpec
 from tests.support.one_turn import due_tokens
 from worker.engine.requests import Generation
 from worker.sample.choosers import chooser
+from worker.sample.conversation import Conversation
 from worker.sample.segments import Markup, segments
 
 
@@ -58,18 +58,6 @@ def test_rows_of_ten_prompt_and_five_generated_tokens(qwen: Any, subtests: pytes
 def test_a_token_that_was_not_run_is_an_error_with_the_numbers_that_were(qwen: Any, number: int) -> None:
     with pytest.raises(CaptureFailed, match=rf"token {number}.*10 tokens.*0 to 13"):
         due_tokens(sample(10, 5), CaptureSpec(positions=[0, number]).positions, Markup(qwen))
-
-
-def test_it_agrees_with_the_engines_own_names_everywhere(qwen: Any) -> None:
-    from worker.engine.rows.row_writer import expected_rows as of_engine
-
-    positions = ("all", "prompt", "generated", "last", "last_prompt")
-    where: Any
-    for where, prompt, generated in itertools.product(positions, (1, 2, 7), (1, 2, 5)):
-        for tail in (False, True):
-            due = of_engine(where, prompt, generated, tail)
-            found = due_tokens(sample(prompt, generated), where, Markup(qwen), tail_only=tail)
-            assert found == list(due)
 
 
 def named(tokenizer: Any, prompt: str, text: str) -> list[tuple[str, str]]:
@@ -156,7 +144,17 @@ def test_the_engine_is_told_the_same_rows_token_by_token(qwen: Any, subtests: py
             assert rows == due_tokens(generation, spec.positions, markup)
 
 
-def test_equal_choosers_are_one_key_so_that_their_edits_share_a_batch(qwen: Any) -> None:
-    markup = Markup(qwen)
-    made = {chooser(CaptureSpec(positions=["think", "answer"]).positions, markup) for _ in range(2)}
-    assert len(made) == 1
+def test_a_turn_that_keeps_everything_runs_the_token_that_ended_the_last(qwen: Any) -> None:
+    """A template that rewrites nothing: the sample is one unbroken sequence."""
+    talk = Conversation(Markup(qwen))
+    first = talk.begin([5, 6, 7])
+    talk.end(first, Generation(key="", prompt_ids=(5, 6, 7), generated_ids=(8, 9), finish_reason="stop"))
+    second = talk.begin([5, 6, 7, 8, 9, 10, 11], results_from=5)
+    ids = (5, 6, 7, 8, 9, 10, 11)
+    talk.end(second, Generation(key="", prompt_ids=ids, generated_ids=(12,), finish_reason="stop"))
+    assert talk.token_ids == [*ids, 12]
+    assert talk.due_tokens("all", tail_only=False) == list(range(7))
+    assert talk.due_tokens("all", tail_only=True) == [2, 3, 6]
+    assert talk.due_tokens("generated", tail_only=False) == [3, 4]
+    assert talk.due_tokens("tool_result", tail_only=False) == [5, 6]
+    assert (talk.turns[1].context, talk.turns[1].prompt_tokens) == (5, 2)

@@ -119,21 +119,6 @@ def test_reset_forgets_what_an_abandoned_attempt_wrote(tmp_path: Path) -> None:
     assert outcome.tensors["resid_post.0"].shape == (3, 4)
 
 
-def test_chosen_rows_are_stored_with_their_tokens(tmp_path: Path) -> None:
-    sample = recorder(tmp_path, ["resid_post.0", "logits"], positions={"stride": 2})
-    rows = torch.arange(8.0).view(2, 4)
-    sample.write(0, {"resid_post.0": RowChunk(0, rows[:1], (0,))})
-    sample.write(0, {"resid_post.0": RowChunk(2, rows[1:], (2,)), "logits": RowChunk(2, rows[1:], (2,))})
-    outcome = sample.finish({0: GENERATION})[0]
-    assert isinstance(outcome, Recorded), outcome
-    reader = SessionReader(open_store((tmp_path / "store").as_uri()), outcome.session_id)
-    reader.verify()
-    assert reader.row_positions() == [0, 2]
-    assert (reader.tokens_of_rows("resid_post.0"), reader.tokens_of_rows("logits")) == ([0, 2], [2])
-    assert outcome.tensors["logits"].position_offset == 1
-    assert outcome.tensors["logits"].first_row == 2
-
-
 @pytest.mark.parametrize("tokens", [(0, 1), (0, 3)])
 def test_rows_of_other_tokens_than_were_chosen_are_an_error(tmp_path: Path, tokens: tuple[int, int]) -> None:
     sample = recorder(tmp_path, ["resid_post.0"], positions={"stride": 2})
@@ -141,20 +126,3 @@ def test_rows_of_other_tokens_than_were_chosen_are_an_error(tmp_path: Path, toke
     outcome = sample.finish({0: GENERATION})[0]
     assert isinstance(outcome, CaptureFailed)
     assert "unexpected tokens" in outcome.message
-
-
-def test_a_token_that_the_sample_lacks_fails_it_with_the_number_of_its_tokens(tmp_path: Path) -> None:
-    sample = recorder(tmp_path, ["resid_post.0"], positions=[0, 3])
-    sample.write(0, {"resid_post.0": RowChunk(0, torch.zeros(1, 4), (0,))})
-    outcome = sample.finish({0: GENERATION})[0]
-    assert isinstance(outcome, CaptureFailed)
-    assert "token 3" in outcome.message and "ran 3 (0 to 2)" in outcome.message
-
-
-def test_a_hook_without_rows_is_stored_empty(tmp_path: Path) -> None:
-    sample = recorder(tmp_path, ["resid_post.0"], positions="generated")
-    sample.write(0, {"resid_post.0": RowChunk(2, torch.zeros(0, 4))})
-    one = Generation(key="k", prompt_ids=(5, 6), generated_ids=(1,), finish_reason="stop")
-    outcome = sample.finish({0: one_turn(one, Markup(NoMarks()))})[0]  # type: ignore[arg-type]
-    assert isinstance(outcome, Recorded), outcome
-    assert outcome.tensors["resid_post.0"].shape == (0, 4)

@@ -1,6 +1,5 @@
 """The file through which the worker's two processes stop each other."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,6 @@ def test_the_parent_reads_why_the_child_gave_up(tmp_path: Path) -> None:
     StopSignal.inherited().set(failure="no such model")
     assert parent.is_set()
     assert parent.failure() == "no such model"
-
-
-def test_time_counts_from_when_this_process_saw_it(tmp_path: Path) -> None:
-    signal = StopSignal.create(tmp_path)
-    signal.set()
-    assert signal.is_set()
-    time.sleep(0.05)
-    assert signal.seconds_since_set() >= 0.05
 
 
 def test_a_new_parent_starts_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,19 +76,6 @@ def test_messages_that_the_template_refuses(demo: PreTrainedTokenizerBase) -> No
     assert caught.value.param == "messages"
 
 
-def test_demo_template_without_thinking_gives_empty_thoughts(demo: PreTrainedTokenizerBase) -> None:
-    assert render_chat(demo, [{"role": "system", "content": "S"}, USER], enable_thinking=False) == (
-        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    )
-
-
-def test_demo_template_with_thinking(demo: PreTrainedTokenizerBase) -> None:
-    assert render_chat(demo, [USER], enable_thinking=True) == (
-        "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
 def test_demo_template_keeps_thoughts_of_the_last_answer_alone(demo: PreTrainedTokenizerBase) -> None:
     messages = [
         USER,
@@ -142,13 +129,6 @@ def test_plain_text_gets_the_tokenizers_bos_once(llama: PreTrainedTokenizerBase)
     assert plain == llama.encode("Once upon")
     assert plain[0] == llama.bos_token_id
     assert encode_prompt(llama, "<s>Once upon", is_chat=False).count(llama.bos_token_id) == 1
-
-
-def test_a_tokenizer_without_bos_adds_nothing(demo: PreTrainedTokenizerBase) -> None:
-    assert demo.bos_token is None
-    for is_chat in (True, False):
-        ids = encode_prompt(demo, "Question: 12 é\nAnswer:", is_chat=is_chat)
-        assert demo.decode(ids) == "Question: 12 é\nAnswer:"
 
 
 def test_a_prompt_without_tokens_is_refused(demo: PreTrainedTokenizerBase) -> None:

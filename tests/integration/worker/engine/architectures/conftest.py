@@ -69,12 +69,8 @@ _LATENT: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to make one, and what is known of it beforehand."""
-
     title: str
     config: Callable[[], Any]
-    lacks: frozenset[str] = frozenset()  # dense points that it does not have
-    router_layers: tuple[int, ...] = ()  # layers that have the router points
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -83,11 +79,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture("Qwen3", lambda: Qwen3Config(**_COMMON, **_HEAD)),
     "mistral": Architecture("Mistral", lambda: MistralConfig(**_COMMON, **_HEAD, sliding_window=12)),
     "gemma": Architecture("Gemma", lambda: GemmaConfig(**_COMMON, **_HEAD)),
-    "gemma2": Architecture(
-        "Gemma 2", lambda: Gemma2Config(**_COMMON, **_HEAD, sliding_window=12), frozenset({"logits"})
-    ),
+    "gemma2": Architecture("Gemma 2", lambda: Gemma2Config(**_COMMON, **_HEAD, sliding_window=12)),
     "gemma3": Architecture("Gemma 3", lambda: Gemma3TextConfig(**_COMMON, **_HEAD, sliding_window=12)),
-    "phi": Architecture("Phi", lambda: PhiConfig(**_COMMON), frozenset({"resid_mid"})),
+    "phi": Architecture("Phi", lambda: PhiConfig(**_COMMON)),
     "phi3": Architecture("Phi-3", lambda: Phi3Config(**_COMMON)),
     "gpt2": Architecture(
         "GPT-2", lambda: GPT2Config(**_IDS, n_embd=32, n_layer=3, n_head=4, n_positions=160)
@@ -95,7 +89,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neox": Architecture(
         "GPT-NeoX",
         lambda: GPTNeoXConfig(**{k: v for k, v in _COMMON.items() if k != "num_key_value_heads"}),
-        frozenset({"resid_mid"}),
     ),
     "falcon": Architecture(
         "Falcon",
@@ -107,45 +100,37 @@ ARCHITECTURES: dict[str, Architecture] = {
             max_position_embeddings=160,
             new_decoder_architecture=False,
         ),
-        frozenset({"resid_mid"}),
     ),
     "olmo": Architecture("OLMo", lambda: OlmoConfig(**_COMMON)),
-    "olmo2": Architecture("OLMo 2", lambda: Olmo2Config(**_COMMON), frozenset({"attn_in", "mlp_in"})),
-    "olmo3": Architecture(
-        "OLMo 3", lambda: Olmo3Config(**_COMMON, sliding_window=12), frozenset({"attn_in", "mlp_in"})
-    ),
+    "olmo2": Architecture("OLMo 2", lambda: Olmo2Config(**_COMMON)),
+    "olmo3": Architecture("OLMo 3", lambda: Olmo3Config(**_COMMON, sliding_window=12)),
     "mixtral": Architecture(
         "Mixtral",
         lambda: MixtralConfig(**_COMMON, num_local_experts=7, num_experts_per_tok=2),
-        router_layers=(0, 1, 2),
     ),
-    "olmoe": Architecture("OLMoE", lambda: OlmoeConfig(**_COMMON, **_EXPERTS), router_layers=(0, 1, 2)),
+    "olmoe": Architecture("OLMoE", lambda: OlmoeConfig(**_COMMON, **_EXPERTS)),
     "qwen2_moe": Architecture(
         "Qwen2-MoE",
         lambda: Qwen2MoeConfig(
             **_COMMON, **_EXPERTS, moe_intermediate_size=16, shared_expert_intermediate_size=24
         ),
-        router_layers=(0, 1, 2),
     ),
     "qwen3_moe": Architecture(
         "Qwen3-MoE",
         lambda: Qwen3MoeConfig(
             **_COMMON, **_HEAD, **_EXPERTS, moe_intermediate_size=16, mlp_only_layers=[1], norm_topk_prob=True
         ),
-        router_layers=(0, 2),
     ),
     "deepseek_v2": Architecture(
         "DeepSeek-V2",
         lambda: DeepseekV2Config(**_LATENT, topk_method="group_limited_greedy", routed_scaling_factor=2.0),
-        router_layers=(1, 2),
     ),
-    "deepseek_v3": Architecture("DeepSeek-V3", lambda: DeepseekV3Config(**_LATENT), router_layers=(1, 2)),
+    "deepseek_v3": Architecture("DeepSeek-V3", lambda: DeepseekV3Config(**_LATENT)),
     "gpt_oss": Architecture(
         "gpt-oss",
         lambda: GptOssConfig(
             **_COMMON, **_HEAD, num_local_experts=7, num_experts_per_tok=2, sliding_window=12
         ),
-        router_layers=(0, 1, 2),
     ),
 }
 

@@ -122,19 +122,22 @@ def test_adding_a_vector_reaches_everything_after_it(
     edit = Edit(hook=hook, op="add", vector=v)
     requests = [replace(r, edits=(edit,)) for r in requests_for(engine, PROMPTS)]
     sink = keeping_sink()
-    made = engine.generate(requests, sampling=SamplingSpec(max_tokens=1), hooks=hooks, sink=sink)
+    made = engine.generate(requests, sampling=SamplingSpec(max_tokens=4), hooks=hooks, sink=sink)
     changed_something = False
     for i, generation in enumerate(made):
         assert generation.error is None
-        want = plain_rows(engine, generation.prompt_ids, hook, v)
-        plain = plain_rows(engine, generation.prompt_ids, None, v)
+        ids = generation.prompt_ids + generation.generated_ids[:-1]
+        want, plain = plain_rows(engine, ids, hook, v), plain_rows(engine, ids, None, v)
+        if "logits" in want:
+            likeliest = want["logits"][len(generation.prompt_ids) - 1 :].argmax(-1)
+            assert likeliest.tolist() == list(generation.generated_ids)
         for name in want:
             if name == hook:
                 expected = plain[name] + v  # by the definition
             elif engine._hooks.edited_at(name) == engine._hooks.edited_at(hook):
                 expected = want[hook]
             elif hook == "resid_mid.1" and engine.structure.hooks[name].location.startswith(
-                _attention_delta(engine, generation.prompt_ids)
+                _attention_delta(engine, ids)
             ):
                 continue  # the plain hook had to change it to reach the stream
             else:

@@ -141,10 +141,3 @@ def test_the_page_says_what_was_found(structures: dict[str, ModelStructure]) -> 
     if os.environ.get("WRITE_HOOK_TABLE"):
         PAGE.write_text(page, encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == page, "out of date: run with WRITE_HOOK_TABLE=1"
-
-
-def test_every_alias_in_the_page_means_its_hook() -> None:
-    for line in aliases_table().splitlines()[2:]:
-        hook, *names = re.findall(r"`([^`]+)`", line)
-        assert names
-        assert {grammar.canonical(name) for name in names} == {hook}

@@ -9,7 +9,7 @@ scores lie apart, and each MoE test checks that the margin between the last expe
 first one left out exceeds the rounding by far, so a tie would be reported as what it is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -271,12 +271,22 @@ def test_prefill_gives_every_point_of_every_token_in_chunks_as_in_one_piece(
     check(architecture, engine, alone, single)
 
 
-def test_the_points_are_those_that_the_architecture_has(
-    architecture: str, architectures: Mapping[str, Any], engine_for: Callable[[str], Engine]
+def test_greedy_tokens_are_those_of_transformers(
+    architecture: str, engine_for: Callable[[str], Engine], keeping_sink: Any, requests_for: Any
 ) -> None:
-    structure, known = engine_for(architecture).structure, architectures[architecture]
-    dense = ("resid_pre", "attn_in", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post")
-    expected = {p for p in ("embed", "final_norm", "logits") if p not in known.lacks}
-    expected |= {f"{p}.{i}" for p in dense for i in range(3) if p not in known.lacks}
-    expected |= {f"{p}.{i}" for p in ROUTER for i in known.router_layers}
-    assert set(structure.hooks) == expected
+    engine = engine_for(architecture)
+    hf: Any = engine.model.hf
+    requests = requests_for(engine, PROMPTS)
+    sampling = SamplingSpec(max_tokens=TOKENS)
+    made = engine.generate(requests, sampling=sampling, hooks=["resid_post.1"], sink=keeping_sink())
+    assert engine.generate(requests, sampling=sampling) == made
+    for request, generation in zip(requests, made, strict=True):
+        ids = torch.tensor([request.prompt_ids])
+        with torch.inference_mode():
+            plain = hf.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False,
+                pad_token_id=engine.model.pad_token_id,
+            )  # fmt: skip
+        want = tuple(plain[0, ids.shape[1] :].tolist())
+        assert generation.generated_ids == want
+        assert generation.finish_reason == ("stop" if want[-1] in engine.model.eos_token_ids else "length")

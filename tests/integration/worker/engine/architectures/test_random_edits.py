@@ -11,28 +11,30 @@ import torch
 from actograph.contract.interventions import Op
 from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import SamplingSpec
+from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.locations import place_of
 from worker.engine.requests import BufferOptions, Edit, Generation, GenerationRequest
 
 pytestmark = pytest.mark.integration
 
-EDITED = ("resid_post", "attn_out", "mlp_out", "attn_in")
+EDITED = ("embed", "resid_post", "attn_out", "mlp_out", "attn_in", "logits")
 OPS: tuple[Op, ...] = ("add", "scale", "zero", "replace", "project_out")
 
 
 def random_edit(rng: random.Random, hooks: Sequence[str], engine: Engine) -> Edit:
     hook, op = rng.choice(hooks), rng.choice(OPS)
-    width = engine.structure.hooks[hook].width
+    width = engine.width_of(hook)
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
     vector = None if op in ("scale", "zero") else torch.randn(width, generator=generator)
     start = rng.randrange(0, 12)
     positions: Any = rng.choice(
         ["all", "prompt", "generated", "last_prompt", TokenRange(start=start, stop=None),
-         TokenRange(start=start, stop=start + rng.randrange(1, 8))]
+         TokenRange(start=start, stop=start + rng.randrange(1, 8)), TheseTokens((0, 3, start, start + 5))]
     )  # fmt: skip
+    where = {"chooser" if isinstance(positions, TheseTokens) else "positions": positions}
     coefficient = rng.choice([-1.5, 0.5, 1.0, 2.0])
-    return Edit(hook=hook, op=op, coefficient=coefficient, vector=vector, positions=positions)
+    return Edit(hook=hook, op=op, coefficient=coefficient, vector=vector, **where)
 
 
 def changed(edit: Edit, rows: torch.Tensor) -> torch.Tensor:
@@ -54,6 +56,8 @@ def changed(edit: Edit, rows: torch.Tensor) -> torch.Tensor:
 
 
 def meant(edit: Edit, prompt: int, tokens: int) -> list[int]:
+    if isinstance(edit.chooser, TheseTokens):
+        return [token for token in range(tokens) if token in edit.chooser.tokens]
     if isinstance(edit.positions, TokenRange):
         stop = tokens if edit.positions.stop is None else min(edit.positions.stop, tokens)
         return list(range(edit.positions.start, stop))
@@ -71,7 +75,7 @@ def oracle(
     hf, handles = engine.model.hf, []
 
     def watch(hook: str, action: Callable[[torch.Tensor], None]) -> None:
-        place = place_of(engine.structure.hooks[hook].location)
+        place = place_of(engine.structure.hooks[hook].location if hook in engine.structure.hooks else hook)
         module = hf.get_submodule(place.path)
 
         def before(_: Any, args: Any, kwargs: Any) -> None:
@@ -113,19 +117,22 @@ def oracle(
     return got
 
 
-@pytest.mark.covering(8)
+@pytest.mark.covering(12)
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gpt_neox", "olmo2"])
-def test_rows_are_those_of_plain_hooks(
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "qwen3_moe", "gpt_neox", "olmo2"])
+def test_rows_and_tokens_are_those_of_plain_hooks(
     name: str, seed: int, engine_for: Callable[[str], Engine], keeping_sink: Any
 ) -> None:
     engine, rng = engine_for(name), random.Random(1000 * seed + len(name))
     # resid_pre is the tensor that the layer before put out: it is written under that name alone
     editable, readable = (
-        [f"{p}.{i}" for p in points for i in range(3) if f"{p}.{i}" in engine.structure.hooks]
+        [hook for hook in engine.structure.hooks if hook.partition(".")[0] in points]
         for points in (EDITED, (*EDITED, "resid_pre", "router_logits"))
     )
+    inner = ("1.mlp.up_proj.output", "1.mlp.act.output")
+    editable += [name for name in engine.structure.module_locations if name.endswith(inner)]
     hooks = rng.sample(readable, 5)
+    head = "logits" if "logits" in engine.structure.hooks else "final_norm"
     lengths = [rng.choice([1, 2, 5, 9, 14]) for _ in range(rng.randrange(1, 5))]
     edits = [[random_edit(rng, editable, engine) for _ in range(rng.randrange(0, 4))] for _ in lengths]
     requests = [
@@ -145,8 +152,11 @@ def test_rows_are_those_of_plain_hooks(
     for sink, outcomes in ((made, generations), (read, texts)):
         for i, (outcome, own) in enumerate(zip(outcomes, edits, strict=True)):
             assert outcome.error is None
-            want = oracle(engine, outcome, own, hooks)
+            want = oracle(engine, outcome, own, [*hooks, head])
             for hook in hooks:
-                expected = want[hook]
+                expected = want[hook][sink.first_row(i, hook) :]
                 scale = max(1.0, expected.abs().max().item())
                 assert torch.allclose(sink.rows(i, hook), expected, rtol=1e-3, atol=1e-3 * scale), (hook, own)
+            if sink is made and not sampling.temperature and head == "logits":
+                likeliest = want[head][len(outcome.prompt_ids) - 1 :].argmax(-1)
+                assert likeliest.tolist() == list(outcome.generated_ids), own

@@ -13,7 +13,6 @@ from transformers import (
     DogeConfig,
     GraniteConfig,
     GraniteMoeConfig,
-    LlamaConfig,
     MambaConfig,
     MptConfig,
     OpenAIGPTConfig,
@@ -194,14 +193,3 @@ def test_a_location_that_steps_show_otherwise_is_unavailable_with_the_reason(mak
     assert location not in structure.module_locations and "attn_out.0" in structure.hooks
     with pytest.raises(UnknownHook, match="does not show one row of a fixed width for each token"):
         grammar.resolve(location, structure)
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_model_in_half_precision_is_not_refused_for_its_rounding(make: Make, dtype: torch.dtype) -> None:
-    engine = make(LlamaConfig(**DENSE | {"num_hidden_layers": 12}), "deep")
-    module: torch.nn.Module = engine.model.hf
-    module.to(dtype)
-    structure = Engine(engine.model).structure
-    assert structure.ragged_batches
-    assert set(structure.hooks) == set(engine.structure.hooks)

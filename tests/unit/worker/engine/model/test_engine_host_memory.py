@@ -43,20 +43,6 @@ def test_a_freed_piece_is_used_again_once_nothing_looks_at_it() -> None:
     assert host_empty((MIB // 4,), torch.uint8).data_ptr() != other.data_ptr()
 
 
-def test_what_is_kept_has_a_limit() -> None:
-    held = [host_empty((MIB,), torch.uint8) for _ in range(80)]
-    large = host_empty((65 * MIB,), torch.uint8)
-    del held, large
-    kept = [len(pages) for pages in host_memory._idle]
-    assert kept and sum(kept) <= 64 * MIB and max(kept) == MIB
-
-
-def test_small_tensors_are_left_to_malloc() -> None:
-    for _ in range(3):
-        assert host_empty((16, 4), torch.float32).shape == (16, 4)
-    assert not host_memory._idle
-
-
 def test_running_out_is_an_error_that_halves_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> mmap.mmap:
         raise OSError(12, "Cannot allocate memory")

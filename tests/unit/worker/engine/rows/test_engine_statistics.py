@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from worker.engine.requests import Summary
-from worker.engine.rows.statistics import Last, Max, Mean, Statistics, Summariser
+from worker.engine.rows.statistics import Mean, Statistics, Summariser
 
 BATCH, POINTS, WIDTH = 3, 2, 5
 torch.set_num_threads(1)
@@ -84,26 +84,6 @@ def test_a_channel_that_does_not_vary_has_no_kurtosis() -> None:
     assert got["kurtosis"].isnan().all()
     assert torch.allclose(got["variance"], torch.zeros(()).double(), atol=1e-30)
     assert "over" not in got
-
-
-def test_reductions_equal_those_of_all_rows(subtests: pytest.Subtests) -> None:
-    for sizes in [[1], [7], [40]]:
-        with subtests.test(sizes=sizes):
-            lengths = [40, 3, 17]
-            x = data(1, 40, offset=0.0)
-            for b, length in enumerate(lengths):
-                x[b, :, length:] = torch.nan
-            kinds: list[tuple[Summariser, Any]] = [
-                (Mean(), lambda rows: rows.mean(0)),
-                (Max(), lambda rows: rows.max(0)),
-                (Last(), lambda rows: rows[-1]),
-            ]
-            for kind, of_all in kinds:
-                got = by_blocks(kind, x, lengths, sizes)[""]
-                for b, p in itertools.product(range(BATCH), range(POINTS)):
-                    np.testing.assert_allclose(
-                        got[b, p].numpy(), of_all(x[b, p, : lengths[b]].numpy()), rtol=1e-5
-                    )
 
 
 def test_a_mean_of_half_precision_is_accumulated_in_float32() -> None:

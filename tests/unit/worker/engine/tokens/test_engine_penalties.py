@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine.tokens.penalties import Penalties, changes_logits
+from worker.engine.tokens.penalties import Penalties
 
 CPU = torch.device("cpu")
 PROMPT, VOCAB = 4, 11
@@ -40,13 +40,3 @@ def test_each_step_is_the_formula_for_each_row_alone_and_together() -> None:
             wanted[3] += 2.5
             wanted[9] -= 100
             torch.testing.assert_close(found[step, row], wanted)
-
-
-def test_what_asks_for_nothing_needs_no_processor() -> None:
-    assert not changes_logits(SamplingSpec(temperature=1.0))
-    changes: list[dict[str, Any]] = [
-        {"presence_penalty": 1.0}, {"frequency_penalty": -1.0}, {"logit_bias": {0: 1.0}}
-    ]  # fmt: skip
-    assert all(changes_logits(SamplingSpec(**change)) for change in changes)
-    stored = SamplingSpec(logit_bias={7: 1.5}).model_dump(mode="json")
-    assert SamplingSpec.model_validate(stored).logit_bias == {7: 1.5}

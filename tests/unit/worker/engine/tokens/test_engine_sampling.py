@@ -90,22 +90,6 @@ def test_top_p_looks_beyond_the_first_candidates() -> None:
     assert abs(int(values.isfinite().sum()) - 2000) <= 1
 
 
-def test_a_row_does_not_depend_on_its_batch() -> None:
-    torch.manual_seed(5)
-    logits = torch.randn(8, 300)
-    seeds = [11, 12, 13, 14, 15, 16, 17, 18]
-    ids = torch.zeros(8, 9, dtype=torch.long)
-    for spec in (SamplingSpec(temperature=0.9), SamplingSpec(temperature=1.3, top_p=0.8, top_k=40)):
-        whole = GumbelSampler(spec, seeds, 4, CPU)(ids, logits).argmax(-1)  # type: ignore[arg-type]
-        torch.manual_seed(999)  # the global generator takes no part
-        order = [5, 2, 7]
-        part = GumbelSampler(spec, [seeds[i] for i in order], 4, CPU)(
-            ids[:3],  # type: ignore[arg-type]
-            logits[order],  # type: ignore[arg-type]
-        ).argmax(-1)
-        assert part.tolist() == whole[order].tolist()
-
-
 def rows_of_every_kind(vocab: int = 4000) -> torch.Tensor:
     """A flat row, peaked ones, one whose 1,024 likeliest tokens just miss 0.9, ties by the hundred."""
     torch.manual_seed(6)
@@ -116,23 +100,6 @@ def rows_of_every_kind(vocab: int = 4000) -> torch.Tensor:
     level = torch.zeros(vocab).index_fill_(0, torch.randperm(vocab)[:1500], 9.0)
     edge = torch.zeros(vocab).index_fill_(0, torch.randperm(vocab)[:1020], 2.0)
     return torch.stack([flat, peaked, tied, torch.randn(vocab) * 2, level, edge, torch.randn(vocab)])
-
-
-def test_a_row_has_the_candidates_that_it_has_alone(subtests: pytest.Subtests) -> None:
-    for top_k, top_p in [(None, 1.0), (None, 0.9), (None, 0.5), (30, 1.0), (30, 0.8), (1024, 0.9)]:
-        for vocab in [300, 4000]:
-            with subtests.test(vocab=vocab, top_k=top_k, top_p=top_p):
-                rows = rows_of_every_kind(4000)[:, :vocab]
-                values, index = candidates(rows, temperature=0.8, top_k=top_k, top_p=top_p)
-                for i, row in enumerate(rows):
-                    own, own_index = candidates(row[None], temperature=0.8, top_k=top_k, top_p=top_p)
-                    assert (index is None) == (own_index is None)
-                    kept, alone = values[i].isfinite(), own[0].isfinite()
-                    tokens = torch.arange(vocab)[kept] if index is None else index[i][kept]
-                    assert torch.equal(
-                        tokens, torch.arange(vocab)[alone] if own_index is None else own_index[0][alone]
-                    )
-                    assert torch.equal(values[i][kept], own[0][alone])
 
 
 def test_a_row_draws_what_it_draws_alone_whatever_stands_beside_it(subtests: pytest.Subtests) -> None:
@@ -163,8 +130,3 @@ def test_large_batches_are_drawn_row_by_row_with_the_same_noise() -> None:
         together = GumbelSampler(spec, seeds, 5, CPU)(ids, rows.clone()).argmax(-1)  # type: ignore[arg-type]
         for i, seed in enumerate(seeds):
             assert int(together[i]) == draw(rows[i : i + 1], spec, [seed], step=2)[0]
-
-
-def test_temperature_zero_needs_no_sampler() -> None:
-    with pytest.raises(ValueError, match="greedy"):
-        GumbelSampler(SamplingSpec(temperature=0), [1], 1, CPU)

@@ -55,16 +55,6 @@ def test_a_text_ends_where_its_pattern_does(tokenizer: PreTrainedTokenizerFast) 
     assert not ends.ended(ids("ĠQ", *["b"] * 6, ":"))  # longer than the window
 
 
-def test_rows_of_a_batch_may_end_at_texts_of_their_own(tokenizer: PreTrainedTokenizerFast) -> None:
-    end = TextEnds(TextEnd(re.compile(r"c\Z"), last="c", window=3), tokenizer)
-    follow = tracker(tokenizer, stops=None, own_stops=[end, None, end])
-    a, b, c = ids("a", "b", "c")
-    assert feed(follow, [a, c, b], [c, c, b], [b, c, c]) == [
-        [False, False, False], [True, False, False], [True, False, True],
-    ]  # fmt: skip
-    assert follow.reasons == ["stop", "length", "stop"]
-
-
 def tracker(tokenizer: PreTrainedTokenizerFast, **changes: object) -> RowTracker:
     options = {
         "rows": 3, "max_tokens": 4, "eos_ids": ids("<end>"), "stops": StopStrings(["ab"], tokenizer),
@@ -88,22 +78,6 @@ def test_rows_end_for_their_own_reasons(tokenizer: PreTrainedTokenizerFast) -> N
     assert not follow.cancelled
 
 
-def test_an_end_token_as_the_last_allowed_one_is_a_stop(tokenizer: PreTrainedTokenizerFast) -> None:
-    follow = tracker(tokenizer, rows=1, max_tokens=1)
-    assert feed(follow, ids("<end>")) == [[True]]
-    assert follow.reasons == ["stop"]
-
-
-def test_cancelling_ends_every_running_row(tokenizer: PreTrainedTokenizerFast) -> None:
-    steps: list[int] = []
-    follow = tracker(tokenizer, should_stop=lambda: len(steps) == 2, on_step=steps.append)
-    c, end = ids("c", "<end>")
-    assert feed(follow, [end, c, c], [c, c, c]) == [[True, False, False], [True] * 3]
-    assert follow.cancelled
-    assert follow.reasons == ["stop", "cancelled", "cancelled"]
-    assert follow.tokens == [[end], [c, c], [c, c]]
-
-
 def test_a_batch_whose_time_is_up_ends_the_rows_that_still_run(tokenizer: PreTrainedTokenizerFast) -> None:
     now = [100.0]
     follow = tracker(tokenizer, time_limit=5.0, clock=lambda: now[0], max_tokens=3)
@@ -115,11 +89,3 @@ def test_a_batch_whose_time_is_up_ends_the_rows_that_still_run(tokenizer: PreTra
     assert follow.reasons == ["timeout", "stop", "stop"]
     assert follow.ended_at == [2, 1, 2]
     assert not follow.cancelled
-
-
-def test_a_row_that_is_full_when_time_is_up_has_not_timed_out(tokenizer: PreTrainedTokenizerFast) -> None:
-    now = [0.0]
-    follow = tracker(tokenizer, rows=1, time_limit=1.0, clock=lambda: now[0], max_tokens=1)
-    now[0] = 2.0
-    assert feed(follow, ids("b")) == [[True]]
-    assert follow.reasons == ["length"]
