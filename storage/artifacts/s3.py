@@ -2,9 +2,9 @@
 
 Credentials, region and endpoint come from the usual AWS environment (`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`,
 `AWS_REGION`, `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` ...). Everything is first written to the machine's
-temporary folder (`TMPDIR`), then uploaded, a session with its manifest last: a session without a manifest does not
-exist for readers. botocore retries each request with back-off and sends a CRC32 with every upload, which the
-server checks. An interrupted download resumes where it ended.
+temporary folder (`TMPDIR`), then uploaded, a session with its manifest last: a session without a manifest
+does not exist for readers. botocore retries each request with back-off and sends a CRC32 with every upload,
+which the server checks. An interrupted download resumes where it ended.
 """
 
 import os
@@ -29,7 +29,7 @@ from actograph.contract.errors import (
     RangeNotSatisfiable,
     ServiceUnavailable,
 )
-from storage.artifacts.local import STAGING, StageFolder, staging_path, sweep_folder
+from storage.artifacts.local import StageFolder, staging_path, sweep_folder
 from storage.artifacts.store import (
     MANIFEST_LAST,
     STREAM_CHUNK,
@@ -226,12 +226,13 @@ class S3Store:
     def put_stream(self, key: str, chunks: Iterable[bytes]) -> tuple[int, str]:
         digest, size = sha256(), 0
         self.spool.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self.spool, prefix=STAGING) as file:
+        with tempfile.TemporaryFile(dir=self.spool) as file:
             for chunk in chunks:
                 digest.update(chunk)
                 size += file.write(chunk)
-            file.flush()
-            self.upload(key, Path(file.name))
+            file.seek(0)
+            with self._failures(key):
+                self._client.upload_fileobj(file, self.bucket, self._key(key), Config=self._transfer)
         return size, digest.hexdigest()
 
     def presigned_url(self, key: str) -> str | None:

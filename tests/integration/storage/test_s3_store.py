@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -181,17 +180,6 @@ def test_an_upload_whose_client_goes_away_leaves_nothing(store: S3Store, size: i
         store.put_stream(FILE, broken())
     assert not store.exists(FILE)
     assert not store._client.list_multipart_uploads(Bucket=store.bucket).get("Uploads")
-
-
-@pytest.mark.soak
-def test_listing_reads_every_page(store: S3Store) -> None:
-    """A page has 1,000 keys."""
-    names = [f"files/file_{i:032x}" for i in range(1003)]
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda name: store.put_stream(name, [b"x"]), names))
-    put(store, a=b"abc")
-    assert sorted(p.prefix for p in store.list_prefixes("files")) == names
-    assert [p.bytes for p in store.list_prefixes("sessions")] == [5]
 
 
 @pytest.mark.parametrize("key", ["../x", f"{SESSION}/../x", f"{SESSION}/a/b", "files/x", f"/{FILE}"])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import numpy as np
 import pytest
 
 from actograph.contract.job_specs import job_spec_adapter
@@ -20,19 +19,16 @@ from storage.files import files
 from storage.index.database import Database
 from storage.index.ids import new_file_id, new_session_id
 from storage.jobs import jobs
-from storage.samples import LeasedSample, SampleResult
+from storage.samples import LeasedSample
 from storage.samples.expansion import capture_samples
 from storage.sessions import changes, sessions
-from storage.sessions.manifest import SessionManifest, StoredTensor
-from storage.sessions.sessions import NewSession
-from storage.sessions.writer import SessionWriter, TensorRows, session_prefix
+from storage.sessions.writer import session_prefix
 from storage.upkeep.store_gc import collect
 from storage.upkeep.store_verify import in_sample, verify
 from tests.support.indexes import create_index
+from tests.support.samples import result, session_of, write_session
 
 pytestmark = pytest.mark.integration
-
-ROWS = np.arange(12, dtype="<f4").reshape(3, 4)
 
 
 @dataclass
@@ -48,32 +44,11 @@ class Place:
             (lease,) = samples.claim(session, self.job_id, worker_id="w", count=1, lease_seconds=60)
         return lease
 
-    def write(self, lease: LeasedSample) -> tuple[str, list[Any]]:
-        """A session's files, before its row."""
-        session_id = new_session_id()
-        manifest = SessionManifest(
-            session_id=session_id, job_id=lease.job_id, sample_id=lease.id, sample_index=0, model="demo",
-            capture={}, capture_sha256="0" * 64, dtype="model", prompt_tokens=2, generated_tokens=2, seed=0,
-            created_at=0, tensors={"embed": StoredTensor(shape=(3, 4), dtype="F32")},
-        )  # fmt: skip
-        with SessionWriter(self.store, session_id) as writer:
-            writer.write_shard([TensorRows("embed", "F32", (3, 4), 0, ROWS)])
-            return session_id, writer.finish(manifest, [1, 2, 3, 4])
-
     def finish(self, lease: LeasedSample) -> str:
-        session_id, written = self.write(lease)
-        result = SampleResult(
-            prompt="", completion="", finish_reason="length", prompt_tokens=2, generated_tokens=2, scores={},
-            session_id=session_id,
-        )  # fmt: skip
-        new = NewSession(
-            id=session_id, job_id=lease.job_id, sample_id=lease.id, sample_index=0, condition="", epoch=0,
-            model="demo", prompt_tokens=2, generated_tokens=2, rows=3, dtype="F32", hooks={}, files=written,
-            correct=None,
-        )  # fmt: skip
+        session_id, written = write_session(self.store, lease)
         with self.database.write() as session:
-            samples.complete(session, lease, result)
-            sessions.insert(session, new)
+            samples.complete(session, lease, result(session_id=session_id))
+            sessions.insert(session, session_of(lease, id=session_id, files=written))
         return session_id
 
     def upload(self, data: bytes, *, known: bool = True) -> str:
@@ -182,9 +157,9 @@ def check(place: Place, sample: float = 1.0, seed: int = 0) -> StoreVerification
 
 def test_clearing_takes_what_nothing_refers_to_and_what_has_expired(place: Place) -> None:
     first, second = place.lease(), place.lease()
-    superseded, _ = place.write(first)
+    superseded, _ = write_session(place.store, first)
     kept, expired, pinned = place.finish(first), place.finish(second), place.finish(place.lease())
-    unknown, _ = place.write(place.lease())
+    unknown, _ = write_session(place.store, place.lease())
     place.change(expired, expires_at=int(time.time()) - 5)
     place.change(pinned, expires_at=int(time.time()) - 5, pinned=True)
     lost, wanted = place.upload(b"lost", known=False), place.upload(b"rows")
@@ -262,7 +237,7 @@ def test_a_changed_byte_a_changed_manifest_and_strangers_are_found(place: Place)
     place.overwrite(key, bytes(data))
     key = f"{session_prefix(other)}/manifest.json"
     place.overwrite(key, b"".join(place.store.stream(key)) + b"\n")
-    stranger, _ = place.write(place.lease())
+    stranger, _ = write_session(place.store, place.lease())
     rows, lost = place.upload(b"rows"), place.upload(b"lost", known=False)
     gone = place.upload(b"gone")
     place.overwrite(f"files/{rows}", b"rowz")

@@ -95,10 +95,3 @@ def test_a_line_that_stays_bad_is_reported(server: FlakyServer) -> None:
     with pytest.raises(ServiceUnavailable, match="could not be downloaded"):
         S3Store("bucket").read(KEY, 0, 1000)
     assert len(server.ranges) == 6
-
-
-def test_a_server_that_stays_broken_is_reported(server: FlakyServer) -> None:
-    server.faults = [503] * 100
-    with pytest.raises(ServiceUnavailable, match="503"):
-        S3Store("bucket", attempts=3).read(KEY, 0, 1000)
-    assert len(server.ranges) == 3

@@ -8,10 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from actograph.contract.errors import ServiceUnavailable
-from actograph.statistics import paired
 from storage.index.database import Database
-from storage.results import comparisons
-from storage.results.comparisons import Bootstrap, Conditions, Finished
 
 
 @pytest.fixture
@@ -58,24 +55,6 @@ def test_who_finds_no_connection_is_told_soon(small: Database) -> None:
             small.ping()
     hold(small, held)
     held.close()
-
-
-def test_intervals_are_made_without_a_connection(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison is plain data, so that a bootstrap of seconds holds nothing."""
-    finished = Finished(scores={"acc,none": 1.0}, prompt_tokens=1, generated_tokens=1, session_id=None)
-    sides = {name: {(i, 0): finished for i in range(5)} for name in ("a", "b")}
-    conditions = Conditions(job_id="job_1", status="completed", baseline="a", finished=sides)  # type: ignore[arg-type]
-    assert not hasattr(comparisons, "of_job")
-    seen = []
-    interval = paired.bootstrap_interval
-
-    def watched(*args: object, **options: object) -> object:
-        seen.append(database.engine.pool.checkedout())  # type: ignore[attr-defined]
-        return interval(*args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(paired, "bootstrap_interval", watched)
-    assert conditions.compare(Bootstrap()).conditions["b"].metrics["acc,none"].pairs == 5
-    assert set(seen) == {0}
 
 
 def test_a_connection_in_use_at_the_close_is_closed_on_its_return(small: Database) -> None:

@@ -19,13 +19,13 @@ from storage.index import deletions
 from storage.index.database import Database
 from storage.index.ids import new_file_id, new_session_id
 from storage.jobs import job_deletion, jobs
-from storage.samples import SampleResult
 from storage.sessions import changes, sessions
 from storage.sessions.filter import SessionFilter
 from storage.sessions.writer import session_prefix
 from storage.tables.models import DeletionRow, EventRow, FileRow, JobRow, SampleRow, SessionRow
 from storage.upkeep import deletion_drain
 from storage.upkeep.deletion_drain import drain_deletions
+from tests.support.samples import result, session_of
 
 Submit = Callable[..., str]
 SIZE = 64
@@ -90,21 +90,11 @@ def stored(database: Database, store: FlakyStore, submit: Submit) -> Callable[..
                     with stage.create(name) as file:
                         file.write(bytes(SIZE // 2))
                 stage.commit()
-            result = SampleResult(
-                prompt="a", completion="b", finish_reason="stop", prompt_tokens=1, generated_tokens=1,
-                scores={}, session_id=session_id,
-            )  # fmt: skip
             names = ("manifest.json", "activations.safetensors")
-            new = sessions.NewSession(
-                id=session_id, job_id=job_id, sample_id=lease.id, sample_index=lease.sample_index,
-                condition="", epoch=0, model="demo", prompt_tokens=1, generated_tokens=1, rows=2,
-                dtype="F32", hooks={},
-                files=[SessionFile(name=name, bytes=SIZE // 2, sha256="0" * 64) for name in names],
-                correct=None, tags=["t"],
-            )  # fmt: skip
+            files = [SessionFile(name=name, bytes=SIZE // 2, sha256="0" * 64) for name in names]
             with database.write() as session:
-                samples.complete(session, lease, result)
-                sessions.insert(session, new)
+                samples.complete(session, lease, result(session_id=session_id))
+                sessions.insert(session, session_of(lease, id=session_id, files=files, tags=["t"]))
                 jobs.count_finished(session, job_id, completed=1, failed=0)
                 jobs.end_if_done(session, job_id)
             made.append(session_id)
@@ -348,16 +338,6 @@ def test_a_file_whose_upload_broke_off_goes_after_a_while(database: Database, st
     assert stored_ids(store) == set()
     with pytest.raises(ServiceUnavailable, match="send it again"), database.write() as session:
         deletions.end_storing(session, file_id)
-
-
-def test_a_removal_that_was_killed_half_way_is_finished(database: Database, store: FlakyStore) -> None:
-    file_id = add_file(database, store)
-    path = store.root / "files" / file_id
-    path.rename(path.with_name(f".staging-{file_id}-deleted"))
-    with database.write() as session:
-        files.delete(session, file_id)
-    drain_deletions(database, store)
-    assert stored_ids(store) == set()
 
 
 def test_a_file_that_got_its_row_after_all_is_not_removed(database: Database, store: FlakyStore) -> None:

@@ -60,14 +60,6 @@ def test_a_row_that_is_added_meanwhile_moves_nothing(database: Database, submit:
     assert not has_more
 
 
-def test_an_empty_list_is_a_page(database: Database) -> None:
-    nothing: list[JobRow] = []
-    page = pages.page(nothing, False, lambda row: row.id)
-    assert (page.data, page.first_id, page.last_id, page.has_more) == ([], None, None, False)
-    with database.read() as session:
-        assert jobs.find(session) == ([], False)
-
-
 def test_an_unknown_after_is_refused(database: Database) -> None:
     with pytest.raises(InvalidRequest, match="no item"), database.read() as session:
         jobs.find(session, after="job_" + "0" * 32)

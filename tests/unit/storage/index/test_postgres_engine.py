@@ -1,16 +1,11 @@
 """Connections to Postgres: no request fails on a closed one, and reads write nothing."""
 
-import re
-from collections.abc import Callable
-
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from storage.index.database import Database, now
-from storage.jobs import jobs
+from storage.index.database import Database
 from storage.tables.models import JobRow
-from tests.support.servers.postgres import PostgresServer
 
 SELECT_ONE = sa.text("SELECT 1")
 
@@ -51,17 +46,6 @@ def test_a_connection_that_the_server_ended_is_replaced_unseen(postgres: Databas
     postgres.close()
 
 
-def test_a_server_that_was_restarted_is_no_fault_of_the_next_request(own_postgres: PostgresServer) -> None:
-    database = Database(own_postgres.url)
-    with database.read() as session:
-        session.execute(SELECT_ONE)
-    own_postgres.stop()
-    own_postgres.start()
-    with database.write() as session:
-        assert session.execute(SELECT_ONE).scalar_one() == 1
-    database.close()
-
-
 def test_what_is_for_reading_refuses_to_write(postgres: Database) -> None:
     with (
         postgres.read() as session,
@@ -76,28 +60,3 @@ def test_a_transaction_sees_what_was_committed_while_it_waited(postgres: Databas
         level = session.execute(sa.text("SHOW transaction_isolation")).scalar_one()
     assert level == "read committed"
     postgres.close()
-
-
-def test_the_clock_is_asked_once_in_a_transaction_and_goes_on(database: Database) -> None:
-    with database.write() as session:
-        sent = statements_of(database)
-        moments = [now(session) for _ in range(3)]
-        assert moments == sorted(moments)
-        assert sum("julianday" in text or "clock_timestamp" in text for text in sent) == 1
-
-
-def test_a_job_that_is_held_is_not_asked_for_again_and_stays_true(
-    database: Database, submit: Callable[..., str]
-) -> None:
-    job_id = submit(2)
-    with database.write() as session:
-        held = jobs.lock(session, job_id)
-        jobs.start(session, job_id)
-        sent = statements_of(database)
-        assert jobs.lock(session, job_id) is held
-        assert not [text for text in sent if re.match("SELECT", text)]
-        assert held.status == "in_progress"
-        jobs.count_finished(session, job_id, completed=1, failed=1)
-    with database.read() as session:
-        row = jobs.get(session, job_id)
-        assert (row.status, row.completed, row.failed) == ("in_progress", 1, 1)

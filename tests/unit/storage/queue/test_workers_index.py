@@ -3,15 +3,12 @@
 import os
 from collections.abc import Callable
 
-import pytest
 import sqlalchemy as sa
 
-from actograph.contract.errors import ModelRefused, NotFound
+from actograph.contract.errors import ModelRefused
 from actograph.contract.models import ModelStructure
 from actograph.contract.operations import WorkerStatus
 from storage import samples
-from storage.files import files
-from storage.index import events
 from storage.index.database import Database
 from storage.queue import waiting, workers
 from storage.tables.models import WorkerRow
@@ -138,36 +135,6 @@ def test_those_that_ended_long_ago_are_forgotten(database: Database) -> None:
         assert len(workers.find(session)) == 2
         workers.forget(session, 50)
         assert [w.id for w in workers.find(session)] == [B]
-
-
-def test_files_are_listed_by_purpose_and_deleted_once(database: Database) -> None:
-    ids = ["file_" + c * 32 for c in "abc"]
-    with database.write() as session:
-        for file_id, purpose in zip(ids, ("dataset", "batch", "dataset"), strict=True):
-            files.insert(session, file_id=file_id, filename="x", purpose=purpose, size=1, sha256="0" * 64)
-    with database.read() as session:
-        found, _ = files.find(session, purpose="dataset", order="asc")
-        assert [f.id for f in found] == [ids[0], ids[2]]
-    with database.write() as session:
-        files.delete(session, ids[0])
-    for call in (files.get, files.delete):
-        with pytest.raises(NotFound), database.write() as session:
-            call(session, ids[0])
-
-
-def test_the_log_is_read_in_order_after_any_entry(database: Database, submit: Submit) -> None:
-    job_id, other = submit(), submit()
-    with database.write() as session:
-        for n in range(20):
-            events.append(session, job_id, "job.progress", {"total": 20, "completed": n, "failed": 0})
-            events.append(session, other, "job.note", {})
-    with database.read() as session:
-        log = events.after(session, job_id, 0)
-        assert [e.event for e in log] == ["job.queued"] + ["job.progress"] * 20
-        assert events.after(session, job_id, log[4].id, limit=3) == log[5:8]
-        assert events.after(session, job_id, log[-1].id) == []
-        assert events.after(session, job_id, 2**63 - 1) == []
-        assert [e.data["completed"] for e in events.last_progress(session, job_id, 3)] == [17, 18, 19]
 
 
 def test_two_workers_may_load_one_model_at_once(database: Database, at_once: Callable[..., None]) -> None:

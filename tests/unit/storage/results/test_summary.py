@@ -13,7 +13,8 @@ from storage import samples
 from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.results import summary
-from storage.samples import NewSample, SampleResult
+from storage.samples import NewSample
+from tests.support.samples import result
 
 KEYS = ("exact_match,strict-match", "includes,none")
 ROWS = 40
@@ -66,17 +67,12 @@ def drain(database: Database, job_id: str, count: int, draw: random.Random, fail
             samples.complete(
                 session,
                 lease,
-                SampleResult(
-                    prompt="p",
-                    completion="c",
+                result(
                     finish_reason=draw.choice(["stop", "length"]),
-                    prompt_tokens=3,
-                    generated_tokens=2,
                     scores={
                         key: Score(value=value, answer=draw.choice(["1", "2", None]))
                         for key, value in zip(KEYS, values, strict=True)
                     },
-                    session_id=None,
                     tool_use=ToolUse.model_validate(uses) if draw.random() < 0.5 else None,
                 ),
             )

@@ -8,27 +8,22 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from actograph.contract.errors import CaptureFailed, InvalidRequest, LeaseLost, NotFound, WorkerStalled
-from actograph.contract.job_specs import CaptureJobSpec
+from actograph.contract.errors import CaptureFailed, LeaseLost, WorkerStalled
 from actograph.contract.resources import JobStatus, SampleStatus, Score
 from actograph.contract.specs import sample_seed
 from storage import samples
 from storage.index.database import Database, now
-from storage.jobs import control, jobs
-from storage.samples import LeasedSample, SampleResult
-from storage.samples.expansion import capture_samples
+from storage.jobs import jobs
+from storage.samples import LeasedSample
 from storage.tables.models import SampleRow
+from tests.support.samples import result
 
 Submit = Callable[..., str]
 
-RESULT = SampleResult(
-    prompt="p",
-    completion="c",
+RESULT = result(
     finish_reason="stop",
-    prompt_tokens=2,
     generated_tokens=3,
     scores={"exact_match,strict-match": Score(value=1.0, answer="5")},
-    session_id=None,
 )
 
 
@@ -147,21 +142,6 @@ def test_a_result_is_stored_whole(database: Database, submit: Submit) -> None:
     assert shown.condition is None
 
 
-def test_a_failure_is_stored_with_its_reason(database: Database, submit: Submit) -> None:
-    (lease,) = claim(database, submit())
-    with database.write() as session:
-        samples.fail(session, lease, CaptureFailed("no rows came"), "the prompt")
-    with database.read() as session:
-        shown = samples.resource(samples.get(session, lease.id))
-    assert shown.error is not None
-    assert (shown.status, shown.error.type, shown.error.message) == (
-        "failed",
-        "capture_failed",
-        "no rows came",
-    )
-    assert shown.prompt == "the prompt"
-
-
 def test_released_samples_are_pending_again_and_lost_no_attempt(database: Database, submit: Submit) -> None:
     job_id = submit(2)
     leases = claim(database, job_id, 2)
@@ -234,40 +214,6 @@ def test_many_threads_claim_every_sample_once(database: Database, submit: Submit
     assert {r.lease_token for r in rows(database, job_id)} == {1}
 
 
-def test_the_commit_of_a_deleted_job_changes_nothing(database: Database, submit: Submit) -> None:
-    (lease,) = claim(database, submit())
-    with database.write() as session:
-        session.execute(sa.text("DELETE FROM jobs"))
-    with pytest.raises(LeaseLost), database.write() as session:
-        samples.complete(session, lease, RESULT)
-
-
-def test_samples_are_filtered_and_unknown_ones_are_not_found(database: Database, submit: Submit) -> None:
-    job_id = submit(3)
-    (lease,) = claim(database, job_id)
-    with database.read() as session:
-        assert [r.id for r in samples.find(session, job_id, status=SampleStatus.LEASED)[0]] == [lease.id]
-        assert samples.find(session, job_id, condition="x") == ([], False)
-        with pytest.raises(NotFound):
-            samples.get(session, "smp_" + "0" * 32)
-        with pytest.raises(InvalidRequest):
-            samples.find(session, job_id, after="smp_" + "0" * 32)
-
-
-def test_samples_are_stored_in_their_order(
-    database: Database, submit: Submit, capture_spec: Callable[..., CaptureJobSpec]
-) -> None:
-    job_id = submit(10, epochs=3)
-    stored = rows(database, job_id)
-    wanted = list(
-        capture_samples(capture_spec(inputs=[{"prompt": f"prompt {i}"} for i in range(10)], epochs=3))
-    )
-    assert [r.position for r in stored] == list(range(30))
-    assert [(r.sample_index, r.epoch, r.seed, r.input) for r in stored] == [
-        (s.sample_index, s.epoch, s.seed, s.input) for s in wanted
-    ]
-
-
 def test_a_worker_that_was_only_stopped_gives_its_attempt_back(database: Database, submit: Submit) -> None:
     """Stopped and continued again and again, workers never bring a healthy sample to its end."""
     job_id = submit()
@@ -287,27 +233,6 @@ def test_a_worker_that_was_only_stopped_gives_its_attempt_back(database: Databas
             samples.release(session, [stopped])
     (row,) = rows(database, job_id)
     assert (row.status, row.attempts) == (SampleStatus.PENDING, 0)
-
-
-def test_what_is_given_back_never_falls_below_the_claims_that_count(
-    database: Database, submit: Submit
-) -> None:
-    job_id = submit()
-    (stale,) = claim(database, job_id)
-    with database.write() as session:
-        samples.give_back(session, [stale])  # it still holds
-    assert rows(database, job_id)[0].attempts == 1
-    with database.write() as session:
-        jobs.fail(session, job_id, CaptureFailed("elsewhere"))
-        samples.give_back(session, [stale])  # it has ended
-    assert rows(database, job_id)[0].attempts == 1
-    with database.write() as session:
-        control.retry(session, job_id)
-        samples.give_back(session, [stale])
-    claim(database, job_id)
-    with database.write() as session:
-        samples.give_back(session, [stale])
-    assert rows(database, job_id)[0].attempts == 1
 
 
 def stall(database: Database, leases: list[LeasedSample]) -> None:

@@ -1,11 +1,9 @@
 """Session files: what goes in comes out, here and in other readers; what is wrong is not stored."""
 
 import json
-import math
 import secrets
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -232,17 +230,6 @@ def test_hooks_without_rows_have_empty_tensors(store: LocalStore) -> None:
     assert open_folder(store.root / "sessions" / session_id)["resid_post.1"][:].shape == (0, 5)
 
 
-def test_a_session_in_which_no_hook_has_rows(store: LocalStore) -> None:
-    session_id = new_id()
-    with SessionWriter(store, session_id) as writer:
-        writer.write_shard([TensorRows("resid_post.1", "F32", (0, 5), ROWS, b"")])
-        tensors = {"resid_post.1": StoredTensor(shape=(0, 5), dtype="F32", first_row=ROWS)}
-        writer.finish(manifest(session_id, tensors), TOKENS)
-    reader = SessionReader(store, session_id)
-    reader.verify()
-    assert reader.token_ids() == TOKENS
-
-
 @pytest.mark.parametrize("cuts", [(), (4,)])
 def test_a_header_that_outgrows_its_room_costs_a_copy_and_nothing_else(
     store: LocalStore, tensors: dict[str, torch.Tensor], cuts: Sequence[int]
@@ -255,27 +242,6 @@ def test_a_header_that_outgrows_its_room_costs_a_copy_and_nothing_else(
     assert {p.name for p in folder.iterdir()} == {f.name for f in reader.manifest.files} | {"manifest.json"}
     last = reader.manifest.files[len(cuts)].name
     assert len(safetensors.torch.load_file(folder / last)) == len(tensors) + 1
-
-
-def test_the_usual_header_fits_its_room(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_copy(*args: object) -> None:
-        raise AssertionError("the file was copied")
-
-    monkeypatch.setattr("storage.sessions.shard_file.shutil.copyfileobj", no_copy)
-    tensor = torch.zeros(ROWS, 4)
-    store_session(
-        store, {f"resid_post.{i}": tensor for i in range(40)}, model="Qwen/Qwen3-30B-A3B-Instruct-2507"
-    )
-
-
-def test_many_writers_at_once(store: LocalStore, tensors: dict[str, torch.Tensor]) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        ids = list(pool.map(lambda i: store_session(store, tensors, [i % 5 + 1]), range(40)))
-    for session_id in ids:
-        reader = SessionReader(store, session_id)
-        reader.verify()
-        assert reader.rows("resid_post.1", 0, ROWS).data == as_bytes(tensors["resid_post.1"])
-    assert len(staged(store)) == 40
 
 
 # --- what is refused
@@ -493,15 +459,3 @@ def test_a_manifest_that_disagrees_with_the_files(store: LocalStore, session: st
     rewrite(store, session, {"tensors": {"resid_post.0": outside.model_dump()}})
     with pytest.raises(StoreDamaged, match="does not list"):
         SessionReader(store, session).rows("resid_post.0", 0, 1)
-
-
-def test_large_rows_arrive_whole(store: LocalStore) -> None:
-    """Larger than any buffer on the way."""
-    values = np.arange(3 << 20, dtype="<f4").reshape(-1, 1024)
-    session_id = new_id()
-    count = math.ceil(len(values))
-    with SessionWriter(store, session_id) as writer:
-        writer.write_shard([TensorRows("resid_post.0", "F32", (count, 1024), 0, values)])
-        tensors = {"resid_post.0": StoredTensor(shape=(count, 1024), dtype="F32")}
-        writer.finish(manifest(session_id, tensors, prompt_tokens=count, generated_tokens=0), [1] * count)
-    assert SessionReader(store, session_id).rows("resid_post.0", 0, count).data == values.tobytes()

@@ -86,28 +86,6 @@ def test_each_filter_takes_what_fits_and_they_are_joined(database: Database, sub
     assert found(database, created_before=moment) == [a]
 
 
-def test_a_session_is_shown_with_files_and_tags(database: Database, submit: Submit) -> None:
-    session_id = insert(database, submit(tags=["b", "a"]))
-    with database.read() as session:
-        (shown,) = sessions.resources_of(session, [sessions.get(session, session_id)])
-        assert session_id in sessions.ids(session, sessions.SessionFilter())
-    assert shown.bytes == 210
-    assert [f.name for f in shown.files] == ["activations.safetensors", "manifest.json"]
-    assert (shown.tags, shown.condition) == (["a", "b"], None)
-    assert shown.hooks["embed"].shape == (4, 8)
-
-
-def test_totals_add_up(database: Database, submit: Submit) -> None:
-    job_id = submit(3)
-    for _ in range(3):
-        insert(database, job_id)
-    with database.read() as session:
-        totals = sessions.totals(session, SessionFilter(job_id=job_id))
-        nothing = sessions.totals(session, SessionFilter(model="none"))
-    assert (totals.sessions, totals.bytes, totals.rows) == (3, 630, 12)
-    assert (nothing.sessions, nothing.bytes, nothing.rows) == (0, 0, 0)
-
-
 def test_a_deleted_session_leaves_its_sample(database: Database, submit: Submit) -> None:
     session_id = insert(database, submit())
     with database.write() as session:

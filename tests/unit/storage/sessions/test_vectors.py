@@ -35,22 +35,6 @@ def test_a_vector_comes_back_as_float32(database: Database) -> None:
     assert stored.metadata == {"from": "job"}
 
 
-def test_lists_are_pages_without_numbers(database: Database) -> None:
-    with database.write() as session:
-        for i in range(5):
-            vectors.insert(session, new(f"v{i % 2}", model="demo" if i else None))
-    with database.read() as session:
-        first, more = vectors.find(session, limit=3)
-        rest, end = vectors.find(session, limit=3, after=first[-1].id)
-        assert more and not end
-        assert len({row.id for row in [*first, *rest]}) == 5
-        assert [vectors.info(row).width for row in first] == [4, 4, 4]
-        with pytest.raises(sa.exc.InvalidRequestError):
-            _ = first[0].data
-        assert len(vectors.find(session, name="v1")[0]) == 2
-        assert len(vectors.find(session, model="demo")[0]) == 4
-
-
 def test_only_active_jobs_hold_a_vector(database: Database, submit: Callable[..., str]) -> None:
     with database.write() as session:
         held, condition_held, free = (vectors.insert(session, new()).id for _ in range(3))

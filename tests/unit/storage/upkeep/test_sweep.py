@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import sqlalchemy as sa
 
@@ -15,15 +14,13 @@ from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.artifacts.store import StoredPrefix
 from storage.index.database import Database
-from storage.index.ids import new_session_id
-from storage.samples import LeasedSample, SampleResult
+from storage.samples import LeasedSample
 from storage.sessions import sessions
-from storage.sessions.manifest import SessionManifest, StoredTensor
-from storage.sessions.sessions import NewSession
-from storage.sessions.writer import SessionWriter, TensorRows, session_prefix
+from storage.sessions.writer import session_prefix
 from storage.tables.models import DeletionRow, SampleRow
 from storage.upkeep import sweep
 from storage.upkeep.sweep import Sweep, sweep_sessions
+from tests.support.samples import result, session_of, write_session
 
 Submit = Callable[..., str]
 OLD = 2 * sweep.ORPHAN_SECONDS
@@ -47,25 +44,7 @@ def claim(database: Database, job_id: str) -> LeasedSample:
 
 def write(store: LocalStore, lease: LeasedSample, *, age: float = OLD) -> str:
     """A session's files as the worker leaves them before the commit to the index."""
-    session_id = new_session_id()
-    manifest = SessionManifest(
-        session_id=session_id,
-        job_id=lease.job_id,
-        sample_id=lease.id,
-        sample_index=0,
-        model="demo",
-        capture={},
-        capture_sha256="0" * 64,
-        dtype="model",
-        prompt_tokens=2,
-        generated_tokens=2,
-        seed=0,
-        created_at=0,
-        tensors={"embed": StoredTensor(shape=(3, 4), dtype="F32", first_row=0)},
-    )
-    with SessionWriter(store, session_id) as writer:
-        writer.write_shard([TensorRows("embed", "F32", (3, 4), 0, np.zeros((3, 4), np.float32))])
-        writer.finish(manifest, [1, 2, 3, 4])
+    session_id, _ = write_session(store, lease)
     set_age(store, session_id, age)
     return session_id
 
@@ -77,19 +56,10 @@ def set_age(store: LocalStore, session_id: str, age: float) -> None:
 
 
 def commit(database: Database, lease: LeasedSample, session_id: str | None) -> None:
-    result = SampleResult(
-        prompt="", completion="", finish_reason="length", prompt_tokens=2, generated_tokens=2,
-        scores={}, session_id=session_id,
-    )  # fmt: skip
     with database.write() as session:
-        samples.complete(session, lease, result)
+        samples.complete(session, lease, result(session_id=session_id))
         if session_id is not None:
-            new = NewSession(
-                id=session_id, job_id=lease.job_id, sample_id=lease.id, sample_index=0, condition="",
-                epoch=0, model="demo", prompt_tokens=2, generated_tokens=2, rows=3, dtype="F32",
-                hooks={}, files=[], correct=None,
-            )  # fmt: skip
-            sessions.insert(session, new)
+            sessions.insert(session, session_of(lease, id=session_id))
 
 
 def stored(store: LocalStore) -> set[str]:

@@ -55,24 +55,6 @@ def test_each_condition_has_its_own_sampling_and_results() -> None:
     assert all(run.is_one_of_several and run.stop[0] == "Q:" for run in found.values())
 
 
-def test_a_line_of_the_dataset_says_what_its_own_sample_is() -> None:
-    base = Sample(
-        id="smp_1", job_id="job_1", index=3, condition="plain", epoch=1, status=SampleStatus.COMPLETED,
-        input={"question": "How many?", "answer": "#### 7"}, prompt="Q: How many?", completion="7",
-        finish_reason="stop", prompt_tokens=9, generated_tokens=2, seed=77, session_id="ses_1", attempts=1,
-    )  # fmt: skip
-    said = sample_files.line(base, "gsm8k_0004")
-    assert (said["problem"], said["gold"], said["name"]) == ("How many?", "#### 7", "gsm8k_0004")
-    changes = {
-        "index": 4, "condition": "hot", "epoch": 2, "prompt": "other", "completion": "8", "seed": 78,
-        "finish_reason": "length", "prompt_tokens": 10, "generated_tokens": 3, "session_id": "ses_2",
-    }  # fmt: skip
-    for name, value in changes.items():
-        other = sample_files.line(base.model_copy(update={name: value}), "gsm8k_0004")
-        assert {key for key in said if said[key] != other[key]} == {name}
-        assert other[name] == value
-
-
 def test_of_several_turns_the_last_alone_says_how_the_sample_ended() -> None:
     said = [("assistant", "a"), ("tool", "1"), ("assistant", "b"), ("tool", "2"), ("assistant", "c")]
     sample = Sample(
