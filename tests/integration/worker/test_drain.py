@@ -92,14 +92,6 @@ def test_a_capture_job_takes_prompts_and_conversations(bench: "Bench") -> None:
     assert manifest.tensors["embed"].shape[0] == manifest.num_tokens - 1
 
 
-def test_a_job_without_capture_stores_texts_and_no_sessions(bench: "Bench") -> None:
-    job_id = bench.submit()
-    bench.drain().run_slice(job_id)
-    assert bench.status(job_id) is JobStatus.COMPLETED
-    assert all(s.completion and s.session_id is None for s in bench.samples(job_id))
-    assert bench.stored_sessions() == set()
-
-
 def test_a_prompt_beyond_the_context_fails_alone_with_both_numbers(bench: "Bench") -> None:
     rows = [*bench.problems[:2], {"question": "word " * 3000, "answer": "#### 1"}]
     job_id = bench.submit(rows, capture=CAPTURE)

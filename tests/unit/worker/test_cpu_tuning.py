@@ -3,12 +3,6 @@
 from worker.__main__ import tune_for_cpu
 
 
-def test_threads_spin_little_and_activations_take_large_pages() -> None:
-    environment: dict[str, str] = {}
-    tune_for_cpu(environment)
-    assert environment == {"GOMP_SPINCOUNT": "5000", "THP_MEM_ALLOC_ENABLE": "1"}
-
-
 def test_what_the_user_said_stands() -> None:
     environment = {"OMP_WAIT_POLICY": "active", "THP_MEM_ALLOC_ENABLE": "0"}
     tune_for_cpu(environment)

@@ -149,29 +149,3 @@ def test_the_end_of_one_job_of_a_unit_is_told_of_that_job_alone(
         assert eventually(lambda: held.has_ended(leases[0].job_id))
         assert not held.has_ended(other)
         assert not held.should_stop()
-
-
-@pytest.mark.soak
-@pytest.mark.integration
-def test_the_thread_outlives_any_error_and_says_so_once(
-    database: Database,
-    leases: list[LeasedSample],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Leases are renewed although the look for an end fails."""
-    looks: list[None] = []
-
-    def fail(*_: object) -> None:
-        looks.append(None)
-        raise RuntimeError("nobody foresaw this")
-
-    monkeypatch.setattr("storage.jobs.control.states", fail)
-    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
-        time.sleep(2 * LEASE_SECONDS)
-        assert eventually(lambda: len(looks) > 3)
-        with database.write() as session:
-            assert samples.claim(session, leases[0].job_id, worker_id="x", count=2, lease_seconds=9) == []
-        assert not held.should_stop()
-    assert caplog.text.count("cannot be renewed") == 1

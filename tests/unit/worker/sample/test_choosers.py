@@ -10,7 +10,6 @@ from actograph.contract.errors import CaptureFailed
 from actograph.contract.specs import CaptureSpec
 from tests.support.one_turn import due_tokens
 from worker.engine.requests import Generation
-from worker.sample.choosers import chooser
 from worker.sample.conversation import Conversation
 from worker.sample.segments import Markup, segments
 
@@ -118,30 +117,6 @@ def test_annotations_are_calls_where_they_are_asked_for(
     assert [name for name, _ in found] == ["answer", "tool_call"] * 3
     assert [said for name, said in found if name == "tool_call"] == ["<2+2=4>>", "< b then\n", "<1+1="]
     assert {run.name for run in segments(Markup(model), given, made)} == {"prompt", "answer"}
-
-
-def test_the_engine_is_told_the_same_rows_token_by_token(qwen: Any, subtests: pytest.Subtests) -> None:
-    for positions in [
-        "think",
-        ["answer"],
-        ["prompt", "think"],
-        ["tool_result"],
-        {"stride": 3},
-        [0, -1, 7, 9],
-    ]:
-        with subtests.test(positions=positions):
-            given = qwen.encode("1+2?")
-            made = qwen.encode("<think>one and two</think>It is three", add_special_tokens=False)
-            markup, spec = Markup(qwen), CaptureSpec(positions=positions)
-            choice = chooser(spec.positions, markup)
-            assert choice is not None
-            judge = choice.of_generation(given)
-            rows = list(choice.of_prompt(given))
-            rows += [len(given) + i for i, token in enumerate(made[:-1]) if judge(len(given) + i, token)]
-            generation = Generation(
-                key="k", prompt_ids=tuple(given), generated_ids=tuple(made), finish_reason="stop"
-            )
-            assert rows == due_tokens(generation, spec.positions, markup)
 
 
 def test_a_turn_that_keeps_everything_runs_the_token_that_ended_the_last(qwen: Any) -> None:

@@ -10,7 +10,6 @@ from actograph.contract.errors import InvalidRequest
 from actograph.demo import MODEL_DIR
 from worker.text.chat_template import (
     encode_prompt,
-    has_chat_template,
     is_chat_prompt,
     render_chat,
     template_sha256,
@@ -41,16 +40,6 @@ def llama(shared: Path) -> PreTrainedTokenizerBase:
 @pytest.fixture
 def qwen(shared: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(shared / "models/tiny-qwen3")
-
-
-def test_whether_prompts_are_chats(demo: PreTrainedTokenizerBase, llama: PreTrainedTokenizerBase) -> None:
-    assert has_chat_template(demo)
-    assert not has_chat_template(llama)
-    assert is_chat_prompt(demo, None)
-    assert is_chat_prompt(demo, True)
-    assert not is_chat_prompt(demo, False)
-    assert not is_chat_prompt(llama, None)
-    assert not is_chat_prompt(llama, False)
 
 
 def test_a_template_that_is_not_there_is_refused(llama: PreTrainedTokenizerBase) -> None:
