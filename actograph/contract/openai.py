@@ -297,11 +297,11 @@ class ChatCompletionRequest(CompletionBase):
     @model_validator(mode="before")
     @classmethod
     def _thinks_or_not(cls, value: Any) -> Any:
-        if (
-            isinstance(value, Mapping)
-            and value.get("reasoning_effort") == "none"
-            and value.get("enable_thinking")
-        ):
+        given = value if isinstance(value, Mapping) else {}
+        kwargs = given.get("chat_template_kwargs")
+        kwargs = kwargs if isinstance(kwargs, Mapping) else {}
+        thinks = given.get("enable_thinking") or kwargs.get("enable_thinking")
+        if given.get("reasoning_effort") == "none" and thinks:
             raise fault_of("reasoning_effort", "reasoning_effort is none, but enable_thinking is true")
         return value
 
