@@ -1,4 +1,4 @@
-"""What docker-compose.yml and the Dockerfile run, with their environment, outside of containers."""
+"""Commands and environment of docker-compose.yml and the Dockerfile, outside of containers."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What interventions promise beside right rows, which `test_random_edits` holds against plain hooks."""
+"""Promises of interventions; `test_random_edits` holds the edited rows against plain hooks."""
 
 from collections.abc import Callable
 from dataclasses import replace

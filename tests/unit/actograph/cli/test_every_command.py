@@ -1,4 +1,4 @@
-"""What holds for every command: its formats."""
+"""Output formats of every command."""
 
 import json
 from collections.abc import Iterator
