@@ -22,6 +22,7 @@ from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.memory import capacity, memory_snapshot
 from worker.engine.model.placement import weights_by_device
 from worker.engine.model.weight_files import Stamp
+from worker.engine.packed.weights import pack
 from worker.text import chat_template
 
 logger = logging.getLogger(__name__)
@@ -140,6 +141,8 @@ class ModelHolder:
             name=model.name,
         )
         _check_weights(loaded, options)
+        # before the engine verifies the model, so that it verifies packed weights
+        logger.info("%s: %s", model.name, pack(loaded.hf))
         engine = Engine(loaded)
         pairs = pair_bytes(loaded)
         found = {
