@@ -1,27 +1,30 @@
-"""One batch of samples, from prompts to recorded sessions.
+"""A batch of samples on the engine: each turn is one engine batch of all talks that go on.
 
 Nothing here writes to the index. A sample that fails has its reason in its outcome; the others go on.
 """
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-from actograph.contract.errors import ActographError, ContextLengthExceeded
+from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.specs import SamplingSpec
 from storage.artifacts.store import ArtifactStore
 from storage.samples import LeasedSample
 from worker.engine.model.device_errors import is_device_lost
 from worker.engine.model.memory import memory_snapshot
+from worker.engine.requests import RowChunk
 from worker.sample.generation import BatchGenerator, RunningLeases, as_error
 from worker.sample.outcome import Outcome
-from worker.sample.recording import BatchRecorder, Recorded
-from worker.sample.turn_loop import TurnLoop
-from worker.sample.unforeseen import unforeseen
+from worker.sample.talk import Talk
 from worker.sample.watched_store import watched
 
 logger = logging.getLogger(__name__)
+
+#: sessions that are stored at once
+WRITERS = 4
 
 
 class BatchRunner:
@@ -35,7 +38,6 @@ class BatchRunner:
         self.generator = generator
         self.memory: dict[str, int] = {}
         self._store = store
-        self._runner = generator.runner
 
     def run(self, leases: Sequence[LeasedSample], keeper: RunningLeases) -> list[Outcome]:
         """Outcomes of all samples, in order; samples cut short by `keeper` have the error `Interrupted`.
@@ -45,113 +47,97 @@ class BatchRunner:
         Raises:
             Exception: the device is lost (`is_device_lost`); only a new process helps.
         """
-        outcomes = {lease.id: self._prompted(lease, keeper) for lease in leases}
-        runnable = [o for o in outcomes.values() if o.error is None]
-        if runnable:
-            recorder = self._recorder(runnable, keeper)
-            try:
-                ran = self._turns(runnable, recorder, keeper)
-                # before any session is stored: a sample that cannot be scored keeps none
-                ran = [self._scored(o, keeper) for o in ran]
-                if recorder is not None:
-                    ran = _with_sessions(ran, recorder)
-            finally:
-                if recorder is not None:
-                    recorder.discard()
-            outcomes |= {o.lease.id: o for o in ran}
-        return [outcomes[lease.id] for lease in leases]
+        store = watched(self._store, keeper.progress)
+        talks = []
+        for lease in leases:
+            keeper.progress()
+            talks.append(Talk(lease, self.generator, store))
+            if (prompt := talks[-1].outcome.prompt) is not None:
+                self.generator.note_prompt(len(prompt.token_ids))
+        try:
+            if any(talk.running for talk in talks):
+                self._talk(talks, keeper)
+            for talk in talks:  # before any session is stored: a sample that cannot be scored keeps none
+                keeper.progress()
+                talk.score()
+            _store(talks)
+        finally:
+            for talk in talks:
+                talk.discard()
+        return [talk.outcome for talk in talks]
 
-    def _recorder(self, runnable: Sequence[Outcome], keeper: RunningLeases) -> BatchRecorder | None:
-        """Recorder of a batch; None if nothing is captured."""
-        if self.generator.provenance is None:
-            return None
-        cut = {i: o.prompt.truncated_from for i, o in enumerate(runnable) if o.prompt}
-        return BatchRecorder(
-            watched(self._store, keeper.progress),
-            [o.lease for o in runnable],
-            self.generator.provenance,
-            {i: tokens for i, tokens in cut.items() if tokens is not None},
-            [self._sampling_of(o) for o in runnable],
-        )
-
-    def _turns(
-        self, runnable: Sequence[Outcome], recorder: BatchRecorder | None, keeper: RunningLeases
-    ) -> list[Outcome]:
-        """Outcomes with their generations or errors; an error of the batch is the error of each sample."""
+    def _talk(self, talks: Sequence[Talk], keeper: RunningLeases) -> None:
+        """Run all turns; an error of the engine is the error of each talk that runs."""
         devices = self.generator.engine.model.devices
         before, started = memory_snapshot(devices), time.monotonic()
         try:
-            ran = TurnLoop(self.generator, recorder, keeper).run(runnable)
+            while running := _next(talks):
+                for sampling, group in _by_sampling(running):
+                    self._turn(group, sampling, keeper)
         except Exception as error:
             if is_device_lost(error):
                 raise
-            logger.exception("a batch of job %s failed", runnable[0].lease.job_id)
-            return [replace(o, error=as_error(error)) for o in runnable]
+            logger.exception("a batch of job %s failed", talks[0].lease.job_id)
+            for talk in talks:
+                if talk.running:
+                    talk.fail(as_error(error))
+            return
         after, seconds = memory_snapshot(devices), time.monotonic() - started
         self.memory = {f"batch_before_{key}": size for key, size in before.items()}
         self.memory |= {f"batch_after_{key}": size for key, size in after.items()}
-        logger.info(
-            "batch of %d ran %.1f s; memory before %s, after %s", len(runnable), seconds, before, after
-        )
-        return ran
+        logger.info("batch of %d ran %.1f s; memory before %s, after %s", len(talks), seconds, before, after)
 
-    def _sampling_of(self, outcome: Outcome) -> SamplingSpec | None:
-        """The sampling of one sample, with its own `max_tokens`."""
-        sampling, prompt = self._runner.sampling_of(outcome.lease), outcome.prompt
-        if sampling is None or prompt is None or prompt.max_tokens is None:
-            return sampling
-        return sampling.model_copy(update={"max_tokens": prompt.max_tokens})
-
-    def _prompted(self, lease: LeasedSample, keeper: RunningLeases) -> Outcome:
-        keeper.progress()
-        try:
-            prompt = self._runner.prompt(lease)
-        except ActographError as error:
-            return Outcome(lease=lease, error=error)
-        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
-            return Outcome(lease=lease, error=_unforeseen(error, "prompted", lease))
-        self.generator.note_prompt(len(prompt.token_ids))
-        context = self.generator.context_length
-        max_tokens = self._runner.sampling.max_tokens if self._runner.sampling else 0
-        max_tokens = max_tokens if prompt.max_tokens is None else prompt.max_tokens
-        if len(prompt.token_ids) + max_tokens > context:
-            more = f" and max_tokens {max_tokens} together exceed" if max_tokens else " exceed"
-            hint = "" if max_tokens else "; truncate: true cuts it"
-            too_long = ContextLengthExceeded(
-                f"the prompt's {len(prompt.token_ids)} tokens{more} the model's context of {context} "
-                f"tokens{hint}"
-            )
-            return Outcome(lease=lease, prompt=prompt, error=too_long)
-        return Outcome(lease=lease, prompt=prompt)
-
-    def _scored(self, outcome: Outcome, keeper: RunningLeases) -> Outcome:
-        keeper.progress()
-        if outcome.error is not None or outcome.generation is None:
-            return outcome
-        begun = outcome.prompt.begun if outcome.prompt else ""
-        try:
-            completion = begun + self._runner.completion(outcome.lease, outcome.generation.generated_ids)
-            scores = self._runner.score(outcome.lease, completion, outcome.generated_tokens)
-            logprobs = self._runner.logprobs(outcome.lease, outcome.generation)
-        except ActographError as error:
-            return replace(outcome, error=error)
-        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
-            return replace(outcome, error=_unforeseen(error, "scored", outcome.lease))
-        return replace(outcome, completion=completion, scores=scores, logprobs=logprobs)
+    def _turn(self, talks: Sequence[Talk], sampling: SamplingSpec | None, keeper: RunningLeases) -> None:
+        requests = [talk.request() for talk in talks]
+        sink = None if self.generator.provenance is None else _Sink(talks)
+        leases = [talk.lease for talk in talks]
+        generations = self.generator.run(leases, requests, sampling, sink, keeper)
+        for talk, generation in zip(talks, generations, strict=True):
+            talk.end_turn(generation)
 
 
-def _unforeseen(error: Exception, done: str, lease: LeasedSample) -> ActographError:
-    return unforeseen(error, f"while sample {lease.id} was {done}")
+def _next(talks: Sequence[Talk]) -> list[Talk]:
+    """The talks of the next turn; one that restarts, because memory ran out, runs alone."""
+    running = [talk for talk in talks if talk.running]
+    return [talk for talk in running if not talk.has_restarted] or running[:1]
 
 
-def _with_sessions(outcomes: Sequence[Outcome], recorder: BatchRecorder) -> list[Outcome]:
-    """Store the sessions of samples without an error; a sample fails if its session cannot be stored."""
-    good = {i: o.conversation for i, o in enumerate(outcomes) if o.error is None and o.conversation}
-    sessions = recorder.finish(good)
-    updated = list(outcomes)
-    for i, session in sessions.items():
-        if isinstance(session, Recorded):
-            updated[i] = replace(outcomes[i], recorded=session)
-        else:
-            updated[i] = replace(outcomes[i], error=session)
-    return updated
+def _by_sampling(talks: Sequence[Talk]) -> list[tuple[SamplingSpec | None, list[Talk]]]:
+    """Groups with equal sampling, in the order of their first members; each sample has its own seed."""
+    groups: list[tuple[SamplingSpec | None, list[Talk]]] = []
+    for talk in talks:
+        sampling = talk.sampling and talk.sampling.model_copy(update={"seed": 0})
+        group = next((members for known, members in groups if known == sampling), None)
+        if group is None:
+            groups.append((sampling, group := []))
+        group.append(talk)
+    return groups
+
+
+def _store(talks: Sequence[Talk]) -> None:
+    """Store the sessions of finished talks, several at once."""
+    away: list[ServiceUnavailable] = []
+
+    def store(talk: Talk) -> None:
+        if away and talk.outcome.error is None:
+            talk.fail(away[0])  # each would wait for the store in vain
+            return
+        talk.store()
+        if isinstance(talk.outcome.error, ServiceUnavailable):
+            away.append(talk.outcome.error)
+
+    with ThreadPoolExecutor(WRITERS, thread_name_prefix="session-writer") as pool:
+        list(pool.map(store, talks))
+
+
+@dataclass(frozen=True)
+class _Sink:
+    """The engine's `RowSink`: rows go to their talk."""
+
+    talks: Sequence[Talk]
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        self.talks[index].write(rows)
+
+    def reset(self, index: int) -> None:
+        self.talks[index].reset()

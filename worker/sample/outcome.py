@@ -10,7 +10,7 @@ from storage.samples import LeasedSample
 from worker.engine.requests import Generation
 from worker.runners.runner import Prompt
 from worker.sample.conversation import Conversation
-from worker.sample.recording import Recorded
+from worker.sample.recorder import Recorded
 
 
 class Interrupted(ActographError):

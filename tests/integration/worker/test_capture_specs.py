@@ -1,7 +1,7 @@
 """Capture specs from the engine to the stored session, against everything that the model computed."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from storage.sessions.writer import SessionReader
 from tests.support.one_turn import one_turn
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
-from worker.engine.requests import BufferOptions, Generation, GenerationRequest
+from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowChunk
 from worker.sample.provenance import Provenance
-from worker.sample.recording import BatchRecorder, Recorded
+from worker.sample.recorder import Recorded, SampleRecorder
 from worker.sample.segments import Markup
 
 pytestmark = pytest.mark.integration
@@ -60,6 +60,19 @@ class Captured:
         return torch.from_numpy(tensor_files.value_array(piece.dtype, piece.shape, piece.data).copy())
 
 
+@dataclass
+class _Recording:
+    """Hands the rows of each request to its recorder."""
+
+    recorders: list[SampleRecorder]
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        self.recorders[index].write(rows)
+
+    def reset(self, index: int) -> None:
+        self.recorders[index].reset()
+
+
 Capture = Callable[..., Captured]
 
 
@@ -90,7 +103,7 @@ def capture(engine: Engine, tmp_path: Path) -> Capture:
             for i in range(len(texts))
         ]  # fmt: skip
         store = open_store((tmp_path / "store").as_uri())
-        recorder = BatchRecorder(store, leases, origin)
+        recorders = [SampleRecorder(store, lease, origin, sampling=SAMPLING) for lease in leases]
         requests = [
             GenerationRequest(key=str(i), prompt_ids=tuple(engine.model.tokenizer(text)["input_ids"]), seed=i)
             for i, text in enumerate(texts)
@@ -102,11 +115,17 @@ def capture(engine: Engine, tmp_path: Path) -> Capture:
             positions=origin.positions,
             dtype=spec.dtype,
             shaping=origin.shaping,
-            sink=recorder,
+            sink=_Recording(recorders),
             options=options,
         )
-        outcomes = recorder.finish({i: one_turn(g, origin.markup) for i, g in enumerate(generations)})
-        return Captured(engine.structure, store, generations, [outcomes[i] for i in range(len(texts))])
+        outcomes: list[Recorded | ActographError] = []
+        for recorder, generation in zip(recorders, generations, strict=True):
+            try:
+                outcomes.append(recorder.finish(one_turn(generation, origin.markup)))
+            except ActographError as error:
+                recorder.reset()
+                outcomes.append(error)
+        return Captured(engine.structure, store, generations, outcomes)
 
     return run
 

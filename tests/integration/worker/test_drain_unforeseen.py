@@ -13,6 +13,7 @@ from actograph.contract.resources import JobStatus
 from storage.jobs import control
 from storage.sessions import sessions
 from storage.sessions.sessions import NewSession
+from storage.sessions.writer import SessionWriter
 from worker.drain.slices import Slices
 from worker.runners.evaluation import EvaluationRunner
 from worker.signals.process_end import DEVICE_LOST
@@ -72,13 +73,10 @@ def test_a_bug_in_a_runner_fails_its_sample(
 def test_a_bug_in_closing_a_session_fails_its_sample(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from worker.sample.recording import BatchRecorder
-
-    real = BatchRecorder._manifest
+    real = SessionWriter.finish
+    # the manifest names the sample
     monkeypatch.setattr(
-        BatchRecorder,
-        "_manifest",
-        failing_on_second(real, lambda recorder, index, *_: recorder._samples[index]),
+        SessionWriter, "finish", failing_on_second(real, lambda _writer, manifest, *_: manifest)
     )
     job_id = bench.submit(capture=CAPTURE)
     bench.drain(batch_size=5).run_slice(job_id)

@@ -1,9 +1,8 @@
-"""From captured rows to session files: one `BatchRecorder` per batch, one session per sample."""
+"""From the captured rows of one sample to the files of its session."""
 
 import importlib.metadata
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from actograph.contract import resources
-from actograph.contract.errors import ActographError, CaptureFailed, ServiceUnavailable
+from actograph.contract.errors import CaptureFailed
 from actograph.contract.specs import SamplingSpec
 from storage.artifacts.store import ArtifactStore
 from storage.index.ids import new_session_id
@@ -22,7 +21,6 @@ from storage.sessions.writer import SessionWriter, TensorRows
 from worker.engine.requests import RowChunk
 from worker.sample.conversation import Conversation
 from worker.sample.provenance import Provenance
-from worker.sample.unforeseen import unforeseen
 
 #: safetensors names
 DTYPE_NAMES = {
@@ -33,7 +31,6 @@ DTYPE_NAMES = {
     torch.int64: "I64",
     torch.int32: "I32",
 }
-WRITERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +76,8 @@ class Recorded:
         )
 
 
-class BatchRecorder:
-    """The engine's `RowSink`: writes each sample's chunks as shards of its session.
+class SampleRecorder:
+    """Writes the chunks of a sample's rows as shards of its session.
 
     Every attempt has its own session id, so an attempt that lost its lease can be removed safely.
     """
@@ -88,78 +85,54 @@ class BatchRecorder:
     def __init__(
         self,
         store: ArtifactStore,
-        samples: Sequence[LeasedSample],
+        sample: LeasedSample,
         provenance: Provenance,
-        truncated_from: Mapping[int, int] | None = None,
-        samplings: Sequence[SamplingSpec | None] | None = None,
+        *,
+        sampling: SamplingSpec | None,
+        truncated_from: int | None = None,
     ) -> None:
         """
         Args:
-            truncated_from: place in `samples` -> number of tokens before the text was cut.
-            samplings: sampling of each sample; None: the provenance's for all.
+            sampling: of this sample.
+            truncated_from: number of tokens before the text was cut; None if it was not.
         """
         self._store = store
-        self._samplings = samplings or [provenance.sampling] * len(samples)
-        self._truncated_from = truncated_from or {}
-        self._samples = samples
+        self._sample = sample
         self._provenance = provenance
-        self._writers: dict[int, SessionWriter] = {}
-        self._delivered: dict[int, dict[str, _Delivered]] = {}
-        #: error of a store that is unavailable
-        self._away: ServiceUnavailable | None = None
+        self._sampling = sampling
+        self._truncated_from = truncated_from
+        self._writer: SessionWriter | None = None
+        self._delivered: dict[str, _Delivered] = {}
 
-    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
-        """Write rows of a sample. Raises CaptureFailed if a value is not finite, and the store's errors."""
+    def write(self, rows: Mapping[str, RowChunk]) -> None:
+        """Write rows. Raises CaptureFailed if a value is not finite, and the store's errors."""
         shard = [_tensor_rows(hook, chunk) for hook, chunk in rows.items()]
-        if index not in self._writers:
-            self._writers[index] = SessionWriter(self._store, new_session_id())
-            self._delivered[index] = {}
-        self._delivered[index] |= {
+        if self._writer is None:
+            self._writer = SessionWriter(self._store, new_session_id())
+        self._delivered |= {
             part.name: _Delivered(part.shape[1], part.dtype, rows[part.name].over) for part in shard
         }
-        self._writers[index].write_shard(shard)
+        self._writer.write_shard(shard)
 
-    def reset(self, index: int) -> None:
-        writer = self._writers.pop(index, None)
+    def reset(self) -> None:
+        """Remove what was written."""
+        writer, self._writer = self._writer, None
+        self._delivered.clear()
         if writer is not None:
             writer.discard()
 
-    def finish(self, finished: Mapping[int, Conversation]) -> dict[int, Recorded | ActographError]:
-        """Close the sessions of finished samples, several at once; discard the others.
+    def finish(self, finished: Conversation) -> Recorded:
+        """Close the session; call `reset` after an error.
 
-        The result holds an error for each session that could not be stored.
+        Raises:
+            CaptureFailed: rows are missing.
+            ServiceUnavailable: the store is away.
         """
-        for index in [i for i in self._writers if i not in finished]:
-            self.reset(index)
-        with ThreadPoolExecutor(WRITERS, thread_name_prefix="session-writer") as pool:
-            outcomes = pool.map(lambda item: self._finish_one(*item), finished.items())
-        return dict(zip(finished, outcomes, strict=True))
-
-    def discard(self) -> None:
-        """Remove unfinished sessions."""
-        for index in list(self._writers):
-            self.reset(index)
-
-    def _finish_one(self, index: int, finished: Conversation) -> Recorded | ActographError:
-        if self._away is not None:  # each would wait for the store in vain
-            self.reset(index)
-            return self._away
-        writer = self._writers.get(index)
-        if writer is None:
-            return CaptureFailed("the engine captured no rows for this sample; nothing was stored")
-        try:
-            manifest, positions = self._manifest(index, finished, writer.session_id)
-            files = writer.finish(manifest, finished.token_ids, positions)
-        except ActographError as error:
-            self.reset(index)
-            if isinstance(error, ServiceUnavailable):
-                self._away = error
-            return error
-        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
-            self.reset(index)
-            return unforeseen(error, f"while the session of sample {self._samples[index].id} was stored")
-        del self._writers[index]
-        stored = writer.manifest or manifest
+        if self._writer is None:
+            raise CaptureFailed("the engine captured no rows for this sample; nothing was stored")
+        manifest, positions = self._manifest(finished, self._writer.session_id)
+        files = self._writer.finish(manifest, finished.token_ids, positions)
+        stored = self._writer.manifest or manifest
         return Recorded(
             session_id=manifest.session_id,
             prompt_tokens=finished.prompt_tokens,
@@ -169,12 +142,10 @@ class BatchRecorder:
             files=files,
         )
 
-    def _manifest(
-        self, index: int, finished: Conversation, session_id: str
-    ) -> tuple[SessionManifest, list[int] | None]:
+    def _manifest(self, finished: Conversation, session_id: str) -> tuple[SessionManifest, list[int] | None]:
         """The manifest with the expected rows, and the tokens of rows that are not consecutive."""
-        sample, origin, sampling = self._samples[index], self._provenance, self._samplings[index]
-        tensors, positions = self._tensors(index, finished)
+        sample, origin, sampling = self._sample, self._provenance, self._sampling
+        tensors, positions = self._tensors(finished)
         reason = finished.generations[-1].finish_reason
         manifest = SessionManifest(
             session_id=session_id,
@@ -195,7 +166,7 @@ class BatchRecorder:
             dtype=origin.capture.dtype,
             prompt_tokens=finished.prompt_tokens,
             generated_tokens=len(finished.token_ids) - finished.prompt_tokens,
-            truncated_from=self._truncated_from.get(index),
+            truncated_from=self._truncated_from,
             turns=list(finished.turns),
             segments=finished.segments,
             sampling=sampling.model_dump(mode="json") if sampling else {},
@@ -208,9 +179,7 @@ class BatchRecorder:
         )
         return manifest, positions
 
-    def _tensors(
-        self, index: int, finished: Conversation
-    ) -> tuple[dict[str, StoredTensor], list[int] | None]:
+    def _tensors(self, finished: Conversation) -> tuple[dict[str, StoredTensor], list[int] | None]:
         """The expected tensors of a session, and the tokens of rows that are not consecutive."""
         origin, positions, tensors = self._provenance, RowPositions(), dict[str, StoredTensor]()
         wanted, is_consecutive = origin.capture.positions, origin.is_consecutive
@@ -221,7 +190,7 @@ class BatchRecorder:
             offset = None if is_consecutive else positions.place(tokens)
             first = next(iter(tokens), finished.prompt_tokens if is_consecutive else 0)
             for name, summary in origin.tensor_names(hook):
-                found = self._delivered[index].get(name)
+                found = self._delivered.get(name)
                 if found is None:
                     raise CaptureFailed(f"{name}: nothing was captured")
                 if summary is not None and found.over != len(tokens):

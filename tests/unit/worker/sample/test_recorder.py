@@ -17,7 +17,7 @@ from storage.sessions.writer import SessionReader
 from tests.support.one_turn import one_turn
 from worker.engine.requests import Generation, RowChunk
 from worker.sample.provenance import Provenance
-from worker.sample.recording import BatchRecorder, Recorded
+from worker.sample.recorder import SampleRecorder
 from worker.sample.segments import Markup
 
 
@@ -43,7 +43,7 @@ class NoMarks:
         return "x" * len(ids)
 
 
-def recorder(tmp_path: Path, hooks: list[str], **spec: Any) -> BatchRecorder:
+def recorder(tmp_path: Path, hooks: list[str], **spec: Any) -> SampleRecorder:
     sample = LeasedSample(
         id="smp_" + "1" * 32, job_id="job_" + "1" * 32, sample_index=3, condition="baseline", epoch=0,
         input={}, seed=5, token=1,
@@ -52,7 +52,7 @@ def recorder(tmp_path: Path, hooks: list[str], **spec: Any) -> BatchRecorder:
         structure=structure(), tokenizer_sha256="t", template_sha256=None, capture=CaptureSpec(**spec),
         hooks=hooks, sampling=SamplingSpec(), markup=Markup(NoMarks()),  # type: ignore[arg-type]
     )  # fmt: skip
-    return BatchRecorder(open_store((tmp_path / "store").as_uri()), [sample], origin)
+    return SampleRecorder(open_store((tmp_path / "store").as_uri()), sample, origin, sampling=origin.sampling)
 
 
 GENERATION = one_turn(
@@ -67,10 +67,9 @@ GENERATION = one_turn(
 def test_chunks_become_a_session_with_the_same_values(tmp_path: Path, dtype: torch.dtype) -> None:
     rows = torch.arange(12).view(3, 4).to(dtype)
     sample = recorder(tmp_path, ["resid_post.0"])
-    sample.write(0, {"resid_post.0": RowChunk(0, rows[:2].clone())})
-    sample.write(0, {"resid_post.0": RowChunk(2, rows[2:].clone())})
-    outcome = sample.finish({0: GENERATION})[0]
-    assert isinstance(outcome, Recorded)
+    sample.write({"resid_post.0": RowChunk(0, rows[:2].clone())})
+    sample.write({"resid_post.0": RowChunk(2, rows[2:].clone())})
+    outcome = sample.finish(GENERATION)
     assert outcome.rows == 3
     reader = SessionReader(open_store((tmp_path / "store").as_uri()), outcome.session_id)
     reader.verify()
@@ -86,43 +85,47 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(tmp_path: Path, ba
     rows = torch.zeros(3, 4)
     rows[1, 2] = bad
     with pytest.raises(CaptureFailed, match=r"resid_post\.0: token 6"):
-        recorder(tmp_path, ["resid_post.0"]).write(0, {"resid_post.0": RowChunk(5, rows)})
+        recorder(tmp_path, ["resid_post.0"]).write({"resid_post.0": RowChunk(5, rows)})
 
 
 def test_large_finite_values_whose_sum_overflows_are_kept(tmp_path: Path) -> None:
     rows = torch.full((3, 4), 3e38)
     sample = recorder(tmp_path, ["resid_post.0"])
-    sample.write(0, {"resid_post.0": RowChunk(0, rows)})
-    assert isinstance(sample.finish({0: GENERATION})[0], Recorded)
+    sample.write({"resid_post.0": RowChunk(0, rows)})
+    assert sample.finish(GENERATION).rows == 3
 
 
 def test_missing_rows_or_a_missing_hook_or_nothing_at_all_is_an_error(tmp_path: Path) -> None:
     store = tmp_path / "store" / "sessions"
     short = recorder(tmp_path, ["resid_post.0"])
-    short.write(0, {"resid_post.0": RowChunk(0, torch.zeros(2, 4))})
-    assert isinstance(short.finish({0: GENERATION})[0], CaptureFailed)
+    short.write({"resid_post.0": RowChunk(0, torch.zeros(2, 4))})
+    with pytest.raises(CaptureFailed):
+        short.finish(GENERATION)
+    short.reset()
     partial = recorder(tmp_path, ["resid_post.0", "embed"])
-    partial.write(0, {"resid_post.0": RowChunk(0, torch.zeros(3, 4))})
-    assert isinstance(partial.finish({0: GENERATION})[0], CaptureFailed)
+    partial.write({"resid_post.0": RowChunk(0, torch.zeros(3, 4))})
+    with pytest.raises(CaptureFailed):
+        partial.finish(GENERATION)
+    partial.reset()
     nothing = recorder(tmp_path, ["resid_post.0"])
-    assert isinstance(nothing.finish({0: GENERATION})[0], CaptureFailed)
+    with pytest.raises(CaptureFailed):
+        nothing.finish(GENERATION)
+    nothing.reset()
     assert not store.exists() or not [p for p in store.iterdir() if p.name.startswith("ses_")]
 
 
 def test_reset_forgets_what_an_abandoned_attempt_wrote(tmp_path: Path) -> None:
     sample = recorder(tmp_path, ["resid_post.0"])
-    sample.write(0, {"resid_post.0": RowChunk(0, torch.ones(2, 4))})
-    sample.reset(0)
-    sample.write(0, {"resid_post.0": RowChunk(0, torch.zeros(3, 4))})
-    outcome = sample.finish({0: GENERATION})[0]
-    assert isinstance(outcome, Recorded)
+    sample.write({"resid_post.0": RowChunk(0, torch.ones(2, 4))})
+    sample.reset()
+    sample.write({"resid_post.0": RowChunk(0, torch.zeros(3, 4))})
+    outcome = sample.finish(GENERATION)
     assert outcome.tensors["resid_post.0"].shape == (3, 4)
 
 
 @pytest.mark.parametrize("tokens", [(0, 1), (0, 3)])
 def test_rows_of_other_tokens_than_were_chosen_are_an_error(tmp_path: Path, tokens: tuple[int, int]) -> None:
     sample = recorder(tmp_path, ["resid_post.0"], positions={"stride": 2})
-    sample.write(0, {"resid_post.0": RowChunk(tokens[0], torch.zeros(2, 4), tokens)})
-    outcome = sample.finish({0: GENERATION})[0]
-    assert isinstance(outcome, CaptureFailed)
-    assert "unexpected tokens" in outcome.message
+    sample.write({"resid_post.0": RowChunk(tokens[0], torch.zeros(2, 4), tokens)})
+    with pytest.raises(CaptureFailed, match="unexpected tokens"):
+        sample.finish(GENERATION)

@@ -1,0 +1,278 @@
+"""One sample from its prompt to its outcome: its turns, its rows, its score and its session.
+
+Most jobs have one turn per sample. Evaluations with tools have several; each is a request of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from actograph.contract.errors import ActographError, CaptureFailed, ContextLengthExceeded
+from actograph.contract.resources import ToolUseEnd
+from actograph.contract.specs import SamplingSpec, sample_seed
+from storage.artifacts.store import ArtifactStore
+from storage.samples import LeasedSample
+from worker.engine.requests import EarlierRows, Generation, GenerationRequest, RowChunk, SummedRows
+from worker.runners.runner import Prompt
+from worker.sample.choosers import TurnTokens
+from worker.sample.conversation import Conversation, TurnPrompt
+from worker.sample.generation import BatchGenerator
+from worker.sample.outcome import Outcome
+from worker.sample.recorder import SampleRecorder
+from worker.sample.unforeseen import unforeseen
+
+
+class Talk:
+    """The state of one sample.
+
+    While it is `running`: `request`, then the engine with `write` and `reset` as the request's sink, then
+    `end_turn`. After that `score` and `store`; `outcome` has the result or the error. Nothing here writes to
+    the index.
+
+    Attributes:
+        sampling: of every turn; None if the prompt is only read.
+        has_restarted: rows were lost in a later turn, so the first turn runs again.
+    """
+
+    def __init__(self, lease: LeasedSample, job: BatchGenerator, store: ArtifactStore) -> None:
+        """Build the first prompt; a faulty one ends the talk with its error."""
+        self._job = job
+        self._runner = job.runner
+        self.outcome = Outcome(lease=lease)
+        self.sampling: SamplingSpec | None = None
+        self.running = False
+        self.has_restarted = False
+        self._recorder: SampleRecorder | None = None
+        origin = job.provenance
+        self._positions = None if origin is None else origin.capture.positions
+        #: whether rows are summed up over several turns
+        self._summarises = (
+            origin is not None
+            and self._runner.takes_turns
+            and origin.shaping.summarises
+            and self._positions != "last"
+        )
+        try:
+            self.sampling = self._runner.sampling_of(lease)
+            first = self._runner.prompt(lease)
+            self.outcome = replace(self.outcome, prompt=first)
+            self._check_context(first)
+        except ActographError as error:
+            self.fail(error)
+            return
+        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
+            self.fail(unforeseen(error, f"while sample {lease.id} was prompted"))
+            return
+        if origin is not None:
+            self._recorder = SampleRecorder(
+                store, lease, origin, sampling=self._own_sampling(first), truncated_from=first.truncated_from
+            )
+        self._start(first)
+
+    def _start(self, first: Prompt) -> None:
+        self.running = True
+        self._conversation = Conversation(self._job.markup)
+        self._prompt = first
+        self._results_from: int | None = None
+        self._continues = False
+        #: the turn that runs
+        self._begun: TurnPrompt | None = None
+        self._earlier: EarlierRows | None = None
+        #: whether the rows of earlier turns were discarded with those of this one
+        self._is_torn = False
+        #: hook -> summary of the rows of all turns so far
+        self._summed: Mapping[str, SummedRows] = {}
+        #: rows that a further turn replaces: summaries, and the last row
+        self._latest: dict[str, RowChunk] = {}
+
+    @property
+    def lease(self) -> LeasedSample:
+        return self.outcome.lease
+
+    def fail(self, error: ActographError) -> None:
+        """End with an error."""
+        self.running = False
+        self.outcome = replace(self.outcome, error=error)
+
+    def request(self) -> GenerationRequest:
+        """The engine's request for the next turn."""
+        lease, conversation, turn = self.lease, self._conversation, len(self._conversation.generations)
+        begun = self._begun = conversation.begin(self._prompt.token_ids, self._results_from)
+        self._earlier = EarlierRows(self._summed) if self._summarises else None
+        # the seed of the first turn would draw the same noise in every turn
+        seed, edits = lease.seed, self._job.steering.edits(lease.condition)
+        chooser: TurnTokens | None = None
+        if turn:
+            seed = sample_seed(lease.seed, turn, 0)
+            # a token that several turns run is edited in each of them
+            edits = self._job.steering.edits_where(
+                lease.condition,
+                lambda positions: TurnTokens(conversation, begun, positions, self._job.markup),
+            )
+        if turn and self._positions is not None and self._positions != "last":
+            # rows of earlier turns are not kept again
+            chooser = TurnTokens(conversation, begun, self._positions, self._job.markup, begun.first_row)
+        return GenerationRequest(
+            key=lease.id,
+            prompt_ids=begun.ids,
+            seed=seed,
+            edits=edits,
+            chooser=chooser,
+            max_tokens=self._prompt.max_tokens,
+            top_logprobs=self._prompt.top_logprobs,
+            score_prompt=self._prompt.score_prompt,
+            stop_at=self._prompt.stop_at,
+            earlier=self._earlier,
+        )
+
+    def write(self, rows: Mapping[str, RowChunk]) -> None:
+        """Take rows of the turn that runs. Raises CaptureFailed, and the store's errors."""
+        if self._is_torn or self._recorder is None or self._begun is None:
+            return
+        if self._runner.takes_turns:
+            at_once: dict[str, RowChunk] = {}
+            for hook, chunk in rows.items():
+                if chunk.over is not None:
+                    self._latest[hook] = chunk
+                else:
+                    kept = self._latest if self._positions == "last" else at_once
+                    kept[hook] = _numbered(chunk, self._begun)
+            rows = at_once
+        if rows:
+            self._recorder.write(rows)
+
+    def reset(self) -> None:
+        """Discard the rows so far: the engine runs the turn again from its start."""
+        if self._recorder is not None:
+            self._recorder.reset()
+        self._latest.clear()
+        self._is_torn = bool(self._conversation.turns)
+
+    def end_turn(self, generation: Generation) -> None:
+        """Take the engine's answer to `request`; prepare the next turn, or end.
+
+        Raises:
+            Exception: the device is lost (`is_device_lost`); only a new process helps.
+        """
+        assert self._begun is not None
+        error = self._job.error_of(generation)
+        if error is not None:
+            self.fail(error)
+            return
+        if self._is_torn:
+            self._restart()
+            return
+        if self._prompt.truncated_from is not None:
+            generation = replace(generation, finish_reason="length")
+        self._conversation.end(self._begun, generation)
+        if self._earlier is not None:
+            self._summed = self._earlier.after
+        try:
+            self._follow(generation)
+        except ActographError as reason:
+            self.fail(reason)
+        except Exception as unexpected:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
+            self.fail(unforeseen(unexpected, f"while sample {self.lease.id} was prompted again"))
+
+    def _restart(self) -> None:
+        """Run all turns again, once."""
+        if self.has_restarted or self.outcome.prompt is None:
+            self.fail(CaptureFailed("memory ran out between two turns"))
+            return
+        self.has_restarted = True
+        self._start(self.outcome.prompt)
+
+    def _follow(self, generation: Generation) -> None:
+        """Prepare the next turn, or end the sample."""
+        turns = [one.generated_ids for one in self._conversation.generations]
+        ended: ToolUseEnd = "length" if generation.finish_reason == "length" else "answer"
+        if ended == "answer":
+            further = self._runner.further_turn(self.lease, turns)
+            if isinstance(further, str):
+                ended = further
+            elif len(further.prompt.token_ids) + self._most_tokens(further.prompt) > self._job.context_length:
+                ended = "context_length"
+            else:
+                self._prompt, self._results_from = further.prompt, further.results_from
+                self._continues = further.continues
+                return
+        if self._recorder is not None and self._latest:
+            try:
+                self._recorder.write(self._latest)
+            except Exception as error:  # noqa: BLE001 (as in the engine: it fails this sample alone)
+                reason = self._job.error_of(replace(generation, error=error))
+                assert reason is not None
+                self.fail(reason)
+                return
+        if self._continues:
+            whole = tuple(self._conversation.token_ids[self._conversation.prompt_tokens :])
+            generation = replace(generation, generated_ids=whole)
+        self.running = False
+        self.outcome = replace(
+            self.outcome,
+            generation=generation,
+            conversation=self._conversation,
+            tools=self._runner.tools_of(self.lease, turns, ended),
+        )
+
+    def score(self) -> None:
+        """Add text, scores and log probabilities to a finished talk."""
+        generation, prompt = self.outcome.generation, self.outcome.prompt
+        if self.outcome.error is not None or generation is None or prompt is None:
+            return
+        try:
+            completion = prompt.begun + self._runner.completion(self.lease, generation.generated_ids)
+            scores = self._runner.score(self.lease, completion, self.outcome.generated_tokens)
+            logprobs = self._runner.logprobs(self.lease, generation)
+        except ActographError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
+            self.fail(unforeseen(error, f"while sample {self.lease.id} was scored"))
+        else:
+            self.outcome = replace(self.outcome, completion=completion, scores=scores, logprobs=logprobs)
+
+    def store(self) -> None:
+        """Store the session of a scored talk; without it the sample fails."""
+        if self._recorder is None or self.outcome.error is not None or self.outcome.conversation is None:
+            return
+        try:
+            recorded = self._recorder.finish(self.outcome.conversation)
+        except ActographError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
+            self.fail(unforeseen(error, f"while the session of sample {self.lease.id} was stored"))
+        else:
+            self.outcome = replace(self.outcome, recorded=recorded)
+
+    def discard(self) -> None:
+        """Remove what was written for a session that is not in the outcome."""
+        if self._recorder is not None and self.outcome.recorded is None:
+            self._recorder.reset()
+
+    def _own_sampling(self, first: Prompt) -> SamplingSpec | None:
+        """The sampling with the sample's own `max_tokens`, for the manifest."""
+        if self.sampling is None or first.max_tokens is None:
+            return self.sampling
+        return self.sampling.model_copy(update={"max_tokens": first.max_tokens})
+
+    def _most_tokens(self, prompt: Prompt) -> int:
+        if prompt.max_tokens is not None:
+            return prompt.max_tokens
+        return self.sampling.max_tokens if self.sampling else 0
+
+    def _check_context(self, prompt: Prompt) -> None:
+        """Raise ContextLengthExceeded if the first prompt has no room for its answer."""
+        count, most, context = len(prompt.token_ids), self._most_tokens(prompt), self._job.context_length
+        if count + most > context:
+            more = f" and max_tokens {most} together exceed" if most else " exceed"
+            hint = "" if most else "; truncate: true cuts it"
+            raise ContextLengthExceeded(
+                f"the prompt's {count} tokens{more} the model's context of {context} tokens{hint}"
+            )
+
+
+def _numbered(chunk: RowChunk, begun: TurnPrompt) -> RowChunk:
+    places = chunk.tokens
+    if places is None:
+        places = tuple(range(chunk.first_row, chunk.first_row + len(chunk.tensor)))
+    tokens = tuple(begun.number(place) for place in places)
+    return replace(chunk, first_row=next(iter(tokens), 0), tokens=tokens)
