@@ -1,0 +1,249 @@
+"""Rows kept per second, against what a user would run instead; all on the same weights in one run.
+
+    python -m bench.rows_speed --model DIR --gsm8k FOLDER [--rounds 3] [--libraries] [--json FILE]
+
+GSM8K questions are answered greedily with random weights of a 50M Qwen3 and DIR's tokenizer. One token in
+`END_SHARE` ends an answer, so lengths are spread. Every layer's attention and MLP input norms are kept for
+every token. Contenders take turns; their texts and rows must agree with ours. `--libraries` adds
+TransformerLens and interp-engine, which are installed in `.venv-rows`.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import nnsight
+import psutil
+import torch
+import transformers
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from actograph.contract.specs import SamplingSpec
+from bench import rows_contenders
+from bench.marks import Mark, median_and_quartiles, print_marks, write_result
+from bench.rows_contenders import Ids, Made, Setup
+from bench.shapes import QWEN3_50M
+from tests.support.isolated_python import REPO, python_with
+from worker.engine.engine import Engine
+from worker.engine.model.load import wrap_model
+from worker.engine.packed.weights import pack
+from worker.engine.requests import GenerationRequest, RowChunk
+
+END_SHARE = 80
+#: contender -> least rows/s of ours ÷ its rows/s
+MARKS = {
+    "nnsight script": 2.5,
+    "plain hooks": 2.5,
+    "two passes": 3.0,
+    "TransformerLens": 7.0,
+    "interp-engine": 5.0,
+}
+LIBRARIES = ("TransformerLens", "interp-engine")
+TOLERANCE = 1e-4
+
+
+class KeepingSink:
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, list[torch.Tensor]]] = {}
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        for name, chunk in rows.items():
+            self.rows.setdefault(index, {}).setdefault(name, []).append(chunk.tensor)
+
+    def reset(self, index: int) -> None:
+        self.rows.pop(index, None)
+
+
+def ours(engine: Engine, max_tokens: int, prompts: Sequence[Ids]) -> list[Made]:
+    """This engine, with its memory plan."""
+    hooks = [f"{point}.{i}" for i in range(engine.structure.num_layers) for point in ("attn_in", "mlp_in")]
+    sink = KeepingSink()
+    made: list[Made] = []
+    for at in range(0, len(prompts), 16):
+        requests = [
+            GenerationRequest(key=str(i), prompt_ids=prompt, seed=i)
+            for i, prompt in enumerate(prompts[at : at + 16])
+        ]
+        done = engine.generate(requests, sampling=SamplingSpec(max_tokens=max_tokens), hooks=hooks, sink=sink)
+        for i, one in enumerate(done):
+            made.append(Made(one.generated_ids, {n: torch.cat(p) for n, p in sink.rows.pop(i).items()}))
+    return made
+
+
+def compare(made: Sequence[Made], due: Sequence[Made], modules: Sequence[str]) -> None:
+    """Refuse contenders that did something else."""
+    same = sum(one.ids == other.ids for one, other in zip(made, due, strict=True))
+    if same < len(due):
+        raise SystemExit(f"only {same} of {len(due)} answers are the same")
+    for one, other in zip(made, due, strict=True):
+        for name, ours_name in zip(modules, other.rows, strict=True) if one.rows else ():
+            rows = one.rows[name] if name in one.rows else one.rows[ours_name]
+            apart = float((rows - other.rows[ours_name]).abs().max())
+            if not apart <= TOLERANCE:
+                raise SystemExit(f"rows of {name} differ by {apart:.1e}")
+
+
+def build(folder: Path, tokenizer_folder: Path) -> Any:
+    """Random weights whose answers end by themselves, saved for the libraries."""
+    torch.manual_seed(0)
+    ends = list(range(7, QWEN3_50M["vocab_size"], END_SHARE))
+    config = Qwen3Config(
+        **QWEN3_50M,  # type: ignore[arg-type]
+        max_position_embeddings=4096, bos_token_id=None, eos_token_id=ends, tie_word_embeddings=True,
+    )  # fmt: skip
+    model: Any = Qwen3ForCausalLM(config)
+    model.generation_config.eos_token_id = ends
+    model.eval().requires_grad_(False).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
+    return model
+
+
+def questions(tokenizer: Any, path: Path, limit: int) -> list[Ids]:
+    with path.open() as lines:
+        texts = [json.loads(line)["question"] for line, _ in zip(lines, range(limit), strict=False)]
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
+    return [
+        tuple(tokenizer.apply_chat_template([{"role": "user", "content": text}], **options)) for text in texts
+    ]
+
+
+def measure(
+    contenders: Mapping[str, Callable[[Sequence[Ids]], list[Made]]],
+    prompts: Sequence[Ids],
+    modules: Sequence[str],
+    rounds: int,
+) -> dict[str, list[dict[str, float]]]:
+    """Contender -> figures of each round; who begins changes, and a short round warms up."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for turn in range(-1, rounds):
+        some = prompts if turn >= 0 else prompts[:4]
+        due: list[Made] | None = None
+        for name in ["ours", *names[1 + turn % 2 :], *names[1 : 1 + turn % 2]]:
+            wall, cpu = time.perf_counter(), time.process_time()
+            with torch.no_grad():
+                made = contenders[name](some)
+            spent = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+            due = due or made
+            compare(made, due, modules)
+            rows = sum(len(part) for one in made for part in one.rows.values())
+            if turn >= 0:
+                found[name].append(spent | {"rows": rows, "tokens": sum(len(one.ids) for one in made)})
+                print(f"round {turn + 1} {name}: {spent['seconds']:.2f} s, CPU {spent['cpu_seconds']:.2f} s")
+    return found
+
+
+def libraries(
+    folder: Path, prompts: Sequence[Ids], due: Sequence[Ids], arguments: argparse.Namespace
+) -> dict[str, list[dict[str, float]]]:
+    """The libraries with an interface for one prompt at a time; of the first prompts only, they are slow."""
+    constraint = f"torch=={torch.__version__.partition('+')[0]}"
+    packages = ["transformer-lens==4.3.0", "interp-engine==1.14.2", constraint]
+    python = python_with("rows", " ".join(packages), packages)
+    asked = {
+        "prompts": prompts, "max_tokens": arguments.max_tokens, "rounds": arguments.rounds,
+        "layers": QWEN3_50M["num_hidden_layers"],
+    }  # fmt: skip
+    found = {}
+    for library in LIBRARIES:
+        script = str(REPO / "bench/rows_libraries.py")
+        done = subprocess.run(
+            [str(python), script, library, str(folder), str(arguments.threads)],
+            input=json.dumps(asked), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"{library} failed: {done.stderr[-2000:]}")
+        rounds = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("round ")]
+        for one in rounds:
+            same = sum(tuple(ids) == other for ids, other in zip(one.pop("ids"), due, strict=True))
+            print(f"{library}: {one['seconds']:.2f} s, {same} of {len(due)} answers are the same")
+        found[library] = rounds
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True, help="model folder with a chat template")
+    parser.add_argument("--gsm8k", type=Path, required=True, help="folder of test.jsonl")
+    parser.add_argument("--limit", type=int, default=32, help="problems")
+    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
+    parser.add_argument("--libraries", action="store_true", help="TransformerLens and interp-engine too")
+    parser.add_argument("--library-limit", type=int, default=8, help="problems for them")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    logs: Any = transformers.logging
+    logs.set_verbosity_error()
+    with tempfile.TemporaryDirectory(prefix="actograph-bench-") as scratch:
+        folder = Path(scratch) / "model"
+        hf = build(folder, arguments.model)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        prompts = questions(tokenizer, arguments.gsm8k / "test.jsonl", arguments.limit)
+        traced: Any = Qwen3ForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
+        lm = nnsight.TransformersModel(traced, task="text-generation", dispatch=True, tokenizer=tokenizer)
+        packed_hf: Any = Qwen3ForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
+        print(pack(packed_hf))
+        engine = Engine(wrap_model(packed_hf, tokenizer, name="bench"))
+        modules = [
+            f"model.layers.{i}.{norm}"
+            for i in range(QWEN3_50M["num_hidden_layers"])
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        ]
+        eos = frozenset(engine.model.eos_token_ids)
+        setup = Setup(hf, lm, modules, arguments.max_tokens, eos, engine.model.pad_token_id)
+        contenders: dict[str, Callable[[Sequence[Ids]], list[Made]]] = {
+            "ours": lambda some: ours(engine, arguments.max_tokens, some),
+            "generate, no capture": lambda some: rows_contenders.generate(setup, some),
+            "plain hooks": lambda some: rows_contenders.plain_hooks(setup, some),
+            "nnsight script": lambda some: rows_contenders.nnsight_script(setup, some),
+            "two passes": lambda some: rows_contenders.two_passes(setup, some),
+            "continuous batching, no capture": lambda some: rows_contenders.continuous_batching(setup, some),
+        }
+        found = measure(contenders, prompts, modules, arguments.rounds)
+        if arguments.libraries:
+            few = prompts[: arguments.library_limit]
+            due = [one.ids for one in ours(engine, arguments.max_tokens, few)]
+            found |= libraries(folder, few, due, arguments)
+    report(found, arguments)
+
+
+def report(found: dict[str, list[dict[str, float]]], arguments: argparse.Namespace) -> None:
+    marks, table = [], []
+    for name, rounds in found.items():
+        speeds = [one["rows"] / one["seconds"] for one in rounds]
+        entry: dict[str, Any] = {"contender": name, "rows_per_second": median_and_quartiles(speeds)[0]}
+        for clock in ("seconds", "cpu_seconds"):
+            entry[clock] = median_and_quartiles([one[clock] for one in rounds])[0]
+        if all(speeds):
+            mine = [one["rows"] / one["seconds"] for one in found["ours"]]
+            middle, spread = median_and_quartiles([a / b for a, b in zip(mine, speeds, strict=True)])
+            entry["ours_over_this"] = middle
+            if name in MARKS:
+                mark = Mark(
+                    name=f"rows/s over {name}", measured=middle, at_least=MARKS[name], quartiles=spread
+                )
+                marks.append(mark)
+        table.append(entry)
+        print(
+            f"{name:34}{entry['seconds']:8.2f} s {entry['cpu_seconds']:8.2f} s CPU "
+            f"{entry['rows_per_second']:10,.0f} rows/s"
+        )
+    print_marks(marks)
+    settings = {key: getattr(arguments, key) for key in ("limit", "max_tokens", "threads", "rounds")}
+    write_result(arguments.json, {**settings, "contenders": table, "rounds": found}, marks)
+
+
+if __name__ == "__main__":
+    main()
