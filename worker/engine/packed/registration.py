@@ -69,6 +69,8 @@ def attend(
     now = step.current()
     layer: Any = module.layer_idx
     keys, values = now.keys[layer], now.values[layer]
+    if keys.shape[::2] != key.shape[1::2]:
+        raise UnknownAttention("its cache holds something else than keys and values")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     kind = Kind(scale, sliding_window, softcap, s_aux)
     packed, singles = query[0].transpose(0, 1), len(now.spans)
@@ -100,6 +102,8 @@ def arena_attention(config: PreTrainedConfig) -> Iterator[None]:
 def refusal(model: LoadedModel) -> str | None:
     """Why a model's config rules out packed passes; None if it does not."""
     config = model.text_config
+    if not getattr(model.hf, "_supports_attention_backend", False):
+        return "its attention cannot be replaced"
     known = inspect.signature(type(model.hf).forward).parameters
     for name in ("position_ids", "logits_to_keep", "past_key_values"):
         if name not in known:
