@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from actograph.contract.specs import SamplingSpec
 from tests.integration.worker.engine.architectures.conftest import ARCHITECTURES
+from tests.integration.worker.engine.architectures.test_rehearsal import SERVED
 from tests.integration.worker.engine.conftest import KeepingSink
 from tests.support.stream_run import StreamRun, ask, plan_of, prompts
 from worker.engine.capture.pool import Budget
@@ -20,16 +21,18 @@ from worker.engine.packed.verification import verify
 from worker.engine.structure.structure import discover
 
 #: models that packed passes refuse
-TRACED_ONLY = {"falcon", "deepseek_v2", "deepseek_v3"}
+TRACED_ONLY = {"falcon", "deepseek_v2", "deepseek_v3", "stablelm", "bloom", "mpt", "qwen3_next", "mamba"}
+CONFIGS: dict[str, Callable[[], Any]] = {name: one.config for name, one in ARCHITECTURES.items()}
+CONFIGS |= {name: config for name, (config, _) in SERVED.items()}
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_tokens_and_rows_are_those_of_the_lockstep_engine(
     shared: Path, random_engine_of: Callable[..., Engine], name: str, subtests: pytest.Subtests
 ) -> None:
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
-    engine = random_engine_of(ARCHITECTURES[name].config(), tokenizer, name)
+    engine = random_engine_of(CONFIGS[name](), tokenizer, name)
     hooks = discover(engine.model)
     plan = plan_of(hooks)
     given = prompts((21, 1, 90, 8, 40), vocabulary=500)

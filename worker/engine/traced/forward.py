@@ -4,6 +4,7 @@ For models that the packed forward refuses, and the reference that it is held ag
 forward's interface, so the loop, the choice of tokens, edits, capture and delivery are the same.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,9 @@ class TracedForward:
     def __init__(self, hooks: ModelHooks, budget: Budget, *, tokens: int, token_bytes: int) -> None:
         self.hooks, self.budget = hooks, budget
         self._tokens = self._left = tokens
+        known = inspect.signature(type(hooks.model.hf).forward).parameters
+        self._recurrent = "cache_params" in known
+        self._keeps_last = "logits_to_keep" in known
         if not budget.take(tokens * token_bytes):
             raise MemoryError(f"{tokens} tokens do not fit in {budget.free:,} bytes")
 
@@ -96,14 +100,18 @@ class TracedForward:
         model, context = self.hooks.model, part.context
         ids = torch.tensor([context.tokens[part.start : part.stop]], device=model.device)
         kept = list(in_pack(parts))
-        inputs = {
+        inputs: dict[str, Any] = {
             "input_ids": ids,
-            # nnsight adds a mask of the new tokens' length, which hides the cache: the mask must be given
-            "attention_mask": torch.ones(1, part.stop, dtype=torch.int64, device=model.device),
-            "past_key_values": context.place,
+            # nnsight adds a mask of the new tokens' length, which hides the cache: the mask must be given. A
+            # state has no tokens to hide
+            "attention_mask": torch.ones(
+                1, part.count if self._recurrent else part.stop, dtype=torch.int64, device=model.device
+            ),
+            "cache_params" if self._recurrent else "past_key_values": context.place,
             "use_cache": True,
-            "logits_to_keep": max(1, len(kept)),  # they are the last ones
         }
+        if self._keeps_last:
+            inputs["logits_to_keep"] = max(1, len(kept))
         observer, box = _Observer(model.lm, taps), list[Tensor]()
         handle = model.hf.register_forward_hook(lambda _, __, output: box.append(output.logits[0]))
         try:
