@@ -1,1 +1,1 @@
-"""The forward pass over many requests at once, and what it needs of the weights."""
+"""The packed forward: one pass over tokens of all requests, on an arena of keys and values."""

@@ -1,0 +1,63 @@
+"""Every architecture in the decode loop: packed passes where the model allows them, traced ones always."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from actograph.contract.specs import SamplingSpec
+from tests.integration.worker.engine.architectures.conftest import ARCHITECTURES
+from tests.integration.worker.engine.architectures.test_rehearsal import SERVED
+from tests.integration.worker.engine.conftest import KeepingSink
+from tests.support.stream_run import StreamRun, ask, plan_of, prompts
+from worker.engine.capture.pool import Budget
+from worker.engine.engine import Engine
+from worker.engine.packed.forward import PackedForward
+from worker.engine.packed.registration import UnknownAttention
+from worker.engine.packed.verification import verify
+from worker.engine.structure.structure import discover
+
+#: models that packed passes refuse
+TRACED_ONLY = {"falcon", "deepseek_v2", "deepseek_v3", "stablelm", "bloom", "mpt", "qwen3_next", "mamba"}
+CONFIGS: dict[str, Callable[[], Any]] = {name: one.config for name, one in ARCHITECTURES.items()}
+CONFIGS |= {name: config for name, (config, _) in SERVED.items()}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tokens_and_rows_are_those_of_the_lockstep_engine(
+    shared: Path, random_engine_of: Callable[..., Engine], name: str, subtests: pytest.Subtests
+) -> None:
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
+    engine = random_engine_of(CONFIGS[name](), tokenizer, name)
+    hooks = discover(engine.model)
+    plan = plan_of(hooks)
+    given = prompts((21, 1, 90, 8, 40), vocabulary=500)
+    items = [ask(f"r{i}", prompt, 14 - i, capture=plan) for i, prompt in enumerate(given)]
+    for kind in ("packed", "traced"):
+        with subtests.test(kind=kind):
+            run = StreamRun(items, {"r3": 2})
+            options: dict[str, Any] = {"most": 3, "step_tokens": 32}
+            if kind == "packed" and name in TRACED_ONLY:
+                with pytest.raises(UnknownAttention):
+                    verify(PackedForward(hooks, Budget(1 << 30), tokens=200))
+                continue
+            if kind == "packed":
+                verify(PackedForward(hooks, Budget(1 << 30), tokens=200))
+            run.run(hooks, kind, **options)
+            assert not run.errors
+            for item in items:
+                sink = KeepingSink()
+                (alone,) = engine.generate(
+                    [item.request], sampling=SamplingSpec(), hooks=plan.hooks, sink=sink
+                )
+                assert run.ids(item.key) == alone.generated_ids
+                for hook in plan.hooks:
+                    got, due = run.rows(item.key, hook), sink.rows(0, hook)
+                    if due.is_floating_point():
+                        torch.testing.assert_close(got, due, atol=1e-4, rtol=1e-3, msg=f"{item.key}: {hook}")
+                    else:
+                        assert torch.equal(got, due), (item.key, hook)

@@ -1,0 +1,250 @@
+"""A run's source, control, results and sink in one, in memory; and models for it."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    Qwen3MoeConfig,
+)
+
+from worker.engine.capture.pool import Budget
+from worker.engine.locations import ModelHooks, place_of
+from worker.engine.model.load import load_model, wrap_model
+from worker.engine.packed.forward import PackedForward
+from worker.engine.packed.registration import layer_shapes
+from worker.engine.requests import Edit, Generation, GenerationRequest, RowChunk
+from worker.engine.runs import CapturePlan, RunRequest, RunStatistics
+from worker.engine.stream.loop import Loop
+from worker.engine.structure.structure import discover
+from worker.engine.traced.forward import TracedForward
+
+_IDS: dict[str, Any] = {"vocab_size": 512, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": None}
+_COMMON: dict[str, Any] = {
+    **_IDS,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "head_dim": 8,
+    "tie_word_embeddings": False,
+}
+_EXPERTS: dict[str, Any] = {"num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+RANDOM: dict[str, Callable[[], Any]] = {
+    "llama": lambda: LlamaConfig(**_COMMON),
+    "gpt2": lambda: GPT2Config(**_IDS, n_embd=32, n_layer=2, n_head=4, n_positions=512),
+    "gemma2": lambda: Gemma2Config(**_COMMON, sliding_window=24, attn_logit_softcapping=5.0),
+    "qwen3_moe": lambda: Qwen3MoeConfig(**_COMMON, **_EXPERTS, mlp_only_layers=[1], norm_topk_prob=True),
+}
+TRAINED = ("tiny-qwen3", "stories260k")
+
+
+@cache
+def stream_model(shared: Path, name: str) -> ModelHooks:
+    """A trained tiny model, or random weights in a known shape, with its hooks."""
+    torch.set_num_threads(1)
+    if name in TRAINED:
+        return discover(load_model(str(shared / "models" / name), device="cpu", name=name))
+    torch.manual_seed(0)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(RANDOM[name]()).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+    tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
+    return discover(wrap_model(model, tokenizer, name=name))
+
+
+def prompts(lengths: Sequence[int], seed: int = 0, vocabulary: int = 512) -> list[tuple[int, ...]]:
+    """Random token ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return [tuple(torch.randint(3, vocabulary, (n,), generator=generator).tolist()) for n in lengths]
+
+
+def ask(key: str, prompt: Sequence[int], max_tokens: int, **changes: Any) -> RunRequest:
+    """A request; `changes` are fields of the run's request or of the engine's."""
+    own = {name: changes.pop(name) for name in list(changes) if name in RunRequest.__dataclass_fields__}
+    request = GenerationRequest(
+        key=key, prompt_ids=tuple(prompt), max_tokens=max_tokens, **({"seed": 0} | changes)
+    )
+    return RunRequest(request=request, **own)
+
+
+class StreamRun:
+    """Feeds requests to a run and keeps what comes out.
+
+    Args:
+        arrivals: key -> turn of the loop at which a request arrives; 0 if absent.
+    """
+
+    def __init__(self, requests: Sequence[RunRequest], arrivals: Mapping[str, int] | None = None) -> None:
+        self.waiting, self._arrivals = list(requests), arrivals or {}
+        self.turn = 0
+        self.made: dict[str, Generation] = {}
+        self.chunks: dict[str, dict[str, list[RowChunk]]] = {}
+        self.writes = 0
+        self.seen: dict[str, int] = {}  # key -> turn in which it started
+        self.live: dict[str, Sequence[int]] = {}
+        self.drops: set[str] = set()
+        self.stop = False
+        self.on_beat: Callable[[], None] = lambda: None
+        self.on_write: Callable[[str], None] = lambda key: None
+        self.on_start: Callable[[str], None] = lambda key: None
+        self.on_done: Callable[[str], None] = lambda key: None
+        self.statistics = RunStatistics()
+
+    def run(
+        self,
+        hooks: ModelHooks,
+        kind: Literal["packed", "traced"] = "packed",
+        *,
+        arena: int = 1 << 13,
+        spare: int = 0,
+        rows: int = 1 << 30,
+        **options: Any,
+    ) -> "StreamRun":
+        """Run all requests.
+
+        Args:
+            arena: tokens of the forward.
+            rows: bytes for captured rows, staging included.
+        """
+        sizes = sum(shape.token_bytes for shape in layer_shapes(hooks.model))
+        budget = Budget(rows + sizes * arena)
+        forward: Any
+        if kind == "packed":
+            forward = PackedForward(hooks, budget, tokens=arena, spare=spare)
+        else:
+            forward = TracedForward(hooks, budget, tokens=arena, token_bytes=sizes)
+        loop = Loop(forward, budget, source=self, control=self, results=self, sink=self, **options)
+        self.statistics = loop.statistics
+        loop.run()
+        assert budget.used == sizes * arena  # whatever happened, all rows were given back
+        return self
+
+    # source
+
+    @property
+    def exhausted(self) -> bool:
+        return not self.waiting
+
+    def pull(self, room: int, *, urgent: int, wait: float) -> list[RunRequest]:
+        taken = []
+        left = {True: urgent, False: room}
+        for item in list(self.waiting):
+            if self._arrivals.get(item.key, 0) <= self.turn and left[item.priority] > 0:
+                left[item.priority] -= 1
+                self.waiting.remove(item)
+                taken.append(item)
+        return taken
+
+    # control
+
+    def stopped(self) -> bool:
+        return self.stop
+
+    def dropped(self, key: str) -> bool:
+        return key in self.drops
+
+    def beat(self) -> None:
+        self.turn += 1
+        self.on_beat()
+
+    # results and sink
+
+    def started(self, key: str, generated_ids: Sequence[int]) -> None:
+        self.on_start(key)
+        self.live[key], self.seen[key] = generated_ids, self.turn
+
+    def done(self, generation: Generation) -> None:
+        self.on_done(generation.key)
+        assert generation.key not in self.made
+        self.made[generation.key] = generation
+
+    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
+        self.on_write(key)
+        self.writes += 1
+        for hook, chunk in rows.items():
+            self.chunks.setdefault(key, {}).setdefault(hook, []).append(chunk)
+
+    def wait_for_beats(self, count: int, into: list[int]) -> None:
+        """Hold the delivery thread up until the engine's has beaten so often."""
+        begun, deadline = self.turn, time.monotonic() + 60
+        while self.turn < begun + count:
+            assert time.monotonic() < deadline, "no heartbeat"
+            threading.Event().wait(0.005)
+        into.append(self.turn - begun)
+
+    # what came out
+
+    @property
+    def errors(self) -> dict[str, BaseException]:
+        return {key: made.error for key, made in self.made.items() if made.error is not None}
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        return self.made[key].generated_ids
+
+    def rows(self, key: str, hook: str) -> Tensor:
+        return torch.cat([chunk.tensor for chunk in self.chunks[key][hook]])
+
+    def tokens(self, key: str, hook: str) -> list[int]:
+        """Token number of each row."""
+        return [
+            token
+            for c in self.chunks[key][hook]
+            for token in (range(c.first_row, c.first_row + len(c.tensor)) if c.tokens is None else c.tokens)
+        ]
+
+
+def plain_rows(
+    hooks: ModelHooks, ids: Sequence[int], names: Sequence[str], edits: Sequence[tuple[Edit, Any]] = ()
+) -> dict[str, Tensor]:
+    """Rows of hooks in one plain forward pass over all tokens, by torch hooks of the test's own."""
+    rows: dict[str, Tensor] = {}
+    handles = []
+
+    def main(value: Any) -> Tensor:
+        while isinstance(value, tuple | list):
+            value = value[0]
+        assert isinstance(value, Tensor)
+        return value
+
+    def at(location: str, take: Callable[[Tensor], None]) -> None:
+        path, side, part = place_of(location)
+        module = hooks.model.hf.get_submodule(path)
+        if side == "input":
+            before: Any = lambda _, args, kwargs: take(main(args or tuple(kwargs.values())))  # noqa: E731
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        else:
+            after: Any = lambda _, args, out: take(main(out[part] if part else out))  # noqa: E731
+            handles.append(module.register_forward_hook(after))
+
+    for name in names:
+        info = hooks.structure.hooks.get(name)
+        location = name if info is None else info.location
+        at(location, lambda t, name=name: rows.__setitem__(name, t.reshape(len(ids), -1).clone()))  # type: ignore[misc]
+    try:
+        with torch.inference_mode():
+            hooks.model.hf(input_ids=torch.tensor([list(ids)]), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return rows
+
+
+def plan_of(hooks: ModelHooks, **changes: Any) -> CapturePlan:
+    """A plan of every hook of a model."""
+    return CapturePlan(hooks=tuple(hooks.structure.hooks), **changes)

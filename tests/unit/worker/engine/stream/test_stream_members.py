@@ -1,0 +1,171 @@
+"""Members of a batch that differ in one thing each: every one equals its run alone in the lockstep engine."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actograph.contract.row_selection import TokenRange
+from actograph.contract.specs import SamplingSpec
+from tests.support.stream_run import RANDOM, TRAINED, StreamRun, ask, plan_of, prompts, stream_model
+from tests.support.token_choosers import EveryKth, TheseTokens
+from worker.engine.engine import Engine
+from worker.engine.locations import ModelHooks
+from worker.engine.requests import Edit, Generation, RowChunk, RowShaping, StatisticsOptions, TextEnd
+from worker.engine.runs import CapturePlan, RunRequest
+
+MOST = 12
+NAMES = [*TRAINED, *RANDOM]
+LENGTHS = {"short": 1, "two": 2, "middle": 40, "long": 90, "chunks": 130}
+SAMPLED: dict[str, SamplingSpec] = {
+    "warm": SamplingSpec(temperature=0.8),
+    "hot": SamplingSpec(temperature=1.3),
+    "top k and p": SamplingSpec(temperature=1.0, top_k=20, top_p=0.95),
+    "top p": SamplingSpec(temperature=0.7, top_p=0.9),
+    "penalised": SamplingSpec(temperature=0.9, presence_penalty=0.5, frequency_penalty=0.3),
+    "greedy, penalised": SamplingSpec(frequency_penalty=1.5),
+    "biased": SamplingSpec(logit_bias={5: 3.5, 9: -100.0}),
+    "stopped": SamplingSpec(stop=["e", "the"]),
+}
+
+
+def members(hooks: ModelHooks) -> list[RunRequest]:
+    """Requests that differ from the first in one thing each."""
+    every = plan_of(hooks)
+    some = CapturePlan(hooks=("resid_post.0", "mlp_in.1", "attn_out.0"))
+    (prompt,) = prompts((23,), vocabulary=hooks.structure.vocab_size)
+    width = hooks.width_of("resid_post.0")
+    vector = torch.randn(width, generator=torch.Generator().manual_seed(5))
+
+    def one(key: str, prompt: tuple[int, ...] = prompt, most: int = MOST, **changes: Any) -> RunRequest:
+        return ask(key, prompt, most, **({"capture": some, "seed": 7} | changes))
+
+    def rows(key: str, **changes: Any) -> RunRequest:
+        return one(key, capture=replace(some, **changes))
+
+    def edited(key: str, prompt: tuple[int, ...] = prompt, **changes: Any) -> RunRequest:
+        given: dict[str, Any] = {"hook": "resid_post.0", "op": "add", "coefficient": 2.0, "vector": vector}
+        return one(key, prompt, edits=(Edit(**(given | changes)),))
+
+    lengths = prompts(tuple(LENGTHS.values()), seed=1, vocabulary=hooks.structure.vocab_size)
+    (head,) = prompts((130,), seed=2, vocabulary=hooks.structure.vocab_size)
+    tails = prompts((5, 70, 9, 1), seed=3, vocabulary=hooks.structure.vocab_size)
+    return [
+        one("plain"),
+        one("every hook", capture=every),
+        one("no rows", capture=None),
+        one("one token", most=1),
+        one("end of text", stop_at=TextEnd(re.compile(r"[a-z]\Z"), "e", 8)),
+        *(one(key, p) for key, p in zip(LENGTHS, lengths, strict=True)),
+        *(one(key, sampling=sampling) for key, sampling in SAMPLED.items()),
+        one("log probabilities", top_logprobs=3),
+        one("scored", top_logprobs=2, score_prompt=True),
+        one("scored, long", lengths[-1], top_logprobs=0, score_prompt=True),
+        *(rows(named, positions=named) for named in ("prompt", "generated", "last", "last_prompt")),
+        rows("features", shaping=RowShaping(columns=(3, 1, 7))),
+        rows("first features", shaping=RowShaping(columns=slice(0, 4))),
+        rows("half precision", dtype="float16"),
+        rows("mean", shaping=RowShaping(reduce="mean")),
+        rows("statistics", shaping=RowShaping(statistics=StatisticsOptions(threshold=0.5))),
+        one("every third", chooser=EveryKth(3)),
+        one("these tokens", capture=every, chooser=TheseTokens((0, 22, 25))),
+        edited("steered"),
+        edited("steered answer", positions="generated"),
+        edited("steered at the end", positions="last_prompt"),
+        edited("steered in a range", positions=TokenRange(start=4, stop=25)),
+        edited("steered tokens", chooser=EveryKth(2)),
+        edited("projected", op="project_out", coefficient=1.0),
+        edited("replaced input", hook="mlp_in.1", op="set", positions="last"),
+        *(one(f"fork {i}", head + tail) for i, tail in enumerate(tails)),
+        one("fork without rows", head + tails[0], capture=None),
+        one("fork, answer's rows", head + tails[1], capture=replace(some, positions="generated")),
+        *(edited(f"steered fork {i}", head + tails[i]) for i in range(2)),
+        one("read", most=0),
+        one("read, every hook", capture=every, most=0),
+        one("read, last", capture=replace(some, positions="last_prompt"), most=0),
+    ]
+
+
+class Alone:
+    """One request in the lockstep engine."""
+
+    def __init__(self, engine: Engine, item: RunRequest) -> None:
+        plan, request = item.capture, item.request
+        self.chunks: dict[str, list[RowChunk]] = {}
+        given: dict[str, Any] = {"sink": self}
+        if plan is not None:
+            given |= {"hooks": plan.hooks, "positions": plan.positions, "dtype": plan.dtype}
+            given |= {"shaping": plan.shaping}
+        if request.max_tokens == 0:
+            made = engine.prefill([request], **given)
+        else:
+            made = engine.generate([request], sampling=item.sampling, **given)
+        self.made: Generation = made[0]
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        for hook, chunk in rows.items():
+            self.chunks.setdefault(hook, []).append(chunk)
+
+    def reset(self, index: int) -> None:
+        raise AssertionError("memory ran out")
+
+
+def _assert_logprobs(got: Any, due: Any) -> None:
+    assert (got is None) == (due is None)
+    for one, other in zip(got or (), due or (), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.token_id == other.token_id
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+            assert [p for _, p in one.top] == pytest.approx([p for _, p in other.top], abs=1e-4)
+
+
+def _assert_rows(run: StreamRun, key: str, alone: Alone) -> None:
+    got = run.chunks.get(key, {})
+    assert got.keys() == alone.chunks.keys(), key
+    for hook, due in alone.chunks.items():
+        rows = torch.cat([chunk.tensor for chunk in due])
+        assert got[hook][0].tensor.dtype == rows.dtype, (key, hook)
+        assert got[hook][0].first_row == (due[0].first_row if due[0].tokens is None else due[0].tokens[0])
+        assert [c.over for c in got[hook]][-1] == due[-1].over, (key, hook)
+        if due[0].tokens is not None:
+            assert run.tokens(key, hook) == [t for c in due for t in c.tokens or ()], (key, hook)
+        if hook.endswith(".kurtosis"):  # of a spread that rounding alone makes it is anything
+            continue
+        exact = 2e-3 if rows.dtype == torch.float16 else 1e-4
+        torch.testing.assert_close(
+            run.rows(key, hook), rows, atol=exact, rtol=exact, equal_nan=True, msg=f"{key}: {hook}"
+        )
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == TRAINED[0] else pytest.param(name, marks=pytest.mark.soak) for name in NAMES]
+)
+def test_every_member_equals_its_run_alone(shared: Path, name: str, subtests: pytest.Subtests) -> None:
+    hooks = stream_model(shared, name)
+    engine = Engine(hooks.model)
+    items = members(hooks)
+    arrivals = {item.key: turn for turn, item in enumerate(items[20:])}
+    block = 64 * 4 * sum(info.width for info in hooks.structure.hooks.values())
+    runs = {
+        "packed": StreamRun(items, arrivals).run(hooks, most=9, step_tokens=48, shard_bytes=20_000),
+        "little room": StreamRun(items).run(hooks, most=6, arena=450, rows=3 * block, step_tokens=64),
+        "traced": StreamRun(items).run(hooks, "traced", most=5),
+    }
+    assert runs["packed"].statistics.shared and not runs["traced"].statistics.shared
+    for item in items:
+        alone = Alone(engine, item)
+        assert alone.made.error is None
+        for kind, run in runs.items():
+            with subtests.test(kind=kind, member=item.key):
+                made = run.made[item.key]
+                assert made.error is None
+                assert made.generated_ids == alone.made.generated_ids
+                assert made.finish_reason == alone.made.finish_reason
+                _assert_logprobs(made.logprobs, alone.made.logprobs)
+                _assert_logprobs(made.prompt_logprobs, alone.made.prompt_logprobs)
+                _assert_rows(run, item.key, alone)

@@ -1,0 +1,275 @@
+"""Rows of one request: which tokens it keeps, its blocks, and the chunks that leave."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actograph.contract.row_selection import Positions, Selection, TokenRange
+from worker.engine.capture.pool import BLOCK, Block, Group, Layout, Pool
+from worker.engine.edits.interventions import _FollowedChoice as FollowedChoice
+from worker.engine.locations import Point
+from worker.engine.model.host_memory import host_empty
+from worker.engine.requests import RowChooser, RowChunk
+from worker.engine.rows.row_writer import expected_rows
+from worker.engine.rows.summaries import Summaries
+from worker.engine.runs import DTYPES, CapturePlan, RunRequest
+
+
+class ChosenTokens:
+    """Selection of one request's tokens: rows to keep, or rows to change.
+
+    Args:
+        chooser: decides instead of `positions`.
+        generated: live view of the request's generated ids.
+    """
+
+    def __init__(
+        self,
+        positions: Positions,
+        chooser: RowChooser | None,
+        prompt_ids: Sequence[int],
+        generated: Sequence[int],
+    ) -> None:
+        self._prompt = len(prompt_ids)
+        self._selection = Selection.of(positions, self._prompt)
+        self._choice = None if chooser is None else FollowedChoice(chooser, prompt_ids, generated)
+        #: of rows to keep, only the newest one counts
+        self.newest_only = self._choice is None and self._selection.last_only
+        #: rows need not be consecutive
+        self.scattered = self._choice is not None or not isinstance(positions, str | TokenRange)
+
+    def of(self, start: int, stop: int) -> Sequence[int]:
+        """Chosen tokens among `start` to `stop - 1`, whose ids exist; the same answer however often."""
+        prompt, selection = self._prompt, self._selection
+        if self._choice is not None:
+            early = [token for token in self._choice.in_prompt if start <= token < stop]
+            return early + [t for t in range(max(start, prompt), stop) if self._choice.holds(t - prompt)]
+        if selection.last_only:
+            return range(max(start, prompt - 1), stop)
+        if selection.segments is None:
+            return selection.rows(start, prompt, stop)
+        return [t for t in range(start, stop) if selection.holds(t, "prompt" if t < prompt else "answer")]
+
+
+class Shard(NamedTuple):
+    """Rows of one request on their way to the sink."""
+
+    pieces: Sequence[tuple[Layout, Sequence[Block]]]
+    scattered: bool
+    extra: Mapping[str, RowChunk]  # made already: summaries and empty hooks
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Blocks to give back when it is written."""
+        return [block for _, blocks in self.pieces for block in blocks]
+
+    def chunks(self) -> dict[str, RowChunk]:
+        """Rows by hook, in memory of their own. Called in the delivery thread, so it runs no torch."""
+        made = dict(self.extra)
+        for layout, blocks in self.pieces:
+            tokens = [token for block in blocks for token in block.tokens]
+            if not tokens:
+                continue
+            named = tuple(tokens) if self.scattered else None
+            for g, group in enumerate(layout.groups):
+                for i, names in enumerate(group.names):
+                    chunk = RowChunk(
+                        tokens[0], _joined(group, [b.parts[g][i] for b in blocks], blocks), named
+                    )
+                    made.update(dict.fromkeys(names, chunk))
+        return made
+
+
+def _joined(group: Group, rows: Sequence[Tensor], blocks: Sequence[Block]) -> Tensor:
+    """Rows of one point, [tokens, width].
+
+    Joined by numpy: torch would start an OpenMP team of this thread's own, which slows the forward's down.
+    """
+    count = sum(len(block.tokens) for block in blocks)
+    out = host_empty((count, group.width), group.stored)
+    pieces = [r.view(torch.uint8).numpy()[: len(b.tokens)] for r, b in zip(rows, blocks, strict=True)]
+    np.concatenate(pieces, out=out.view(torch.uint8).numpy())
+    return out
+
+
+class _Strand:
+    """Rows of one layout."""
+
+    def __init__(self, layout: Layout, pool: Pool) -> None:
+        self.layout, self._pool = layout, pool
+        self.blocks: list[Block] = []  # with rows, or ready for them
+        self.rows = 0  # in the blocks
+        self.delivered = 0
+
+    def missing(self, rows: int) -> int:
+        """Blocks that `rows` more rows need."""
+        return max(0, -(-(self.rows + rows) // BLOCK) - len(self.blocks))
+
+    def clear(self) -> None:
+        for block in self.blocks:
+            block.tokens.clear()
+        self.rows = 0
+
+    def add(self, tokens: Sequence[int], parts: Sequence[Tensor]) -> None:
+        done = 0
+        while done < len(tokens):
+            block, at = self.blocks[self.rows // BLOCK], self.rows % BLOCK
+            n = min(len(tokens) - done, BLOCK - at)
+            for held, new in zip(block.parts, parts, strict=True):
+                held[:, at : at + n] = new[:, done : done + n]
+            block.tokens += tokens[done : done + n]
+            done += n
+            self.rows += n
+
+    def leave(self) -> list[Block]:
+        blocks, self.blocks = self.blocks, []
+        self.delivered += self.rows
+        self.rows = 0
+        return blocks
+
+
+class Record:
+    """Rows of one request from its first kept token on.
+
+    Args:
+        layouts: of its plan.
+        generated: live view of its generated ids.
+    """
+
+    def __init__(
+        self,
+        item: RunRequest,
+        plan: CapturePlan,
+        layouts: Sequence[Layout],
+        pool: Pool,
+        generated: Sequence[int],
+    ) -> None:
+        self.plan, self._prompt = plan, len(item.prompt)
+        chooser = item.request.chooser or plan.shaping.chooser
+        self.kept = ChosenTokens(plan.positions, chooser, item.prompt, generated)
+        self.has_tail = any(layout.tail for layout in layouts)
+        self._pool = pool
+        self._strands = [_Strand(layout, pool) for layout in layouts]
+        self._keeps = plan.shaping.keeps_rows
+        self._summaries: Summaries | None = None
+        if plan.shaping.summarises:
+            self._summaries = self._begin_summaries(item)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of rows that may leave now."""
+        if self.kept.newest_only:
+            return 0
+        return sum(strand.rows * strand.layout.row_bytes for strand in self._strands)
+
+    def reserve(self, rows: int, tail: int) -> bool:
+        """Make sure that more rows fit; False, and nothing is taken, if the pool has no block left.
+
+        Args:
+            rows: of points with all tokens; `tail`: of those with the last tokens alone.
+        """
+        if not self._keeps:
+            return True
+        taken: list[tuple[_Strand, Block]] = []
+        for strand in self._strands:
+            more = tail if strand.layout.tail else rows
+            count = not strand.blocks if self.kept.newest_only else strand.missing(more)
+            for _ in range(count):
+                block = self._pool.take(strand.layout)
+                if block is None:
+                    self._pool.give(
+                        [block for _, block in taken]
+                    )  # two requests must not wait for each other
+                    return False
+                taken.append((strand, block))
+        for strand, block in taken:
+            strand.blocks.append(block)
+        return True
+
+    def begin_with(self, blocks: Sequence[Block]) -> None:
+        """Begin with the full blocks of a common beginning."""
+        strand = next(strand for strand in self._strands if not strand.layout.tail)
+        for block in blocks:
+            block.users += 1
+        strand.blocks = [*blocks, *strand.blocks]
+        strand.rows += sum(len(block.tokens) for block in blocks)
+
+    @property
+    def shareable(self) -> list[Block]:
+        """Blocks of points with all tokens: what a common beginning shares."""
+        return [block for strand in self._strands if not strand.layout.tail for block in strand.blocks]
+
+    def add(self, layout: Layout, tokens: Sequence[int], parts: Sequence[Tensor]) -> None:
+        """Take rows on the host, of each group [points, tokens, width]."""
+        strand = next(strand for strand in self._strands if strand.layout is layout)
+        if self._summaries is not None:
+            first = 0
+            for other in self._strands[: self._strands.index(strand)]:
+                first += sum(len(group.locations) for group in other.layout.groups)
+            for rows in parts:
+                points = range(first, first + len(rows))
+                self._summaries.of_steps(points, rows.permute(1, 0, 2).unsqueeze(1), [len(tokens)])
+                first += len(rows)
+        if not self._keeps:
+            return
+        if self.kept.newest_only:
+            strand.clear()
+            tokens, parts = tokens[-1:], [rows[:, -1:] for rows in parts]
+        strand.add(tokens, parts)
+
+    def leave(self) -> Shard:
+        """All rows so far; they are no longer the record's."""
+        return Shard([(s.layout, s.leave()) for s in self._strands], self.kept.scattered, {})
+
+    def finish(self, generated: int) -> Shard:
+        """The last rows, with summaries, and with empty tensors for hooks that have no row at all.
+
+        Args:
+            generated: number of generated tokens.
+        """
+        shard = self.leave()
+        extra: dict[str, RowChunk] = {}
+        for strand in self._strands if self._keeps else ():
+            for group in strand.layout.groups if not strand.delivered else ():
+                rows = torch.empty(0, group.width, dtype=group.stored)
+                chunk = RowChunk(self._first(generated, strand.layout.tail), rows, self._no_tokens)
+                extra.update({name: chunk for names in group.names for name in names})
+        if self._summaries is not None:
+            extra.update(self._summaries.chunks()[0])
+        return shard._replace(extra=extra)
+
+    @property
+    def _no_tokens(self) -> tuple[int, ...] | None:
+        return () if self.kept.scattered else None
+
+    def _first(self, generated: int, tail: bool) -> int:
+        """Number of the first row that a hook would have."""
+        match self.plan.positions:
+            case "all" | "prompt" | "generated" | "last" | "last_prompt" as named if not self.kept.scattered:
+                return expected_rows(named, self._prompt, generated, tail).start
+        return 0
+
+    def discard(self) -> None:
+        """Give the blocks back without a shard."""
+        for strand in self._strands:
+            self._pool.give(strand.blocks)
+            strand.blocks, strand.rows = [], 0
+
+    def _begin_summaries(self, item: RunRequest) -> Summaries:
+        groups = [group for strand in self._strands for group in strand.layout.groups]
+        summaries = Summaries(
+            [Point(names) for group in groups for names in group.names],
+            batch=1,
+            shaping=self.plan.shaping,
+            dtype=DTYPES.get(self.plan.dtype),
+            earlier=() if item.request.earlier is None else (item.request.earlier,),
+        )
+        point = 0
+        for group in groups:
+            for _ in group.names:
+                summaries.begin(point, torch.empty(0, group.width, dtype=group.source))
+                point += 1
+        return summaries

@@ -1,0 +1,222 @@
+"""What happens at each location in a pass: edits first, then one copy per plan.
+
+Requests with equal plans share the copy: a point's rows of all of them go to a staging tensor at once, and
+after the pass each request takes its slice of all points at once. So a pass makes points + requests copies,
+not points * requests; on a GPU the staging tensor is what crosses to the host, once per pass.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.engine.capture.modules import tokens_first
+from worker.engine.capture.parts import Part, Write, in_pack
+from worker.engine.capture.pool import BLOCK, Budget, Layout, Pool, layouts_of
+from worker.engine.capture.record import Record
+from worker.engine.edits.interventions import Change
+from worker.engine.edits.interventions import _changed as changed
+from worker.engine.locations import ModelHooks
+from worker.engine.rows.selection import Columns
+from worker.engine.runs import CapturePlan
+
+
+class _Stage:
+    """Rows of all requests with one layout in one pass."""
+
+    def __init__(self, layout: Layout, columns: Columns, device: torch.device, budget: Budget) -> None:
+        self.layout, self._columns, self._device, self._budget = layout, columns, device, budget
+        self._held: list[Tensor] = []
+        self.places: list[int] = []  # in the tensors of the pass
+        self._index: dict[torch.device, Tensor] = {}
+        self.owners: list[tuple[Record, Sequence[int]]] = []  # and their token numbers
+
+    def resize(self, rows: int, pool: Pool) -> bool:
+        """Have room for `rows` rows, and for a block of them at least; 0 frees it."""
+        held = self._held[0].shape[1] if self._held else 0
+        rows = max(rows, BLOCK) if rows else 0
+        if rows > held:
+            while not self._budget.take(self.layout.staged_bytes * (rows - held)):
+                if self._budget is not pool.budget or not pool.shrink():
+                    return False
+            self._held = self.layout.staging(rows, self._device)
+        elif not rows:
+            self._held = []
+            self._budget.give(self.layout.staged_bytes * held)
+        return True
+
+    def begin(self) -> None:
+        self.places, self.owners = [], []
+        self._index.clear()
+
+    def take(self, group: int, point: int, rows: Tensor) -> None:
+        """Copy a point's rows [tokens, width]."""
+        own = self._held[group][point, : len(self.places)]
+        rows = self._columns.of(rows)
+        if len(self.places) == len(rows):
+            own.copy_(rows)
+            return
+        if rows.device not in self._index:
+            self._index[rows.device] = torch.tensor(self.places, device=rows.device)
+        own.copy_(rows.index_select(0, self._index[rows.device]))
+
+    def end(self) -> None:
+        """Give each request its rows."""
+        host = [held[:, : len(self.places)].to("cpu") for held in self._held]  # no copy on a CPU
+        at = 0
+        for record, tokens in self.owners:
+            record.add(self.layout, tokens, [rows[:, at : at + len(tokens)] for rows in host])
+            at += len(tokens)
+
+
+@dataclass(slots=True)
+class _Shared:
+    """Stages of one plan and the live requests that have it."""
+
+    stages: list[_Stage]
+    users: int = 0
+
+
+@dataclass(slots=True)
+class _Site:
+    """One location in a pass."""
+
+    tail: bool
+    reads: list[tuple[_Stage, int, int]] = field(default_factory=list)  # stage, group, point
+    writes: dict[tuple[int, tuple[object, ...]], tuple[Change, list[int]]] = field(default_factory=dict)
+
+
+class Taps:
+    """Edits and captures of one pass after the other. Forwards call `at`.
+
+    Args:
+        budget: of the device's memory, for staging.
+    """
+
+    def __init__(self, hooks: ModelHooks, budget: Budget, pool: Pool) -> None:
+        self._hooks, self._budget, self._pool = hooks, budget, pool
+        self._order = {location: i for i, location in enumerate(hooks.structure.module_locations)}
+        self._plans: dict[tuple[object, ...], _Shared] = {}
+        self._sites: dict[str, _Site] = {}
+        self._counts = {False: 0, True: 0}  # rows at a location in this pass, by `tail`
+
+    def open(self, plan: CapturePlan) -> list[Layout] | None:
+        """Begin a request with this plan; returns its layouts, None if staging has no room.
+
+        Raises:
+            UnknownHook, CaptureFailed: see `layouts_of`.
+        """
+        shared = self._plans.get(plan.copies)
+        if shared is None:
+            columns = Columns(plan.shaping.columns)
+            device = self._hooks.model.device
+            layouts = layouts_of(self._hooks, plan)
+            shared = _Shared([_Stage(layout, columns, device, self._budget) for layout in layouts])
+        if not shared.users and not all(stage.resize(BLOCK, self._pool) for stage in shared.stages):
+            for stage in shared.stages:
+                stage.resize(0, self._pool)
+            return None
+        shared.users += 1
+        self._plans[plan.copies] = shared
+        return [stage.layout for stage in shared.stages]
+
+    def close(self, plan: CapturePlan) -> None:
+        """End a request with this plan."""
+        shared = self._plans[plan.copies]
+        shared.users -= 1
+        if not shared.users:
+            for stage in self._plans.pop(plan.copies).stages:
+                stage.resize(0, self._pool)
+
+    @property
+    def locations(self) -> list[str]:
+        """Locations of this pass in execution order."""
+        return sorted(self._sites, key=self._order.__getitem__)
+
+    def begin(self, parts: Sequence[Part]) -> None:
+        """Plan the edits and copies of a pass.
+
+        Raises:
+            MemoryError: staging has no room for so many rows.
+        """
+        kept = {place: i for i, place in enumerate(in_pack(parts))}
+        self._counts = {False: sum(part.count for part in parts), True: max(1, len(kept))}
+        self._sites = {}
+        used: dict[tuple[object, ...], _Shared] = {}
+        for part in parts:
+            record = part.context.record
+            if record is not None and part.rows:
+                key = record.plan.copies
+                if key not in used:
+                    used[key] = self._plans[key]
+                    for stage in used[key].stages:
+                        stage.begin()
+                for stage in used[key].stages:
+                    self._add(stage, part, record, kept)
+            for write in part.writes:
+                self._write(write, part, kept)
+        for shared in used.values():
+            for stage in shared.stages:
+                if stage.places:
+                    self._read(stage)
+
+    def at(self, location: str, value: Any) -> None:
+        """Edit and read the value at a location, inside the forward pass."""
+        site = self._sites.get(location)
+        if site is None:
+            return
+        count = self._counts[site.tail]
+        rows = tokens_first(value, count, location, flat=location in self._hooks.flat)
+        for _, (change, places) in sorted(site.writes.items(), key=lambda item: item[0][0]):
+            _apply(rows, places, change)
+        for stage, group, point in site.reads:
+            stage.take(group, point, rows.reshape(count, -1))
+
+    def end(self) -> None:
+        """Give the rows of the pass to the records. Not called if the pass failed."""
+        stages = {id(s): s for site in self._sites.values() for s, _, _ in site.reads}
+        for stage in stages.values():
+            stage.end()
+
+    def _add(self, stage: _Stage, part: Part, record: Record, kept: dict[int, int]) -> None:
+        tokens: Sequence[int] = part.rows
+        places = [part.first + token - part.start for token in tokens]
+        if stage.layout.tail:
+            tokens = [token for token, place in zip(tokens, places, strict=True) if place in kept]
+            places = [kept[place] for place in places if place in kept]
+        if places:
+            stage.places += places
+            stage.owners.append((record, tokens))
+
+    def _write(self, write: Write, part: Part, kept: dict[int, int]) -> None:
+        site = self._site(write.location)
+        places = [part.first + token - part.start for token in write.tokens]
+        if site.tail:
+            places = [kept[place] for place in places if place in kept]
+        site.writes.setdefault(write.key, (write.change, []))[1].extend(places)
+
+    def _read(self, stage: _Stage) -> None:
+        if not stage.resize(len(stage.places), self._pool):
+            raise MemoryError(f"no room for {len(stage.places)} rows of a pass")  # a smaller pass will do
+        for g, group in enumerate(stage.layout.groups):
+            for i, location in enumerate(group.locations):
+                self._site(location).reads.append((stage, g, i))
+
+    def _site(self, location: str) -> _Site:
+        if location not in self._sites:
+            tail = self._hooks.structure.module_tensors[location].tail_only
+            self._sites[location] = _Site(tail)
+        return self._sites[location]
+
+
+def _apply(rows: Tensor, places: Sequence[int], change: Change) -> None:
+    """Write to `rows` [tokens, ...] in place."""
+    if not places:
+        return
+    if len(places) == len(rows):
+        rows.copy_(changed(rows, change))
+        return
+    index = torch.tensor(places, device=rows.device)
+    rows[index] = changed(rows[index], change)

@@ -1,0 +1,135 @@
+"""Keys and values of all requests: one arena of tokens per layer, one contiguous range per request."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from worker.engine.packed import step
+
+
+class LayerShape(NamedTuple):
+    """Keys and values of one token in one layer."""
+
+    heads: int
+    key_width: int
+    value_width: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def token_bytes(self) -> int:
+        return self.heads * (self.key_width + self.value_width) * self.dtype.itemsize
+
+
+@dataclass(slots=True, eq=False)
+class Range:
+    """Consecutive places of one request. `start` changes if the arena is compacted."""
+
+    start: int
+    size: int
+    filled: int = 0  # tokens that are computed
+
+
+class Arena(Cache):
+    """Keys and values per layer, [key heads, tokens, width].
+
+    transformers' attention modules call `update` with the keys and values of a pack.
+
+    Attributes:
+        moved: tokens moved to close gaps.
+    """
+
+    def __init__(self, shapes: Sequence[LayerShape], tokens: int) -> None:
+        self.layers: list[Any] = []  # read by transformers; it keeps nothing
+        self.tokens = tokens
+        # zeros: on a CPU the system gives memory page by page, as tokens reach it
+        self.keys = [
+            torch.zeros(s.heads, tokens, s.key_width, dtype=s.dtype, device=s.device) for s in shapes
+        ]
+        self.values = [
+            torch.zeros(s.heads, tokens, s.value_width, dtype=s.dtype, device=s.device) for s in shapes
+        ]
+        self._ranges: list[Range] = []  # by start
+        self.moved = 0
+
+    @property
+    def free(self) -> int:
+        return self.tokens - sum(r.size for r in self._ranges)
+
+    def take(self, size: int) -> Range | None:
+        """Take the smallest gap that is large enough; ranges move only if all gaps are too small.
+
+        Returns None if too few tokens are free.
+        """
+        if size > self.free:
+            return None
+        gap = self._gap(size)
+        if gap is None:
+            self._compact()
+            gap = self._gap(size)
+            assert gap is not None
+        index, start = gap
+        made = Range(start, size)
+        self._ranges.insert(index, made)
+        return made
+
+    def give(self, range: Range) -> None:
+        """Free a range."""
+        self._ranges.remove(range)
+
+    def copy(self, source: Range, target: Range, tokens: int) -> None:
+        """Copy the first tokens of one range to another: a fork."""
+        a, b = source.start, target.start
+        for held in (*self.keys, *self.values):
+            held[:, b : b + tokens] = held[:, a : a + tokens]
+        target.filled = tokens
+
+    def _compact(self) -> None:
+        """Move all ranges to the beginning, in their order."""
+        place = 0
+        for range in self._ranges:
+            if range.start != place:
+                a, n = range.start, range.filled
+                for held in (*self.keys, *self.values):
+                    held[:, place : place + n] = held[:, a : a + n].clone()  # they may overlap
+                self.moved += n
+                range.start = place
+            place += range.size
+
+    def _gap(self, size: int) -> tuple[int, int] | None:
+        """Index in the ranges and start of the smallest gap for `size` tokens."""
+        best: tuple[int, int, int] | None = None
+        place = 0
+        edges = [(r.start, r.start + r.size) for r in self._ranges] + [(self.tokens, self.tokens)]
+        for index, (start, end) in enumerate(edges):
+            width = start - place
+            if width >= size and (best is None or width < best[0]):
+                best = (width, index, place)
+            place = end
+        return None if best is None else best[1:]
+
+    # transformers' cache
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of a pack, [1, heads, tokens, width], and return them."""
+        places = step.current().places(key_states.device)
+        self.keys[layer_idx].index_copy_(1, places, key_states[0])
+        self.values[layer_idx].index_copy_(1, places, value_states[0])
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """0: positions are given with every pack."""
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Sizes for a mask that is never made."""
+        return query_length, 0

@@ -1,0 +1,125 @@
+"""Attention over an arena: single tokens over their exact range, chunks of prompts with no dense mask.
+
+A chunk sees its request's earlier tokens without a mask and itself causally; the two softmaxes are merged by
+their log-sum-exp (FlashAttention, arXiv 2205.14135). Windows (Mistral, arXiv 2310.06825), softcaps (Gemma 2,
+arXiv 2408.00118) and sinks (gpt-oss: a logit per head without a value) go through small query blocks.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+#: scores of one query block, at most
+_BLOCK_SCORES = 1 << 22
+_flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+class Kind(NamedTuple):
+    """Attention of one layer."""
+
+    scale: float
+    window: int | None = None  # a token sees itself and the `window - 1` tokens before it
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [query heads]
+
+    @property
+    def plain(self) -> bool:
+        return self.softcap is None and self.sinks is None
+
+
+def decode(
+    query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[tuple[int, int]], kind: Kind
+) -> Tensor:
+    """Attention of one token per request over the request's own range.
+
+    Args:
+        query: [rows, query heads, width].
+        keys: [key heads, arena tokens, width]; the new tokens' keys are written already.
+        values: as `keys`.
+        spans: arena places of each row's tokens, the new one included.
+
+    Returns:
+        [rows, query heads, value width].
+    """
+    rows, heads, width = query.shape
+    flash = query.is_cpu and width == values.shape[-1]
+    out = []
+    # a row at a time reads its own keys alone
+    for own, (begin, end) in zip(query.view(rows, keys.shape[0], -1, width).unbind(0), spans, strict=True):
+        first = max(begin, end - kind.window) if kind.window else begin
+        k, v = keys[:, first:end], values[:, first:end]
+        if not kind.plain:
+            out.append(_weights(own @ k.mT, kind).to(v.dtype) @ v)
+        elif flash:
+            out.append(_flash(own[None], k[None], v[None], scale=kind.scale)[0][0])
+        else:
+            out.append(scaled_dot_product_attention(own[None], k[None], v[None], scale=kind.scale)[0])
+    return torch.stack(out).view(rows, heads, -1)
+
+
+def chunk(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: Kind) -> Tensor:
+    """Causal attention of consecutive tokens of one request (lower right of [tokens, start + tokens]).
+
+    Args:
+        query: [tokens, query heads, width], of the tokens from number `start` on.
+        keys: [key heads, start + tokens, width]: the request's keys, the new ones included.
+        values: as `keys`.
+
+    Returns:
+        [tokens, query heads, value width].
+    """
+    tokens, heads, width = query.shape
+    windowed = kind.window is not None and start + tokens > kind.window
+    if windowed or not kind.plain or not query.is_cpu or width != values.shape[-1]:
+        return _blocked(query, keys, values, start, kind)
+    key_heads = keys.shape[0]
+    k, v = (x[:, start:].repeat_interleave(heads // key_heads, 0)[None] for x in (keys, values))
+    q = query.transpose(0, 1)[None]
+    out, total = _flash(q, k, v, is_causal=True, scale=kind.scale)
+    if start:
+        # the heads of a group are further tokens of their key head
+        grouped = q.reshape(1, key_heads, -1, width)
+        past, past_total = _flash(grouped, keys[None, :, :start], values[None, :, :start], scale=kind.scale)
+        share = torch.sigmoid(past_total.reshape(total.shape) - total)[..., None].to(out.dtype)
+        out = torch.lerp(out, past.reshape(out.shape), share)
+    attended: Tensor = out[0].transpose(0, 1)
+    return attended
+
+
+def _blocked(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: Kind) -> Tensor:
+    """`chunk` in query blocks, whose scores and masks are small."""
+    tokens, heads, width = query.shape
+    key_heads, window = keys.shape[0], kind.window
+    size = max(1, _BLOCK_SCORES // (heads * (start + tokens)))
+    out = []
+    for at in range(0, tokens, size):
+        own = query[at : at + size]
+        n, begin = len(own), start + at
+        first = max(0, begin - window + 1) if window else 0
+        k, v = keys[:, first : begin + n], values[:, first : begin + n]
+        place = torch.arange(begin, begin + n, device=query.device)[:, None]
+        seen = torch.arange(first, begin + n, device=query.device)
+        hidden = (seen > place) | (seen <= place - window) if window else seen > place
+        grouped = own.view(n, key_heads, -1, width).permute(1, 2, 0, 3)  # [key heads, group, tokens, width]
+        scores = (grouped.flatten(1, 2) @ k.mT).view(key_heads, -1, n, len(seen))
+        weights = _weights(scores, kind, hidden).to(v.dtype)
+        part = weights.flatten(1, 2) @ v
+        out.append(part.view(key_heads, -1, n, v.shape[-1]).permute(2, 0, 1, 3).reshape(n, heads, -1))
+    return torch.cat(out)
+
+
+def _weights(scores: Tensor, kind: Kind, hidden: Tensor | None = None) -> Tensor:
+    """Softmax of the scores [key heads, group, (tokens,) keys], in float32."""
+    scores = scores.float() * kind.scale
+    if kind.softcap is not None:
+        scores = torch.tanh(scores / kind.softcap) * kind.softcap
+    if hidden is not None:
+        scores = scores.masked_fill_(hidden, -torch.inf)
+    if kind.sinks is None:
+        return scores.softmax(-1)
+    sinks = kind.sinks.float().view(scores.shape[0], -1, *(1,) * (scores.ndim - 2))
+    total = torch.logaddexp(scores.logsumexp(-1, keepdim=True), sinks)
+    return torch.exp(scores - total)

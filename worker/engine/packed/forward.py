@@ -1,0 +1,125 @@
+"""The packed forward: one pass over single tokens and chunks of prompts of all requests."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.engine.capture.modules import at_module
+from worker.engine.capture.parts import Context, Part, in_pack
+from worker.engine.capture.pool import Budget
+from worker.engine.capture.taps import Taps
+from worker.engine.locations import ModelHooks, place_of
+from worker.engine.packed.arena import Arena
+from worker.engine.packed.registration import UnknownAttention, arena_attention, layer_shapes, refusal
+from worker.engine.packed.step import Chunk, Step, running
+
+
+class PackedForward:
+    """Runs an unmodified transformers model on an arena.
+
+    Args:
+        budget: of the device's memory.
+        tokens: of the arena.
+        spare: tokens of the arena that only priority requests take.
+
+    Raises:
+        MemoryError: the arena does not fit.
+        UnknownAttention: the model cannot run packed.
+    """
+
+    together = True
+    forks = True
+    chunks = True
+
+    def __init__(self, hooks: ModelHooks, budget: Budget, *, tokens: int, spare: int = 0) -> None:
+        self.hooks, self.budget = hooks, budget
+        self._spare = spare
+        reason = refusal(hooks.model)
+        if reason is not None:
+            raise UnknownAttention(reason)
+        shapes = layer_shapes(hooks.model)
+        if not budget.take(sum(shape.token_bytes for shape in shapes) * tokens):
+            raise MemoryError(f"an arena of {tokens} tokens does not fit in {budget.free:,} bytes")
+        self.arena = Arena(shapes, tokens)
+        self._handles: dict[str, Any] = {}
+
+    def refusal(self, context: Context) -> str | None:
+        """Why a request can never run; None if it can."""
+        room = self._room(context)
+        return f"needs {context.most} tokens of an arena with {room}" if context.most > room else None
+
+    def place(self, context: Context) -> bool:
+        """Give a request its range; False if it must wait."""
+        if self._room(context) - (self.arena.tokens - self.arena.free) < context.most:
+            return False
+        context.place = self.arena.take(context.most)
+        return context.place is not None
+
+    def fork(self, source: Context, context: Context, tokens: int) -> None:
+        """Take over the first tokens of another request."""
+        self.arena.copy(source.place, context.place, tokens)
+
+    def leave(self, context: Context) -> None:
+        """Free a request's range."""
+        self.arena.give(context.place)
+        context.place = None
+
+    def run(self, parts: Sequence[Part], taps: Taps) -> Tensor:
+        """Run a pack; running it again after an error is harmless.
+
+        Returns:
+            Logits of the last `part.logits` tokens of each part, [tokens, vocabulary].
+        """
+        spans: list[tuple[int, int]] = []
+        chunks: list[Chunk] = []
+        for part in parts:
+            begin = part.context.place.start
+            if part.count == 1 and not chunks:
+                spans.append((begin, begin + part.stop))
+            else:
+                chunks.append(Chunk(part.first, part.first + part.count, begin, part.start))
+        ids = [token for part in parts for token in part.context.tokens[part.start : part.stop]]
+        positions = [number for part in parts for number in range(part.start, part.stop)]
+        kept = list(in_pack(parts))
+        device = self.hooks.model.device
+        inputs = torch.tensor([ids, positions], device=device)
+        self._hook(taps)
+        with (
+            running(Step(self.arena.keys, self.arena.values, spans, chunks)),
+            arena_attention(self.hooks.model.text_config),
+        ):
+            output = self.hooks.model.hf(
+                input_ids=inputs[:1],
+                position_ids=inputs[1:],
+                attention_mask=None,
+                past_key_values=self.arena,
+                use_cache=True,
+                logits_to_keep=0 if len(kept) == len(ids) else torch.tensor(kept or [0], device=device),
+            )
+        for part in parts:
+            part.context.place.filled = part.stop
+        logits: Tensor = output.logits[0]
+        return logits if kept else logits[:0]
+
+    def close(self) -> None:
+        """Remove all hooks from the model."""
+        self._hook_at(())
+
+    def _room(self, context: Context) -> int:
+        return self.arena.tokens if context.priority else self.arena.tokens - self._spare
+
+    def _hook(self, taps: Taps) -> None:
+        self._hook_at(taps.locations, taps.at)
+
+    def _hook_at(self, locations: Sequence[str], at: Callable[[str, Any], None] | None = None) -> None:
+        """Keep hooks at these locations and no others."""
+        for location in self._handles.keys() - set(locations):
+            self._handles.pop(location).remove()
+        for location in locations:
+            if location not in self._handles and at is not None:
+                place = place_of(location)
+                module = self.hooks.model.hf.get_submodule(place.path)
+                self._handles[location] = at_module(module, place, partial(at, location))

@@ -1,0 +1,1 @@
+"""The decode loop: requests come and go between passes."""
