@@ -30,13 +30,13 @@ PACKAGES = {
     "results upkeep",
     "worker": "engine text evals runners sample signals drain process __main__",
     "worker.engine": "requests model locations rows edits tokens structure batches runs capture packed "
-    "traced prefill stream engine",
+    "traced prefill stream forwards engine",
     "api": "errors bodies auth served_models dependencies estimate check submit openai reading "
     "background metrics routes app keys __main__",
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 13_900, "api": 5_080, "storage": 11_150, "worker": 14_490, "tests": 35_480}
+MOST_LINES = {"actograph": 13_900, "api": 5_080, "storage": 11_150, "worker": 14_700, "tests": 36_200}
 
 
 class Source(NamedTuple):

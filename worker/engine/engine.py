@@ -14,6 +14,7 @@ from actograph.contract.row_selection import NamedPositions
 from actograph.contract.specs import CaptureSpec, Dtype, SamplingSpec
 from actograph.plans import batch_size, capture_need
 from worker.engine.batches import BatchJob, Capture
+from worker.engine.forwards import Forwards
 from worker.engine.model import memory
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.prefill.prefill import Prefill
@@ -24,12 +25,15 @@ from worker.engine.requests import (
     RowShaping,
     RowSink,
 )
+from worker.engine.runs import Control, Results, RunOptions, RunStatistics, Sink, Source
+from worker.engine.stream.loop import Loop
 from worker.engine.structure.structure import discover
 from worker.engine.traced.generate import Generate, OnBatch
 from worker.engine.traced.score import Score
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NO_OPTIONS = BufferOptions()
+_NO_RUN_OPTIONS = RunOptions()
 _AS_COMPUTED = RowShaping()
 
 
@@ -52,6 +56,7 @@ class Engine:
         self.structure: ModelStructure = self._hooks.structure
         self.limit = memory.LearnedLimit()  # for generation, in bytes
         self.prefill_limit = memory.LearnedLimit()  # for prefill and scoring, in padded tokens
+        self.forwards = Forwards(self._hooks)
         self._lock = threading.Lock()
 
     def plan_batch_size(
@@ -235,6 +240,37 @@ class Engine:
                 hooks=self._hooks, requests=requests, limit=self.prefill_limit, should_stop=should_stop
             ),
         )
+
+    def run(
+        self,
+        *,
+        source: Source,
+        control: Control,
+        results: Results,
+        sink: Sink | None = None,
+        options: RunOptions = _NO_RUN_OPTIONS,
+    ) -> RunStatistics:
+        """Run requests from `source` until it is exhausted and all have ended, or `control` stops them.
+
+        Tokens and rows of a request do not depend on the others. See `runs` for what may fail.
+
+        Raises:
+            Exception: of `results`, or what makes every pass fail; all requests end with it.
+        """
+        with self._lock:
+            forward, rows = self.forwards.open(options)
+            loop = Loop(
+                forward,
+                rows,
+                source=source,
+                control=control,
+                results=results,
+                sink=sink,
+                most=self.forwards.slots(options),
+                urgent=options.urgent,
+                shard_bytes=options.shard_bytes,
+            )
+            return loop.run()
 
     def width_of(self, hook: str) -> int:
         """Numbers per token at a hook or module location. Raises UnknownHook."""

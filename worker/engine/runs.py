@@ -78,6 +78,23 @@ class RunRequest:
         return len(self.prompt) + max(self.max_tokens - 1, 0)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOptions:
+    """Sizes of a run.
+
+    Attributes:
+        slots: requests at once; 0: the default of the device.
+        urgent: priority requests at once, besides.
+        row_bytes: host memory for captured rows.
+        shard_bytes: rows of a request that are gathered before they leave.
+    """
+
+    slots: int = 0
+    urgent: int = 2
+    row_bytes: int = 2 << 30
+    shard_bytes: int = 256 << 20
+
+
 @dataclass(slots=True)
 class RunStatistics:
     """Counts of one run."""

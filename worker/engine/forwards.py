@@ -1,0 +1,78 @@
+"""Which forward runs a model, and the memory of a run.
+
+Packed passes take several requests at once. A model that they do not suit runs under nnsight, one request per
+pass; `reason` says why.
+"""
+
+import logging
+from functools import cached_property
+
+from worker.engine.capture.pool import Budget
+from worker.engine.locations import ModelHooks
+from worker.engine.model.kv_cache import kv_bytes_per_token
+from worker.engine.model.memory import available_bytes, spread_bytes
+from worker.engine.packed.forward import PackedForward
+from worker.engine.packed.registration import UnknownAttention
+from worker.engine.packed.verification import verify
+from worker.engine.runs import RunOptions
+from worker.engine.stream.live import Forward
+from worker.engine.traced.forward import TracedForward
+
+log = logging.getLogger(__name__)
+
+#: share of the free memory for keys, values and rows; logits and activations take of the rest
+_SHARE = 0.6
+#: of that on a CPU, where rows take of the same memory, for keys and values
+_ARENA_SHARE = 0.5
+_CPU_SLOTS, _GPU_SLOTS = 32, 256
+#: tokens of the arena that verifies packed passes
+_VERIFIED_TOKENS = 256
+
+
+class Forwards:
+    """Opens the forward of each run of a model."""
+
+    def __init__(self, hooks: ModelHooks) -> None:
+        self._hooks = hooks
+
+    @cached_property
+    def reason(self) -> str | None:
+        """Why passes are not packed; None if they are. The first call verifies them."""
+        token_bytes = max(1, kv_bytes_per_token(self._hooks.model))
+        try:
+            verify(
+                PackedForward(
+                    self._hooks, Budget(2 * _VERIFIED_TOKENS * token_bytes), tokens=_VERIFIED_TOKENS
+                )
+            )
+        except UnknownAttention as error:
+            log.info("%s runs traced, one request per pass: %s", self._hooks.model.name, error)
+            return str(error)
+        return None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._hooks.model.device.type == "cuda"
+
+    def slots(self, options: RunOptions) -> int:
+        """Requests at once."""
+        return options.slots or (_GPU_SLOTS if self.on_gpu else _CPU_SLOTS)
+
+    def open(self, options: RunOptions) -> tuple[Forward, Budget]:
+        """The forward of a run, and the budget of its rows, which on a CPU is the forward's too.
+
+        Raises:
+            MemoryError: there is no memory for a single request.
+        """
+        model = self._hooks.model
+        free = int(_SHARE * spread_bytes(model.layer_devices, available_bytes))
+        token_bytes = max(1, kv_bytes_per_token(model))
+        for_keys = free if self.on_gpu else int(_ARENA_SHARE * free)
+        tokens = min(self.slots(options) * model.context_length, for_keys // token_bytes)
+        if self.on_gpu:
+            device, rows = Budget(free), Budget(options.row_bytes)
+        else:
+            device = rows = Budget(tokens * token_bytes + min(free - tokens * token_bytes, options.row_bytes))
+        if self.reason is None:
+            return PackedForward(self._hooks, device, tokens=tokens), rows
+        return TracedForward(self._hooks, device, tokens=tokens, token_bytes=token_bytes), rows
