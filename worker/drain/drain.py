@@ -270,7 +270,7 @@ class Drain:
 
     def _claim(self, session: Session, current: Slice) -> list[LeasedSample]:
         """Lease the next batch: samples of the job, or of all chats that can share its batch."""
-        count, seconds = current.batches.generator.size(), self._settings.lease_seconds
+        count, seconds = current.batches.job.size(), self._settings.lease_seconds
         if current.chat is None:
             lines = current.lines
             return samples.claim(
@@ -343,7 +343,7 @@ class Drain:
         done = commit_each(
             self._database,
             outcomes,
-            current.batches.generator.provenance,
+            current.batches.job.provenance,
             self._measured_to - before,
             worker_id=self._worker_id,
             idle_model=idle_model,

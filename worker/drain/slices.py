@@ -31,7 +31,7 @@ from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
 from worker.runners.runner import Runner
 from worker.sample.batch import BatchRunner
-from worker.sample.generation import BatchGenerator
+from worker.sample.open_job import OpenJob
 from worker.sample.provenance import Provenance
 from worker.sample.segments import markup_of
 from worker.sample.steering import UNSTEERED, Steering, steering_of
@@ -99,7 +99,7 @@ class Slices:
             if line is None:
                 raise
             refused = error  # other lines of the file may still run
-        generator = BatchGenerator(
+        ready = OpenJob(
             settings=self._settings,
             engine=engine,
             runner=runner,
@@ -114,7 +114,7 @@ class Slices:
             model=row.model,
             priority=row.priority,
             owner=row.owner,
-            batches=BatchRunner(self._store, generator),
+            batches=BatchRunner(self._store, ready),
             chat=chat_batches.key_of(row.spec, pinned) if row.kind == chat_job.CHAT else None,
             lines=None if line is None else chat_job.unit_key(line),
             refused=refused,

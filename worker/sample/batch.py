@@ -1,23 +1,25 @@
-"""A batch of samples on the engine: each turn is one engine batch of all talks that go on.
+"""A batch of samples as one run of the engine: talks come and go between passes.
 
 Nothing here writes to the index. A sample that fails has its reason in its outcome; the others go on.
 """
 
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from actograph.contract.errors import ServiceUnavailable
-from actograph.contract.specs import SamplingSpec
 from storage.artifacts.store import ArtifactStore
 from storage.samples import LeasedSample
 from worker.engine.model.device_errors import is_device_lost
 from worker.engine.model.memory import memory_snapshot
-from worker.engine.requests import RowChunk
-from worker.sample.generation import BatchGenerator, RunningLeases, as_error
-from worker.sample.outcome import Outcome
+from worker.engine.requests import Generation, RowChunk
+from worker.engine.runs import RunRequest
+from worker.sample.live_text import LiveText
+from worker.sample.open_job import OpenJob, RunningLeases, as_error
+from worker.sample.outcome import Interrupted, Outcome
 from worker.sample.talk import Talk
 from worker.sample.watched_store import watched
 
@@ -34,8 +36,8 @@ class BatchRunner:
         memory: bytes before and after the last batch.
     """
 
-    def __init__(self, store: ArtifactStore, generator: BatchGenerator) -> None:
-        self.generator = generator
+    def __init__(self, store: ArtifactStore, job: OpenJob) -> None:
+        self.job = job
         self.memory: dict[str, int] = {}
         self._store = store
 
@@ -51,29 +53,23 @@ class BatchRunner:
         talks = []
         for lease in leases:
             keeper.progress()
-            talks.append(Talk(lease, self.generator, store))
-            if (prompt := talks[-1].outcome.prompt) is not None:
-                self.generator.note_prompt(len(prompt.token_ids))
+            talks.append(Talk(lease, self.job, store))
         try:
             if any(talk.running for talk in talks):
                 self._talk(talks, keeper)
-            for talk in talks:  # before any session is stored: a sample that cannot be scored keeps none
-                keeper.progress()
-                talk.score()
-            _store(talks)
         finally:
             for talk in talks:
                 talk.discard()
         return [talk.outcome for talk in talks]
 
     def _talk(self, talks: Sequence[Talk], keeper: RunningLeases) -> None:
-        """Run all turns; an error of the engine is the error of each talk that runs."""
-        devices = self.generator.engine.model.devices
-        before, started = memory_snapshot(devices), time.monotonic()
+        """Run all talks; an error of the engine is the error of each talk that runs."""
+        engine = self.job.engine
+        before, started = memory_snapshot(engine.model.devices), time.monotonic()
+        run = _Run(talks, keeper, self.job)
         try:
-            while running := _next(talks):
-                for sampling, group in _by_sampling(running):
-                    self._turn(group, sampling, keeper)
+            with run:
+                engine.run(source=run, control=run, results=run, sink=run, options=self.job.options)
         except Exception as error:
             if is_device_lost(error):
                 raise
@@ -81,63 +77,98 @@ class BatchRunner:
             for talk in talks:
                 if talk.running:
                     talk.fail(as_error(error))
-            return
-        after, seconds = memory_snapshot(devices), time.monotonic() - started
+        for talk in talks:
+            if talk.running:  # the run was stopped before its turn
+                talk.fail(Interrupted())
+        after, seconds = memory_snapshot(engine.model.devices), time.monotonic() - started
         self.memory = {f"batch_before_{key}": size for key, size in before.items()}
         self.memory |= {f"batch_after_{key}": size for key, size in after.items()}
         logger.info("batch of %d ran %.1f s; memory before %s, after %s", len(talks), seconds, before, after)
 
-    def _turn(self, talks: Sequence[Talk], sampling: SamplingSpec | None, keeper: RunningLeases) -> None:
-        requests = [talk.request() for talk in talks]
-        sink = None if self.generator.provenance is None else _Sink(talks)
-        leases = [talk.lease for talk in talks]
-        generations = self.generator.run(leases, requests, sampling, sink, keeper)
-        for talk, generation in zip(talks, generations, strict=True):
-            talk.end_turn(generation)
 
+class _Run:
+    """What the engine sees of a batch: its source, control, results and sink.
 
-def _next(talks: Sequence[Talk]) -> list[Talk]:
-    """The talks of the next turn; one that restarts, because memory ran out, runs alone."""
-    running = [talk for talk in talks if talk.running]
-    return [talk for talk in running if not talk.has_restarted] or running[:1]
+    A talk that ends is scored and stored while the others go on.
+    """
 
+    def __init__(self, talks: Sequence[Talk], keeper: RunningLeases, job: OpenJob) -> None:
+        self._talks = {talk.lease.id: talk for talk in talks}
+        self._ready = deque(talk for talk in talks if talk.running)
+        self._open = len(self._ready)
+        self._changed = threading.Condition()
+        self._keeper = keeper
+        self._live = None if job.live is None else LiveText(job.live, job.engine.model.tokenizer)
+        self._finishing = ThreadPoolExecutor(WRITERS, thread_name_prefix="session-writer")
+        #: the store's error, once it is away
+        self._away: ServiceUnavailable | None = None
+        self._scoring = threading.Lock()
 
-def _by_sampling(talks: Sequence[Talk]) -> list[tuple[SamplingSpec | None, list[Talk]]]:
-    """Groups with equal sampling, in the order of their first members; each sample has its own seed."""
-    groups: list[tuple[SamplingSpec | None, list[Talk]]] = []
-    for talk in talks:
-        sampling = talk.sampling and talk.sampling.model_copy(update={"seed": 0})
-        group = next((members for known, members in groups if known == sampling), None)
-        if group is None:
-            groups.append((sampling, group := []))
-        group.append(talk)
-    return groups
+    def __enter__(self) -> None:
+        if self._live is not None:
+            self._live.start()
 
+    def __exit__(self, *_: object) -> None:
+        self._finishing.shutdown()
+        if self._live is not None:
+            self._live.stop()
 
-def _store(talks: Sequence[Talk]) -> None:
-    """Store the sessions of finished talks, several at once."""
-    away: list[ServiceUnavailable] = []
+    # source
 
-    def store(talk: Talk) -> None:
-        if away and talk.outcome.error is None:
-            talk.fail(away[0])  # each would wait for the store in vain
+    @property
+    def exhausted(self) -> bool:
+        with self._changed:
+            return not self._open
+
+    def pull(self, room: int, *, urgent: int, wait: float) -> list[RunRequest]:
+        with self._changed:
+            if wait and not self._ready and self._open:
+                self._changed.wait(wait)
+            chosen = [self._ready.popleft() for _ in range(min(room, len(self._ready)))]
+        return [talk.request() for talk in chosen]
+
+    # control
+
+    def stopped(self) -> bool:
+        return self._keeper.should_stop()
+
+    def dropped(self, key: str) -> bool:
+        return self._keeper.has_ended(self._talks[key].lease.job_id)
+
+    def beat(self) -> None:
+        self._keeper.progress()
+
+    # results and sink
+
+    def started(self, key: str, generated_ids: Sequence[int]) -> None:
+        talk = self._talks[key]
+        if self._live is not None and talk.lease.input.get("live") and talk.sampling is not None:
+            self._live.follow(key, generated_ids, talk.sampling.stop)
+
+    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
+        self._talks[key].write(rows)
+
+    def done(self, generation: Generation) -> None:
+        """Take a turn's result. Raises if the device is lost."""
+        talk = self._talks[generation.key]
+        self._keeper.progress()
+        talk.end_turn(generation)
+        if not talk.running:
+            self._finishing.submit(self._finish, talk)
+        with self._changed:
+            if talk.running:
+                self._ready.appendleft(talk)
+            else:
+                self._open -= 1
+            self._changed.notify_all()
+
+    def _finish(self, talk: Talk) -> None:
+        self._keeper.progress()
+        with self._scoring:  # before its session is stored: a sample that cannot be scored keeps none
+            talk.score()
+        if self._away is not None and talk.outcome.error is None:
+            talk.fail(self._away)  # each would wait for the store in vain
             return
         talk.store()
         if isinstance(talk.outcome.error, ServiceUnavailable):
-            away.append(talk.outcome.error)
-
-    with ThreadPoolExecutor(WRITERS, thread_name_prefix="session-writer") as pool:
-        list(pool.map(store, talks))
-
-
-@dataclass(frozen=True)
-class _Sink:
-    """The engine's `RowSink`: rows go to their talk."""
-
-    talks: Sequence[Talk]
-
-    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
-        self.talks[index].write(rows)
-
-    def reset(self, index: int) -> None:
-        self.talks[index].reset()
+            self._away = talk.outcome.error

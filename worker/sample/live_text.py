@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from storage.broker.live_text import LiveTextWriter
-from storage.samples import LeasedSample
 from worker.runners.text import SpokenText
 from worker.text.text_stream import TextStream
 
@@ -20,42 +19,29 @@ PERIOD_SECONDS = 0.025
 
 
 class LiveText:
-    """Sends the text of one batch. Use it as a context manager around the engine's call."""
+    """Sends the text of a run's samples, from `start` to `stop`."""
 
-    def __init__(
-        self,
-        writer: LiveTextWriter,
-        leases: Sequence[LeasedSample],
-        tokenizer: PreTrainedTokenizerBase,
-        stops: Sequence[str],
-    ) -> None:
-        """`leases` are those of the engine's requests; only samples with `live` in their input are sent."""
+    def __init__(self, writer: LiveTextWriter, tokenizer: PreTrainedTokenizerBase) -> None:
         self._writer = writer
-        self._ids = {i: lease.id for i, lease in enumerate(leases) if lease.input.get("live")}
         self._decode = SpokenText(tokenizer).of
-        self._stops = stops
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[str, _Row] = {}
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="live-text", daemon=True)
 
-    def __enter__(self) -> "LiveText":
-        if self._ids:
-            self._thread.start()
-        return self
+    def start(self) -> None:
+        self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
         self._done.set()
-        if self._ids:
-            self._thread.join()
-            self._writer.fade(self._ids.values())
+        self._thread.join()
+        if self._rows:
+            self._writer.fade(self._rows)
 
-    def on_batch(self, batch: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        """Follow requests that begin or begin again; the engine appends to their `tokens`."""
+    def follow(self, sample_id: str, tokens: Sequence[int], stops: Sequence[str]) -> None:
+        """Send the text of a sample, to whose `tokens` the engine appends."""
         with self._lock:
-            for index, growing in zip(batch, tokens, strict=True):
-                if index in self._ids:
-                    self._rows[index] = _Row(growing, TextStream(self._decode, self._stops))
+            self._rows[sample_id] = _Row(tokens, TextStream(self._decode, stops))
 
     def _run(self) -> None:
         try:
@@ -68,15 +54,15 @@ class LiveText:
         with self._lock:
             rows = dict(self._rows)
         pieces = []
-        for index, row in rows.items():
+        for sample_id, row in rows.items():
             row.say(row.new_text().encode(errors="replace"))
             if row.unsent:
-                pieces.append((self._ids[index], row.sent, row.unsent))
+                pieces.append((sample_id, row.sent, row.unsent))
         if not pieces:
             return
         whole = self._writer.write(pieces)
-        for index, row in rows.items():
-            row.was_sent(whole=self._ids[index] in whole)
+        for sample_id, row in rows.items():
+            row.was_sent(whole=sample_id in whole)
 
 
 class _Row:

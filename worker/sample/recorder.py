@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from actograph.contract import resources
@@ -235,15 +236,11 @@ def library_versions() -> dict[str, str]:
 def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:
     tensor = chunk.tensor
     undefined = chunk.over is not None and hook.endswith(".kurtosis")  # NaN where a channel does not vary
-    if tensor.is_floating_point() and not undefined and not torch.isfinite(tensor.sum(dtype=torch.float32)):
-        # the sum of finite values may overflow, so check each value
-        bad = (~torch.isfinite(tensor)).any(dim=1).nonzero()
-        if bad.numel():
-            if chunk.over is not None:
-                raise CaptureFailed(f"{hook}: of {chunk.over} rows some are not finite (NaN or infinity)")
-            place = int(bad[0])
-            row = chunk.first_row + place if chunk.tokens is None else chunk.tokens[place]
-            raise CaptureFailed(f"{hook}: token {row} has a value that is not finite (NaN or infinity)")
+    if tensor.is_floating_point() and not undefined and (place := _not_finite(tensor)) is not None:
+        if chunk.over is not None:
+            raise CaptureFailed(f"{hook}: of {chunk.over} rows some are not finite (NaN or infinity)")
+        row = chunk.first_row + place if chunk.tokens is None else chunk.tokens[place]
+        raise CaptureFailed(f"{hook}: token {row} has a value that is not finite (NaN or infinity)")
     return TensorRows(
         name=hook,
         dtype=DTYPE_NAMES[tensor.dtype],
@@ -252,6 +249,24 @@ def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:
         data=_bytes_of(tensor),
         tokens=chunk.tokens,
     )
+
+
+#: floats without a numpy type of their own -> integers of the same size, and the bits of an exponent that
+#: only infinities and NaN have
+_EXPONENTS = {torch.float16: (torch.int16, 0x7C00), torch.bfloat16: (torch.int16, 0x7F80)}
+
+
+def _not_finite(tensor: torch.Tensor) -> int | None:
+    """The first row with a value that is not finite; None if there is none.
+
+    By numpy: torch would start an OpenMP team of this thread's own, which slows the model's down.
+    """
+    kind, bits = _EXPONENTS.get(tensor.dtype, (None, 0))
+    if kind is None:
+        bad = ~np.isfinite(tensor.numpy())
+    else:
+        bad = (tensor.view(kind).numpy() & bits) == bits
+    return int(bad.any(axis=1).argmax()) if bad.any() else None
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

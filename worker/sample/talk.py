@@ -6,16 +6,17 @@ Most jobs have one turn per sample. Evaluations with tools have several; each is
 from collections.abc import Mapping
 from dataclasses import replace
 
-from actograph.contract.errors import ActographError, CaptureFailed, ContextLengthExceeded
+from actograph.contract.errors import ActographError, ContextLengthExceeded
 from actograph.contract.resources import ToolUseEnd
 from actograph.contract.specs import SamplingSpec, sample_seed
 from storage.artifacts.store import ArtifactStore
 from storage.samples import LeasedSample
 from worker.engine.requests import EarlierRows, Generation, GenerationRequest, RowChunk, SummedRows
+from worker.engine.runs import RunRequest
 from worker.runners.runner import Prompt
 from worker.sample.choosers import TurnTokens
 from worker.sample.conversation import Conversation, TurnPrompt
-from worker.sample.generation import BatchGenerator
+from worker.sample.open_job import OpenJob
 from worker.sample.outcome import Outcome
 from worker.sample.recorder import SampleRecorder
 from worker.sample.unforeseen import unforeseen
@@ -24,23 +25,20 @@ from worker.sample.unforeseen import unforeseen
 class Talk:
     """The state of one sample.
 
-    While it is `running`: `request`, then the engine with `write` and `reset` as the request's sink, then
-    `end_turn`. After that `score` and `store`; `outcome` has the result or the error. Nothing here writes to
-    the index.
+    While it is `running`: `request`, then the engine with `write` as the request's sink, then `end_turn`.
+    After that `score` and `store`; `outcome` has the result or the error. Nothing here writes to the index.
 
     Attributes:
         sampling: of every turn; None if the prompt is only read.
-        has_restarted: rows were lost in a later turn, so the first turn runs again.
     """
 
-    def __init__(self, lease: LeasedSample, job: BatchGenerator, store: ArtifactStore) -> None:
+    def __init__(self, lease: LeasedSample, job: OpenJob, store: ArtifactStore) -> None:
         """Build the first prompt; a faulty one ends the talk with its error."""
         self._job = job
         self._runner = job.runner
         self.outcome = Outcome(lease=lease)
         self.sampling: SamplingSpec | None = None
         self.running = False
-        self.has_restarted = False
         self._recorder: SampleRecorder | None = None
         origin = job.provenance
         self._positions = None if origin is None else origin.capture.positions
@@ -77,8 +75,6 @@ class Talk:
         #: the turn that runs
         self._begun: TurnPrompt | None = None
         self._earlier: EarlierRows | None = None
-        #: whether the rows of earlier turns were discarded with those of this one
-        self._is_torn = False
         #: hook -> summary of the rows of all turns so far
         self._summed: Mapping[str, SummedRows] = {}
         #: rows that a further turn replaces: summaries, and the last row
@@ -93,8 +89,16 @@ class Talk:
         self.running = False
         self.outcome = replace(self.outcome, error=error)
 
-    def request(self) -> GenerationRequest:
+    def request(self) -> RunRequest:
         """The engine's request for the next turn."""
+        return RunRequest(
+            request=self._turn(),
+            sampling=self.sampling or SamplingSpec(),
+            capture=self._job.capture,
+            time_limit=self._job.time_limit,
+        )
+
+    def _turn(self) -> GenerationRequest:
         lease, conversation, turn = self.lease, self._conversation, len(self._conversation.generations)
         begun = self._begun = conversation.begin(self._prompt.token_ids, self._results_from)
         self._earlier = EarlierRows(self._summed) if self._summarises else None
@@ -117,7 +121,7 @@ class Talk:
             seed=seed,
             edits=edits,
             chooser=chooser,
-            max_tokens=self._prompt.max_tokens,
+            max_tokens=0 if self.sampling is None else self._prompt.max_tokens,
             top_logprobs=self._prompt.top_logprobs,
             score_prompt=self._prompt.score_prompt,
             stop_at=self._prompt.stop_at,
@@ -126,7 +130,7 @@ class Talk:
 
     def write(self, rows: Mapping[str, RowChunk]) -> None:
         """Take rows of the turn that runs. Raises CaptureFailed, and the store's errors."""
-        if self._is_torn or self._recorder is None or self._begun is None:
+        if self._recorder is None or self._begun is None:
             return
         if self._runner.takes_turns:
             at_once: dict[str, RowChunk] = {}
@@ -140,13 +144,6 @@ class Talk:
         if rows:
             self._recorder.write(rows)
 
-    def reset(self) -> None:
-        """Discard the rows so far: the engine runs the turn again from its start."""
-        if self._recorder is not None:
-            self._recorder.reset()
-        self._latest.clear()
-        self._is_torn = bool(self._conversation.turns)
-
     def end_turn(self, generation: Generation) -> None:
         """Take the engine's answer to `request`; prepare the next turn, or end.
 
@@ -157,9 +154,6 @@ class Talk:
         error = self._job.error_of(generation)
         if error is not None:
             self.fail(error)
-            return
-        if self._is_torn:
-            self._restart()
             return
         if self._prompt.truncated_from is not None:
             generation = replace(generation, finish_reason="length")
@@ -172,14 +166,6 @@ class Talk:
             self.fail(reason)
         except Exception as unexpected:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
             self.fail(unforeseen(unexpected, f"while sample {self.lease.id} was prompted again"))
-
-    def _restart(self) -> None:
-        """Run all turns again, once."""
-        if self.has_restarted or self.outcome.prompt is None:
-            self.fail(CaptureFailed("memory ran out between two turns"))
-            return
-        self.has_restarted = True
-        self._start(self.outcome.prompt)
 
     def _follow(self, generation: Generation) -> None:
         """Prepare the next turn, or end the sample."""

@@ -1,0 +1,113 @@
+"""A job that is ready to run: what all its samples share, made once."""
+
+from typing import Protocol
+
+from actograph.contract.errors import ActographError, CaptureFailed, JobEnded, SampleTimeout
+from actograph.settings import Settings
+from storage.broker.live_text import LiveTextWriter
+from worker.engine.engine import Engine
+from worker.engine.model.device_errors import is_device_lost
+from worker.engine.requests import Generation
+from worker.engine.runs import CapturePlan, RunOptions
+from worker.runners.runner import Runner
+from worker.sample.outcome import Interrupted
+from worker.sample.provenance import Provenance
+from worker.sample.segments import Markup
+from worker.sample.steering import UNSTEERED, Steering
+
+
+class RunningLeases(Protocol):
+    """Leases of the running batch, renewed by `worker.drain.lease`."""
+
+    def progress(self, _step: int = 0) -> None:
+        """Note a decode step, a scored sample or a stored piece of a file. A silent batch is ended."""
+
+    def should_stop(self) -> bool:
+        """Whether the batch ends now: all its jobs have ended, its leases are lost, or the worker stops."""
+        ...
+
+    def has_ended(self, job_id: str) -> bool:
+        """Whether this job of the batch was cancelled or has ended otherwise."""
+        ...
+
+
+class OpenJob:
+    """One job, or chats that share their properties, on an engine.
+
+    Attributes:
+        capture: what the engine keeps of each sample; None if nothing is captured.
+        time_limit: seconds for one sample.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        engine: Engine,
+        runner: Runner,
+        provenance: Provenance | None,
+        steering: Steering = UNSTEERED,
+        markup: Markup | None = None,
+        time_limit: float | None = None,
+        live: LiveTextWriter | None = None,
+    ) -> None:
+        """
+        Args:
+            provenance: None if the job captures nothing.
+            markup: segment markers; None uses the tokenizer's defaults.
+            live: writer of live text; None if nobody follows the samples.
+        """
+        self.engine = engine
+        self.runner = runner
+        self.provenance = provenance
+        self.steering = steering
+        self.markup = markup or Markup(engine.model.tokenizer)
+        self.context_length = engine.structure.context_length
+        self.time_limit = time_limit
+        self.live = live
+        self.options = RunOptions(
+            slots=settings.batch_size,
+            row_bytes=settings.host_buffer_bytes,
+            shard_bytes=settings.shard_bytes,
+        )
+        self.capture: CapturePlan | None = None
+        if provenance is not None:
+            self.capture = CapturePlan(
+                hooks=tuple(provenance.hooks),
+                positions=provenance.positions,
+                dtype=provenance.capture.dtype,
+                shaping=provenance.shaping,
+            )
+
+    def size(self) -> int:
+        """Number of samples for the next batch: a few for each place, so that few places stand empty."""
+        return 4 * self.engine.forwards.slots(self.options)
+
+    def error_of(self, generation: Generation) -> ActographError | None:
+        """The sample's error; None if the generation is a result.
+
+        Raises:
+            Exception: the device is lost (`is_device_lost`); only a new process helps.
+        """
+        if generation.error is not None:
+            if is_device_lost(generation.error):
+                raise generation.error
+            return Interrupted() if generation.finish_reason == "cancelled" else as_error(generation.error)
+        match generation.finish_reason:
+            case "cancelled":
+                return Interrupted()
+            case "dropped":
+                return JobEnded()
+            case "timeout":
+                return SampleTimeout(
+                    f"the sample was decoded for more than {self.time_limit:g} s (sample_timeout_seconds); "
+                    f"it had {len(generation.generated_ids)} tokens then"
+                )
+        return None
+
+
+def as_error(error: BaseException) -> ActographError:
+    """Any error as a sample's error."""
+    if isinstance(error, ActographError):
+        return error
+    return CaptureFailed(f"{type(error).__name__}: {error}")
