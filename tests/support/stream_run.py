@@ -122,7 +122,7 @@ class StreamRun:
             arena: tokens of the forward.
             rows: bytes for captured rows, staging included.
         """
-        sizes = sum(shape.token_bytes for shape in layer_shapes(hooks.model))
+        sizes = sum(s.token_bytes for s in layer_shapes(hooks.model)) if kind == "packed" else 1
         budget = Budget(rows + sizes * arena)
         forward: Any
         if kind == "packed":

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from worker.engine.runs import RunRequest
 from worker.engine.stream.edits import RowEdits
 from worker.engine.stream.scores import PromptScore
 from worker.engine.tokens.stopping import StopStrings, TextEnds
+
+#: kinds of stops remembered
+_MOST_STOPS = 256
 
 
 class Live(Context):
@@ -186,6 +189,7 @@ class Endings:
         stops = tuple(live.sampling.stop)
         if stops:
             if stops not in self._stops:
+                _limit(self._stops)
                 self._stops[stops] = StopStrings(stops, self._tokenizer)
             if self._stops[stops].ended(live.generated):
                 return True
@@ -193,5 +197,12 @@ class Endings:
         if end is None:
             return False
         if end not in self._ends:
+            _limit(self._ends)
             self._ends[end] = TextEnds(end, self._tokenizer)
         return self._ends[end].ended(live.generated)
+
+
+def _limit(known: dict[Any, Any]) -> None:
+    """Forget all if they are many: a run may never end."""
+    if len(known) >= _MOST_STOPS:
+        known.clear()

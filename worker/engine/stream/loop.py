@@ -95,10 +95,13 @@ class Loop:
             self._end(live, reason, error)
         for item in self._places.waiting:
             self._delivery.end(unread(item, reason, error))
-        while not self._delivery.close(0.2):
-            self._control.beat()
-        self._places.clear()
-        self._forward.close()
+        try:
+            while not self._delivery.close(0.2):
+                if error is None:  # else it may be the control's
+                    self._control.beat()
+        finally:
+            self._places.clear()
+            self._forward.close()
         self.statistics.rows, self.statistics.shared = self._delivery.rows, self._places.shared
 
     def _turn(self) -> bool:

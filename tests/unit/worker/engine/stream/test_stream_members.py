@@ -154,13 +154,15 @@ def test_every_member_equals_its_run_alone(shared: Path, name: str, subtests: py
     runs = {
         "packed": StreamRun(items, arrivals).run(hooks, most=9, step_tokens=48, shard_bytes=20_000),
         "little room": StreamRun(items).run(hooks, most=6, arena=450, rows=3 * block, step_tokens=64),
-        "traced": StreamRun(items).run(hooks, "traced", most=5),
+        "traced": StreamRun(items[::3]).run(hooks, "traced", most=5),
     }
     assert runs["packed"].statistics.shared and not runs["traced"].statistics.shared
     for item in items:
         alone = Alone(engine, item)
         assert alone.made.error is None
         for kind, run in runs.items():
+            if item.key not in run.made:
+                continue
             with subtests.test(kind=kind, member=item.key):
                 made = run.made[item.key]
                 assert made.error is None
