@@ -6,7 +6,7 @@ BENCH_UNIT_SAMPLES samples. The tokenizer is that of the demo's model.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,9 @@ from transformers import AutoTokenizer
 
 from actograph.contract.models import ModelStructure
 from actograph.demo import MODEL_DIR
-from worker.engine.requests import Generation, GenerationRequest
+from tests.support.engine_double import answered, run_requests
+from worker.engine.requests import Generation
+from worker.engine.runs import RunRequest, RunStatistics, Sink
 
 UNIT_SECONDS = float(os.environ.get("BENCH_UNIT_SECONDS", "0"))
 UNIT_SAMPLES = int(os.environ.get("BENCH_UNIT_SAMPLES", "8"))
@@ -30,6 +32,7 @@ class NullEngine:
         self._end = tokenizer.eos_token_id
         cpu = torch.device("cpu")
         self.model = SimpleNamespace(tokenizer=tokenizer, device=cpu, devices=(cpu,))
+        self.forwards = SimpleNamespace(slots=lambda _options: UNIT_SAMPLES)
         self.structure = ModelStructure(
             model=name,
             architecture="Null",
@@ -46,15 +49,10 @@ class NullEngine:
             module_locations=[],
         )
 
-    def plan_batch_size(self, *_: Any, **__: Any) -> int:
-        return UNIT_SAMPLES
+    def run(self, **of_run: Any) -> RunStatistics:
+        return run_requests(self.answer, slots=UNIT_SAMPLES, **of_run)
 
-    def generate(
-        self, requests: Sequence[GenerationRequest], *, on_step: Callable[[int], None], **_: Any
-    ) -> list[Generation]:
+    def answer(self, requests: Sequence[RunRequest], sink: Sink | None) -> list[Generation]:
+        """One end token for each prompt."""
         time.sleep(UNIT_SECONDS)
-        on_step(0)
-        return [
-            Generation(key=r.key, prompt_ids=r.prompt_ids, generated_ids=(self._end,), finish_reason="stop")
-            for r in requests
-        ]
+        return [answered(request, [self._end]) for request in requests]

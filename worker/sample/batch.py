@@ -94,8 +94,10 @@ class _Run:
 
     def __init__(self, talks: Sequence[Talk], keeper: RunningLeases, job: OpenJob) -> None:
         self._talks = {talk.lease.id: talk for talk in talks}
-        self._ready = deque(talk for talk in talks if talk.running)
-        self._open = len(self._ready)
+        #: talks that wait for their first turn, and for a further one
+        self._first = deque(talk for talk in talks if talk.running)
+        self._further: deque[Talk] = deque()
+        self._open = len(self._first)
         self._changed = threading.Condition()
         self._keeper = keeper
         self._live = None if job.live is None else LiveText(job.live, job.engine.model.tokenizer)
@@ -122,9 +124,12 @@ class _Run:
 
     def pull(self, room: int, *, urgent: int, wait: float) -> list[RunRequest]:
         with self._changed:
-            if wait and not self._ready and self._open:
+            if wait and not self._further and not self._first and self._open:
                 self._changed.wait(wait)
-            chosen = [self._ready.popleft() for _ in range(min(room, len(self._ready)))]
+            chosen: list[Talk] = []
+            for queue in (self._further, self._first):
+                while queue and len(chosen) < room:
+                    chosen.append(queue.popleft())
         return [talk.request() for talk in chosen]
 
     # control
@@ -157,7 +162,7 @@ class _Run:
             self._finishing.submit(self._finish, talk)
         with self._changed:
             if talk.running:
-                self._ready.appendleft(talk)
+                self._further.append(talk)
             else:
                 self._open -= 1
             self._changed.notify_all()

@@ -261,11 +261,11 @@ def _not_finite(tensor: torch.Tensor) -> int | None:
 
     By numpy: torch would start an OpenMP team of this thread's own, which slows the model's down.
     """
-    kind, bits = _EXPONENTS.get(tensor.dtype, (None, 0))
-    if kind is None:
-        bad = ~np.isfinite(tensor.numpy())
-    else:
+    if tensor.dtype in _EXPONENTS:
+        kind, bits = _EXPONENTS[tensor.dtype]
         bad = (tensor.view(kind).numpy() & bits) == bits
+    else:
+        bad = ~np.isfinite(tensor.numpy())
     return int(bad.any(axis=1).argmax()) if bad.any() else None
 
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
-from actograph.contract.specs import SamplingSpec
 from actograph.tool_calls import ToolCall
 from storage.results.export.sample import turns
 from storage.sessions.writer import SessionReader
+from tests.support.engine_double import answered, run_requests
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, TextEnd
+from worker.engine.runs import RunRequest, RunStatistics, Sink
 from worker.evals.tools import CALCULATOR
 from worker.runners import annotation_turns
 
@@ -54,16 +55,14 @@ class Scripted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def generate(
-        self, requests: list[GenerationRequest], *, sampling: SamplingSpec, **_: Any
-    ) -> list[Generation]:
+    def run(self, **of_run: Any) -> RunStatistics:
+        return run_requests(self._answer, **of_run)
+
+    def _answer(self, requests: Sequence[RunRequest], _sink: Sink | None) -> list[Generation]:
         said = self._turns[len(self.prompts)]
-        self.prompts.append(requests[0])
-        ids = tuple(self._engine.model.tokenizer.encode(said, add_special_tokens=False))
-        return [
-            Generation(key=r.key, prompt_ids=r.prompt_ids, generated_ids=ids, finish_reason="stop")
-            for r in requests
-        ]
+        self.prompts.append(requests[0].request)
+        ids = self._engine.model.tokenizer.encode(said, add_special_tokens=False)
+        return [answered(request, ids) for request in requests]
 
 
 def scripted(bench: "Bench", *turns: str, **changes: Any) -> tuple[list[Sample], Scripted]:

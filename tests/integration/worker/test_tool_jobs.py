@@ -1,7 +1,7 @@
 """Evaluations with tools through the drain: answers, records, sessions of several turns, bad ends."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
-from actograph.contract.specs import SamplingSpec
 from storage.jobs import jobs
 from storage.results import summary
 from storage.sessions.writer import SessionReader
+from tests.support.engine_double import Watched, answered, run_requests
 from worker.engine.engine import Engine
-from worker.engine.requests import Generation, GenerationRequest
+from worker.engine.requests import Generation
+from worker.engine.runs import RunRequest, RunStatistics, Sink
 from worker.evals import tools
 
 if TYPE_CHECKING:
@@ -83,16 +84,14 @@ def test_the_calculator_is_used_and_every_row_is_kept(bench: "Bench") -> None:
         assert len(reader.tokens_of_rows("logits")) == chosen
 
 
-def test_each_turn_draws_its_own_noise(bench: "Bench", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_turn_draws_its_own_noise(bench: "Bench") -> None:
     seeds: dict[str, list[int]] = {}
-    generate = Engine.generate
 
-    def noted(engine: Engine, requests: list[GenerationRequest], **options: Any) -> list[Generation]:
+    def noted(requests: Sequence[RunRequest]) -> None:
         for request in requests:
-            seeds.setdefault(request.key, []).append(request.seed)
-        return generate(engine, requests, **options)
+            seeds.setdefault(request.key, []).append(request.request.seed)
 
-    monkeypatch.setattr(Engine, "generate", noted)
+    bench.engine = Watched(bench.engine, noted)  # type: ignore[assignment]
     run(bench, submit(bench, 2))
     assert [len(set(drawn)) for drawn in seeds.values()] == [2, 2]
 
@@ -158,21 +157,16 @@ class Scripted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def generate(
-        self, requests: list[GenerationRequest], *, sampling: SamplingSpec, **_: Any
-    ) -> list[Generation]:
+    def run(self, **of_run: Any) -> RunStatistics:
+        return run_requests(self._answer, **of_run)
+
+    def _answer(self, requests: Sequence[RunRequest], _sink: Sink | None) -> list[Generation]:
         made = []
         for request in requests:
             turn = self.turns[request.key] = self.turns.get(request.key, -1) + 1
-            ids = self._engine.model.tokenizer.encode(
-                self._say(turn) + "<|im_end|>", add_special_tokens=False
-            )
-            made.append(
-                Generation(
-                    key=request.key, prompt_ids=request.prompt_ids, generated_ids=tuple(ids),
-                    finish_reason="stop",
-                )
-            )  # fmt: skip
+            said = self._say(turn) + "<|im_end|>"
+            ids = self._engine.model.tokenizer.encode(said, add_special_tokens=False)
+            made.append(answered(request, ids))
         return made
 
 
@@ -215,37 +209,6 @@ def test_a_template_that_refuses_the_results_fails_the_sample_with_its_reason(
         assert sample.status is SampleStatus.FAILED
         assert sample.error is not None
         assert "no results here" in sample.error.message
-
-
-class RunningOut:
-    """The real engine, out of memory once in a second turn that several samples share."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.batches: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def generate(self, requests: list[GenerationRequest], *, sink: Any, **options: Any) -> list[Generation]:
-        self.batches.append(len(requests))
-        if len(self.batches) == 2:
-            for index in range(len(requests)):
-                sink.reset(index)
-        return self._engine.generate(requests, sink=sink, **options)
-
-
-def test_samples_whose_rows_were_lost_between_turns_run_again_alone(bench: "Bench") -> None:
-    undisturbed = run(bench, submit(bench, 3))
-    running_out = RunningOut(bench.engine)
-    bench.engine = running_out  # type: ignore[assignment]
-    again = run(bench, submit(bench, 3))
-    assert running_out.batches == [3, 3, 1, 1, 1, 1, 1, 1]
-    assert [s.completion for s in again] == [s.completion for s in undisturbed]
-    for sample in again:
-        assert sample.session_id is not None
-        SessionReader(bench.store, sample.session_id).verify()
-    assert len(bench.stored_sessions()) == 6
 
 
 def test_a_cut_turn_is_told(bench: "Bench") -> None:

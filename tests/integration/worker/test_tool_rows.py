@@ -227,34 +227,3 @@ def test_steered_conditions_and_samples_share_a_batch(bench: "Bench") -> None:
     key = {(s.sample.index, s.sample.condition): s.token_ids for s in together}
     assert [key[s.sample.index, "steered"] for s in alone[:2]] == [s.token_ids for s in alone[:2]]
     assert [key[s.sample.index, "plain"] for s in alone[2:]] == [s.token_ids for s in alone[2:]]
-
-
-class TearingEngine:
-    """The real engine; it says in the second turn that the first sample's rows were lost."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self.batches: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def generate(self, requests: Any, *, sink: Any, **options: Any) -> Any:
-        self.batches.append(len(requests))
-        if len(self.batches) == 2:
-            sink.reset(0)
-        return self._engine.generate(requests, sink=sink, **options)
-
-
-def test_a_sample_whose_rows_are_lost_in_a_later_turn_runs_again_alone(
-    bench: "Bench", everything: list[Session]
-) -> None:
-    tearing: Any = TearingEngine(bench.engine)
-    bench.engine = tearing
-    again = sessions(bench, capture={"hooks": HOOKS})
-    assert tearing.batches == [2, 2, 1, 1]
-    for session, whole in zip(again, everything, strict=True):
-        assert session.token_ids == whole.token_ids
-        for hook in HOOKS:
-            assert session.tokens[hook] == whole.tokens[hook]
-            torch.testing.assert_close(session.tensors[hook], whole.tensors[hook], atol=1e-4, rtol=1e-4)

@@ -5,14 +5,14 @@ python -m tests.soak.worker.failing_worker
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from tests.support import null_worker
 from tests.support.null_engine import NullEngine
 from worker.__main__ import main
-from worker.engine.requests import Generation, GenerationRequest
+from worker.engine.requests import Generation
+from worker.engine.runs import RunRequest, Sink
 
 
 class FailingEngine(NullEngine):
@@ -20,13 +20,13 @@ class FailingEngine(NullEngine):
 
     _is_lost = False
 
-    def generate(self, requests: Sequence[GenerationRequest], **options: Any) -> list[Generation]:
-        texts = [self.model.tokenizer.decode(request.prompt_ids) for request in requests]
+    def answer(self, requests: Sequence[RunRequest], sink: Sink | None) -> list[Generation]:
+        texts = [self.model.tokenizer.decode(request.prompt) for request in requests]
         if self._is_lost or any("poison" in text for text in texts):
             # as on a GPU: once the context is corrupted, every later call fails too
             self._is_lost = True
             raise torch.AcceleratorError("CUDA error: device-side assert triggered")
-        return super().generate(requests, **options)
+        return super().answer(requests, sink)
 
 
 # the child process imports this module again

@@ -1,6 +1,7 @@
 """Samples that fit into no memory, take too long or hang fail with the reason, and the drain goes on."""
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.queue import workers
 from storage.sessions.writer import SessionReader
+from tests.support.engine_double import Watched
 from worker.engine.engine import Engine
-from worker.engine.model.memory import LearnedLimit
+from worker.engine.runs import RunRequest
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -36,12 +38,14 @@ class HangingEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def generate(self, requests: Any, **options: Any) -> Any:
-        if any(request.prompt_ids == self._poison for request in requests):
+    def run(self, **of_run: Any) -> Any:
+        return Watched(self._engine, self._hang).run(**of_run)
+
+    def _hang(self, requests: Sequence[RunRequest]) -> None:
+        if any(request.prompt == self._poison for request in requests):
             assert self.ended.wait(60), "nobody ended the process"
             self.ended.clear()
             raise ProcessEnded
-        return self._engine.generate(requests, **options)
 
     def end_process(self, _status: int) -> None:
         self.deaths += 1
@@ -109,19 +113,13 @@ def test_a_sample_that_takes_too_long_fails_and_its_batch_keeps_what_ended(bench
 def test_a_sample_that_fits_into_no_memory_fails_with_its_reason_and_the_others_are_stored(
     bench: "Bench",
 ) -> None:
-    """Memory runs out in the fourth step of every batch that holds the longest prompt."""
+    """Memory runs out in every pass of so many tokens as the longest prompt has."""
     prompts = ["12+13", "one", "Tom has four apples and buys five more: how many has he then?", "nine", "a b"]
     tokenizer = bench.engine.model.tokenizer
     longest = len(tokenizer.encode(prompts[2], add_special_tokens=False))
-    sizes: list[int] = []
-    step = prompt_tokens = 0
 
     def before(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        nonlocal step, prompt_tokens
-        batch, tokens = args[0].shape[:2]
-        step, prompt_tokens = (0, tokens) if tokens > 1 else (step + 1, prompt_tokens)
-        if step == 4 and prompt_tokens == longest:
-            sizes.append(batch)
+        if args[0].shape[-2] >= longest:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     job_id = bench.submit(
@@ -129,12 +127,9 @@ def test_a_sample_that_fits_into_no_memory_fails_with_its_reason_and_the_others_
     )
     handle = bench.engine.model.hf.get_submodule("model.layers.1.mlp").register_forward_pre_hook(before)
     try:
-        # rows are in files when memory runs out
         bench.drain(batch_size=5, shard_bytes=1 << 13).run_slice(job_id)
     finally:
         handle.remove()
-        bench.engine.limit = LearnedLimit()
-    assert sizes == [5, 3, 1, 1]
     *_, lost, fourth, fifth = done = bench.samples(job_id)
     assert [str(s.status) for s in done] == ["completed", "completed", "failed", "completed", "completed"]
     assert lost.error is not None and lost.error.details is not None

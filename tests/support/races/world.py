@@ -16,7 +16,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 import torch
@@ -35,7 +34,8 @@ from storage.index.ids import new_worker_id
 from storage.queue import workers
 from tests.support.null_engine import NullEngine
 from worker.drain.drain import Drain
-from worker.engine.requests import Generation, GenerationRequest, RowChunk, RowSink
+from worker.engine.requests import Generation, RowChunk
+from worker.engine.runs import RunRequest, Sink
 from worker.signals.stop_signal import StopSignal
 
 MODEL = "null"
@@ -138,19 +138,12 @@ class RowsEngine(NullEngine):
     def width_of(self, _hook: str) -> int:
         return WIDTH
 
-    def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        *,
-        on_step: Callable[[int], None],
-        sink: RowSink | None = None,
-        **more: Any,
-    ) -> list[Generation]:
-        for index, request in enumerate(requests):
-            if sink is not None:
-                rows = torch.zeros(len(request.prompt_ids), WIDTH)
-                sink.write(index, {HOOK: RowChunk(first_row=0, tensor=rows)})
-        return super().generate(requests, on_step=on_step, **more)
+    def answer(self, requests: Sequence[RunRequest], sink: Sink | None) -> list[Generation]:
+        for request in requests:
+            if sink is not None and request.capture is not None:
+                rows = torch.zeros(len(request.prompt), WIDTH)
+                sink.write(request.key, {HOOK: RowChunk(first_row=0, tensor=rows)})
+        return super().answer(requests, sink)
 
 
 class RowsHolder:

@@ -150,6 +150,8 @@ class Record:
         self.plan, self._prompt = plan, len(item.prompt)
         chooser = item.request.chooser or plan.shaping.chooser
         self.kept = ChosenTokens(plan.positions, chooser, item.prompt, generated)
+        #: first token with rows of points that have the last tokens alone
+        self.tail_from = 0 if not item.max_tokens else len(item.prompt) - 1
         self.has_tail = any(layout.tail for layout in layouts)
         self._pool = pool
         self._strands = [_Strand(layout, pool) for layout in layouts]

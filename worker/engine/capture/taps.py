@@ -184,8 +184,13 @@ class Taps:
         tokens: Sequence[int] = part.rows
         places = [part.first + token - part.start for token in tokens]
         if stage.layout.tail:
-            tokens = [token for token, place in zip(tokens, places, strict=True) if place in kept]
-            places = [kept[place] for place in places if place in kept]
+            # a scored prompt has logits of earlier tokens too
+            pairs = [
+                (token, kept[place])
+                for token, place in zip(tokens, places, strict=True)
+                if place in kept and token >= record.tail_from
+            ]
+            tokens, places = [token for token, _ in pairs], [place for _, place in pairs]
         if places:
             stage.places += places
             stage.owners.append((record, tokens))

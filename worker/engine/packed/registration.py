@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from worker.engine.packed.arena import LayerShape
 from worker.engine.packed.attention import Kind, chunk, decode
 
 _NAME = "actograph_arena"
+_shapes: WeakKeyDictionary[nn.Module, list[LayerShape]] = WeakKeyDictionary()
 #: arguments of attention modules that change nothing here
 _HARMLESS = frozenset(
     {
@@ -117,11 +119,18 @@ def refusal(model: LoadedModel) -> str | None:
 
 
 def layer_shapes(model: LoadedModel) -> list[LayerShape]:
-    """Keys and values of each layer, from one tiny forward pass.
+    """Keys and values of each layer, from one tiny forward pass of each model.
 
     Raises:
         UnknownAttention: a layer keeps no keys and values of its own.
     """
+    hf: Any = model.hf
+    if hf not in _shapes:
+        _shapes[hf] = _layer_shapes(model)
+    return _shapes[hf]
+
+
+def _layer_shapes(model: LoadedModel) -> list[LayerShape]:
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with torch.inference_mode():
         output = model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True)

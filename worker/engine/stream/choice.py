@@ -14,7 +14,7 @@ from actograph.contract.specs import SamplingSpec
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.requests import TokenLogprobs
 from worker.engine.stream.live import Live
-from worker.engine.tokens.checkpoint_processors import processors_of
+from worker.engine.tokens import checkpoint_processors
 from worker.engine.tokens.logprobs import LogprobRecorder
 from worker.engine.tokens.penalties import changes_logits
 from worker.engine.tokens.sampling import _signed as signed
@@ -32,15 +32,15 @@ class TokenChoice:
     """Chooses tokens for rows at different steps; it changes no row."""
 
     def __init__(self, model: LoadedModel) -> None:
-        self._device = model.device
-        # for one row without padding the length of its prompt does not matter
-        self._processors: list[Any] = processors_of(model, [1])
+        self._model = model
 
     def prepare(self, live: Live) -> None:
-        """Give a request its ids on the device if its choices read them."""
-        penalised = live.sampling.presence_penalty or live.sampling.frequency_penalty
-        if not live.reads and (penalised or self._processors):
-            live.hold_ids(self._device)
+        """Give a request the checkpoint's processors, and its ids on the device if its choices read them."""
+        if live.reads:
+            return
+        live.processors = checkpoint_processors.of_one(self._model, live.prompt, live.item.max_tokens)
+        if live.processors or live.sampling.presence_penalty or live.sampling.frequency_penalty:
+            live.hold_ids(self._model.device)
 
     def choose(self, logits: Tensor, rows: Sequence[Live]) -> list[ChosenToken]:
         """The next token of each row.
@@ -60,12 +60,12 @@ class TokenChoice:
 
     def _is_special(self, row: Live) -> bool:
         sampled = row.sampling.temperature > 0 or row.item.request.top_logprobs is not None
-        return sampled or bool(self._processors) or changes_logits(row.sampling)
+        return sampled or bool(row.processors) or changes_logits(row.sampling)
 
     def _of(self, scores: Tensor, rows: Sequence[Live]) -> list[ChosenToken]:
         """Choose by float32 logits, which it may write to."""
         for i, row in enumerate(rows):
-            for processor in self._processors:
+            for processor in row.processors:
                 assert row.ids is not None
                 scores[i : i + 1] = processor(row.ids[:, : len(row.tokens)], scores[i : i + 1])
         recorder: Any = None

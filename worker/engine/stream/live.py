@@ -30,6 +30,7 @@ class Live(Context):
     Attributes:
         generated: ids, the one that ended it included.
         ids: all ids on the device, [1, most + 1]; only if something that chooses reads them.
+        processors: transformers' own, of the checkpoint's generation config.
         begins: it computes a common beginning and has no result of its own.
     """
 
@@ -43,6 +44,7 @@ class Live(Context):
         self.score = PromptScore(item.request) if item.request.score_prompt else None
         self.logprobs: list[TokenLogprobs] = []
         self.ids: Tensor | None = None
+        self.processors: list[Any] = []
 
     @property
     def key(self) -> str:

@@ -168,7 +168,8 @@ class Loop:
                 if live.record is None:
                     return True
                 part.rows = live.record.kept.of(part.start, stop)
-                tail = sum(token >= stop - part.logits for token in part.rows)
+                first = max(stop - part.logits, live.record.tail_from)
+                tail = sum(token >= first for token in part.rows)
                 while not (fits := live.record.reserve(len(part.rows), tail)):
                     if not self._places.make_room(packed):
                         break

@@ -5,6 +5,7 @@ n-grams begin in the padding, and a minimum length counts the padding. A sample'
 rest of its batch.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,22 @@ def processors_of(model: LoadedModel, lengths: Sequence[int]) -> list[LogitsProc
     if rows:
         found.append(RowByRow(rows, lengths))
     return found
+
+
+def of_one(model: LoadedModel, prompt_tokens: int, max_tokens: int) -> list[LogitsProcessor]:
+    """transformers' own processors for one row without padding; usually none.
+
+    Sampling and stopping are left to us.
+    """
+    hf: Any = model.hf
+    config = copy.deepcopy(hf.generation_config)
+    config.update(do_sample=False, max_length=prompt_tokens + max_tokens)
+    hf._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=model.device)
+    return list(
+        hf._get_logits_processor(
+            config, input_ids_seq_length=prompt_tokens, device=str(model.device), model_kwargs={}
+        )
+    )
 
 
 class PenaltyWithoutPadding(LogitsProcessor):

@@ -216,3 +216,28 @@ def test_neither_arena_nor_pool_with_little_room_blocks_forks(
 
 def test_a_run_without_requests_ends_at_once(hooks: ModelHooks) -> None:
     assert StreamRun([]).run(hooks).statistics.passes == 0
+
+
+CHECKPOINTS: list[dict[str, Any]] = [
+    {"suppress_tokens": list(range(3, 500))},
+    {"begin_suppress_tokens": list(range(3, 480))},
+    {"bad_words_ids": [[token] for token in range(3, 400)]},
+    {"repetition_penalty": 1.8},
+    {"no_repeat_ngram_size": 2},
+    {"min_new_tokens": 4},
+]
+
+
+@pytest.mark.parametrize("config", CHECKPOINTS, ids=lambda config: next(iter(config)))
+def test_a_checkpoint_that_changes_the_choice_of_tokens_does_so_here(
+    hooks: ModelHooks, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hf: Any = hooks.model.hf
+    for name, value in config.items():
+        monkeypatch.setattr(hf.generation_config, name, value)
+    items = _good()
+    run = StreamRun(items).run(hooks)
+    for item in items:
+        ids = torch.tensor([item.prompt])
+        due = hf.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+        assert list(run.ids(item.key)) == due[0, len(item.prompt) :].tolist()

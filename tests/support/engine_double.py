@@ -1,0 +1,64 @@
+"""Engines that do not compute, or that notice what a real one is asked."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from worker.engine.requests import Generation
+from worker.engine.runs import Control, Results, RunRequest, RunStatistics, Sink, Source
+
+
+def answered(request: RunRequest, ids: Sequence[int]) -> Generation:
+    """A finished generation."""
+    return Generation(
+        key=request.key, prompt_ids=request.prompt, generated_ids=tuple(ids), finish_reason="stop"
+    )
+
+
+def run_requests(
+    answer: Callable[[Sequence[RunRequest], Sink | None], Sequence[Generation]],
+    *,
+    source: Source,
+    control: Control,
+    results: Results,
+    sink: Sink | None = None,
+    slots: int = 8,
+    **_: Any,
+) -> RunStatistics:
+    """`Engine.run` without a model: `answer` makes the generations of the requests that were pulled."""
+    while not source.exhausted and not control.stopped():
+        pulled = list(source.pull(slots, urgent=0, wait=0.2))
+        for request in pulled:
+            results.started(request.key, ())
+        for generation in answer(pulled, sink) if pulled else ():
+            results.done(generation)
+        control.beat()
+    return RunStatistics()
+
+
+class Watched:
+    """The real engine; `pulled` is called with the requests of each pull, before they run."""
+
+    def __init__(self, engine: Any, pulled: Callable[[Sequence[RunRequest]], None]) -> None:
+        self._engine, self._pulled = engine, pulled
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run(self, *, source: Source, **others: Any) -> RunStatistics:
+        statistics: RunStatistics = self._engine.run(source=_WatchedSource(source, self._pulled), **others)
+        return statistics
+
+
+class _WatchedSource:
+    def __init__(self, source: Source, pulled: Callable[[Sequence[RunRequest]], None]) -> None:
+        self._source, self._pulled = source, pulled
+
+    @property
+    def exhausted(self) -> bool:
+        return self._source.exhausted
+
+    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[RunRequest]:
+        found = self._source.pull(room, urgent=urgent, wait=wait)
+        if found:
+            self._pulled(found)
+        return found
