@@ -14,7 +14,6 @@ from actograph.contract import resources
 from actograph.contract.errors import ActographError, CaptureFailed, ServiceUnavailable
 from actograph.contract.specs import SamplingSpec
 from storage.artifacts.store import ArtifactStore
-from storage.index.ids import new_session_id
 from storage.samples import LeasedSample
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.sessions import NewSession
@@ -82,7 +81,7 @@ class Recorded:
 class BatchRecorder:
     """The engine's `RowSink`: writes each sample's chunks as shards of its session.
 
-    Every attempt has its own session id, so an attempt that lost its lease can be removed safely.
+    Every claim announces its own session, so the files of a lost lease can be removed safely.
     """
 
     def __init__(
@@ -112,7 +111,10 @@ class BatchRecorder:
         """Write rows of a sample. Raises CaptureFailed if a value is not finite, and the store's errors."""
         shard = [_tensor_rows(hook, chunk) for hook, chunk in rows.items()]
         if index not in self._writers:
-            self._writers[index] = SessionWriter(self._store, new_session_id())
+            session_id = self._samples[index].session_id
+            if session_id is None:
+                raise CaptureFailed("rows were captured of a sample that was claimed without a session")
+            self._writers[index] = SessionWriter(self._store, session_id)
             self._delivered[index] = {}
         self._delivered[index] |= {
             part.name: _Delivered(part.shape[1], part.dtype, rows[part.name].over) for part in shard
