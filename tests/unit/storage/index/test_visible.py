@@ -77,14 +77,15 @@ def test_a_statement_that_cannot_be_narrowed_is_refused(
     database: Database, own: dict[str, str], subtests: pytest.Subtests
 ) -> None:
     plain = JobRow.__table__
-    for name, statement in {
+    statements: dict[str, sa.Executable] = {
         "text": sa.text("SELECT id FROM jobs"),
         "text of a class": sa.select(JobRow).from_statement(sa.text("SELECT * FROM jobs")),
         "table": sa.select(plain.c.id),
         "alias of a table": sa.select(plain.alias().c.id),
         "table in a subquery": sa.select(SampleRow.id).where(SampleRow.job_id.in_(sa.select(plain.c.id))),
         "table beside its class": sa.select(JobRow.id, sa.select(plain.c.owner).limit(1).scalar_subquery()),
-    }.items():
+    }
+    for name, statement in statements.items():
         restricted = database.restricted_to("alice").read()
         with subtests.test(name=name), restricted as session, pytest.raises(Unnarrowable):
             session.execute(statement)
