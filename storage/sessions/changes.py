@@ -3,7 +3,6 @@
 A deleted session is hidden at once; `storage.upkeep.reaper` removes its files and then its row.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import Conflict
 from actograph.contract.specs import SessionUpdate
-from storage.index import counters, events
+from storage.index import counters, events, visible
 from storage.index.database import Database, now
 from storage.jobs import jobs
 from storage.sessions.filter import SessionFilter
@@ -57,7 +56,7 @@ def delete_matching(database: Database, wanted: SessionFilter, *, include_pinned
     going = deletable(wanted, include_pinned=include_pinned)
     with database.write() as session:
         gone = _doom(session, "deleted", going.narrow(sa.select(SessionRow.id)))
-    return Count(len(gone), sum(one.bytes for one in gone))
+    return sum(gone.values(), Count())
 
 
 def expire(database: Database, *, limit: int = BATCH) -> Count:
@@ -72,10 +71,10 @@ def expire(database: Database, *, limit: int = BATCH) -> Count:
         # a session that was pinned or extended meanwhile stays
         still = sa.select(SessionRow.id).where(SessionRow.id.in_(matching), *_expired(session))
         gone = _doom(session, "expired", still)
-        for job_id, count in Counter(one.job_id for one in gone).items():
-            size = sum(one.bytes for one in gone if one.job_id == job_id)
-            events.append(session, job_id, "sessions.expired", {"sessions": count, "bytes": size})
-    return Count(len(gone), sum(one.bytes for one in gone))
+        for job_id, count in gone.items():
+            of_job = {"sessions": count.sessions, "bytes": count.bytes}
+            events.append(session, job_id, "sessions.expired", of_job)
+    return sum(gone.values(), Count())
 
 
 def expired(session: Session) -> Count:
@@ -118,19 +117,20 @@ def update_matching(database: Database, wanted: SessionFilter, change: SessionUp
     return count
 
 
-def _doom(session: Session, reason: str, chosen: sa.Select[str]) -> Sequence[sa.Row[str, int]]:
-    """Hide the sessions whose ids a statement selects. Returns the job and the size of each."""
+def _doom(session: Session, reason: str, chosen: sa.Select[str]) -> dict[str, Count]:
+    """Hide the sessions whose ids a statement selects. Returns their number and size by job."""
+    moment = now(session)
     # all transactions lock sessions in the order of their ids
     held = chosen.order_by(SessionRow.id).with_for_update(of=SessionRow)
-    hidden = (
-        sa.update(SessionRow)
-        .where(SessionRow.id.in_(held))
-        .values(doomed_at=now(session))
-        .returning(SessionRow.job_id, SessionRow.bytes)
-        .execution_options(synchronize_session=False)
-    )
-    gone = session.execute(hidden).all()
-    counters.add_removed(session, reason, sessions=len(gone), size=sum(one.bytes for one in gone))
+    hidden = sa.update(SessionRow).where(SessionRow.id.in_(held)).values(doomed_at=moment)
+    session.execute(hidden.execution_options(synchronize_session=False))
+    # one row per job; RETURNING would return one per session
+    sums = sa.select(SessionRow.job_id, sa.func.count(), sa.func.sum(SessionRow.bytes))
+    with visible.doomed(session):
+        found = session.execute(sums.where(SessionRow.doomed_at == moment).group_by(SessionRow.job_id)).all()
+    gone = {job_id: Count(count, int(size)) for job_id, count, size in found}
+    total = sum(gone.values(), Count())
+    counters.add_removed(session, reason, sessions=total.sessions, size=total.bytes)
     return gone
 
 

@@ -131,16 +131,12 @@ class SampleRow(Base):
 class SessionRow(Base):
     __tablename__ = "sessions"
     __table_args__ = (
-        # one for each filter, in the order of lists
+        # in the order of lists; other filters read on along these
         sa.Index("ix_sessions_created_at_id", "created_at", "id"),
         sa.Index("ix_sessions_job_id_created_at_id", "job_id", "created_at", "id"),
         sa.Index("ix_sessions_model_created_at_id", "model", "created_at", "id"),
-        sa.Index("ix_sessions_condition_created_at_id", "condition", "created_at", "id"),
-        sa.Index("ix_sessions_sample_index_created_at_id", "sample_index", "created_at", "id"),
-        sa.Index("ix_sessions_correct_created_at_id", "correct", "created_at", "id"),
         sa.Index("ix_sessions_owner_created_at_id", "owner", "created_at", "id"),
-        sa.Index("ix_sessions_pinned_created_at_id", "pinned", "created_at", "id"),
-        sa.Index("ix_sessions_expires_at", "expires_at"),
+        partial_index("ix_sessions_expires_at", "expires_at", where="expires_at IS NOT NULL"),
         partial_index("ix_sessions_doomed_at", "doomed_at", where=_DOOMED),
     )
 

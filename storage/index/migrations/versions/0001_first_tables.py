@@ -316,12 +316,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_sessions")),
     )
     with op.batch_alter_table("sessions", schema=None) as batch_op:
-        batch_op.create_index(
-            "ix_sessions_condition_created_at_id", ["condition", "created_at", "id"], unique=False
-        )
-        batch_op.create_index(
-            "ix_sessions_correct_created_at_id", ["correct", "created_at", "id"], unique=False
-        )
         batch_op.create_index("ix_sessions_created_at_id", ["created_at", "id"], unique=False)
         batch_op.create_index(
             "ix_sessions_doomed_at",
@@ -330,18 +324,18 @@ def upgrade() -> None:
             sqlite_where=sa.text("doomed_at IS NOT NULL"),
             postgresql_where=sa.text("doomed_at IS NOT NULL"),
         )
-        batch_op.create_index("ix_sessions_expires_at", ["expires_at"], unique=False)
+        batch_op.create_index(
+            "ix_sessions_expires_at",
+            ["expires_at"],
+            unique=False,
+            sqlite_where=sa.text("expires_at IS NOT NULL"),
+            postgresql_where=sa.text("expires_at IS NOT NULL"),
+        )
         batch_op.create_index(
             "ix_sessions_job_id_created_at_id", ["job_id", "created_at", "id"], unique=False
         )
         batch_op.create_index("ix_sessions_model_created_at_id", ["model", "created_at", "id"], unique=False)
         batch_op.create_index("ix_sessions_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
-        batch_op.create_index(
-            "ix_sessions_pinned_created_at_id", ["pinned", "created_at", "id"], unique=False
-        )
-        batch_op.create_index(
-            "ix_sessions_sample_index_created_at_id", ["sample_index", "created_at", "id"], unique=False
-        )
 
     op.create_table(
         "artifacts",
