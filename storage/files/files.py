@@ -111,12 +111,6 @@ def delete(session: Session, file_id: str) -> None:
     session.expunge(row)
 
 
-def is_any_expired(session: Session) -> bool:
-    """Whether a file has expired."""
-    due = sa.select(FileRow.id).where(FileRow.expires_at <= now(session)).limit(1)
-    return session.execute(due).first() is not None
-
-
 def expire(database: Database) -> int:
     """Delete expired files that no job or batch reads. Returns their number."""
     with database.read() as session:

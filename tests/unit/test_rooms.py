@@ -35,7 +35,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 13_895, "api": 5_070, "storage": 10_885, "worker": 11_440, "tests": 34_335}
+MOST_LINES = {"actograph": 13_895, "api": 5_070, "storage": 10_870, "worker": 11_440, "tests": 34_335}
 
 
 class Source(NamedTuple):
