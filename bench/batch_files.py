@@ -31,7 +31,6 @@ from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.broker.broker import Broker
 from storage.files import files
-from storage.index import ids
 from storage.index.database import Database, now
 from storage.jobs import batches
 from storage.tables.models import JobRow, SampleRow
@@ -80,11 +79,12 @@ def open_services(home: Path, database_url: str) -> Services:
 
 def upload(services: Services, count: int, characters: int) -> tuple[str, int]:
     """(batch, bytes of its file)"""
-    file_id = ids.new_file_id()
+    with services.database.write() as session:
+        file_id = files.announce(session, filename="in", purpose="batch")
     size, sha256 = services.store.put_stream(f"files/{file_id}", lines(count, characters))
     request = BatchRequest(input_file_id=file_id, endpoint="/v1/chat/completions")
     with services.database.write() as session:
-        files.insert(session, file_id=file_id, filename="in", purpose="batch", size=size, sha256=sha256)
+        files.publish(session, file_id, size=size, sha256=sha256)
         return batches.create(session, request, None).id, size
 
 

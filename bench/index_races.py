@@ -3,7 +3,7 @@
     python -m bench.index_races [--seconds 120] [--seed 1] [--sqlite | --postgres URL]
 
 Clients submit, cancel, delete, retry, rescore, pause; workers claim, fail, die and commit; two API processes
-reconcile, expire, deliver and sweep: the service's own routes, drain and reconciler, on the same few jobs
+reconcile, expire, deliver and reap: the service's own routes, drain and reconciler, on the same few jobs
 (tests/support/races). What clients and workers do comes of the seed; how it interleaves does not. The exit
 status is 1 where the database refused anything (a deadlock, a broken constraint, a serialization failure),
 where anything raised what no client is told, or where an invariant does not hold in the end. By default

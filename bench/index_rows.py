@@ -93,17 +93,18 @@ def _inserts(shape: Shape, *, is_sqlite: bool) -> list[str]:
     false = "0" if is_sqlite else "false"
     correct = "i % 50 = 0"
     model = "CASE WHEN (i / 100) % 20 = 0 THEN 'example/rare' ELSE 'example/usual' END"
+    size = 300 * 2048 * shape.hooks
     session_values = {
         "id": ids.of("ses", "i"), "job_id": ids.of("job", "(i / 100)"), "sample_id": ids.of("smp", "i"),
         "sample_index": "(i % 100) / 2", "condition": "CASE WHEN i % 2 = 0 THEN 'a' ELSE 'b' END",
         "epoch": "0", "model": model, "created_at": f"{FIRST_CREATED} + i", "prompt_tokens": "100",
-        "generated_tokens": "201", "rows": "300", "bytes": str(300 * 2048 * shape.hooks), "dtype": "'BF16'",
+        "generated_tokens": "201", "rows": "300", "bytes": str(size), "dtype": "'BF16'",
         "hooks": f"'{hooks}'", "correct": correct, "owner": "'key:0000000' || ((i / 100) % 4)",
         "pinned": false,
     }  # fmt: skip
     return [
-        _jobs(series(shape.jobs), ids, first=0, status="completed", count=PER_JOB),
-        *([_jobs(series(queued), ids, first=shape.jobs, status="queued", count=0)] if queued else []),
+        _jobs(series(shape.jobs), ids, first=0, status="completed", count=PER_JOB, size=size),
+        *([_jobs(series(queued), ids, first=shape.jobs, status="queued", count=0, size=0)] if queued else []),
         f"INSERT INTO job_tags (job_id, tag) SELECT {ids.of('job', 'i')}, 'all' FROM {series(shape.jobs)}",
         _samples(series(shape.sessions), ids, first=0, ended=True),
         *([_samples(series(queued * PER_JOB), ids, first=shape.sessions, ended=False)] if queued else []),
@@ -117,18 +118,19 @@ def _inserts(shape: Shape, *, is_sqlite: bool) -> list[str]:
         *(
             "INSERT INTO artifacts (session_id, name, bytes, sha256) "
             f"SELECT {ids.of('ses', 'i')}, '{name}', {size}, '{'0' * 64}' FROM {series(shape.sessions)}"
-            for name, size in (("activations.safetensors", 300 * 2048 * shape.hooks), ("manifest.json", 5000))
+            for name, size in (("activations.safetensors", size), ("manifest.json", 5000))
         ),
     ]
 
 
-def _jobs(series: str, ids: "_Ids", *, first: int, status: str, count: int) -> str:
+def _jobs(series: str, ids: "_Ids", *, first: int, status: str, count: int, size: int) -> str:
     created = f"{FIRST_CREATED} + (i + {first}) * {PER_JOB}"
     values = {
         "id": ids.of("job", f"(i + {first})"), "kind": "'evaluation'", "status": f"'{status}'",
         "model": "'example/usual'", "spec": f"'{json.dumps(_SPEC)}'", "priority": "5", "total": str(PER_JOB),
         "completed": str(count), "failed": "0", "created_at": created,
         "finished_at": f"{created} + 100" if count else "NULL", "owner": "'key:0000000' || (i % 4)",
+        "bytes": str(count * size),
     }  # fmt: skip
     return f"INSERT INTO jobs ({', '.join(values)}) SELECT {', '.join(values.values())} FROM {series}"
 

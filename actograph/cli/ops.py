@@ -129,7 +129,7 @@ def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
 
 @store.command()
 def gc(ctx: typer.Context, *, dry_run: DryRunOption = False, output: FormatOption = Format.TABLE) -> None:
-    """Delete expired and superseded sessions, broken uploads and other leftovers.
+    """Delete expired sessions and uploads, files of deleted ones, and leftovers of killed processes.
 
     Files that are not in the index are listed and kept.
     """
@@ -144,12 +144,10 @@ def gc(ctx: typer.Context, *, dry_run: DryRunOption = False, output: FormatOptio
 
 
 def _gc_table(pages: "Sequence[StoreGc]", *, dry_run: bool) -> str:
-    orphans = [one for page in pages for one in page.orphans]
     expired = sum(page.expired_sessions for page in pages)
     rows: list[list[object]] = [
         ["expired sessions", expired, size(sum(page.expired_bytes for page in pages))],
         ["expired files", sum(page.expired_files for page in pages), ""],
-        ["superseded sessions and broken uploads", len(orphans), size(sum(one.bytes for one in orphans))],
         ["temporary files and unfinished uploads", sum(page.leftovers for page in pages), ""],
     ]
     text = render(("TO BE REMOVED" if dry_run else "REMOVED", ">COUNT", ">SIZE"), rows)

@@ -106,7 +106,6 @@ class StoreGc(Resource):
     expired_sessions: int = 0
     expired_bytes: int = 0
     expired_files: int = Field(0, description="Not counted with `dry_run`.")
-    orphans: list[StoredObject] = Field(default_factory=list)
     unknown: list[StoredObject] = Field(default_factory=list, description="They are kept.")
     leftovers: int = Field(0, description="Temporary files and unfinished uploads of killed processes.")
     next: str | None = Field(None, description="Send it as `after` for the next page; null: it is done.")

@@ -1,7 +1,7 @@
 """Steps of a batch: read the input file, submit the job, write the output files.
 
 Each step is one guarded transaction, so several processes may start it, and it may start again after a
-crash. The background thread continues after a crash; a file that is written again has the same id.
+crash. The background thread continues after a crash.
 """
 
 import json
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -28,7 +28,6 @@ from api.dependencies import Services
 from api.errors import INTERNAL
 from api.openai import batch_input, batch_output
 from storage.files import files
-from storage.index import deletions, ids
 from storage.jobs import batches, jobs
 from storage.tables.models import BatchRow
 
@@ -130,33 +129,36 @@ def _end(services: Services, row: BatchRow) -> None:
         # its deletion takes the job first and then the batch
         jobs.keep(session, [job.id])
         reasons = [reason.model_dump()] if reason else None
-        ids_of = {f"{name}_file_id": file and file["file_id"] for name, file in stored.items()}
+        ids_of = {f"{name}_file_id": file and file.id for name, file in stored.items()}
         if batches.move(session, row, end, counts=counts, errors=reasons, **ids_of) is None:
-            return  # another process was faster; its files are these
+            return  # another process was faster; the reaper removes these files
         for file in stored.values():
             if file is not None:
-                deletions.end_storing(session, file["file_id"])
-                files.insert(session, **file)
+                files.publish(session, file.id, size=file.size, sha256=file.sha256)
     log.info("batch %s is %s: %s", row.id, end, json.dumps(counts))
 
 
-def _store(services: Services, row: BatchRow, name: str, file: BinaryIO) -> dict[str, Any] | None:
-    """Store a file, and return its values in the index; None if it is empty."""
+class _Stored(NamedTuple):
+    """A file that was stored and not published yet."""
+
+    id: str
+    size: int
+    sha256: str
+
+
+def _store(services: Services, row: BatchRow, name: str, file: BinaryIO) -> _Stored | None:
+    """Store a file; None if it is empty."""
     if not file.tell():
         return None
     file.seek(0)
-    file_id = ids.file_id_of(f"{row.id} {name}")
-    with services.database.write() as session:  # should this process die, the bytes go
-        deletions.begin_storing(session, file_id, row.owner, 0)
-    chunks = iter(partial(file.read, 1 << 20), b"")
-    size, sha256 = services.store.put_stream(f"files/{file_id}", chunks)
     expiry = BatchRequest.model_validate(row.request).output_expires_after
-    return {
-        "file_id": file_id,
-        "filename": f"{row.id}_{name}.jsonl",
-        "purpose": OUTPUT_PURPOSE,
-        "size": size,
-        "sha256": sha256,
-        "owner": row.owner,
-        "expires_after": None if expiry is None else expiry.seconds,
-    }
+    with services.database.write() as session:
+        file_id = files.announce(
+            session,
+            filename=f"{row.id}_{name}.jsonl",
+            purpose=OUTPUT_PURPOSE,
+            owner=row.owner,
+            expires_after=None if expiry is None else expiry.seconds,
+        )
+    chunks = iter(partial(file.read, 1 << 20), b"")
+    return _Stored(file_id, *services.store.put_stream(f"files/{file_id}", chunks))

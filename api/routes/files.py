@@ -18,7 +18,7 @@ from api.dependencies import After, FileId, NewestFirst, ServicesDep
 from api.reading import downloads
 from storage.accounts import quotas
 from storage.files import files
-from storage.index import deletions, ids, pages
+from storage.index import pages
 from storage.queue import pause
 
 router = APIRouter(prefix="/v1/files", tags=["files"], dependencies=[READ], route_class=JsonRoute)
@@ -61,27 +61,23 @@ def upload_file(
     pause.require_room(services.store, settings.disk_floor_bytes, size)
     with services.database.read() as session:
         quotas.read(session, settings).require(by, size, "the file", param="file")
-    file_id = ids.new_file_id()
     pieces = iter(partial(file.file.read, CHUNK), b"")
-    with services.database.write() as session:  # a crash must not leave the bytes
-        deletions.begin_storing(session, file_id, by, size)
+    with services.database.write() as session:
+        file_id = files.announce(
+            session,
+            filename=_plain_name(file.filename),
+            purpose=purpose,
+            size=size,
+            owner=by,
+            expires_after=expires,
+        )
     try:
-        _, sha256 = services.store.put_stream(f"files/{file_id}", pieces)
+        size, sha256 = services.store.put_stream(f"files/{file_id}", pieces)
         with services.database.write() as session:
-            deletions.end_storing(session, file_id)
-            row = files.insert(
-                session,
-                file_id=file_id,
-                filename=_plain_name(file.filename),
-                purpose=purpose,
-                size=size,
-                sha256=sha256,
-                owner=by,
-                expires_after=expires,
-            )
+            row = files.publish(session, file_id, size=size, sha256=sha256)
     except BaseException:
         with suppress(SQLAlchemyError), services.database.write() as session:
-            deletions.give_up_storing(session, file_id)
+            files.abandon(session, file_id)
         raise
     return files.resource(row)
 

@@ -132,7 +132,7 @@ def get_session(services: ServicesDep, session_id: SessionId) -> resources.Sessi
 def delete_session(services: ServicesDep, session_id: SessionId) -> Deleted:
     """Delete a session at once; files are removed in the background. Unpin a pinned session first."""
     with services.database.write() as session:
-        sessions.delete(session, session_id)
+        changes.delete(session, session_id)
     return Deleted(id=session_id, object="activation.session")
 
 

@@ -16,7 +16,8 @@ with another savepoint, a half-drained job is deleted and the API killed meanwhi
 a minute, one worker and the API are replaced.
 
 Exit status 1 where anything is lost, duplicated, unreadable, different, of mixed identity or not deleted, was
-run again without having been in the hand of a victim, or is left over after a sweep.
+run again without having been in the hand of a victim, or is left over by the reaper, and where the store has
+a session that the index does not know.
 """
 
 import argparse
@@ -30,17 +31,23 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import sqlalchemy as sa
+
 from actograph.contract.resources import Job, Sample
 from bench.chaos.mirror import local_copy
 from bench.chaos.report import Report, marks, show, summary
 from bench.chaos.run import Chaos
 from bench.chaos.service import RECONCILE_SECONDS, Servers, servers, service
 from bench.marks import write_result
-from storage.upkeep.sweep import sweep_sessions
+from storage.index import visible
+from storage.sessions.sessions import SessionFilter, ids
+from storage.tables.models import SessionRow
+from storage.upkeep import reaper
 from tests.support.chaos.audit import Audit, audit_job
 from tests.support.chaos.changes import MODEL, SAVEPOINT
 from tests.support.chaos.faults import FAULTS
 from tests.support.chaos.stack import Stuck
+from tests.support.samples import age_dooms
 from tests.support.servers import Unavailable
 
 SWEEP_ALL = -60.0
@@ -91,11 +98,15 @@ def run(arguments: argparse.Namespace, behind: Servers) -> Report:
         audit_job(audit, job=job, samples=samples, expected=expected[name], database=database, store=near)
     victims = {sample for _, hit in chaos.injected for sample in hit.in_hand}
     repeated = {s.id for _, _, samples in got for s in samples if s.attempts > 1}
-    # a new home holds nothing from before, so that all that the index does not know is left over
-    found = _unindexed(behind)
-    leftovers = behind.leftovers()
-    sweep_sessions(database, store, delete=True, older_than_seconds=SWEEP_ALL)
+    with database.read() as session, visible.doomed(session):
+        indexed = set(session.scalars(sa.select(SessionRow.id)))
+    unknown, leftovers = len(_stored(behind) - indexed), behind.leftovers()
+    # as a day later
+    age_dooms(database)
+    reaper.reap(database, store)
     store.sweep_staging(SWEEP_ALL)
+    with database.read() as session:
+        shown = set(ids(session, SessionFilter()))
     return Report(
         stack=arguments.stack,
         lease_seconds=arguments.lease,
@@ -107,15 +118,15 @@ def run(arguments: argparse.Namespace, behind: Servers) -> Report:
         seconds=seconds,
         longest_silence_seconds=silence,
         repeated_beyond_hand=len(repeated - victims),
-        orphan_sessions=found,
+        unknown_sessions=unknown,
         staging_leftovers=leftovers,
-        left_after_sweep=_unindexed(behind) + behind.leftovers(),
+        left_by_reaper=len(_stored(behind) - shown) + behind.leftovers(),
     )
 
 
-def _unindexed(behind: Servers) -> int:
-    found = sweep_sessions(behind.database, behind.store, delete=False, older_than_seconds=SWEEP_ALL)
-    return len(found.orphans) + len(found.unknown)
+def _stored(behind: Servers) -> set[str]:
+    """Ids of sessions in the store."""
+    return {prefix.id for prefix in behind.store.list_prefixes("sessions")}
 
 
 def main() -> int:

@@ -44,12 +44,14 @@ class Report:
     longest_silence_seconds: float
     #: samples that ran again although no victim held them
     repeated_beyond_hand: int
-    orphan_sessions: int
+    #: stored sessions that the index does not know, not even as doomed
+    unknown_sessions: int
     staging_leftovers: int
-    left_after_sweep: int
+    left_by_reaper: int
 
     def is_clean(self) -> bool:
-        return self.audit.is_clean() and not self.repeated_beyond_hand and not self.left_after_sweep
+        left = self.repeated_beyond_hand + self.unknown_sessions + self.left_by_reaper
+        return self.audit.is_clean() and not left
 
 
 def summary(report: Report) -> dict[str, dict[str, float]]:
@@ -128,6 +130,6 @@ def show(report: Report) -> None:
     for name, value in asdict(report.audit).items():
         if name != "examples":
             outcome.add_row(name.replace("_", " "), f"{value:,.6g}")
-    for name in ("repeated_beyond_hand", "orphan_sessions", "staging_leftovers", "left_after_sweep"):
+    for name in ("repeated_beyond_hand", "unknown_sessions", "staging_leftovers", "left_by_reaper"):
         outcome.add_row(name.replace("_", " "), f"{getattr(report, name):,}")
     Console().print(table, outcome, *report.audit.examples[:20])

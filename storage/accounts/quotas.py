@@ -2,11 +2,12 @@
 
 An owner submits jobs and uploads files. `api.security.auth.caller` returns the name: `local`, the name of an
 API key, or `key:` and the first digits of a key's digest. Objects without an owner count in the total alone.
-Deleted sessions and files count until their bytes are removed from the store. Every read sums up the index,
-so usage cannot drift, and a pause ends by itself when sessions are deleted or expire.
+Deleted sessions and files count until their bytes are removed from the store. Usage is the sum over jobs and
+files, and a pause ends by itself when sessions are deleted or expire.
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,9 +20,10 @@ from actograph.contract.errors import QuotaExceeded
 from actograph.contract.operations import OwnerUsage, StoreUsage
 from actograph.settings import Settings
 from storage.accounts import api_keys
-from storage.index import deletions
-from storage.index.ownership import of_everyone, owner_of
-from storage.tables.models import FileRow, SessionRow
+from storage.index import visible
+from storage.index.clock import now
+from storage.index.visible import of_everyone, owner_of
+from storage.tables.models import FileRow, JobRow, SessionRow
 
 #: owner of everything in a service without keys, see `api.security.auth.caller`
 WITHOUT_KEYS = "local"
@@ -41,11 +43,12 @@ class Quotas:
     is_default: bool = False
     #: limits from `quota_bytes` of keys, in place of `owner_limit`
     own_limits: Mapping[str, int] = field(default_factory=dict)
-    used: Mapping[str | None, OwnerUsage] = field(default_factory=dict)
+    #: bytes in the store by owner
+    used: Mapping[str | None, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        return sum(one.total_bytes for one in self.used.values())
+        return sum(self.used.values())
 
     def pause(self) -> str | None:
         """Why no job may start, or None."""
@@ -97,8 +100,7 @@ class Quotas:
         return self.own_limits.get(owner, self.owner_limit)
 
     def _of(self, owner: str | None) -> int:
-        usage = self.used.get(owner)
-        return usage.total_bytes if usage is not None else 0
+        return self.used.get(owner, 0)
 
 
 def read(session: Session, settings: Settings) -> Quotas:
@@ -107,9 +109,9 @@ def read(session: Session, settings: Settings) -> Quotas:
     is_limited = limits.total_limit or limits.own_limits or limits.owner_limit
     if limits.is_default and not (limits.total_limit or limits.own_limits):
         # nobody has reached the limit before the disk holds so much
-        _, used = _disk_usage(settings)
-        is_limited = used >= limits.owner_limit
-    return replace(limits, used=usage(session)) if is_limited else limits
+        _, on_disk = _disk_usage(settings)
+        is_limited = on_disk >= limits.owner_limit
+    return replace(limits, used=used(session)) if is_limited else limits
 
 
 def owner_limit(settings: Settings) -> int:
@@ -140,21 +142,37 @@ def _limits(session: Session, settings: Settings) -> Quotas:
 
 
 @of_everyone
+def used(session: Session) -> dict[str | None, int]:
+    """Bytes in the store by owner, deleted ones included."""
+    found: dict[str | None, int] = {}
+    with visible.doomed(session):
+        for row in (JobRow, FileRow):
+            sums = sa.select(row.owner, sa.func.sum(row.bytes)).where(row.bytes > sa.literal_column("0"))
+            for owner, size in session.execute(sums.group_by(row.owner)):
+                found[owner] = found.get(owner, 0) + int(size)
+    return found
+
+
+@of_everyone
 def usage(session: Session) -> dict[str | None, OwnerUsage]:
-    """Usage by owner."""
-    found: dict[str | None, dict[str, int]] = {}
-    counted = sa.select(SessionRow.owner, sa.func.count(), sa.func.sum(SessionRow.bytes))
-    for row in session.execute(counted.group_by(SessionRow.owner)):
-        found.setdefault(row[0], {}).update(sessions=row[1], session_bytes=int(row[2]))
-    counted = sa.select(FileRow.owner, sa.func.count(), sa.func.sum(FileRow.bytes))
-    for row in session.execute(counted.group_by(FileRow.owner)):
-        found.setdefault(row[0], {}).update(files=row[1], file_bytes=int(row[2]))
-    for owner, pending in deletions.usage(session).items():
-        numbers = found.setdefault(owner, {})
-        numbers |= {"deleting": pending.count, "deleting_bytes": pending.bytes}
-        if pending.listed:
-            numbers["sessions"] -= pending.listed
-            numbers["session_bytes"] -= pending.listed_bytes
+    """Usage by owner in detail. Reads every session."""
+    found: dict[str | None, Counter[str]] = {}
+    with visible.doomed(session):
+        moment = now(session)
+        hidden_jobs = sa.select(JobRow.id).where(JobRow.doomed_at.is_not(None))
+        is_deleted = sa.or_(SessionRow.doomed_at <= moment, SessionRow.job_id.in_(hidden_jobs))
+        for row, name, deleted in (
+            (SessionRow, "session", is_deleted),
+            (FileRow, "file", FileRow.doomed_at <= moment),
+        ):
+            # bytes of an upload count before it ends
+            state = sa.case((deleted, "deleting"), (row.doomed_at.is_not(None), "arriving"), else_="stored")
+            sums = sa.select(row.owner, state, sa.func.count(), sa.func.sum(row.bytes))
+            for owner, of_state, count, size in session.execute(sums.group_by(row.owner, state)):
+                numbers = found.setdefault(owner, Counter())
+                numbers["deleting_bytes" if of_state == "deleting" else f"{name}_bytes"] += int(size)
+                if of_state != "arriving":
+                    numbers["deleting" if of_state == "deleting" else f"{name}s"] += count
     return {owner: OwnerUsage(owner=owner, **numbers) for owner, numbers in found.items()}
 
 
@@ -164,8 +182,10 @@ def shown(session: Session, settings: Settings) -> StoreUsage:
     A restricted session sees its owner's part alone, in the available bytes too.
     """
     me = owner_of(session)
-    quotas = replace(_limits(session, settings), used=usage(session))
-    seen = [one for one in quotas.used.values() if me is None or one.owner == me]
+    found = usage(session)
+    sizes = {owner: one.total_bytes for owner, one in found.items()}
+    quotas = replace(_limits(session, settings), used=sizes)
+    seen = [one for one in found.values() if me is None or one.owner == me]
     if me is not None and not seen:
         seen = [OwnerUsage(owner=me)]
     owners = sorted(seen, key=lambda one: one.total_bytes, reverse=True)

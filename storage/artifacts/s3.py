@@ -206,7 +206,7 @@ class S3Store:
         return kept
 
     def list_prefixes(self, parent: str, after: str = "") -> Iterator[StoredPrefix]:
-        prefix, newest, size, complete = "", 0.0, 0, False
+        prefix, newest, size = "", 0.0, 0
         # "0" follows "/": it is behind every key of `after`, and before those of the next id
         behind = f"{check_parent(parent)}/{after}0" if after else ""
         for item in self._objects(f"{parent}/", behind):  # in the order of their keys
@@ -216,12 +216,11 @@ class S3Store:
                 continue
             if found != prefix:
                 if prefix:
-                    yield StoredPrefix(prefix=prefix, modified_at=newest, bytes=size, incomplete=not complete)
-                prefix, newest, size, complete = found, 0.0, 0, parent == "files"
+                    yield StoredPrefix(prefix=prefix, modified_at=newest, bytes=size)
+                prefix, newest, size = found, 0.0, 0
             newest, size = max(newest, item["LastModified"].timestamp()), size + item["Size"]
-            complete = complete or key.endswith(f"/{MANIFEST_LAST[0]}")
         if prefix:
-            yield StoredPrefix(prefix=prefix, modified_at=newest, bytes=size, incomplete=not complete)
+            yield StoredPrefix(prefix=prefix, modified_at=newest, bytes=size)
 
     def put_stream(self, key: str, chunks: Iterable[bytes]) -> tuple[int, str]:
         digest, size = sha256(), 0
@@ -331,7 +330,7 @@ class S3Stage(StageFolder):
             for name in (*others, *last):
                 self._store.upload(f"{self._prefix}/{name}", self.folder / name, self.on_progress)
         except BaseException:
-            # Files that cannot be removed now have no manifest, so the sweep removes them later.
+            # The reaper removes files that cannot be removed now.
             with suppress(ActographError):
                 self._store.delete_prefix(self._prefix)
             raise

@@ -59,8 +59,6 @@ class StoredPrefix:
     #: Unix seconds of the newest file in it
     modified_at: float
     bytes: int
-    #: True for the upload of a session that ended before its manifest; it is unreadable
-    incomplete: bool = False
 
     @property
     def id(self) -> str:
@@ -181,7 +179,7 @@ class ArtifactStore(Protocol):
     def list_prefixes(self, parent: str, after: str = "") -> Iterator[StoredPrefix]:
         """Prefixes under `sessions` or `files` that follow the id `after`, in the order of their ids.
 
-        S3 also lists incomplete sessions without a manifest, so that a sweep finds them.
+        S3 also lists incomplete sessions without a manifest.
         """
         ...
 

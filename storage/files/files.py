@@ -7,42 +7,67 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import operations
-from actograph.contract.errors import NotFound
+from actograph.contract.errors import NotFound, ServiceUnavailable
 from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.store import ArtifactStore
-from storage.index import deletions, pages, row_locks
-from storage.index.database import Database, now
+from storage.index import pages, row_locks, visible
+from storage.index.database import Database, changed, now
+from storage.index.ids import new_file_id
 from storage.index.pages import PageOptions
 from storage.jobs import batches, jobs
 from storage.tables.models import FileRow
 
 
-def insert(
+def announce(
     session: Session,
     *,
-    file_id: str,
     filename: str,
     purpose: str,
-    size: int,
-    sha256: str,
+    size: int = 0,
     owner: str | None = None,
     expires_after: float | None = None,
-) -> FileRow:
-    """Insert a stored file. It expires after `expires_after` seconds; None keeps it."""
+) -> str:
+    """Insert the row of a file before its bytes are stored. Returns its id.
+
+    Nobody sees the file before `publish`, and the reaper removes it if that does not happen within a day.
+
+    Args:
+        size: bytes that count in the owner's quota meanwhile.
+        expires_after: seconds; None keeps the file.
+    """
     moment = now(session)
     row = FileRow(
-        id=file_id,
+        id=new_file_id(),
         filename=filename,
         purpose=purpose,
         bytes=size,
-        sha256=sha256,
+        sha256="",
         created_at=moment,
         owner=owner,
         expires_at=None if expires_after is None else moment + expires_after,
+        doomed_at=moment + visible.UNPUBLISHED_SECONDS,
     )
     session.add(row)
     session.flush()
-    return row
+    session.expunge(row)
+    return row.id
+
+
+def publish(session: Session, file_id: str, *, size: int, sha256: str) -> FileRow:
+    """Show a stored file. Raises ServiceUnavailable if the upload took so long that it was given up."""
+    with visible.doomed(session):
+        shown = sa.update(FileRow).where(FileRow.id == file_id, FileRow.doomed_at > now(session))
+        stored = session.execute(shown.values(bytes=size, sha256=sha256, doomed_at=None))
+    if not changed(stored):
+        raise ServiceUnavailable(f"storing file {file_id} took more than a day; send it again")
+    return get(session, file_id)
+
+
+def abandon(session: Session, file_id: str) -> None:
+    """Give up a file that was announced and not published."""
+    with visible.doomed(session):
+        unpublished = sa.update(FileRow).where(FileRow.id == file_id, FileRow.doomed_at > now(session))
+        session.execute(unpublished.values(doomed_at=now(session)))
 
 
 def get(session: Session, file_id: str) -> FileRow:
@@ -79,16 +104,11 @@ def find(
 
 
 def delete(session: Session, file_id: str) -> None:
-    """Delete the row now and the stored bytes in the background. Raises NotFound."""
+    """Hide the file now; its bytes are removed in the background. Raises NotFound."""
     row = lock(session, file_id)
-    session.delete(row)
-    deletions.add(session, [{"id": row.id, "owner": row.owner, "bytes": row.bytes}])
-
-
-def is_any_expired(session: Session) -> bool:
-    """Whether a file has expired."""
-    due = sa.select(FileRow.id).where(FileRow.expires_at <= now(session)).limit(1)
-    return session.execute(due).first() is not None
+    row.doomed_at = now(session)
+    session.flush()
+    session.expunge(row)
 
 
 def expire(database: Database) -> int:

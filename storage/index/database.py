@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
-from storage.index import counters, events, ownership, postgres_engine
+from storage.index import counters, events, postgres_engine, visible
 from storage.index.clock import now
 from storage.index.disk_reserve import DiskReserve
 from storage.index.write_turns import WriteTurns
@@ -106,13 +106,13 @@ class Database:
             counters.write(session)
 
     def restricted_to(self, owner: str) -> "Database":
-        """The same database, restricted to the rows of one owner; see `storage.index.ownership`."""
+        """The same database, restricted to the rows of one owner; see `storage.index.visible`."""
         view = copy(self)
         view.owner = owner
         return view
 
     def _restriction(self, session: Session) -> AbstractContextManager[None]:
-        return nullcontext() if self.owner is None else ownership.restricted(session, self.owner)
+        return nullcontext() if self.owner is None else visible.restricted(session, self.owner)
 
     @contextmanager
     def read(self) -> Iterator[Session]:

@@ -3,7 +3,6 @@
 import re
 import secrets
 from functools import partial
-from hashlib import sha256
 
 _ID = re.compile(r"(job|smp|ses|file|wrk|vec|evt|batch|key)_[0-9a-f]{32}")
 
@@ -20,11 +19,6 @@ new_worker_id = partial(_new, "wrk")
 new_vector_id = partial(_new, "vec")
 new_batch_id = partial(_new, "batch")
 new_key_id = partial(_new, "key")
-
-
-def file_id_of(name: str) -> str:
-    """The id of a file that is written again under the same name: always the same for one name."""
-    return f"file_{sha256(name.encode()).hexdigest()[:32]}"
 
 
 def is_id(text: str, prefix: str) -> bool:

@@ -37,11 +37,3 @@ class Upsert:
         if rows:
             connection = session.connection()
             connection.execute(self._statements[connection.dialect.name], list(rows))
-
-
-def insert_or_skip(session: Session, row: type[Base]) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that skips rows whose primary key exists."""
-    table = cast(sa.Table, row.__table__)
-    if session.get_bind().dialect.name == "postgresql":
-        return postgresql.insert(table).on_conflict_do_nothing()
-    return sqlite.insert(table).on_conflict_do_nothing()

@@ -46,9 +46,7 @@ def fail_overdue(session: Session, job_id: str | None = None) -> list[str]:
 
 def states(session: Session, job_ids: Collection[str]) -> dict[str, tuple[JobStatus, bool]]:
     """Status of each job, and whether it runs past its deadline, without deleted jobs."""
-    statement = sa.select(JobRow.id, JobRow.status, JobRow.deadline_at).where(
-        JobRow.id.in_(job_ids), JobRow.deleted_at.is_(None)
-    )
+    statement = sa.select(JobRow.id, JobRow.status, JobRow.deadline_at).where(JobRow.id.in_(job_ids))
     found = session.execute(statement).all()
     moment = now(session)
     late = {row.id for row in found if row.deadline_at is not None and row.deadline_at < moment}

@@ -6,24 +6,22 @@ from typing import Any, Unpack, cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.errors import ActographError, Conflict, NotFound
+from actograph.contract.errors import ActographError, Conflict
 from actograph.contract.models import PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import JobSpecBase
 from storage.index import events, pages, row_locks
 from storage.index.database import changed, now
 from storage.index.ids import new_job_id
-from storage.index.ownership import of_everyone
 from storage.index.pages import PageOptions
+from storage.index.visible import of_everyone
 from storage.jobs.request_keys import RequestKey
-from storage.tables.models import SUBMITTING, FileRow, JobRow, JobTagRow, SampleRow
+from storage.tables.models import FileRow, JobRow, JobTagRow, SampleRow
 
 #: kind of a job that loads a model, see `storage.queue.model_loads`; it has no samples
 LOAD = "load"
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
-#: jobs that no reader sees
-HIDDEN = (SUBMITTING,)
 _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
 _INSERT_TAGS = sa.insert(cast(sa.Table, JobTagRow.__table__))
 
@@ -80,8 +78,7 @@ def create(
 
 def get(session: Session, job_id: str) -> JobRow:
     """Raises NotFound."""
-    row = session.get(JobRow, job_id)
-    return _the_one([row] if row is not None else [], job_id)
+    return row_locks.one([session.get(JobRow, job_id)], f"job {job_id}")
 
 
 def find(
@@ -94,10 +91,11 @@ def find(
     **page: Unpack[PageOptions],
 ) -> tuple[Sequence[JobRow], bool]:
     """One page of jobs, newest first by default."""
-    statement = sa.select(JobRow).where(JobRow.deleted_at.is_(None))
+    statement = sa.select(JobRow)
     if id_prefix is not None:
         statement = statement.where(pages.id_begins(JobRow.id, id_prefix))
-    statement = statement.where(JobRow.status.not_in(HIDDEN) if status is None else JobRow.status == status)
+    if status is not None:
+        statement = statement.where(JobRow.status == status)
     if kind is not None:
         statement = statement.where(JobRow.kind == kind)
     if tag is not None:
@@ -113,12 +111,12 @@ def lock(session: Session, job_id: str) -> JobRow:
     Raises:
         NotFound: no such job.
     """
-    return _the_one(row_locks.lock(session, JobRow, [job_id]), job_id)
+    return row_locks.one(row_locks.lock(session, JobRow, [job_id]), f"job {job_id}")
 
 
 def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
     """Lock several jobs; deleted jobs are left out."""
-    return _not_deleted(row_locks.lock(session, JobRow, job_ids))
+    return row_locks.lock(session, JobRow, job_ids)
 
 
 def keep(session: Session, job_ids: Collection[str]) -> list[str]:
@@ -126,7 +124,7 @@ def keep(session: Session, job_ids: Collection[str]) -> list[str]:
 
     For a transaction that writes to a job's log without a lock of the job.
     """
-    return [row.id for row in _not_deleted(row_locks.keep(session, JobRow, job_ids))]
+    return [row.id for row in row_locks.keep(session, JobRow, job_ids)]
 
 
 def start(session: Session, job_id: str) -> bool:
@@ -229,8 +227,7 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
 
 def status_of(session: Session, job_id: str) -> JobStatus | None:
     """The job's status; None if it was deleted."""
-    chosen = sa.select(JobRow.status).where(JobRow.id == job_id, JobRow.deleted_at.is_(None))
-    value = session.execute(chosen).scalar_one_or_none()
+    value = session.execute(sa.select(JobRow.status).where(JobRow.id == job_id)).scalar_one_or_none()
     return JobStatus(value) if value is not None else None
 
 
@@ -264,20 +261,7 @@ def refers_to_file(session: Session, file_id: str) -> str | None:
 
 def lock_to_delete(session: Session, job_id: str) -> JobRow:
     """The job, locked for deletion: no new row can refer to it. Raises NotFound."""
-    return _the_one(row_locks.lock(session, JobRow, [job_id], to_delete=True), job_id)
-
-
-def _not_deleted(rows: Sequence[JobRow]) -> list[JobRow]:
-    """Rows without those of deleted jobs."""
-    return [row for row in rows if row.deleted_at is None]
-
-
-def _the_one(rows: Sequence[JobRow], job_id: str) -> JobRow:
-    """The only row, if its job is visible. Raises NotFound."""
-    for row in _not_deleted(rows):
-        if row.status not in HIDDEN:
-            return row
-    raise NotFound(f"no job {job_id}")
+    return row_locks.one(row_locks.lock(session, JobRow, [job_id], to_delete=True), f"job {job_id}")
 
 
 def _first_error(session: Session, job_id: str) -> dict[str, Any]:

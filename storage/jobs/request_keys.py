@@ -13,7 +13,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import IdempotencyInFlight, IdempotencyMismatch
-from storage.tables.models import SUBMITTING, BatchRow, JobRow
+from storage.index import visible
+from storage.tables.models import BatchRow, JobRow
 
 Row = TypeVar("Row", JobRow, BatchRow)
 
@@ -35,10 +36,13 @@ def made_with(session: Session, table: type[Row], owner: str, given: RequestKey)
     """
     named = sa.select(table).where(table.owner == owner, table.idempotency_key == given.key)
     row = session.scalars(named).first()
-    if row is not None and row.idempotency_sha256 != given.sha256:
+    if row is None:
+        with visible.doomed(session):
+            row = session.scalars(named).first()
+        if row is not None:  # a deleted job has no key
+            raise IdempotencyInFlight(param="Idempotency-Key")
+    elif row.idempotency_sha256 != given.sha256:
         raise IdempotencyMismatch(param="Idempotency-Key")
-    if row is not None and row.status == SUBMITTING:
-        raise IdempotencyInFlight(param="Idempotency-Key")
     return row
 
 

@@ -13,7 +13,7 @@ from actograph.contract.chat_job import CHAT
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index.database import now
-from storage.index.ownership import of_everyone
+from storage.index.visible import of_everyone
 from storage.jobs.jobs import ACTIVE, LOAD, OPEN
 from storage.tables.models import IS_LEASED, EventRow, JobRow, SampleRow, WorkerRow
 

@@ -29,7 +29,6 @@ from actograph.contract.row_selection import (
 )
 from actograph.tensor_files import Array
 from storage.artifacts.store import ArtifactStore
-from storage.index import deletions
 from storage.sessions import selected_rows
 from storage.sessions.filter import SessionFilter
 from storage.sessions.reader import SessionReader
@@ -96,7 +95,6 @@ def sources(
     statement = wanted.narrow(sa.select(*(getattr(SessionRow, name) for name in fields)))
     if epoch is not None:
         statement = statement.where(SessionRow.epoch == epoch)
-    statement = statement.where(*deletions.visible(session))
     statement = statement.order_by(SessionRow.created_at, SessionRow.id).limit(limit)
     found = []
     for row in session.execute(statement, execution_options={"yield_per": _FETCHED}):

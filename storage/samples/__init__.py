@@ -4,6 +4,7 @@ A claim raises the sample's lease token. A commit with an older token changes no
 a worker that was taken for dead does no harm.
 """
 
+from storage.samples.announced import abandon
 from storage.samples.claims import claim, is_any_pending, next_input
 from storage.samples.commits import SampleResult, committed, complete, fail
 from storage.samples.insertion import NewSample, insert, next_position
@@ -17,6 +18,7 @@ __all__ = [
     "LeasedSample",
     "NewSample",
     "SampleResult",
+    "abandon",
     "claim",
     "committed",
     "complete",

@@ -12,6 +12,7 @@ from actograph.contract.errors import NotFound
 from actograph.contract.resources import SampleStatus
 from storage.index.database import now
 from storage.jobs import jobs
+from storage.samples import announced
 from storage.samples.leases import LeasedSample
 from storage.samples.lost_workers import ALONE_AFTER_ATTEMPTS, MAX_ATTEMPTS, give_up_lost
 from storage.tables.models import JobRow, SampleRow
@@ -46,7 +47,7 @@ def claim(
         ids = [candidates[0].id]
     else:
         ids = [c.id for c in candidates if c.attempts < ALONE_AFTER_ATTEMPTS]
-    return _lease(session, ids, moment, worker_id, lease_seconds) if ids else []
+    return _lease(session, job, ids, moment, worker_id=worker_id, lease_seconds=lease_seconds) if ids else []
 
 
 def _candidates(
@@ -81,9 +82,9 @@ def _claimable(
 
 
 def _lease(
-    session: Session, ids: Sequence[str], moment: float, worker_id: str, lease_seconds: float
+    session: Session, job: JobRow, ids: Sequence[str], moment: float, *, worker_id: str, lease_seconds: float
 ) -> list[LeasedSample]:
-    """Lease locked samples, unless they ended meanwhile. Each lease has a new token."""
+    """Lease locked samples, unless they ended meanwhile. Each lease has a new token and session."""
     rows = session.execute(
         sa.update(SampleRow)
         .where(SampleRow.id.in_(ids), sa.or_(*_either(moment)))
@@ -109,7 +110,13 @@ def _lease(
         .execution_options(synchronize_session=False)
     )
     leased = sorted(rows.mappings(), key=lambda row: row["position"])
-    return [LeasedSample(**{name: row[name] for name in row if name != "position"}) for row in leased]
+    sessions = announced.announce(session, job, leased)
+    return [
+        LeasedSample(
+            **{name: row[name] for name in row if name != "position"}, session_id=sessions.get(row["id"])
+        )
+        for row in leased
+    ]
 
 
 def is_any_pending(session: Session, job_id: str) -> bool:

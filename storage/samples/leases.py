@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.resources import SampleStatus
 from storage.index.database import changed, now
 from storage.jobs import jobs
+from storage.samples import announced
 from storage.tables.models import SampleRow
 
 #: values of a sample that its worker returns unfinished
@@ -28,6 +29,8 @@ class LeasedSample:
     input: dict[str, Any]
     seed: int
     token: int
+    #: announced with the claim; None without a capture
+    session_id: str | None = None
 
 
 def ours(lease: LeasedSample) -> tuple[sa.ColumnElement[bool], ...]:
@@ -59,7 +62,9 @@ def renew(session: Session, leases: Sequence[LeasedSample], *, lease_seconds: fl
 
 def release(session: Session, leases: Sequence[LeasedSample]) -> None:
     """Return unfinished samples. Their claim does not count as an attempt."""
-    for lease in lock_jobs(session, leases):
+    alive = lock_jobs(session, leases)
+    announced.abandon(session, [lease.session_id for lease in alive])
+    for lease in alive:
         session.execute(
             sa.update(SampleRow).where(*ours(lease)).values(**RETURNED, attempts=SampleRow.attempts - 1)
         )

@@ -7,20 +7,15 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import base, resources
-from actograph.contract.errors import NotFound
 from actograph.contract.resources import SampleStatus, ToolMessage, ToolUse
-from storage.index import pages
+from storage.index import pages, row_locks
 from storage.index.pages import PageOptions
-from storage.tables.models import JobRow, SampleRow
+from storage.tables.models import SampleRow
 
 
 def get(session: Session, sample_id: str) -> SampleRow:
     """Raises NotFound."""
-    of_job = sa.and_(JobRow.id == SampleRow.job_id, JobRow.deleted_at.is_(None))
-    row = session.scalars(sa.select(SampleRow).join(JobRow, of_job).where(SampleRow.id == sample_id)).first()
-    if row is None:
-        raise NotFound(f"no sample {sample_id}")
-    return row
+    return row_locks.one([session.get(SampleRow, sample_id)], f"sample {sample_id}")
 
 
 def find(

@@ -14,6 +14,7 @@ from storage.index import counters
 from storage.index.counters import Counter
 from storage.index.database import now
 from storage.jobs import control, jobs
+from storage.samples import announced
 from storage.samples.commits import fail
 from storage.samples.leases import RETURNED, LeasedSample, lock_jobs, ours
 from storage.tables.models import JobRow, SampleRow
@@ -42,7 +43,9 @@ def give_up(session: Session, leases: Sequence[LeasedSample], error: ActographEr
 
     A sample fails with `error` if it ran alone for the second time.
     """
-    for lease in lock_jobs(session, leases):
+    alive = lock_jobs(session, leases)
+    announced.abandon(session, [lease.session_id for lease in alive])
+    for lease in alive:
         attempts = session.execute(sa.select(SampleRow.attempts).where(*ours(lease))).scalar_one_or_none()
         if attempts is None:
             continue

@@ -1,24 +1,49 @@
-"""Delete, expire and change many sessions at once."""
+"""Delete, expire and change sessions.
 
-from collections import Counter
+A deleted session is hidden at once; `storage.upkeep.reaper` removes its files and then its row.
+"""
+
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph.contract.errors import Conflict
 from actograph.contract.specs import SessionUpdate
-from storage.index import counters, deletions, events
+from storage.index import counters, events, visible
 from storage.index.database import Database, now
-from storage.jobs.session_removal import Count, hold_jobs, lock, remove
+from storage.jobs import jobs
 from storage.sessions.filter import SessionFilter
-from storage.sessions.sessions import ids
+from storage.sessions.sessions import get, ids
 from storage.tables.models import SessionRow, SessionTagRow
 
-__all__ = ["Count", "deletable", "delete_matching", "expire", "expired", "update", "update_matching"]
-
-#: sessions that one transaction deletes or changes
+#: sessions that one transaction expires or changes
 BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Number and size of sessions."""
+
+    sessions: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: "Count") -> "Count":
+        return Count(self.sessions + other.sessions, self.bytes + other.bytes)
+
+
+def delete(session: Session, session_id: str) -> None:
+    """Delete a session.
+
+    Raises:
+        NotFound: no such session.
+        Conflict: it is pinned.
+    """
+    _lock(session, [session_id])
+    if get(session, session_id).pinned:
+        raise Conflict(f"session {session_id} is pinned; unpin it first")
+    _doom(session, "deleted", sa.select(SessionRow.id).where(SessionRow.id == session_id))
 
 
 def deletable(wanted: SessionFilter, *, include_pinned: bool) -> SessionFilter:
@@ -27,50 +52,35 @@ def deletable(wanted: SessionFilter, *, include_pinned: bool) -> SessionFilter:
 
 
 def delete_matching(database: Database, wanted: SessionFilter, *, include_pinned: bool = False) -> Count:
-    """Delete all matching sessions, or none. Pinned sessions stay by default.
-
-    A few rows are deleted at once. Many are hidden at once and deleted in the background.
-    """
+    """Delete all matching sessions, or none. Pinned sessions stay by default."""
     going = deletable(wanted, include_pinned=include_pinned)
-    guard = () if include_pinned else (SessionRow.pinned == sa.false(),)
     with database.write() as session:
-        matching = ids(session, going, limit=BATCH + 1)
-        if len(matching) <= BATCH:
-            gone = Count.of(remove(session, matching, *guard, *deletions.VISIBLE))
-        else:
-            sizes = deletions.list_sessions(session, going.narrow(sa.select(SessionRow.id)))
-            gone = Count(len(sizes), sum(sizes))
-        counters.add_removed(session, "deleted", sessions=gone.sessions, size=gone.bytes)
-    return gone
+        gone = _doom(session, "deleted", going.narrow(sa.select(SessionRow.id)))
+    return sum(gone.values(), Count())
 
 
 def expire(database: Database, *, limit: int = BATCH) -> Count:
     """Delete up to `limit` expired sessions that are not pinned, and log it in their jobs."""
     with database.read() as session:
-        due = _expired(session)
-        matching = session.scalars(
-            sa.select(SessionRow.id).where(*due).order_by(SessionRow.expires_at).limit(limit)
-        ).all()
+        due = sa.select(SessionRow.id).where(*_expired(session)).order_by(SessionRow.expires_at).limit(limit)
+        matching = session.scalars(due).all()
     if not matching:
         return Count()
     with database.write() as session:
+        _lock(session, matching)
         # a session that was pinned or extended meanwhile stays
-        removed = remove(session, matching, *due)
-        gone = Count.of(removed)
-        counters.add_removed(session, "expired", sessions=gone.sessions, size=gone.bytes)
-        for job_id, count in Counter(one.job_id for one in removed).items():
-            size = sum(one.bytes for one in removed if one.job_id == job_id)
-            events.append(session, job_id, "sessions.expired", {"sessions": count, "bytes": size})
-    return gone
+        still = sa.select(SessionRow.id).where(SessionRow.id.in_(matching), *_expired(session))
+        gone = _doom(session, "expired", still)
+        for job_id, count in gone.items():
+            of_job = {"sessions": count.sessions, "bytes": count.bytes}
+            events.append(session, job_id, "sessions.expired", of_job)
+    return sum(gone.values(), Count())
 
 
 def expired(session: Session) -> Count:
     """Number and size of all sessions that `expire` would delete now."""
-    row = session.execute(
-        sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(SessionRow.bytes), 0)).where(
-            *_expired(session)
-        )
-    ).one()
+    size = sa.func.coalesce(sa.func.sum(SessionRow.bytes), 0)
+    row = session.execute(sa.select(sa.func.count(), size).where(*_expired(session))).one()
     return Count(row[0], int(row[1]))
 
 
@@ -79,10 +89,8 @@ def update(session: Session, session_ids: Sequence[str], change: SessionUpdate) 
     values = {
         name: getattr(change, name) for name in ("expires_at", "pinned") if name in change.model_fields_set
     }
-    hold_jobs(session, session_ids)
-    # ownership does not narrow the INSERT of tags below, so only ids that were read are written
-    held = lock(session, session_ids)
-    held = session.scalars(sa.select(SessionRow.id).where(SessionRow.id.in_(held), *deletions.VISIBLE)).all()
+    # the owner does not narrow the INSERT of tags below, so only ids that were read are written
+    held = _lock(session, session_ids)
     chosen = SessionRow.id.in_(held)
     if values:
         session.execute(sa.update(SessionRow).where(chosen).values(**values))
@@ -109,9 +117,34 @@ def update_matching(database: Database, wanted: SessionFilter, change: SessionUp
     return count
 
 
+def _doom(session: Session, reason: str, chosen: sa.Select[str]) -> dict[str, Count]:
+    """Hide the sessions whose ids a statement selects. Returns their number and size by job."""
+    moment = now(session)
+    # all transactions lock sessions in the order of their ids
+    held = chosen.order_by(SessionRow.id).with_for_update(of=SessionRow)
+    hidden = sa.update(SessionRow).where(SessionRow.id.in_(held)).values(doomed_at=moment)
+    session.execute(hidden.execution_options(synchronize_session=False))
+    # one row per job; RETURNING would return one per session
+    sums = sa.select(SessionRow.job_id, sa.func.count(), sa.func.sum(SessionRow.bytes))
+    with visible.doomed(session):
+        found = session.execute(sums.where(SessionRow.doomed_at == moment).group_by(SessionRow.job_id)).all()
+    gone = {job_id: Count(count, int(size)) for job_id, count, size in found}
+    total = sum(gone.values(), Count())
+    counters.add_removed(session, reason, sessions=total.sessions, size=total.bytes)
+    return gone
+
+
+def _lock(session: Session, session_ids: Sequence[str]) -> Sequence[str]:
+    """Lock the jobs of sessions and then the sessions. Returns the ids of the existing ones."""
+    of_sessions = sa.select(SessionRow.job_id).where(SessionRow.id.in_(session_ids)).distinct()
+    jobs.lock_all(session, session.scalars(of_sessions).all())
+    statement = sa.select(SessionRow.id).where(SessionRow.id.in_(session_ids)).order_by(SessionRow.id)
+    return session.scalars(statement.with_for_update(of=SessionRow)).all()
+
+
 def _expired(session: Session) -> tuple[sa.ColumnElement[bool], ...]:
     """Condition of expired sessions."""
-    return SessionRow.expires_at <= now(session), SessionRow.pinned == sa.false(), *deletions.visible(session)
+    return SessionRow.expires_at <= now(session), SessionRow.pinned == sa.false()
 
 
 def _batches(session_ids: Sequence[str]) -> Iterator[Sequence[str]]:

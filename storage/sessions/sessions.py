@@ -1,6 +1,6 @@
 """Queries about activation sessions. Their files are in the artifact store."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
@@ -9,23 +9,28 @@ from pydantic import TypeAdapter
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
-from actograph.contract.errors import Conflict, NotFound
+from actograph.contract.errors import NotFound
 from actograph.contract.specs import ExpiresAfter
-from storage.index import counters, deletions, pages
+from storage.index import pages, visible
 from storage.index.database import now
 from storage.index.pages import PageOptions
-from storage.jobs import session_removal
 from storage.sessions.filter import SessionFilter
 from storage.tables.models import ArtifactRow, JobRow, JobTagRow, SessionRow, SessionTagRow
 
 __all__ = [
-    "NewSession", "SessionFilter", "by_ids", "delete", "file_of", "find", "get", "ids", "insert",
+    "NewSession", "SessionFilter", "announced", "by_ids", "file_of", "find", "get", "ids", "publish",
     "resources_of", "totals",
 ]  # fmt: skip
 
 
-_INSERT, _INSERT_TAGS, _INSERT_FILES = (
-    sa.insert(cast(sa.Table, row.__table__)) for row in (SessionRow, SessionTagRow, ArtifactRow)
+_SESSIONS = cast(sa.Table, SessionRow.__table__)
+_PUBLISHED = (
+    "sample_index", "condition", "epoch", "model", "created_at", "prompt_tokens", "generated_tokens", "rows",
+    "bytes", "dtype", "hooks", "correct", "expires_at", "identity_sha256", "doomed_at",
+)  # fmt: skip
+_PUBLISH = sa.update(_SESSIONS).where(_SESSIONS.c.id == sa.bindparam("announced_id"))
+_INSERT_TAGS, _INSERT_FILES = (
+    sa.insert(cast(sa.Table, row.__table__)) for row in (SessionTagRow, ArtifactRow)
 )
 _hooks = TypeAdapter(dict[str, resources.TensorInfo])
 
@@ -55,8 +60,19 @@ class NewSession:
     expires_after: Any = None
 
 
-def insert(session: Session, *new: NewSession) -> None:
-    """Insert sessions, with one statement for each table. They take owner, tags and expiry from their job."""
+def announced(session: Session, session_ids: Collection[str]) -> set[str]:
+    """Lock announced sessions, see `storage.samples.announced`. Returns those that can be published."""
+    if not session_ids:
+        return set()
+    with visible.doomed(session):
+        held = sa.select(SessionRow.id).where(
+            SessionRow.id.in_(session_ids), SessionRow.doomed_at > now(session)
+        )
+        return set(session.scalars(held.order_by(SessionRow.id).with_for_update(of=SessionRow)))
+
+
+def publish(session: Session, *new: NewSession) -> None:
+    """Publish sessions that `announced` returned. They take owner, tags and expiry from their locked jobs."""
     if not new:
         return
     moment = now(session)
@@ -66,7 +82,13 @@ def insert(session: Session, *new: NewSession) -> None:
     for job_id, tag in session.execute(of_jobs):
         tags.setdefault(job_id, []).append(tag)
     connection = session.connection()
-    connection.execute(_INSERT, [_values(session.get_one(JobRow, n.job_id), n, moment) for n in new])
+    shown = []
+    for one in new:
+        job = session.get_one(JobRow, one.job_id)
+        values = _values(job, one, moment)
+        job.bytes += values["bytes"]
+        shown.append(values)
+    connection.execute(_PUBLISH, shown)
     tag_rows = [
         {"session_id": n.id, "tag": tag, "created_at": moment}
         for n in new
@@ -84,14 +106,14 @@ def insert(session: Session, *new: NewSession) -> None:
 
 
 def _values(job: JobRow, new: NewSession, moment: float) -> dict[str, Any]:
-    own = {name: value for name, value in vars(new).items() if name not in ("files", "tags", "expires_after")}
+    own = {name: value for name, value in vars(new).items() if name in _PUBLISHED}
     return own | {
+        "announced_id": new.id,
         "created_at": moment,
         "bytes": sum(f.bytes for f in new.files),
         "hooks": _hooks.dump_python(dict(new.hooks), mode="json"),
-        "owner": job.owner,
         "expires_at": _expiry(new.expires_after or job.spec.get("expires_after"), moment),
-        "pinned": False,
+        "doomed_at": None,
     }
 
 
@@ -105,7 +127,7 @@ def get(session: Session, session_id: str) -> SessionRow:
 
 def by_ids(session: Session, session_ids: Sequence[str]) -> Sequence[SessionRow]:
     """Rows of these sessions; deleted ones are left out."""
-    statement = sa.select(SessionRow).where(SessionRow.id.in_(session_ids), *deletions.VISIBLE)
+    statement = sa.select(SessionRow).where(SessionRow.id.in_(session_ids))
     return session.scalars(statement.execution_options(populate_existing=True)).all()
 
 
@@ -124,7 +146,7 @@ def find(
     of_tag = (SessionTagRow.created_at, SessionTagRow.session_id)
     return pages.fetch(
         session,
-        wanted.narrow(sa.select(SessionRow)).where(*deletions.visible(session)),
+        wanted.narrow(sa.select(SessionRow)),
         SessionRow.created_at,
         SessionRow.id,
         sorted_by=of_tag if wanted.leads_with_tag else None,
@@ -134,7 +156,7 @@ def find(
 
 def ids(session: Session, wanted: SessionFilter, *, limit: int | None = None) -> Sequence[str]:
     """Ids of matching sessions, oldest first."""
-    statement = wanted.narrow(sa.select(SessionRow.id)).where(*deletions.visible(session))
+    statement = wanted.narrow(sa.select(SessionRow.id))
     return session.scalars(statement.order_by(SessionRow.created_at, SessionRow.id).limit(limit)).all()
 
 
@@ -146,23 +168,9 @@ def totals(session: Session, wanted: SessionFilter) -> resources.SessionStats:
                 sa.func.coalesce(sa.func.sum(SessionRow.bytes), 0),
                 sa.func.coalesce(sa.func.sum(SessionRow.rows), 0),
             ).select_from(SessionRow)
-        ).where(*deletions.visible(session))
+        )
     ).one()
     return resources.SessionStats(sessions=row[0], bytes=int(row[1]), rows=int(row[2]))
-
-
-def delete(session: Session, session_id: str) -> None:
-    """Delete the row now and the files in the background.
-
-    Raises:
-        NotFound: no such session.
-        Conflict: it is pinned.
-    """
-    session_removal.hold_jobs(session, [session_id])
-    if get(session, session_id).pinned:
-        raise Conflict(f"session {session_id} is pinned; unpin it first")
-    removed = session_removal.remove(session, [session_id])
-    counters.add_removed(session, "deleted", sessions=1, size=removed[0].bytes)
 
 
 def resources_of(session: Session, rows: Sequence[SessionRow]) -> list[resources.Session]:

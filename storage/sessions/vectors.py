@@ -11,8 +11,8 @@ from actograph.contract.interventions import NewVector, StoredVector, VectorInfo
 from storage.index import pages, row_locks
 from storage.index.database import now
 from storage.index.ids import new_vector_id
-from storage.index.ownership import of_everyone
 from storage.index.pages import PageOptions
+from storage.index.visible import of_everyone
 from storage.jobs import jobs
 from storage.tables.models import JobRow, VectorRow
 

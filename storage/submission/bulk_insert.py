@@ -1,8 +1,9 @@
 """Insert the samples of a large job slice by slice.
 
 One transaction for 200,000 samples would block every other writer of a SQLite index for seconds. So each
-slice is a transaction of its own. A submitted job stays hidden until its last slice: no list shows it, and no
-worker claims its samples. If the process dies meanwhile, healing deletes the incomplete job.
+slice is a transaction of its own. A submitted job is doomed until its last slice, see
+`storage.index.visible`: no list shows it, and no worker claims its samples. Each slice pushes the doom on. If
+the process dies meanwhile, the reaper removes the incomplete job.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,20 +17,20 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.models import PinnedModel
-from actograph.contract.resources import JobStatus
 from storage import samples
+from storage.index import visible
 from storage.index.database import Database, changed, now
-from storage.jobs import batches, job_deletion, jobs
+from storage.jobs import batches, jobs
 from storage.jobs.request_keys import RequestKey, first_wins
 from storage.samples import NewSample
 from storage.submission import named
-from storage.tables.models import SUBMITTING, JobRow
+from storage.tables.models import JobRow
 
 #: most samples of one transaction, which takes about 50 ms
 SLICE = 1000
 #: about the most characters of prompts and answers in one transaction
 SLICE_CHARACTERS = 4 << 20
-#: an incomplete job is abandoned if no slice arrives for so long
+#: an incomplete job is removed if no slice arrives for so long
 ABANDONED_SECONDS = 300.0
 
 
@@ -54,7 +55,7 @@ def insert_job(database: Database, job: NewJob, new: Iterable[NewSample]) -> Job
         Conflict: the batch has begun already, or was cancelled.
         IdempotencyInFlight: another request with this key was faster.
         InvalidDataset, InvalidRequest: a file or vector was deleted since the check.
-        ServiceUnavailable: it took so long that the job was deleted as abandoned.
+        ServiceUnavailable: it took so long that the job was removed as abandoned.
     """
     rest = iter(new)
     following, after = _slice(rest), _slice(rest)
@@ -70,17 +71,17 @@ def insert_job(database: Database, job: NewJob, new: Iterable[NewSample]) -> Job
         while after:
             following, after = after, _slice(rest)
             with database.write() as session:
-                _require(session, row.id, served_at=now(session))
+                _require(session, row.id, now(session) + ABANDONED_SECONDS)
                 samples.insert(session, row.id, following, first=count)
                 count += len(following)
         with database.write() as session:
             named.keep_all(session, job.spec)
             _begin_batch(session, job, row)
-            _require(session, row.id, status=JobStatus.QUEUED, served_at=None)
+            _require(session, row.id, None)
     except Exception:
-        # otherwise `discard_abandoned` does it later
+        # otherwise the reaper waits for the time of its doom
         with suppress(SQLAlchemyError), database.write() as session:
-            job_deletion.discard(session, row.id)
+            _change_hidden(session, row.id, doomed_at=now(session), idempotency_key=None)
         raise
     return row
 
@@ -136,32 +137,23 @@ def insert_dataset(database: Database, job_id: str, new: Sequence[NewSample]) ->
                 jobs.set_total(session, job_id, len(new))
 
 
-def discard_abandoned(database: Database) -> int:
-    """Delete incomplete jobs whose submitter died. Returns their number."""
-    with database.read() as session:
-        silent = JobRow.served_at < now(session) - ABANDONED_SECONDS
-        statement = sa.select(JobRow.id).where(
-            JobRow.status.in_(jobs.HIDDEN), silent, JobRow.deleted_at.is_(None)
-        )
-        abandoned = session.scalars(statement).all()
-    for job_id in abandoned:
-        with database.write() as session:
-            job_deletion.discard(session, job_id)
-    return len(abandoned)
-
-
 def _hide(session: Session, job_id: str) -> None:
-    session.execute(
-        sa.update(JobRow).where(JobRow.id == job_id).values(status=SUBMITTING, served_at=now(session))
-    )
+    doomed_at = now(session) + ABANDONED_SECONDS
+    session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(doomed_at=doomed_at))
 
 
-def _require(session: Session, job_id: str, **values: object) -> None:
-    """Change the hidden job. Raises ServiceUnavailable if it was deleted as abandoned."""
-    held = session.execute(
-        sa.update(JobRow)
-        .where(JobRow.id == job_id, JobRow.status == SUBMITTING, JobRow.deleted_at.is_(None))
-        .values(**values)
-    )
-    if not changed(held):
+def _change_hidden(session: Session, job_id: str, **values: object) -> bool:
+    """Change a job in the making. False if it was published, or is being removed."""
+    with visible.doomed(session):
+        hidden = sa.update(JobRow).where(JobRow.id == job_id, JobRow.doomed_at > now(session))
+        return changed(session.execute(hidden.values(**values))) > 0
+
+
+def _require(session: Session, job_id: str, doomed_at: float | None) -> None:
+    """Push the doom of a job in the making on; None publishes it.
+
+    Raises:
+        ServiceUnavailable: the doom has passed, so the reaper removes the job.
+    """
+    if not _change_hidden(session, job_id, doomed_at=doomed_at):
         raise ServiceUnavailable("the job took too long to store and was deleted; submit it again")

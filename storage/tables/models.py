@@ -9,7 +9,6 @@ from storage.tables.base import ID_LENGTH, Base, id_key, partial_index
 from storage.tables.service import (
     ApiKeyRow,
     CounterRow,
-    DeletionRow,
     QueuePauseRow,
 )
 
@@ -18,13 +17,11 @@ __all__ = [
     "ApiKeyRow",
     "Base",
     "CounterRow",
-    "DeletionRow",
     "QueuePauseRow",
 ]
 
-#: status of an incomplete job, whose samples are being inserted (`storage.submission.bulk_insert`)
-SUBMITTING = "submitting"
 _LEASED = "leased"
+_DOOMED = "doomed_at IS NOT NULL"
 _OPEN_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
 
 
@@ -37,6 +34,9 @@ class JobRow(Base):
         sa.Index("ix_jobs_status_created_at_id", "status", "created_at", "id"),
         sa.Index("ix_jobs_kind_created_at_id", "kind", "created_at", "id"),
         sa.Index("uq_jobs_owner_idempotency_key", "owner", "idempotency_key", unique=True),
+        # usage of the store by owner
+        partial_index("ix_jobs_owner_bytes", "owner", "bytes", where="bytes > 0"),
+        partial_index("ix_jobs_doomed_at", "doomed_at", where=_DOOMED),
     )
 
     id: Mapped[str] = id_key()
@@ -69,8 +69,10 @@ class JobRow(Base):
     served_at: Mapped[float | None]
     #: consecutive failures, up to the last sample that ended
     failed_in_a_row: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
-    #: begin of its deletion; its rows are deleted in the background, see `storage.index.deletions`
-    deleted_at: Mapped[float | None]
+    #: bytes of its sessions, also of deleted ones until their files are gone
+    bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0)
+    #: see `storage.index.visible`; null for a job that readers see
+    doomed_at: Mapped[float | None]
     #: see `storage.jobs.request_keys`
     idempotency_key: Mapped[str | None] = mapped_column(sa.String(255))
     idempotency_sha256: Mapped[str | None] = mapped_column(sa.String(64))
@@ -129,23 +131,19 @@ class SampleRow(Base):
 class SessionRow(Base):
     __tablename__ = "sessions"
     __table_args__ = (
-        # one for each filter, in the order of lists
+        # in the order of lists; other filters read on along these
         sa.Index("ix_sessions_created_at_id", "created_at", "id"),
         sa.Index("ix_sessions_job_id_created_at_id", "job_id", "created_at", "id"),
         sa.Index("ix_sessions_model_created_at_id", "model", "created_at", "id"),
-        sa.Index("ix_sessions_condition_created_at_id", "condition", "created_at", "id"),
-        sa.Index("ix_sessions_sample_index_created_at_id", "sample_index", "created_at", "id"),
-        sa.Index("ix_sessions_correct_created_at_id", "correct", "created_at", "id"),
         sa.Index("ix_sessions_owner_created_at_id", "owner", "created_at", "id"),
-        sa.Index("ix_sessions_pinned_created_at_id", "pinned", "created_at", "id"),
-        sa.Index("ix_sessions_expires_at", "expires_at"),
-        # holds all columns that quotas sum up
-        sa.Index("ix_sessions_owner_bytes_rows", "owner", "bytes", "rows"),
+        partial_index("ix_sessions_expires_at", "expires_at", where="expires_at IS NOT NULL"),
+        partial_index("ix_sessions_doomed_at", "doomed_at", where=_DOOMED),
     )
 
     id: Mapped[str] = id_key()
     job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
-    sample_id: Mapped[str] = mapped_column(sa.ForeignKey("samples.id", ondelete="CASCADE"), unique=True)
+    #: A foreign key would need an index. Each claim announces a session; the sample names the valid one.
+    sample_id: Mapped[str] = mapped_column(sa.String(ID_LENGTH))
     sample_index: Mapped[int]
     condition: Mapped[str] = mapped_column(sa.String(64), default="")
     epoch: Mapped[int] = mapped_column(default=0)
@@ -168,6 +166,8 @@ class SessionRow(Base):
     identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
     #: expiry and bulk deletions leave a pinned session out
     pinned: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
+    #: see `storage.index.visible`; null for a session that readers see, unless its job is doomed
+    doomed_at: Mapped[float | None]
 
 
 class SessionTagRow(Base):
@@ -248,6 +248,7 @@ class FileRow(Base):
         sa.Index("ix_files_expires_at", "expires_at"),
         sa.Index("ix_files_created_at_id", "created_at", "id"),
         sa.Index("ix_files_owner_created_at_id", "owner", "created_at", "id"),
+        partial_index("ix_files_doomed_at", "doomed_at", where=_DOOMED),
     )
 
     id: Mapped[str] = id_key()
@@ -260,6 +261,8 @@ class FileRow(Base):
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     #: time after which it is deleted; null keeps it
     expires_at: Mapped[float | None]
+    #: see `storage.index.visible`; null for a file that readers see
+    doomed_at: Mapped[float | None]
 
 
 class VectorRow(Base):

@@ -54,28 +54,3 @@ class ApiKeyRow(Base):
     revoked_at: Mapped[float | None]
     #: bytes that its owner may store; null for the setting
     quota_bytes: Mapped[int | None] = mapped_column(sa.BigInteger)
-
-
-class DeletionRow(Base):
-    """A deleted job, session or file whose rows or stored files still exist."""
-
-    __tablename__ = "deletions"
-    __table_args__ = (
-        sa.Index("ix_deletions_listed_created_at", "listed", "created_at"),
-        sa.Index("ix_deletions_next_attempt_at", "next_attempt_at"),
-    )
-
-    #: id of the job, session or file
-    id: Mapped[str] = id_key()
-    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
-    #: size of its stored files
-    bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0)
-    #: names of a session's stored files; null: every file under its prefix
-    names: Mapped[list[str] | None]
-    #: True while its rows are in their own tables, hidden and counted there
-    listed: Mapped[bool]
-    created_at: Mapped[float]
-    #: failed attempts at removing the files
-    attempts: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
-    #: time of the next attempt at removing the files; null if it has none
-    next_attempt_at: Mapped[float | None]

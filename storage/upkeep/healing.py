@@ -20,7 +20,6 @@ from storage.index import disk_reserve
 from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.queue import unserved_jobs, waiting, workers
-from storage.submission import bulk_insert
 from storage.upkeep import duties
 from storage.upkeep.housekeeping import Housekeeping
 
@@ -126,8 +125,6 @@ class Healing:
         with self._database.write() as session:
             for job_id in control.fail_overdue(session):
                 log.warning("job %s has passed its deadline", job_id)
-        if abandoned := bulk_insert.discard_abandoned(self._database):
-            log.warning("removed %d incomplete job(s) of interrupted submissions", abandoned)
         with self._database.read() as session:
             candidates = waiting.unended(session)
         for job_id in candidates:

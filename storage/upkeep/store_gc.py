@@ -1,12 +1,12 @@
 """Clear the store page by page. A call works for some seconds and returns where the next one continues.
 
-It removes expired sessions, stored files of deleted sessions and uploads, files of superseded sessions,
-and leftovers of killed writers (incomplete multipart uploads included).
-Files that the index does not have are listed and left alone, uploads included: no manifest names their owner.
+It removes expired sessions and uploads, the stored files of deleted ones, and leftovers of killed writers
+(incomplete multipart uploads included). Files that the index does not have are listed and left alone: the
+index may be new, or restored from an old copy.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 import sqlalchemy as sa
 
@@ -14,14 +14,16 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.operations import StoredObject, StoreGc
 from storage.artifacts.store import ArtifactStore, StoredPrefix
 from storage.files import files
-from storage.index import deletions
+from storage.index import visible
 from storage.index.database import Database
 from storage.sessions import changes
-from storage.tables.models import FileRow
-from storage.upkeep.deletion_drain import drain_deletions
-from storage.upkeep.sweep import ORPHAN_SECONDS, Sweep, old_batches, sweep_batch
+from storage.tables.models import FileRow, SessionRow
+from storage.upkeep import reaper
 
 START, EXPIRED, SESSIONS, FILES = "start", "expired", "sessions", "files"
+#: no writer takes so long with one file
+OLD_SECONDS = 3600.0
+_BATCH = 500
 
 
 def collect(
@@ -31,7 +33,7 @@ def collect(
     dry_run: bool,
     after: str | None = None,
     seconds: float = 10.0,
-    older_than_seconds: float = ORPHAN_SECONDS,
+    older_than_seconds: float = OLD_SECONDS,
 ) -> StoreGc:
     """Clear one page of the store. With `dry_run`, report and remove nothing.
 
@@ -58,46 +60,42 @@ def collect(
         if not done:
             return StoreGc(dry_run=dry_run, next=EXPIRED, **values)
         phase, last_id = SESSIONS, ""
-    found = Sweep()
-    old = old_batches(store, phase, older_than_seconds, last_id)
-    if phase == SESSIONS:
-        reached = run_until(
-            old, deadline, lambda batch: sweep_batch(database, store, batch, found, delete=not dry_run)
-        )
-    else:
-        reached = run_until(old, deadline, lambda batch: found.unknown.extend(unknown_files(database, batch)))
-    follows = f"{phase}:{reached}" if reached else (FILES if phase == SESSIONS else None)
+    unknown, reached = find_unknown(
+        database, store, phase, after=last_id, older_than_seconds=older_than_seconds, deadline=deadline
+    )
     return StoreGc(
         dry_run=dry_run,
-        orphans=[stored_object(prefix) for prefix in found.orphans],
-        unknown=[stored_object(prefix) for prefix in found.unknown],
-        next=follows,
+        unknown=[StoredObject(id=prefix.id, bytes=prefix.bytes) for prefix in unknown],
+        next=f"{phase}:{reached}" if reached else (FILES if phase == SESSIONS else None),
         **values,
     )
 
 
-def stored_object(prefix: StoredPrefix) -> StoredObject:
-    return StoredObject(id=prefix.id, bytes=prefix.bytes)
+def find_unknown(
+    database: Database,
+    store: ArtifactStore,
+    parent: str,
+    *,
+    after: str,
+    older_than_seconds: float,
+    deadline: float,
+) -> tuple[list[StoredPrefix], str | None]:
+    """Find stored `sessions` or `files` that the index does not have, not even as doomed.
 
-
-def unknown_files(database: Database, batch: Sequence[StoredPrefix]) -> list[StoredPrefix]:
-    """Stored uploads that the index does not have, not even as deleted or being stored."""
-    ids = [prefix.id for prefix in batch]
-    with database.read() as session:
-        known = set(session.scalars(sa.select(FileRow.id).where(FileRow.id.in_(ids))))
-        known |= deletions.pending_ids(session, ids)
-    return [prefix for prefix in batch if prefix.id not in known]
-
-
-def run_until(
-    batches: Iterable[list[StoredPrefix]], deadline: float, act: Callable[[list[StoredPrefix]], object]
-) -> str | None:
-    """Act on batches until the deadline. Returns the last id, or None if no batch is left."""
-    for batch in batches:
-        act(batch)
+    Returns them, and the last id that was read; None if all were.
+    """
+    oldest = time.time() - older_than_seconds
+    old = (prefix for prefix in store.list_prefixes(parent, after) if prefix.modified_at <= oldest)
+    row = FileRow if parent == FILES else SessionRow
+    unknown: list[StoredPrefix] = []
+    while batch := list(islice(old, _BATCH)):
+        with database.read() as session, visible.doomed(session):
+            chosen = sa.select(row.id).where(row.id.in_([prefix.id for prefix in batch]))
+            known = set(session.scalars(chosen))
+        unknown += [prefix for prefix in batch if prefix.id not in known]
         if time.monotonic() >= deadline:
-            return batch[-1].id
-    return None
+            return unknown, batch[-1].id
+    return unknown, None
 
 
 def _expired(
@@ -112,7 +110,7 @@ def _expired(
         total = total + gone
         if time.monotonic() >= deadline:
             return total, False
-    drained = drain_deletions(database, store, deadline=deadline)
+    reaped = reaper.reap(database, store, deadline=deadline)
     with database.read() as session:
         # files that another process removes, or that the store refuses to remove, are not waited for
-        return total, drained.count == 0 or not deletions.is_any_due(session)
+        return total, reaped.count == 0 or not reaper.is_any_due(session)

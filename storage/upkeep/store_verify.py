@@ -23,8 +23,7 @@ from storage.sessions.manifest import MANIFEST_NAME
 from storage.sessions.reader import SessionReader
 from storage.sessions.writer import session_prefix
 from storage.tables.models import ArtifactRow, FileRow, SessionRow
-from storage.upkeep.store_gc import run_until, unknown_files
-from storage.upkeep.sweep import ORPHAN_SECONDS, old_batches, without_row
+from storage.upkeep.store_gc import OLD_SECONDS, find_unknown
 
 SESSIONS, FILES, STORED, STORED_FILES = "sessions", "files", "stored", "stored-files"
 _PARENTS = {STORED: SESSIONS, STORED_FILES: FILES}
@@ -45,7 +44,7 @@ def verify(
     sample: float = 1.0,
     seed: int = 0,
     seconds: float = 10.0,
-    older_than_seconds: float = ORPHAN_SECONDS,
+    older_than_seconds: float = OLD_SECONDS,
 ) -> StoreVerification:
     """Verify one page.
 
@@ -78,9 +77,15 @@ def verify(
                     reached = chunk[-1]
                     break
     else:
-        old = old_batches(store, _PARENTS[phase], older_than_seconds, last_id)
-        find = without_row if phase == STORED else unknown_files
-        reached = run_until(old, deadline, lambda batch: problems.extend(map(_orphan, find(database, batch))))
+        unknown, reached = find_unknown(
+            database,
+            store,
+            _PARENTS[phase],
+            after=last_id,
+            older_than_seconds=older_than_seconds,
+            deadline=deadline,
+        )
+        problems += map(_orphan, unknown)
     follows = f"{phase}:{reached}" if reached else next(iter(PHASES[PHASES.index(phase) + 1 :]), None)
     with database.read() as session:
         total = round(sample * (_count(session, SessionRow.id) + _count(session, FileRow.id)))

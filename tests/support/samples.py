@@ -3,14 +3,18 @@
 from typing import Any
 
 import numpy as np
+import sqlalchemy as sa
 
 from actograph.contract.resources import SessionFile
 from storage.artifacts.store import ArtifactStore
-from storage.index.ids import new_session_id
+from storage.files import files
+from storage.index import visible
+from storage.index.database import Database
 from storage.samples import LeasedSample, SampleResult
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.sessions import NewSession
 from storage.sessions.writer import SessionWriter, TensorRows
+from storage.tables.models import FileRow, JobRow, SessionRow
 
 ROWS = np.arange(12, dtype="<f4").reshape(3, 4)
 
@@ -25,7 +29,7 @@ def result(**changes: Any) -> SampleResult:
 
 def session_of(lease: LeasedSample, **changes: Any) -> NewSession:
     fields: dict[str, Any] = {
-        "id": new_session_id(), "job_id": lease.job_id, "sample_id": lease.id,
+        "id": lease.session_id, "job_id": lease.job_id, "sample_id": lease.id,
         "sample_index": lease.sample_index, "condition": "", "epoch": 0, "model": "demo",
         "prompt_tokens": 2, "generated_tokens": 2, "rows": 3, "dtype": "F32", "hooks": {}, "files": [],
         "correct": None,
@@ -33,9 +37,12 @@ def session_of(lease: LeasedSample, **changes: Any) -> NewSession:
     return NewSession(**fields | changes)
 
 
-def write_session(store: ArtifactStore, lease: LeasedSample) -> tuple[str, list[SessionFile]]:
-    """The files of a session of ROWS, before its row: its id and its files."""
-    session_id = new_session_id()
+def write_session(
+    store: ArtifactStore, lease: LeasedSample, session_id: str | None = None
+) -> tuple[str, list[SessionFile]]:
+    """The files of the announced session of a lease, or of another one, with ROWS: its id and its files."""
+    session_id = session_id or lease.session_id
+    assert session_id is not None
     manifest = SessionManifest(
         session_id=session_id, job_id=lease.job_id, sample_id=lease.id, sample_index=0, model="demo",
         capture={}, capture_sha256="0" * 64, dtype="model", prompt_tokens=2, generated_tokens=2, seed=0,
@@ -44,3 +51,20 @@ def write_session(store: ArtifactStore, lease: LeasedSample) -> tuple[str, list[
     with SessionWriter(store, session_id) as writer:
         writer.write_shard([TensorRows("embed", "F32", (3, 4), 0, ROWS)])
         return session_id, writer.finish(manifest, [1, 2, 3, 4])
+
+
+def add_file(database: Database, **values: Any) -> str:
+    """A stored file in the index; its bytes are the test's to store. Returns its id."""
+    fields: dict[str, Any] = {"filename": "f", "purpose": "dataset"}
+    size, sha256 = values.pop("size", 1), values.pop("sha256", "0" * 64)
+    with database.write() as session:
+        file_id = files.announce(session, **fields | values)
+        files.publish(session, file_id, size=size, sha256=sha256)
+    return file_id
+
+
+def age_dooms(database: Database) -> None:
+    """Let the time of every doom and of every next attempt of the reaper pass."""
+    with database.write() as session, visible.doomed(session):
+        for row in (JobRow, SessionRow, FileRow):
+            session.execute(sa.update(row).where(row.doomed_at.is_not(None)).values(doomed_at=1.0))

@@ -32,7 +32,7 @@ class Committed:
     """Outcomes that were committed, and those that were not."""
 
     kept: Sequence[Outcome]
-    #: lost leases; their recorded files must be removed
+    #: lost leases or sessions; their recorded files must be removed
     lost: Sequence[Outcome]
     #: the store's error, if samples were given back because of it
     outage: ServiceUnavailable | None
@@ -142,9 +142,18 @@ def _commit_of_job(
     samples.give_back(session, [o.lease for o in away])
     committed = samples.committed(session, [o.lease for o in outcomes])
     ended = [o for o in outcomes if o not in away and o.lease.id not in committed]
+    stored = {o.recorded.session_id for o in ended if o.recorded is not None and o.error is None}
+    removed = stored - sessions.announced(session, stored)
+    refused = [o for o in ended if o.recorded is not None and o.recorded.session_id in removed]
+    reason = CaptureFailed(
+        "the sample ran for more than a day, so its session was removed; shorten the sample"
+    )
+    ended = [replace(o, recorded=None, error=reason) if o in refused else o for o in ended]
     recorded: list[NewSession] = []
     lost = [o for o in ended if not _commit(session, o, provenance, recorded)]
-    sessions.insert(session, *recorded)
+    sessions.publish(session, *recorded)
+    published = {new.id for new in recorded}
+    samples.abandon(session, [o.lease.session_id for o in ended if o.lease.session_id not in published])
     samples.give_back(session, [o.lease for o in lost])
     kept = [o for o in ended if o not in lost]
     if kept:
@@ -155,7 +164,7 @@ def _commit_of_job(
     if kept or (away and jobs.status_of(session, job_id) is not None):
         is_end = jobs.end_if_done(session, job_id).is_terminal()
     reasons = [o.error for o in away if isinstance(o.error, ServiceUnavailable)]
-    return Committed(kept=kept, lost=lost, outage=reasons[0] if reasons else None, is_end=is_end)
+    return Committed(kept=kept, lost=[*lost, *refused], outage=reasons[0] if reasons else None, is_end=is_end)
 
 
 def tally(kind: str, kept: Sequence[Outcome], seconds: float) -> dict[Counter, float]:

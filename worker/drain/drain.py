@@ -353,7 +353,7 @@ class Drain:
         self._is_shown_idle = is_end
         for outcome in done.lost:
             if outcome.recorded is not None:
-                # the sweep removes files that cannot be removed now
+                # the reaper may have been here before the last file was stored
                 with suppress(ServiceUnavailable, OSError):
                     self._store.delete_prefix(session_prefix(outcome.recorded.session_id))
         if done.outage is None:

@@ -14,7 +14,6 @@ from actograph.contract import resources
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.specs import SamplingSpec
 from storage.artifacts.store import ArtifactStore
-from storage.index.ids import new_session_id
 from storage.samples import LeasedSample
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.sessions import NewSession
@@ -80,7 +79,7 @@ class Recorded:
 class SampleRecorder:
     """Writes the chunks of a sample's rows as shards of its session.
 
-    Every attempt has its own session id, so an attempt that lost its lease can be removed safely.
+    Every claim announces its own session, so the files of a lost lease can be removed safely.
     """
 
     def __init__(
@@ -109,7 +108,9 @@ class SampleRecorder:
         """Write rows. Raises CaptureFailed if a value is not finite, and the store's errors."""
         shard = [_tensor_rows(hook, chunk) for hook, chunk in rows.items()]
         if self._writer is None:
-            self._writer = SessionWriter(self._store, new_session_id())
+            if self._sample.session_id is None:
+                raise CaptureFailed("rows were captured of a sample that was claimed without a session")
+            self._writer = SessionWriter(self._store, self._sample.session_id)
         self._delivered |= {
             part.name: _Delivered(part.shape[1], part.dtype, rows[part.name].over) for part in shard
         }

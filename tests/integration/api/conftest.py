@@ -28,14 +28,14 @@ from api.dependencies import Services
 from api.openai.batches import advance_all
 from storage import samples
 from storage.index.database import Database
-from storage.index.ids import new_session_id, new_worker_id
+from storage.index.ids import new_worker_id
 from storage.queue import waiting, workers
 from storage.samples import LeasedSample, SampleResult
 from storage.sessions import sessions
 from storage.sessions.manifest import Segment, SessionManifest, StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 from storage.tables.models import JobRow, SampleRow
-from storage.upkeep.deletion_drain import drain_deletions
+from storage.upkeep import reaper
 from tests.support.command_line import Run, runner
 from tests.support.indexes import write_index
 from worker.drain.pauses import Pauses
@@ -193,7 +193,7 @@ class Service:
 
     def drain(self) -> None:
         """Remove the stored files of what was deleted, as the service does in the background."""
-        drain_deletions(self.database, self.services.store)
+        reaper.reap(self.database, self.services.store)
 
     def claim(self, job_id: str, count: int = 1, lease_seconds: float = 60) -> list[LeasedSample]:
         """Samples as a worker takes them."""
@@ -216,7 +216,8 @@ class Service:
         """Complete a sample as a worker does: session files, session row, sample, counters, end."""
         from storage.jobs import jobs
 
-        session_id = None if tensors is None else new_session_id()
+        session_id = None if tensors is None else lease.session_id
+        assert tensors is None or session_id is not None, "the job captures nothing"
         result = SampleResult(
             prompt="a prompt",
             completion="a completion",
@@ -233,7 +234,7 @@ class Service:
         with self.database.write() as session:
             samples.complete(session, lease, result)
             if session_id is not None:
-                sessions.insert(
+                sessions.publish(
                     session,
                     sessions.NewSession(
                         id=session_id,

@@ -14,7 +14,7 @@ from api import submit
 from storage import samples
 from storage.broker.broker import queue_of
 from storage.jobs import jobs
-from storage.tables.models import SUBMITTING, JobRow
+from storage.tables.models import JobRow
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service, Start
@@ -284,7 +284,7 @@ def test_a_key_in_flight_is_a_conflict(service: "Service", problem: "Problem") -
     headers = {"Idempotency-Key": "k1"}
     service.client.post("/v1/jobs", json=capture(), headers=headers)
     with service.database.write() as session:  # its samples are still being stored
-        session.execute(sa.update(JobRow).values(status=SUBMITTING))
+        session.execute(sa.update(JobRow).values(doomed_at=2.0**40))
     again = service.client.post("/v1/jobs", json=capture(), headers=headers)
     problem(again, 409, "idempotency_in_flight")
 

@@ -26,6 +26,7 @@ def job(service: Any) -> str:
         "model": "demo",
         "dataset": {"file_id": service.upload(*rows)},
         "scorers": ["strict-match"],
+        "capture": {"points": ["embed"]},
     }
     answer = service.client.post("/v1/jobs", json=spec)
     assert answer.status_code == 202, answer.text

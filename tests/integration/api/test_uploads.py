@@ -96,7 +96,7 @@ def test_an_upload_that_fails_after_its_bytes_leaves_nothing(
         raise RuntimeError("the index is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr("storage.files.files.insert", fail)
+        patched.setattr("storage.files.files.publish", fail)
         assert upload(service, b"x" * 1000).status_code == 500
     assert len(stored_files(settings)) == 1
     usage = service.client.get("/v1/activations/stats").json()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from actograph.contract.specs import SessionUpdate
 from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.artifacts.s3 import S3Store
-from storage.files import files
 from storage.index.database import Database
 from storage.index.ids import new_file_id, new_session_id
 from storage.jobs import jobs
@@ -26,7 +26,7 @@ from storage.sessions.writer import session_prefix
 from storage.upkeep.store_gc import collect
 from storage.upkeep.store_verify import in_sample, verify
 from tests.support.indexes import create_index
-from tests.support.samples import result, session_of, write_session
+from tests.support.samples import add_file, result, session_of, write_session
 
 pytestmark = pytest.mark.integration
 
@@ -47,18 +47,15 @@ class Place:
     def finish(self, lease: LeasedSample) -> str:
         session_id, written = write_session(self.store, lease)
         with self.database.write() as session:
+            jobs.lock(session, self.job_id)
             samples.complete(session, lease, result(session_id=session_id))
-            sessions.insert(session, session_of(lease, id=session_id, files=written))
+            sessions.publish(session, session_of(lease, files=written))
         return session_id
 
     def upload(self, data: bytes, *, known: bool = True) -> str:
-        file_id = new_file_id()
-        size, digest = self.store.put_stream(f"files/{file_id}", [data])
-        if known:
-            with self.database.write() as session:
-                files.insert(
-                    session, file_id=file_id, filename="f", purpose="dataset", size=size, sha256=digest
-                )
+        digest = sha256(data).hexdigest()
+        file_id = add_file(self.database, size=len(data), sha256=digest) if known else new_file_id()
+        self.store.put_stream(f"files/{file_id}", [data])
         return file_id
 
     def overwrite(self, key: str, data: bytes) -> None:
@@ -83,7 +80,7 @@ class Place:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.upkeep.sweep._BATCH", 2)
+    monkeypatch.setattr("storage.upkeep.store_gc._BATCH", 2)
     monkeypatch.setattr("storage.upkeep.store_verify._CHUNK", 2)
     monkeypatch.setattr("storage.upkeep.store_verify._IDS", 2)
 
@@ -156,25 +153,26 @@ def check(place: Place, sample: float = 1.0, seed: int = 0) -> StoreVerification
 
 
 def test_clearing_takes_what_nothing_refers_to_and_what_has_expired(place: Place) -> None:
-    first, second = place.lease(), place.lease()
-    superseded, _ = write_session(place.store, first)
-    kept, expired, pinned = place.finish(first), place.finish(second), place.finish(place.lease())
-    unknown, _ = write_session(place.store, place.lease())
+    kept, expired, pinned = (place.finish(place.lease()) for _ in range(3))
+    running, returned = place.lease(), place.lease()
+    written, abandoned = (write_session(place.store, one)[0] for one in (running, returned))
+    with place.database.write() as session:
+        samples.release(session, [returned])
+    unknown, _ = write_session(place.store, running, new_session_id())
     place.change(expired, expires_at=int(time.time()) - 5)
     place.change(pinned, expires_at=int(time.time()) - 5, pinned=True)
     lost, wanted = place.upload(b"lost", known=False), place.upload(b"rows")
     left = place.store.stage(session_prefix(new_session_id()))  # its writer is killed
-    sessions_before = {superseded, kept, expired, pinned, unknown}
+    sessions_before = {kept, expired, pinned, written, abandoned, unknown}
     dry = clear(place, dry_run=True)
     assert (place.stored(), place.stored("files")) == (sessions_before, {lost, wanted})
     assert (dry.expired_sessions, dry.leftovers) == (1, 1)
-    assert [one.id for one in dry.orphans] == [superseded]
     assert {one.id for one in dry.unknown} == {unknown, lost}
     done = clear(place, dry_run=False)
     assert done.model_dump(exclude={"dry_run"}) == dry.model_dump(exclude={"dry_run"})
-    assert (place.stored(), place.stored("files")) == ({kept, pinned, unknown}, {lost, wanted})
+    assert (place.stored(), place.stored("files")) == ({kept, pinned, written, unknown}, {lost, wanted})
     again = clear(place, dry_run=False)
-    assert (again.orphans, again.expired_sessions, again.leftovers) == ([], 0, 0)
+    assert (again.expired_sessions, again.leftovers) == (0, 0)
     left.discard()
 
 
@@ -184,9 +182,11 @@ def test_an_upload_in_parts_that_broke_off_goes(place: Place) -> None:
     client, bucket = s3_client(), place.store.bucket
     key = f"some/where/{session_prefix(new_session_id())}/activations.safetensors"
     client.create_multipart_upload(Bucket=bucket, Key=key)
-    torn = new_session_id()
-    place.overwrite(f"{session_prefix(torn)}/activations.safetensors", b"half")
-    assert [one.id for one in clear(place, dry_run=True).orphans] == [torn]
+    torn = place.lease()
+    place.overwrite(f"{session_prefix(str(torn.session_id))}/activations.safetensors", b"half")
+    with place.database.write() as session:
+        samples.release(session, [torn])
+    assert clear(place, dry_run=True).leftovers == 1
     assert len(client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])) == 1
     assert clear(place, dry_run=False).leftovers == 1
     assert client.list_multipart_uploads(Bucket=bucket).get("Uploads", []) == []
@@ -237,7 +237,7 @@ def test_a_changed_byte_a_changed_manifest_and_strangers_are_found(place: Place)
     place.overwrite(key, bytes(data))
     key = f"{session_prefix(other)}/manifest.json"
     place.overwrite(key, b"".join(place.store.stream(key)) + b"\n")
-    stranger, _ = write_session(place.store, place.lease())
+    stranger, _ = write_session(place.store, place.lease(), new_session_id())
     rows, lost = place.upload(b"rows"), place.upload(b"lost", known=False)
     gone = place.upload(b"gone")
     place.overwrite(f"files/{rows}", b"rowz")

@@ -18,6 +18,7 @@ from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore
+from storage.index.ids import new_session_id
 from storage.samples import LeasedSample
 from storage.sessions.writer import SessionReader
 from tests.support.one_turn import one_turn
@@ -98,7 +99,7 @@ def capture(engine: Engine, tmp_path: Path) -> Capture:
         leases = [
             LeasedSample(
                 id=f"smp_{i:032x}", job_id="job_" + "1" * 32, sample_index=i, condition="", epoch=0,
-                input={}, seed=i, token=1,
+                input={}, seed=i, token=1, session_id=new_session_id(),
             )
             for i in range(len(texts))
         ]  # fmt: skip

@@ -10,7 +10,7 @@ from storage.accounts import quotas
 from storage.sessions import changes
 from storage.sessions.filter import SessionFilter
 from storage.tables.models import JobRow
-from storage.upkeep.deletion_drain import drain_deletions
+from storage.upkeep import reaper
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -47,7 +47,7 @@ def test_a_drain_stops_at_the_quota_and_goes_on_once_sessions_are_deleted(
     assert completed(bench, job_id) == 2
     changes.delete_matching(bench.database, SessionFilter(job_id=job_id))
     # deleted sessions count until their bytes are gone
-    drain_deletions(bench.database, bench.store)
+    reaper.reap(bench.database, bench.store)
     bench.drain(**limits).run_slice(job_id)
     assert completed(bench, job_id) == 4
     bench.drain().run_slice(job_id)

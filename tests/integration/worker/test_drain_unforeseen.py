@@ -86,14 +86,14 @@ def test_a_bug_in_closing_a_session_fails_its_sample(
 def test_a_result_that_the_index_refuses_fails_its_sample(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    insert = sessions.insert
+    publish = sessions.publish
 
     def faulty(session: Session, *new: NewSession) -> None:
         if any(made.sample_index == 1 for made in new):
             raise Bug("nobody foresaw this")
-        insert(session, *new)
+        publish(session, *new)
 
-    monkeypatch.setattr("storage.sessions.sessions.insert", faulty)
+    monkeypatch.setattr("storage.sessions.sessions.publish", faulty)
     job_id = bench.submit(capture=CAPTURE)
     bench.drain(batch_size=5).run_slice(job_id)
     second_fails_alone(bench, job_id, caplog, "stored")

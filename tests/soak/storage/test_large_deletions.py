@@ -10,22 +10,22 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import NotFound
 from actograph.contract.specs import SessionUpdate
+from storage.accounts import quotas
 from storage.artifacts.local import LocalStore
-from storage.index import deletions, ids
+from storage.index import ids, visible
 from storage.index.database import Database
-from storage.jobs import job_deletion, jobs
+from storage.jobs import deletion, jobs
 from storage.sessions import changes, sessions
 from storage.sessions.sessions import SessionFilter
 from storage.tables.models import (
     ArtifactRow,
-    DeletionRow,
     EventRow,
     JobRow,
     SampleRow,
     SessionRow,
     SessionTagRow,
 )
-from storage.upkeep.deletion_drain import drain_deletions
+from storage.upkeep import reaper
 from tests.support.indexes import create_index
 
 pytestmark = pytest.mark.integration
@@ -69,6 +69,7 @@ def add_job(database: Database, count: int, owner: str = "alice") -> str:
     job_id = ids.new_job_id()
     row = {"id": job_id, "kind": "capture", "status": "completed", "model": "demo", "spec": {}, "priority": 5}
     row |= {"total": count, "completed": count, "failed": 0, "created_at": 1.0, "owner": owner}
+    row |= {"bytes": count * 1000}
     own = job_id[4:26]
     numbers = f"(WITH RECURSIVE c(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM c WHERE n < {count - 1}) "
     text = ROWS.format(
@@ -89,8 +90,8 @@ def add_job(database: Database, count: int, owner: str = "alice") -> str:
 
 
 def counts(database: Database) -> dict[str, int]:
-    tables = (JobRow, SampleRow, SessionRow, ArtifactRow, SessionTagRow, EventRow, DeletionRow)
-    with database.read() as session:
+    tables = (JobRow, SampleRow, SessionRow, ArtifactRow, SessionTagRow, EventRow)
+    with database.read() as session, visible.doomed(session):
         return {
             table.__tablename__: session.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
             for table in tables
@@ -101,23 +102,24 @@ def test_a_job_of_many_sessions(database: Database, tmp_path: Path) -> None:
     job_id, kept = add_job(database, COUNT), add_job(database, KEPT, owner="bob")
     most = most_rows(database)
     with database.write() as session:
-        job_deletion.delete(session, job_id)
+        deletion.delete(session, job_id)
     with database.read() as session:
         with pytest.raises(NotFound):
             jobs.get(session, job_id)
         assert [row.id for row in jobs.find(session)[0]] == [kept]
         assert sessions.totals(session, SessionFilter()).sessions == KEPT
         assert len(sessions.find(session, SessionFilter(), limit=100)[0]) == KEPT
-        usage = deletions.usage(session)
-        assert (usage["alice"].count, usage["alice"].bytes) == (COUNT, COUNT * 1000)
+        usage = quotas.usage(session)["alice"]
+        assert (usage.deleting, usage.deleting_bytes, usage.sessions) == (COUNT, COUNT * 1000, 0)
     before = counts(database)
     drain_some(database, tmp_path)
     left_over = counts(database)
-    assert 0 < before["samples"] - left_over["samples"] < COUNT / 10
+    assert 0 < before["sessions"] - left_over["sessions"] < COUNT / 10
     assert 0 < most[0] <= MOST_ROWS
     with database.read() as session:
-        pending = deletions.usage(session)["alice"]
-        assert (pending.count, pending.bytes) == (left_over["samples"] - KEPT, 1000 * pending.count)
+        usage = quotas.usage(session)["alice"]
+        assert (usage.deleting, usage.deleting_bytes) == (left_over["sessions"] - KEPT, 1000 * usage.deleting)
+        assert quotas.used(session)["alice"] == usage.deleting_bytes
         assert len(sessions.find(session, SessionFilter(tag="t"), limit=100)[0]) == KEPT
 
 
@@ -165,7 +167,7 @@ def drain_some(database: Database, folder: Path) -> None:
                 stop.set()
             return store.delete_many(doomed)
 
-    drain_deletions(database, Stopping(folder), stop)
+    reaper.reap(database, Stopping(folder), stop)
     assert len(batches) == 3
 
 

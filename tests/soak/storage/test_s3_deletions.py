@@ -5,18 +5,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
 
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.resources import SessionFile
+from storage import samples
 from storage.accounts import quotas
 from storage.artifacts.s3 import S3Store
-from storage.index import deletions
+from storage.files import files
 from storage.index.database import Database
-from storage.index.ids import new_file_id, new_session_id
-from storage.tables.models import DeletionRow
-from storage.upkeep.deletion_drain import drain_deletions
+from storage.jobs import jobs
+from storage.samples.expansion import capture_samples
+from storage.sessions import changes, sessions
+from storage.sessions.filter import SessionFilter
+from storage.upkeep import reaper
 from tests.support.indexes import create_index
+from tests.support.samples import add_file, age_dooms, session_of
 
 pytestmark = pytest.mark.integration
 
@@ -69,35 +74,46 @@ def used(database: Database) -> int:
         return sum(one.total_bytes for one in quotas.usage(session).values())
 
 
+def add_sessions(database: Database, count: int) -> list[str]:
+    """Published sessions of one job; their files are the test's to store. Returns their ids."""
+    inputs = [{"prompt": "x"}] * count
+    spec: Any = job_spec_adapter.validate_python({"kind": "capture", "model": "demo", "inputs": inputs})
+    files_of_each = [SessionFile(name=name, bytes=50, sha256="") for name in NAMES]
+    with database.write() as session:
+        row = jobs.create(
+            session, kind="capture", model="demo", spec=spec, hooks=None, total=count, owner="alice"
+        )
+        samples.insert(session, row.id, capture_samples(spec))
+        leases = samples.claim(session, row.id, worker_id="w", count=count, lease_seconds=60)
+        sessions.publish(session, *(session_of(lease, files=files_of_each) for lease in leases))
+    return [str(lease.session_id) for lease in leases]
+
+
 def test_keys_go_a_thousand_at_a_time_and_what_was_refused_goes_later(
     database: Database, store: S3Store
 ) -> None:
-    ids = [new_session_id() for _ in range(COUNT)]
+    ids = add_sessions(database, COUNT)
     for session_id in (min(ids), max(ids)):  # to delete a key that is not there is no error
         with store.stage(f"sessions/{session_id}") as stage:
             for name in NAMES:
                 with stage.create(name) as file:
                     file.write(b"x" * 50)
             stage.commit()
-    file_id, kept = new_file_id(), new_file_id()
+    file_id, kept = (add_file(database, size=100, owner="alice") for _ in range(2))
     for one in (file_id, kept):
         store.put_stream(f"files/{one}", [b"x" * 100])
+    changes.delete_matching(database, SessionFilter())
     with database.write() as session:
-        doomed = [{"id": one, "owner": "alice", "bytes": 100, "names": NAMES} for one in ids]
-        deletions.add(session, [*doomed, {"id": file_id, "owner": "alice", "bytes": 100, "names": None}])
-    assert used(database) == (COUNT + 1) * 100
+        files.delete(session, file_id)
+    assert used(database) == (COUNT + 2) * 100
     seen = watch(store, refused={1})
-    drained = drain_deletions(database, store)
-    # nothing is listed: the index knows the names
-    assert seen == ["POST delete", "POST delete"]
-    assert 490 < drained.count < COUNT
-    assert used(database) == (COUNT + 1 - drained.count) * 100
-    with database.write() as session:
-        waiting = session.scalars(sa.select(DeletionRow)).all()
-        assert {row.attempts for row in waiting} == {1}
-        for row in waiting:
-            row.next_attempt_at = row.created_at
-    assert drain_deletions(database, store).count == COUNT + 1 - drained.count
-    assert len(seen) == 3
+    reaped = reaper.reap(database, store)
+    # nothing is listed: the index knows the names. 500 sessions, and the file, which is refused; then 200
+    assert seen == ["POST delete"] * 3
+    assert reaped.count == COUNT
+    assert used(database) == 200
+    age_dooms(database)
+    assert reaper.reap(database, store).count == 1
+    assert len(seen) == 4
     assert stored(store) == {kept}
-    assert used(database) == 0
+    assert used(database) == 100

@@ -12,8 +12,10 @@ import sqlalchemy as sa
 from actograph.client import Client
 from actograph.contract.resources import SampleStatus
 from storage.artifacts.store import ArtifactStore
+from storage.index import visible
 from storage.index.database import Database
 from storage.tables.models import JobRow, SampleRow, SessionRow, WorkerRow
+from storage.upkeep import reaper
 from tests.support.processes import is_broker, words_of
 from tests.support.servers.faulty_proxy import FaultyProxy
 from tests.support.servers.postgres import PostgresServer
@@ -108,14 +110,11 @@ class Stack:
             return int(session.execute(statement).scalar_one())
 
     def undeleted(self) -> int:
-        """Rows of deleted jobs that the index still has, and deletions that were not carried out yet."""
-        with self.database.read() as session:
-            left = 0
+        """Rows of deleted jobs that the index still has, and other rows that are to be removed now."""
+        with self.database.read() as session, visible.doomed(session):
+            left = int(reaper.is_any_due(session))
             for column in (JobRow.id, SampleRow.job_id, SessionRow.job_id):
                 left += session.scalar(sa.select(sa.func.count()).where(column.in_(self.deleted))) or 0
-            if sa.inspect(session.connection()).has_table("deletions"):
-                pending = "SELECT count(*) FROM deletions WHERE listed OR next_attempt_at IS NOT NULL"
-                left += session.scalar(sa.text(pending)) or 0
         return left
 
     def busy_child(self) -> tuple[str, psutil.Process]:

@@ -173,7 +173,7 @@ class Client:
 
     def delete_session(self) -> None:
         with self._services.database.write() as session:
-            sessions.delete(session, self._any_session())
+            changes.delete(session, self._any_session())
 
     def delete_sessions(self) -> None:
         wanted = SessionFilter(tag=f"t{self._random.randint(0, 2)}")

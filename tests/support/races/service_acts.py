@@ -13,13 +13,12 @@ from storage import samples
 from storage.accounts import quotas
 from storage.index import events
 from storage.index.ids import new_worker_id
-from storage.jobs import jobs, retention
+from storage.jobs import deletion, jobs
 from storage.queue import waiting, workers
 from storage.samples import LeasedSample
 from storage.sessions import changes
 from storage.tables.models import SampleRow
-from storage.upkeep import store_gc
-from storage.upkeep.deletion_drain import drain_deletions
+from storage.upkeep import reaper, store_gc
 from tests.support.races.world import DEAD_PID, HOST, MODEL, WorkerHere, World
 
 
@@ -85,7 +84,7 @@ class ApiActs:
         self._acts: list[tuple[Callable[[], object], int]] = [
             (self.reconcile, 3), (self.expire_sessions, 2), (self.advance_batches, 3),
             (self.forget_chats, 1), (self.clear_store, 1),
-            (self.drain_deletions, 2),
+            (self.reap, 2),
             (self.say_waiting, 2), (self.lapse, 3), (self.lose_worker, 2),
             (self.silence_workers, 1), (self.give_back, 2), (self.sum_up, 1),
         ]  # fmt: skip
@@ -114,13 +113,10 @@ class ApiActs:
         advance_all(self._services)
 
     def forget_chats(self) -> None:
-        with self._services.database.read() as session:
-            gone = retention.old(session, "chats", 0.2, limit=5)
-        with self._services.database.write() as session:
-            retention.remove(session, "chats", gone)
+        deletion.delete_old(self._services.database, "chats", 0.2, limit=5)
 
-    def drain_deletions(self) -> None:
-        drain_deletions(self._services.database, self._services.store)
+    def reap(self) -> None:
+        reaper.reap(self._services.database, self._services.store)
 
     def clear_store(self) -> None:
         store_gc.collect(self._services.database, self._services.store, dry_run=False, seconds=0.1)

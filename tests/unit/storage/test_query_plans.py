@@ -11,14 +11,16 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.resources import JobStatus
 from storage import samples
+from storage.accounts import quotas
 from storage.files import files
-from storage.index import deletions, events
+from storage.index import events
 from storage.index.database import Database
-from storage.jobs import batches, control, job_deletion, jobs, retention
+from storage.jobs import batches, control, deletion, jobs
 from storage.queue import chat_batches, waiting, workers
 from storage.sessions import sessions, vectors
 from storage.sessions.sessions import SessionFilter
 from storage.tables.models import JobRow
+from storage.upkeep import reaper
 
 Query = Callable[[Session, str], object]
 
@@ -56,10 +58,9 @@ OTHERS: dict[str, Query] = {
     "upload in use": lambda session, job: batches.reads_file(session, "file-1"),
     "claim": lambda session, job: samples.claim(session, job, worker_id="wrk_1", count=4, lease_seconds=30.0),
     "end": jobs.end_if_done,
-    "deletion": job_deletion.delete,
-    "due deletions": lambda session, job: deletions.is_any_due(session),
-    "visible sessions": lambda session, job: deletions.visible(session),
-    "old jobs": lambda session, job: retention.old(session, "jobs", 0, limit=10),
+    "deletion": deletion.delete,
+    "what to reap": lambda session, job: reaper.is_any_due(session),
+    "used bytes of jobs": lambda session, job: quotas.used(session),
 }
 
 

@@ -39,22 +39,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("source", "name", "kind", "status", name=op.f("pk_counters")),
     )
     op.create_table(
-        "deletions",
-        sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("owner", sa.String(length=64), nullable=True),
-        sa.Column("bytes", sa.BigInteger(), nullable=False),
-        sa.Column("names", sa.JSON(none_as_null=True), nullable=True),
-        sa.Column("listed", sa.Boolean(), nullable=False),
-        sa.Column("created_at", sa.Double(), nullable=False),
-        sa.Column("attempts", sa.Integer(), server_default=sa.text("0"), nullable=False),
-        sa.Column("next_attempt_at", sa.Double(), nullable=True),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_deletions")),
-    )
-    with op.batch_alter_table("deletions", schema=None) as batch_op:
-        batch_op.create_index("ix_deletions_listed_created_at", ["listed", "created_at"], unique=False)
-        batch_op.create_index("ix_deletions_next_attempt_at", ["next_attempt_at"], unique=False)
-
-    op.create_table(
         "duties",
         sa.Column("name", sa.String(length=64), nullable=False),
         sa.Column("begun_at", sa.Double(), nullable=False),
@@ -70,10 +54,18 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("owner", sa.String(length=64), nullable=True),
         sa.Column("expires_at", sa.Double(), nullable=True),
+        sa.Column("doomed_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_files")),
     )
     with op.batch_alter_table("files", schema=None) as batch_op:
         batch_op.create_index("ix_files_created_at_id", ["created_at", "id"], unique=False)
+        batch_op.create_index(
+            "ix_files_doomed_at",
+            ["doomed_at"],
+            unique=False,
+            sqlite_where=sa.text("doomed_at IS NOT NULL"),
+            postgresql_where=sa.text("doomed_at IS NOT NULL"),
+        )
         batch_op.create_index("ix_files_expires_at", ["expires_at"], unique=False)
         batch_op.create_index("ix_files_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
 
@@ -99,14 +91,29 @@ def upgrade() -> None:
         sa.Column("deadline_at", sa.Double(), nullable=True),
         sa.Column("served_at", sa.Double(), nullable=True),
         sa.Column("failed_in_a_row", sa.Integer(), server_default=sa.text("0"), nullable=False),
-        sa.Column("deleted_at", sa.Double(), nullable=True),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("doomed_at", sa.Double(), nullable=True),
         sa.Column("idempotency_key", sa.String(length=255), nullable=True),
         sa.Column("idempotency_sha256", sa.String(length=64), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
     with op.batch_alter_table("jobs", schema=None) as batch_op:
         batch_op.create_index("ix_jobs_created_at_id", ["created_at", "id"], unique=False)
+        batch_op.create_index(
+            "ix_jobs_doomed_at",
+            ["doomed_at"],
+            unique=False,
+            sqlite_where=sa.text("doomed_at IS NOT NULL"),
+            postgresql_where=sa.text("doomed_at IS NOT NULL"),
+        )
         batch_op.create_index("ix_jobs_kind_created_at_id", ["kind", "created_at", "id"], unique=False)
+        batch_op.create_index(
+            "ix_jobs_owner_bytes",
+            ["owner", "bytes"],
+            unique=False,
+            sqlite_where=sa.text("bytes > 0"),
+            postgresql_where=sa.text("bytes > 0"),
+        )
         batch_op.create_index("ix_jobs_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
         batch_op.create_index("ix_jobs_status_created_at_id", ["status", "created_at", "id"], unique=False)
         batch_op.create_index(
@@ -302,36 +309,33 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.Double(), nullable=True),
         sa.Column("identity_sha256", sa.String(length=64), nullable=True),
         sa.Column("pinned", sa.Boolean(), server_default=sa.false(), nullable=False),
+        sa.Column("doomed_at", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(
             ["job_id"], ["jobs.id"], name=op.f("fk_sessions_job_id_jobs"), ondelete="CASCADE"
         ),
-        sa.ForeignKeyConstraint(
-            ["sample_id"], ["samples.id"], name=op.f("fk_sessions_sample_id_samples"), ondelete="CASCADE"
-        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_sessions")),
-        sa.UniqueConstraint("sample_id", name=op.f("uq_sessions_sample_id")),
     )
     with op.batch_alter_table("sessions", schema=None) as batch_op:
-        batch_op.create_index(
-            "ix_sessions_condition_created_at_id", ["condition", "created_at", "id"], unique=False
-        )
-        batch_op.create_index(
-            "ix_sessions_correct_created_at_id", ["correct", "created_at", "id"], unique=False
-        )
         batch_op.create_index("ix_sessions_created_at_id", ["created_at", "id"], unique=False)
-        batch_op.create_index("ix_sessions_expires_at", ["expires_at"], unique=False)
+        batch_op.create_index(
+            "ix_sessions_doomed_at",
+            ["doomed_at"],
+            unique=False,
+            sqlite_where=sa.text("doomed_at IS NOT NULL"),
+            postgresql_where=sa.text("doomed_at IS NOT NULL"),
+        )
+        batch_op.create_index(
+            "ix_sessions_expires_at",
+            ["expires_at"],
+            unique=False,
+            sqlite_where=sa.text("expires_at IS NOT NULL"),
+            postgresql_where=sa.text("expires_at IS NOT NULL"),
+        )
         batch_op.create_index(
             "ix_sessions_job_id_created_at_id", ["job_id", "created_at", "id"], unique=False
         )
         batch_op.create_index("ix_sessions_model_created_at_id", ["model", "created_at", "id"], unique=False)
-        batch_op.create_index("ix_sessions_owner_bytes_rows", ["owner", "bytes", "rows"], unique=False)
         batch_op.create_index("ix_sessions_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
-        batch_op.create_index(
-            "ix_sessions_pinned_created_at_id", ["pinned", "created_at", "id"], unique=False
-        )
-        batch_op.create_index(
-            "ix_sessions_sample_index_created_at_id", ["sample_index", "created_at", "id"], unique=False
-        )
 
     op.create_table(
         "artifacts",

@@ -3,15 +3,10 @@
 import pytest
 
 from actograph.contract.errors import QuotaExceeded
-from actograph.contract.operations import OwnerUsage
 from storage.accounts.quotas import Quotas
 
-#: 100 bytes in all, of sessions and of files; what was stored before there were owners counts too
-USED: dict[str | None, OwnerUsage] = {
-    "ann": OwnerUsage(owner="ann", session_bytes=40, file_bytes=20),
-    "bob": OwnerUsage(owner="bob", session_bytes=30),
-    None: OwnerUsage(owner=None, session_bytes=10),
-}
+#: 100 bytes in all; what was stored before there were owners counts too
+USED: dict[str | None, int] = {"ann": 60, "bob": 30, None: 10}
 
 
 def quotas(total: int = 0, owner: int = 0, **own: int) -> Quotas:

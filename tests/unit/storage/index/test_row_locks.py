@@ -15,17 +15,13 @@ from storage import migrate
 from storage.accounts import api_keys
 from storage.files import files
 from storage.index.database import Database
-from storage.jobs import job_deletion, jobs
+from storage.jobs import deletion, jobs
 from storage.queue import model_loads, workers
 from storage.sessions import vectors
 from storage.tables.models import FileRow, JobRow
+from tests.support.samples import add_file
 
 AtOnce = Callable[[Callable[[Session], object], Callable[[Session], object]], None]
-
-
-def add_file(database: Database) -> None:
-    with database.write() as session:
-        files.insert(session, file_id="file_1", filename="a", purpose="dataset", size=1, sha256="0")
 
 
 @pytest.fixture
@@ -35,32 +31,32 @@ def load_request(database: Database) -> str:
 
 
 def test_who_begins_to_refer_to_a_file_holds_its_deletion_off(database: Database, at_once: AtOnce) -> None:
-    add_file(database)
-    at_once(lambda session: files.keep(session, "file_1"), lambda session: files.lock(session, "file_1"))
+    file_id = add_file(database)
+    at_once(lambda session: files.keep(session, file_id), lambda session: files.lock(session, file_id))
 
 
 def test_a_file_that_is_being_deleted_is_not_there_for_who_comes_later(
     database: Database, at_once: AtOnce
 ) -> None:
-    add_file(database)
+    file_id = add_file(database)
 
     def refer(session: Session) -> None:
         with pytest.raises(NotFound):
-            files.keep(session, "file_1")
+            files.keep(session, file_id)
 
-    at_once(lambda session: files.delete(session, "file_1"), refer)
+    at_once(lambda session: files.delete(session, file_id), refer)
 
 
 def test_of_two_deletions_the_second_finds_nothing(database: Database, at_once: AtOnce) -> None:
-    add_file(database)
+    file_id = add_file(database)
 
     def again(session: Session) -> None:
         with pytest.raises(NotFound):
-            files.delete(session, "file_1")
+            files.delete(session, file_id)
 
-    at_once(lambda session: files.delete(session, "file_1"), again)
+    at_once(lambda session: files.delete(session, file_id), again)
     with database.read() as session:
-        assert session.get(FileRow, "file_1") is None
+        assert session.get(FileRow, file_id) is None
 
 
 def test_two_admins_that_revoke_each_others_key_leave_one(database: Database, at_once: AtOnce) -> None:
@@ -143,6 +139,6 @@ def test_the_sessions_of_a_job_are_looked_up_once_it_is_held(
 ) -> None:
     """Its last sample may be committed while its deletion is asked for."""
     job_id = submit()
-    at_once(lambda session: jobs.lock(session, job_id), lambda session: job_deletion.delete(session, job_id))
+    at_once(lambda session: jobs.lock(session, job_id), lambda session: deletion.delete(session, job_id))
     with database.read() as session:
         assert session.get(JobRow, job_id) is None

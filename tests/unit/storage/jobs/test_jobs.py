@@ -2,23 +2,25 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from actograph.contract.errors import CaptureFailed, Conflict, ModelRefused, NotFound
 from actograph.contract.job_specs import job_spec_adapter
-from actograph.contract.resources import JobStatus, SampleStatus
+from actograph.contract.resources import JobStatus, SampleStatus, SessionFile
 from storage import samples
-from storage.files import files
+from storage.artifacts.local import LocalStore
 from storage.index import events
 from storage.index.database import Database
-from storage.jobs import job_deletion, jobs
+from storage.jobs import deletion, jobs
 from storage.queue import job_view, waiting
 from storage.samples import LeasedSample
 from storage.sessions import sessions
 from storage.tables.models import ArtifactRow, Base, EventRow, JobRow, JobTagRow, SampleRow, SessionRow
-from tests.support.samples import result, session_of
+from storage.upkeep import reaper
+from tests.support.samples import add_file, result, session_of
 
 Submit = Callable[..., str]
 UNKNOWN = "job_" + "0" * 32
@@ -175,18 +177,22 @@ def count(database: Database, table: type[Base]) -> int:
         return session.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
 
 
-def test_deleting_a_job_takes_everything_that_hangs_on_it(database: Database, submit: Submit) -> None:
+def test_deleting_a_job_takes_everything_that_hangs_on_it(
+    database: Database, submit: Submit, tmp_path: Path
+) -> None:
     gone, kept = submit(tags=["a", "b"]), submit(tags=["a"])
     for job_id in (gone, kept):
         (lease,) = claim(database, job_id)
         with database.write() as session:
-            sessions.insert(session, session_of(lease, id="ses_" + job_id[4:]))
-            session.add(ArtifactRow(session_id="ses_" + job_id[4:], name="x", bytes=1, sha256="0" * 64))
+            files = [SessionFile(name="x", bytes=1, sha256="0" * 64)]
+            jobs.lock(session, job_id)
+            sessions.publish(session, session_of(lease, files=files))
         complete(database, lease)
     tables = (JobRow, JobTagRow, SampleRow, SessionRow, ArtifactRow, EventRow)
     before = [count(database, table) for table in tables]
     with database.write() as session:
-        job_deletion.delete(session, gone)
+        deletion.delete(session, gone)
+    reaper.reap(database, LocalStore(tmp_path))
     assert [count(database, table) for table in tables] == [1, 1, 1, 1, 1, before[5] // 2]
     with database.read() as session:
         assert jobs.status_of(session, gone) is None
@@ -204,7 +210,7 @@ def test_a_job_that_is_being_run_is_not_deleted(
             with database.write() as session:
                 jobs.get(session, job_id).status = state
             with pytest.raises(Conflict, match="cancel it"), database.write() as session:
-                job_deletion.delete(session, job_id)
+                deletion.delete(session, job_id)
             assert status(database, job_id) == state
 
 
@@ -252,7 +258,7 @@ def test_counts_and_positions(database: Database, submit: Submit) -> None:
 
 
 def test_the_files_that_active_jobs_read_are_known(database: Database) -> None:
-    ids = ["file_" + c * 32 for c in "abc"]
+    ids = [add_file(database) for _ in range(3)]
     spec = job_spec_adapter.validate_python(
         {
             "kind": "evaluation",
@@ -262,8 +268,6 @@ def test_the_files_that_active_jobs_read_are_known(database: Database) -> None:
         }
     )
     with database.write() as session:
-        for file_id in ids:
-            files.insert(session, file_id=file_id, filename="x", purpose="dataset", size=1, sha256="0" * 64)
         row = jobs.create(session, kind="evaluation", model="demo", spec=spec, hooks=None, total=None)
         assert [jobs.refers_to_file(session, i) for i in ids] == [row.id, row.id, None]
         jobs.cancel(session, row.id)

@@ -1,18 +1,12 @@
-"""The index of sessions: search, totals, deletion."""
+"""The index of sessions: search and totals."""
 
 from collections.abc import Callable
 
-import pytest
-import sqlalchemy as sa
-
-from actograph.contract.errors import NotFound
-from actograph.contract.resources import SessionFile, TensorInfo
 from storage import samples
 from storage.index.database import Database
-from storage.index.ids import new_session_id
 from storage.sessions import sessions
-from storage.sessions.sessions import NewSession, SessionFilter
-from storage.tables.models import ArtifactRow, SampleRow, SessionRow
+from storage.sessions.sessions import SessionFilter
+from tests.support.samples import session_of
 
 Submit = Callable[..., str]
 
@@ -22,35 +16,10 @@ def insert(
 ) -> str:
     """A session of the job's next sample without one."""
     with database.write() as session:
-        used = sa.select(SessionRow.sample_id)
-        sample = session.scalars(
-            sa.select(SampleRow)
-            .where(SampleRow.job_id == job_id, SampleRow.id.not_in(used))
-            .order_by(SampleRow.position)
-            .limit(1)
-        ).one()
-        new = NewSession(
-            id=new_session_id(),
-            job_id=job_id,
-            sample_id=sample.id,
-            sample_index=sample.sample_index,
-            condition=condition,
-            epoch=0,
-            model=model,
-            prompt_tokens=2,
-            generated_tokens=3,
-            rows=4,
-            dtype="F32",
-            hooks={"embed": TensorInfo(shape=(4, 8), dtype="F32", nbytes=128)},
-            files=[
-                SessionFile(name="manifest.json", bytes=10, sha256="1" * 64),
-                SessionFile(name="activations.safetensors", bytes=200, sha256="2" * 64),
-            ],
-            correct=correct,
-        )
-        sessions.insert(session, new)
-        sample.session_id = new.id
-        return new.id
+        (lease,) = samples.claim(session, job_id, worker_id="w", count=1, lease_seconds=60)
+        new = session_of(lease, model=model, condition=condition, correct=correct)
+        sessions.publish(session, new)
+    return new.id
 
 
 def found(database: Database, **wanted: object) -> list[str]:
@@ -84,16 +53,3 @@ def test_each_filter_takes_what_fits_and_they_are_joined(database: Database, sub
         moment = sessions.get(session, b).created_at
     assert found(database, created_after=moment) == [c]
     assert found(database, created_before=moment) == [a]
-
-
-def test_a_deleted_session_leaves_its_sample(database: Database, submit: Submit) -> None:
-    session_id = insert(database, submit())
-    with database.write() as session:
-        sample_id = sessions.get(session, session_id).sample_id
-        sessions.delete(session, session_id)
-    with database.read() as session:
-        assert session_id not in sessions.ids(session, sessions.SessionFilter())
-        assert samples.get(session, sample_id).session_id is None
-        assert session.execute(sa.select(sa.func.count()).select_from(ArtifactRow)).scalar_one() == 0
-    with pytest.raises(NotFound), database.write() as session:
-        sessions.delete(session, session_id)

@@ -12,14 +12,16 @@ from actograph.contract.job_specs import CaptureJobSpec
 from actograph.contract.resources import JobStatus
 from storage import samples
 from storage.artifacts.local import LocalStore
+from storage.index import visible
 from storage.index.database import Database
-from storage.jobs import job_deletion, jobs
+from storage.jobs import deletion, jobs
 from storage.queue import gauges, waiting
 from storage.samples import NewSample
 from storage.submission import bulk_insert
 from storage.submission.bulk_insert import NewJob
 from storage.tables.models import JobRow, SampleRow
-from storage.upkeep.deletion_drain import drain_deletions
+from storage.upkeep import reaper
+from tests.support.samples import age_dooms
 
 MakeSpec = Callable[..., CaptureJobSpec]
 
@@ -33,18 +35,18 @@ def stored_samples(database: Database, job_id: str | None = None) -> list[int]:
     statement = sa.select(SampleRow.sample_index).order_by(SampleRow.position)
     if job_id is not None:
         statement = statement.where(SampleRow.job_id == job_id)
-    with database.read() as session:
+    with database.read() as session, visible.doomed(session):
         return list(session.scalars(statement))
 
 
 def remaining(database: Database, folder: Path) -> tuple[list[str], list[int]]:
-    """Jobs and samples after the deletions in the background."""
-    drain_deletions(database, LocalStore(folder))
+    """Jobs and samples after the removal in the background."""
+    reaper.reap(database, LocalStore(folder))
     return job_ids(database), stored_samples(database)
 
 
 def job_ids(database: Database) -> list[str]:
-    with database.read() as session:
+    with database.read() as session, visible.doomed(session):
         return list(session.scalars(sa.select(JobRow.id)))
 
 
@@ -103,7 +105,7 @@ def test_a_job_appears_as_a_whole(
                     assert waiting.unended(session) == []
                     assert sum(gauges.read(session).jobs.values()) == 0
                     assert not samples.claim(session, job_id, worker_id="wrk_1", count=1, lease_seconds=30.0)
-                    for act in (jobs.get, jobs.lock, jobs.cancel, job_deletion.delete, jobs.end_if_done):
+                    for act in (jobs.get, jobs.lock, jobs.cancel, deletion.delete, jobs.end_if_done):
                         with pytest.raises(NotFound):
                             act(session, job_id)
             yield sample
@@ -132,7 +134,7 @@ def test_a_submission_that_fails_leaves_nothing(
 
 
 def test_what_a_killed_submitter_left_is_removed(
-    database: Database, insert: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    database: Database, insert: Callable[..., str], tmp_path: Path
 ) -> None:
     def killed() -> Iterator[NewSample]:
         yield from new_samples(2100)
@@ -140,22 +142,18 @@ def test_what_a_killed_submitter_left_is_removed(
 
     with pytest.raises(SystemExit):
         insert(killed())
-    assert bulk_insert.discard_abandoned(database) == 0, "its submitter may still be at work"
-    assert stored_samples(database)
-    monkeypatch.setattr(bulk_insert, "ABANDONED_SECONDS", -1.0)
-    assert bulk_insert.discard_abandoned(database) == 1
+    assert remaining(database, tmp_path)[1], "its submitter may still be at work"
+    age_dooms(database)
     assert remaining(database, tmp_path) == ([], [])
 
 
 def test_a_submitter_that_was_given_up_publishes_nothing(
-    database: Database, insert: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    database: Database, insert: Callable[..., str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bulk_insert, "ABANDONED_SECONDS", -1.0)
-
     def slow() -> Iterator[NewSample]:
         for sample in new_samples(5000):
             if sample.sample_index == 3500:
-                bulk_insert.discard_abandoned(database)
+                age_dooms(database)
             yield sample
 
     with pytest.raises(ServiceUnavailable, match="submit it again"):

@@ -46,7 +46,7 @@ class NoMarks:
 def recorder(tmp_path: Path, hooks: list[str], **spec: Any) -> SampleRecorder:
     sample = LeasedSample(
         id="smp_" + "1" * 32, job_id="job_" + "1" * 32, sample_index=3, condition="baseline", epoch=0,
-        input={}, seed=5, token=1,
+        input={}, seed=5, token=1, session_id="ses_" + "1" * 32,
     )  # fmt: skip
     origin = Provenance(
         structure=structure(), tokenizer_sha256="t", template_sha256=None, capture=CaptureSpec(**spec),

@@ -1,0 +1,57 @@
+"""Announced sessions: a claim inserts the row of each session before its worker stores a file.
+
+The row is doomed in a day, see `storage.index.visible`. The commit of the sample publishes it. A worker that
+returns, fails or loses the sample dooms it now, and the reaper removes it with its files.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from storage.index import visible
+from storage.index.database import now
+from storage.index.ids import new_session_id
+from storage.tables.models import JobRow, SessionRow
+
+_SESSIONS = cast(sa.Table, SessionRow.__table__)
+
+
+def announce(session: Session, job: JobRow, samples: Iterable[sa.RowMapping]) -> dict[str, str]:
+    """Announce a session for each claimed sample with a capture: sample id -> session id."""
+    moment = now(session)
+    rows = [
+        {
+            "id": new_session_id(),
+            "job_id": job.id,
+            "sample_id": sample["id"],
+            "sample_index": sample["sample_index"],
+            "model": job.model,
+            "owner": job.owner,
+            "created_at": moment,
+            "doomed_at": moment + visible.UNPUBLISHED_SECONDS,
+            # not known yet
+            "prompt_tokens": 0,
+            "generated_tokens": 0,
+            "rows": 0,
+            "bytes": 0,
+            "dtype": "",
+            "hooks": {},
+        }
+        for sample in samples
+        if job.spec.get("capture") or sample["input"].get("capture")
+    ]
+    if rows:
+        session.connection().execute(sa.insert(_SESSIONS), rows)
+    return {row["sample_id"]: row["id"] for row in rows}
+
+
+def abandon(session: Session, session_ids: Sequence[str | None]) -> None:
+    """Doom announced sessions now. Published ones stay as they are."""
+    chosen = sorted({one for one in session_ids if one is not None})
+    if chosen:
+        moment = now(session)
+        announced = _SESSIONS.c.doomed_at > moment
+        statement = sa.update(_SESSIONS).where(_SESSIONS.c.id.in_(chosen), announced)
+        session.connection().execute(statement.values(doomed_at=moment))

@@ -1,0 +1,186 @@
+"""Remove what is doomed: stored files first, then the row.
+
+A row holds the names and bytes of its files until they are gone. So after a crash at any moment the row is
+due again, and no file is left that the index does not know. Each slice takes three steps:
+
+1. Condemn rows, in a transaction of its own: `doomed_at = -(time of the next attempt)`. From then on nobody
+   can publish them, since that demands a doom in the future.
+2. Remove their files. Files that the store keeps are tried again with the next attempt, and hold up nothing.
+3. Remove the rows whose files are gone.
+
+Any process may call `reap`; one at a time works.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from storage.artifacts.store import ArtifactStore
+from storage.index import visible
+from storage.index.clock import now
+from storage.index.database import Database, changed
+from storage.jobs import jobs
+from storage.tables.models import ArtifactRow, EventRow, FileRow, JobRow, SampleRow, SessionRow
+
+log = logging.getLogger(__name__)
+
+#: rows of one transaction, so that other writers wait for milliseconds
+SLICE = 500
+#: jobs whose last rows one transaction removes
+JOBS = 50
+#: the next attempt after files could not be removed, or their reaper died
+RETRY_SECONDS = 60.0
+#: between two slices, for other writers
+_REST_SECONDS = 0.005
+
+Doomed = type[SessionRow] | type[FileRow]
+
+
+@dataclass(slots=True)
+class Reaped:
+    """Removed sessions and files."""
+
+    count: int = 0
+    bytes: int = 0
+
+
+def is_any_due(session: Session) -> bool:
+    """Whether `reap` would find something to do."""
+    with visible.doomed(session):
+        return any(
+            session.execute(sa.select(row.id).where(_is_due(session, row)).limit(1)).first() is not None
+            for row in (JobRow, SessionRow, FileRow)
+        )
+
+
+def reap(
+    database: Database,
+    store: ArtifactStore,
+    stop: threading.Event | None = None,
+    *,
+    deadline: float | None = None,
+) -> Reaped:
+    """Remove what is due until nothing is left, the store fails, `stop` is set or the deadline has passed.
+
+    Does nothing while another process reaps.
+
+    Args:
+        deadline: as `time.monotonic` counts.
+    """
+    reaped = Reaped()
+    stop = stop or threading.Event()
+    with database.alone("reaper") as is_alone:
+        while is_alone and not stop.is_set():
+            has_removed = [_reap_slice(database, store, row, reaped) for row in (SessionRow, FileRow)]
+            if not any([*has_removed, _remove_job_rows(database)]):
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+            stop.wait(_REST_SECONDS)
+    return reaped
+
+
+def _is_due(session: Session, row: type[JobRow | SessionRow | FileRow]) -> sa.ColumnElement[bool]:
+    """Condition of rows whose doom, or whose next attempt, has passed."""
+    moment = now(session)
+    return row.doomed_at.between(-moment, moment)
+
+
+def _reap_slice(database: Database, store: ArtifactStore, row: Doomed, reaped: Reaped) -> bool:
+    """Remove a slice of sessions or files. False if none is due, or the store removed none."""
+    sizes = _condemn(database, row)
+    if not sizes:
+        return False
+    parent = "files" if row is FileRow else "sessions"
+    names = _names(database, list(sizes)) if row is SessionRow else {}
+    failures = store.delete_many({f"{parent}/{one}": names.get(one) for one in sizes})
+    gone = [one for one in sizes if f"{parent}/{one}" not in failures]
+    if failures:
+        reason = next(iter(failures.values()))
+        log.warning("%d deleted objects are still stored and are tried again: %s", len(failures), reason)
+    _remove_rows(database, row, gone)
+    reaped.count += len(gone)
+    reaped.bytes += sum(sizes[one] for one in gone)
+    return bool(gone)
+
+
+def _condemn(database: Database, row: Doomed) -> Mapping[str, int]:
+    """The next slice, condemned: the size of each object by its id."""
+    with database.write() as session, visible.doomed(session):
+        ids = _locked(session, sa.select(row.id).where(_is_due(session, row)).order_by(row.doomed_at), row)
+        if not ids and row is SessionRow:
+            of_doomed = sa.select(JobRow.id).where(_is_due(session, JobRow))
+            # One in the making belongs to a worker that was lost: the job had ended before it was deleted.
+            waits = sa.or_(SessionRow.doomed_at.is_(None), SessionRow.doomed_at > 0)
+            of_jobs = sa.select(SessionRow.id).where(SessionRow.job_id.in_(of_doomed), waits)
+            ids = _locked(session, of_jobs, SessionRow)
+        condemned = (
+            sa.update(row)
+            .where(row.id.in_(ids))
+            .values(doomed_at=-(now(session) + RETRY_SECONDS))
+            .returning(row.id, row.bytes)
+            .execution_options(synchronize_session=False)
+        )
+        return {one.id: one.bytes for one in session.execute(condemned)} if ids else {}
+
+
+def _locked(session: Session, chosen: sa.Select[str], row: Doomed) -> Sequence[str]:
+    """The first ids that a statement selects, without rows that others have locked."""
+    return session.scalars(chosen.limit(SLICE).with_for_update(skip_locked=True, of=row)).all()
+
+
+def _names(database: Database, session_ids: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """The stored files of published sessions, so that an S3 store need not list them."""
+    stored = sa.select(ArtifactRow.session_id, ArtifactRow.name).where(
+        ArtifactRow.session_id.in_(session_ids)
+    )
+    names: dict[str, list[str]] = {}
+    with database.read() as session:
+        for session_id, name in session.execute(stored):
+            names.setdefault(session_id, []).append(name)
+    return names
+
+
+def _remove_rows(database: Database, row: Doomed, ids: Sequence[str]) -> None:
+    if not ids:
+        return
+    with database.write() as session, visible.doomed(session):
+        if row is SessionRow:
+            _leave_jobs_and_samples(session, ids)
+        session.execute(sa.delete(row).where(row.id.in_(ids)).execution_options(synchronize_session=False))
+
+
+def _leave_jobs_and_samples(session: Session, session_ids: Sequence[str]) -> None:
+    """Take the bytes of sessions off their jobs, and their ids off their samples."""
+    columns = (SessionRow.job_id, SessionRow.sample_id, SessionRow.bytes)
+    removed = session.execute(sa.select(*columns).where(SessionRow.id.in_(session_ids))).all()
+    held = {job.id: job for job in jobs.lock_all(session, {one.job_id for one in removed})}
+    for one in removed:
+        held[one.job_id].bytes -= one.bytes
+    session.execute(
+        sa.update(SampleRow)
+        .where(SampleRow.id.in_([one.sample_id for one in removed]), SampleRow.session_id.in_(session_ids))
+        .values(session_id=None)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _remove_job_rows(database: Database) -> bool:
+    """Remove a slice of rows of doomed jobs that have no session left, the jobs' own rows last."""
+    with database.write() as session, visible.doomed(session):
+        has_session = sa.exists().where(SessionRow.job_id == JobRow.id)
+        due = sa.select(JobRow.id).where(_is_due(session, JobRow), ~has_session).order_by(JobRow.doomed_at)
+        ids = session.scalars(due.limit(JOBS).with_for_update(skip_locked=True, of=JobRow)).all()
+        for row in (EventRow, SampleRow):
+            chosen = sa.select(row.id).where(row.job_id.in_(ids)).limit(SLICE)
+            found = session.scalars(chosen).all() if ids else ()
+            if found:
+                session.execute(sa.delete(row).where(row.id.in_(found)))
+                return True
+        doomed = sa.delete(JobRow).where(JobRow.id.in_(ids)).execution_options(synchronize_session=False)
+        return bool(ids) and changed(session.execute(doomed)) > 0
