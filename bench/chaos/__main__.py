@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace, behind: Servers) -> Report:
     for name, job, samples in got:
         audit_job(audit, job=job, samples=samples, expected=expected[name], database=database, store=near)
     victims = {sample for _, hit in chaos.injected for sample in hit.in_hand}
-    repeated = {s.id for _, _, samples in got for s in samples if s.attempts > 1}
+    repeated = {s.id for _, _, samples in got for s in samples if s.losses > 0}
     # a new home holds nothing from before, so that all that the index does not know is left over
     found = _unindexed(behind)
     leftovers = behind.leftovers()

@@ -12,7 +12,6 @@ from storage.tables.models import BatchRow, DeletionRow, EventRow, JobRow, Sampl
 
 #: samples, or events, that one transaction deletes
 SLICE = 500
-_BUSY = (JobStatus.IN_PROGRESS, JobStatus.CANCELLING)
 
 
 def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> None:
@@ -23,8 +22,8 @@ def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> Non
         Conflict: a worker is running it, or it has pinned sessions and `include_pinned` is False.
     """
     row = jobs.lock_to_delete(session, job_id)
-    if row.status in _BUSY:
-        raise Conflict(f"job {job_id} is {row.status}; cancel it and wait for its end first")
+    if row.status == JobStatus.IN_PROGRESS:
+        raise Conflict(f"job {job_id} is {row.status}; cancel it first")
     # under the lock: its last samples may have been committed meanwhile
     of_job = (SessionRow.job_id == job_id, *deletions.visible(session))
     pinned = sa.func.coalesce(sa.func.sum(sa.case((SessionRow.pinned, 1), else_=0)), 0)

@@ -21,7 +21,7 @@ from storage.tables.models import SUBMITTING, FileRow, JobRow, JobTagRow, Sample
 #: kind of a job that loads a model, see `storage.queue.model_loads`; it has no samples
 LOAD = "load"
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
-OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
+OPEN = (SampleStatus.PENDING, SampleStatus.SUSPECT, SampleStatus.LEASED)
 #: jobs that no reader sees
 HIDDEN = (SUBMITTING,)
 _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
@@ -160,7 +160,7 @@ def count_finished(session: Session, job_id: str, *, completed: int, failed: int
 
 
 def cancel(session: Session, job_id: str) -> JobRow:
-    """Cancel a job. Finished samples are kept. A cancelled job stays as it is.
+    """Cancel a job. Finished samples are kept; workers drop the others. A cancelled job stays as it is.
 
     Raises:
         NotFound: no such job.
@@ -170,12 +170,11 @@ def cancel(session: Session, job_id: str) -> JobRow:
     status = JobStatus(row.status)
     if status in (JobStatus.COMPLETED, JobStatus.FAILED):
         raise Conflict(f"job {job_id} is {status} already")
-    if status in (JobStatus.QUEUED, JobStatus.IN_PROGRESS):
-        row.status = JobStatus.CANCELLING
-        events.append(session, job_id, "job.cancelling", {})
+    if status in ACTIVE:
+        row.status, row.finished_at = JobStatus.CANCELLED, now(session)
+        _cancel_rest(session, job_id)
+        events.append(session, job_id, "job.cancelled", counts_of(row))
         session.flush()
-        end_if_done(session, job_id)
-        session.refresh(row)
     return row
 
 
@@ -192,30 +191,16 @@ def fail(session: Session, job_id: str, error: ActographError) -> None:
 
 
 def end_if_done(session: Session, job_id: str) -> JobStatus:
-    """End a job that has nothing left to run. Called after every batch, and by healing.
+    """End a job that has nothing left to run. Called whenever samples have ended.
 
-    A cancelling job ends when no sample has a valid lease. A job fails if every sample failed, with the
-    reason of the first one.
+    A job fails if every sample failed, with the reason of the first one.
     """
     row = lock(session, job_id)
     status = JobStatus(row.status)
-    if status.is_terminal() or (row.total is None and status is not JobStatus.CANCELLING):
+    if status.is_terminal() or row.total is None:
         return status
-    moment = now(session)
-    if status is JobStatus.CANCELLING:
-        live = session.execute(
-            sa.select(sa.func.count()).where(
-                SampleRow.job_id == job_id,
-                SampleRow.status == SampleStatus.LEASED,
-                SampleRow.lease_until >= moment,
-            )
-        ).scalar_one()
-        if live == 0:
-            row.status, row.finished_at = JobStatus.CANCELLED, moment
-            _cancel_rest(session, job_id)
-            events.append(session, job_id, "job.cancelled", counts_of(row))
-    elif not has_open_samples(session, job_id):
-        row.finished_at = moment
+    if not has_open_samples(session, job_id):
+        row.finished_at = now(session)
         if row.completed == 0 and row.failed > 0:
             row.status = JobStatus.FAILED
             row.error = _first_error(session, job_id)
@@ -234,8 +219,14 @@ def status_of(session: Session, job_id: str) -> JobStatus | None:
     return JobStatus(value) if value is not None else None
 
 
+def active(session: Session, job_ids: Collection[str]) -> set[str]:
+    """Those of these jobs that have neither ended nor been deleted."""
+    chosen = (JobRow.id.in_(job_ids), JobRow.status.in_(ACTIVE), JobRow.deleted_at.is_(None))
+    return set(session.scalars(sa.select(JobRow.id).where(*chosen)))
+
+
 def has_open_samples(session: Session, job_id: str) -> bool:
-    """True if a sample of the job is pending or leased."""
+    """True if a sample of the job has not ended."""
     statement = sa.select(SampleRow.id).where(SampleRow.job_id == job_id, SampleRow.status.in_(OPEN)).limit(1)
     return session.execute(statement).first() is not None
 
@@ -299,7 +290,6 @@ def _cancel_rest(session: Session, job_id: str) -> None:
         .values(
             status=SampleStatus.CANCELLED,
             lease_token=SampleRow.lease_token + 1,
-            lease_until=0.0,
             worker_id=None,
             started_at=None,
         )

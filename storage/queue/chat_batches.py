@@ -12,10 +12,10 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.chat_job import CHAT, batch_key
 from actograph.contract.models import PinnedModel
-from storage import samples
 from storage.jobs import jobs
+from storage.queue import claim as claims
+from storage.queue.leases import SUSPECT_AFTER, LeasedSample
 from storage.queue.waiting import can_start
-from storage.samples import LeasedSample
 from storage.tables.models import JobRow
 
 #: waiting chats that are read for one batch
@@ -30,7 +30,6 @@ def claim(
     held: Collection[str] = (),
     worker_id: str,
     count: int,
-    lease_seconds: float,
 ) -> list[LeasedSample]:
     """Lease up to `count` samples of chats with this model and key, oldest first, and start their jobs.
 
@@ -51,10 +50,12 @@ def claim(
         left = count - len(leases)
         if left <= 0:
             break
-        claimed = samples.claim(session, job_id, worker_id=worker_id, count=left, lease_seconds=lease_seconds)
+        claimed = claims.of_job(session, job_id, worker_id=worker_id, count=left, is_alone=not leases)
         if claimed:
             jobs.start(session, job_id)
             leases += claimed
+        if any(job_id == one.job_id and one.losses >= SUSPECT_AFTER for one in claimed):
+            break
     return leases
 
 

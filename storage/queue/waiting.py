@@ -12,9 +12,8 @@ from sqlalchemy.orm import Session
 from actograph.contract.chat_job import CHAT
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage.index.database import now
 from storage.index.ownership import of_everyone
-from storage.jobs.jobs import ACTIVE, LOAD, OPEN
+from storage.jobs.jobs import ACTIVE, LOAD
 from storage.tables.models import IS_LEASED, EventRow, JobRow, SampleRow, WorkerRow
 
 #: condition on a job: a worker is busy with it
@@ -24,18 +23,14 @@ IS_RUN = sa.exists().where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_
 def can_start(session: Session, held: Collection[str] = ()) -> tuple[sa.ColumnElement[bool], ...]:
     """Conditions on a job that a worker can begin or continue now.
 
-    The job has a pending sample, a sample with an expired lease, or a dataset to read.
+    The job has a pending sample, or a dataset to read.
     """
-    # two index lookups; a single one for both would read samples until one fits
-    pending, expired = (
-        sa.exists(sa.text("1")).where(SampleRow.job_id == JobRow.id, *which)
-        for which in (
-            (SampleRow.status == SampleStatus.PENDING,),
-            (SampleRow.status == SampleStatus.LEASED, SampleRow.lease_until < now(session)),
-        )
+    pending, suspect = (
+        sa.exists(sa.text("1")).where(SampleRow.job_id == JobRow.id, SampleRow.status == status)
+        for status in (SampleStatus.PENDING, SampleStatus.SUSPECT)
     )
     may_start = sa.or_(JobRow.owner.is_(None), JobRow.owner.not_in(held)) if held else sa.true()
-    return JobRow.status.in_(ACTIVE), sa.or_(pending, expired, JobRow.total.is_(None)), may_start
+    return JobRow.status.in_(ACTIVE), sa.or_(pending, suspect, JobRow.total.is_(None)), may_start
 
 
 def more_urgent_waits(
@@ -121,18 +116,6 @@ def next_for(
     )
     row = session.execute(statement).first()
     return None if row is None else WaitingJob(*row)
-
-
-def unended(session: Session) -> Sequence[str]:
-    """Ids of jobs that `end_if_done` may end."""
-    open_sample = sa.exists().where(SampleRow.job_id == JobRow.id, SampleRow.status.in_(OPEN))
-    statement = sa.select(JobRow.id).where(
-        sa.or_(
-            JobRow.status == JobStatus.CANCELLING,
-            sa.and_(JobRow.status.in_(ACTIVE), JobRow.total.is_not(None), ~open_sample),
-        )
-    )
-    return session.scalars(statement).all()
 
 
 def active_models(session: Session) -> set[str]:

@@ -103,9 +103,9 @@ class SampleRow(Base):
     status: Mapped[str] = mapped_column(sa.String(16))
     #: raised by every claim; a commit with an older token changes nothing
     lease_token: Mapped[int] = mapped_column(default=0)
-    lease_until: Mapped[float] = mapped_column(default=0.0)
     worker_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
-    attempts: Mapped[int] = mapped_column(default=0)
+    #: workers that were lost while they ran it, see `storage.queue.leases`
+    losses: Mapped[int] = mapped_column(default=0)
     input: Mapped[dict[str, Any]]
     prompt: Mapped[str | None]
     completion: Mapped[str | None]

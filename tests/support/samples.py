@@ -7,7 +7,8 @@ import numpy as np
 from actograph.contract.resources import SessionFile
 from storage.artifacts.store import ArtifactStore
 from storage.index.ids import new_session_id
-from storage.samples import LeasedSample, SampleResult
+from storage.queue.commit import SampleResult
+from storage.queue.leases import LeasedSample
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.sessions import NewSession
 from storage.sessions.writer import SessionWriter, TensorRows

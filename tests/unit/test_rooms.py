@@ -26,7 +26,7 @@ FORBIDDEN = {
 }
 #: packages of a room from the bottom to the top
 PACKAGES = {
-    "storage": "tables index migrate artifacts accounts jobs samples queue broker files sessions submission "
+    "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
     "results upkeep",
     "worker": "engine text evals runners sample signals drain process __main__",
     "worker.engine": "requests model locations rows edits tokens structure batches traced prefill engine",

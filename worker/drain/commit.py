@@ -10,13 +10,13 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import CaptureFailed, JobEnded, LeaseLost, ServiceUnavailable
 from actograph.contract.resources import SampleStatus
-from storage import samples
 from storage.index import counters
 from storage.index.counters import Counter
 from storage.index.database import Database, is_away
 from storage.jobs import control, jobs
-from storage.queue import workers
-from storage.samples import SampleResult
+from storage.queue import commit as commits
+from storage.queue import leases, workers
+from storage.queue.commit import SampleResult
 from storage.sessions import sessions
 from storage.sessions.sessions import NewSession
 from storage.tables.models import JobRow
@@ -117,7 +117,7 @@ def commit_batch(
         seconds: duration of the batch.
         worker_id: worker whose counters increase.
     """
-    samples.lock_jobs(session, [o.lease for o in outcomes])
+    leases.lock_jobs(session, [o.lease for o in outcomes])
     done = [
         _commit_of_job(session, job_id, [o for o in outcomes if o.lease.job_id == job_id], provenance)
         for job_id in sorted({o.lease.job_id for o in outcomes})
@@ -138,14 +138,12 @@ def _commit_of_job(
     session: Session, job_id: str, outcomes: Sequence[Outcome], provenance: Provenance | None
 ) -> Committed:
     away = [o for o in outcomes if isinstance(o.error, ServiceUnavailable | JobEnded | Interrupted)]
-    samples.release(session, [o.lease for o in away])
-    samples.give_back(session, [o.lease for o in away])
-    committed = samples.committed(session, [o.lease for o in outcomes])
+    leases.give_back(session, [o.lease for o in away])
+    committed = commits.committed(session, [o.lease for o in outcomes])
     ended = [o for o in outcomes if o not in away and o.lease.id not in committed]
     recorded: list[NewSession] = []
     lost = [o for o in ended if not _commit(session, o, provenance, recorded)]
     sessions.insert(session, *recorded)
-    samples.give_back(session, [o.lease for o in lost])
     kept = [o for o in ended if o not in lost]
     if kept:
         failed = sum(o.error is not None for o in kept)
@@ -183,7 +181,7 @@ def _commit(
     try:
         if outcome.error is not None:
             text = outcome.prompt.text if outcome.prompt else None
-            samples.fail(session, outcome.lease, outcome.error, text)
+            commits.fail(session, outcome.lease, outcome.error, text)
             return True
         _complete(session, outcome, provenance, recorded)
     except LeaseLost as error:
@@ -212,7 +210,7 @@ def _complete(
         messages=messages,
         logprobs=outcome.logprobs,
     )
-    samples.complete(session, outcome.lease, result)
+    commits.complete(session, outcome.lease, result)
     if recorded is not None and provenance is not None:
         verdict = next(iter(scores.values()), None)
         correct = verdict.value == 1.0 if verdict else None

@@ -18,13 +18,12 @@ from sqlalchemy.orm import Session
 from actograph.contract.chat_job import unit_key
 from actograph.contract.errors import ActographError, DeviceLost, NotFound, ServiceUnavailable
 from actograph.settings import Settings
-from storage import samples
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index.database import Database, is_away
 from storage.jobs import control, jobs
-from storage.queue import chat_batches, model_loads, pause, routing, workers
-from storage.samples import LeasedSample
+from storage.queue import chat_batches, claim, leases, model_loads, pause, routing, workers
+from storage.queue.leases import LeasedSample
 from storage.sessions.writer import session_prefix
 from storage.tables.models import JobRow
 from worker.drain.commit import commit_each
@@ -76,12 +75,19 @@ class Drain:
         self._model = JobModels(models, database, worker_id)
         self._choice = JobChoice(settings, self._model, worker_id, may_load)
         self._slices = Slices(settings=settings, database=database, store=store, model=self._model)
+        #: of the last batch
+        self._keeper: LeaseKeeper | None = None
         #: held while a job runs: wake-ups and looks come in their own threads
         self._turn = threading.Lock()
         #: True if the last commit of this slice has shown the worker as idle
         self._is_shown_idle = False
         #: end of the time that was counted to batches of this slice
         self._measured_to = 0.0
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the current batch makes no progress."""
+        return self._keeper is not None and self._keeper.is_stalled
 
     def load(self, model: str) -> None:
         """Load a model before the first job asks for it. Raises ModelRefused."""
@@ -229,9 +235,9 @@ class Drain:
                     break
                 if current.owner in self._pauses.held_owners(session):
                     break
-                leases = self._claim(session, current)
-                changes = not leases and _has_other_lines(session, current)
-                if not leases and not changes:
+                claimed = self._claim(session, current)
+                changes = not claimed and _has_other_lines(session, current)
+                if not claimed and not changes:
                     with suppress(NotFound):  # deleted since
                         jobs.end_if_done(session, job_id)
                     break
@@ -239,7 +245,7 @@ class Drain:
                 current = self._prepared(job_id)
                 continue
             has_run = True
-            if not self._run_batch(current, leases):
+            if not self._run_batch(current, claimed):
                 break
             if self._stop.is_set() or self._is_over(current, time.monotonic() - began):
                 break
@@ -270,15 +276,14 @@ class Drain:
 
     def _claim(self, session: Session, current: Slice) -> list[LeasedSample]:
         """Lease the next batch: samples of the job, or of all chats that can share its batch."""
-        count, seconds = current.batches.generator.size(), self._settings.lease_seconds
+        count = current.batches.generator.size()
         if current.chat is None:
             lines = current.lines
-            return samples.claim(
+            return claim.of_job(
                 session,
                 current.job_id,
                 worker_id=self._worker_id,
                 count=count,
-                lease_seconds=seconds,
                 fits=None if lines is None else lambda stored: unit_key(stored) == lines,
             )
         return chat_batches.claim(
@@ -288,7 +293,6 @@ class Drain:
             held=self._pauses.held_owners(session),
             worker_id=self._worker_id,
             count=count,
-            lease_seconds=seconds,
         )
 
     def _is_over(self, current: Slice, seconds: float) -> bool:
@@ -299,39 +303,36 @@ class Drain:
             held = self._pauses.held_owners(session)
             return self._choice.is_over(session, current, seconds, held)
 
-    def _run_batch(self, current: Slice, leases: Sequence[LeasedSample]) -> bool:
+    def _run_batch(self, current: Slice, claimed: Sequence[LeasedSample]) -> bool:
         """Run and commit a batch. Returns False if the store is away or the job has ended with it."""
         if current.refused is not None:
-            refused = [Outcome(lease=lease, error=current.refused) for lease in leases]
+            refused = [Outcome(lease=lease, error=current.refused) for lease in claimed]
             return self._store_batch(current, refused)
-        keeper = LeaseKeeper(
+        self._keeper = LeaseKeeper(
             self._database,
-            leases,
+            self._worker_id,
+            claimed,
             self._stop,
-            lease_seconds=self._settings.lease_seconds,
             stall_seconds=self._settings.stall_seconds,
             end_process=self._end_process,
         )
-        with keeper:
+        with self._keeper as keeper:
             try:
-                outcomes = current.batches.run(leases, keeper)
+                outcomes = current.batches.run(claimed, keeper)
             except Exception as error:
                 if is_device_lost(error):
-                    self._give_up(leases, error)
+                    self._give_up(claimed, error)
                 raise
         self._models.batch_memory = current.batches.memory
         return self._store_batch(current, outcomes)
 
-    def _give_up(self, leases: Sequence[LeasedSample], error: Exception) -> None:
-        """Give back the samples of a lost device. Each runs alone next, so only a faulty one fails."""
-        reason = DeviceLost(
-            f"the device failed while it ran this sample alone ({type(error).__name__}: {error}); the "
-            "worker was restarted each time"
-        )
+    def _give_up(self, claimed: Sequence[LeasedSample], error: Exception) -> None:
+        """Give back the samples of a lost device, which counts a loss of each."""
+        reason = DeviceLost(f"the device failed ({type(error).__name__}: {error}); the worker was restarted")
 
         def give_up() -> None:
             with self._database.write() as session:
-                samples.give_up(session, leases, reason)
+                leases.give_back(session, claimed, reason)
 
         last_write(give_up)
 
@@ -368,4 +369,4 @@ def _has_other_lines(session: Session, current: Slice) -> bool:
     """Whether a batch file has lines left that need another preparation."""
     if current.lines is None or jobs.status_of(session, current.job_id) not in jobs.ACTIVE:
         return False
-    return samples.next_input(session, current.job_id) is not None
+    return claim.next_input(session, current.job_id) is not None

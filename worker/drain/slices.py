@@ -11,13 +11,12 @@ from actograph.contract.models import ModelStructure
 from actograph.contract.specs import CaptureSpec
 from actograph.datasets.dataset_rows import DatasetRow
 from actograph.settings import Settings
-from storage import samples
 from storage.artifacts.store import ArtifactStore
 from storage.broker.live_text import LiveTextWriter
 from storage.files.dataset_sources import Uploads
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import chat_batches
+from storage.queue import chat_batches, claim
 from storage.samples import NewSample
 from storage.samples.expansion import capture_samples, evaluation_samples
 from storage.submission import bulk_insert
@@ -80,7 +79,7 @@ class Slices:
         with self._database.read() as session:
             row = jobs.get(session, job_id)
             if row.kind == chat_job.BATCH:
-                line = samples.next_input(session, job_id)
+                line = claim.next_input(session, job_id)
         spec = row.spec if line is None else chat_job.spec_of(row.spec, line)
         engine, pinned = self._model.engine_of_job(row)
         structure = engine.structure

@@ -30,6 +30,8 @@ from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
 
+HEARTBEAT_SECONDS = 5.0
+
 
 class WorkerProcess:
     """One per child process. This module imports torch, so only the child imports it."""
@@ -44,8 +46,9 @@ class WorkerProcess:
         self._heartbeat = heartbeat(
             self._database,
             self.worker_id,
-            seconds=settings.lease_seconds / 3,
+            seconds=min(HEARTBEAT_SECONDS, settings.lease_seconds / 3),
             memory=self._models.memory,
+            is_stalled=self._is_stalled,
         )
 
     def start(self) -> None:
@@ -127,6 +130,10 @@ class WorkerProcess:
         with self._database.write() as session:
             workers.set_offline(session, self.worker_id)
         self._database.close()
+
+    def _is_stalled(self) -> bool:
+        # the heartbeat begins before there is a drain
+        return "drain" in vars(self) and self.drain.is_stalled
 
     def _options_of(self, model: str) -> ModelLoadOptions:
         with self._database.read() as session:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from actograph.contract.errors import ActographError, ContextLengthExceeded
 from actograph.contract.specs import SamplingSpec
 from storage.artifacts.store import ArtifactStore
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from worker.engine.model.device_errors import is_device_lost
 from worker.engine.model.memory import memory_snapshot
 from worker.sample.generation import BatchGenerator, RunningLeases, as_error

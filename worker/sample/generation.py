@@ -9,7 +9,7 @@ from actograph.contract.specs import CaptureSpec, SamplingSpec
 from actograph.plans import SCORED_PIECE_BYTES, CaptureNeed, capture_need
 from actograph.settings import Settings
 from storage.broker.live_text import LiveTextWriter
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from worker.engine.engine import Engine
 from worker.engine.model.device_errors import is_device_lost
 from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowShaping, RowSink
@@ -25,17 +25,17 @@ FIRST_GUESS_TOKENS = 512
 
 
 class RunningLeases(Protocol):
-    """Leases of the running batch, renewed by `worker.drain.lease`."""
+    """Leases of the running batch, see `worker.drain.lease`."""
 
     def progress(self, _step: int = 0) -> None:
         """Note a decode step, a scored sample or a stored piece of a file. A silent batch is ended."""
 
     def should_stop(self) -> bool:
-        """Whether the batch ends now: all its jobs have ended, its leases are lost, or the worker stops."""
+        """Whether the batch ends now: all its leases are lost, or the worker stops."""
         ...
 
-    def has_ended(self, job_id: str) -> bool:
-        """Whether this job of the batch was cancelled or has ended otherwise."""
+    def has_lost(self, lease: LeasedSample) -> bool:
+        """Whether this sample is the worker's no more: its job has ended, or its lease is lost."""
         ...
 
 
@@ -126,7 +126,7 @@ class BatchGenerator:
             return self._read(requests, sink, keeper)
 
         def drop(index: int) -> bool:
-            return keeper.has_ended(leases[index].job_id)
+            return keeper.has_lost(leases[index])
 
         live = None
         if self._live is not None:
@@ -146,7 +146,7 @@ class BatchGenerator:
                 capture_of=self._capture_of,
                 options=self._options,
                 time_limit=self._time_limit,
-                should_drop=drop if len({lease.job_id for lease in leases}) > 1 else None,
+                should_drop=drop if len(leases) > 1 else None,
                 on_batch=None if live is None else live.on_batch,
             )
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from storage.broker.live_text import LiveTextWriter
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from worker.runners.text import SpokenText
 from worker.text.text_stream import TextStream
 

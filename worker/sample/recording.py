@@ -15,7 +15,7 @@ from actograph.contract.errors import ActographError, CaptureFailed, ServiceUnav
 from actograph.contract.specs import SamplingSpec
 from storage.artifacts.store import ArtifactStore
 from storage.index.ids import new_session_id
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.sessions import NewSession
 from storage.sessions.writer import SessionWriter, TensorRows

@@ -26,16 +26,17 @@ from actograph.settings import Settings
 from api.app import create_app
 from api.dependencies import Services
 from api.openai.batches import advance_all
-from storage import samples
 from storage.index.database import Database
 from storage.index.ids import new_session_id, new_worker_id
 from storage.queue import waiting, workers
-from storage.samples import LeasedSample, SampleResult
+from storage.queue.commit import SampleResult
+from storage.queue.leases import LeasedSample
 from storage.sessions import sessions
 from storage.sessions.manifest import Segment, SessionManifest, StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 from storage.tables.models import JobRow, SampleRow
 from storage.upkeep.deletion_drain import drain_deletions
+from tests.support import leasing
 from tests.support.command_line import Run, runner
 from tests.support.indexes import write_index
 from worker.drain.pauses import Pauses
@@ -195,15 +196,13 @@ class Service:
         """Remove the stored files of what was deleted, as the service does in the background."""
         drain_deletions(self.database, self.services.store)
 
-    def claim(self, job_id: str, count: int = 1, lease_seconds: float = 60) -> list[LeasedSample]:
+    def claim(self, job_id: str, count: int = 1) -> list[LeasedSample]:
         """Samples as a worker takes them."""
         from storage.jobs import jobs
 
         with self.database.write() as session:
             jobs.start(session, job_id)
-            return samples.claim(
-                session, job_id, worker_id="wrk_test", count=count, lease_seconds=lease_seconds
-            )
+            return leasing.claim(session, job_id, worker_id="wrk_test", count=count)
 
     def finish(
         self,
@@ -231,7 +230,7 @@ class Service:
         if session_id is not None and tensors is not None:
             files, infos = self._write_session(session_id, lease, tensors)
         with self.database.write() as session:
-            samples.complete(session, lease, result)
+            leasing.complete(session, lease, result)
             if session_id is not None:
                 sessions.insert(
                     session,

@@ -18,7 +18,7 @@ from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from storage.sessions.writer import SessionReader
 from tests.support.one_turn import one_turn
 from worker.engine.engine import Engine

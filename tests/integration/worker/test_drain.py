@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage import samples
 from storage.index import counters
 from storage.index.counters import Counter
 from storage.jobs import job_deletion, jobs
 from storage.queue import gauges, job_view
 from storage.results import summary
 from storage.sessions.writer import SessionReader
+from tests.support import leasing
 from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: "B
     assert len(done) == 10
     for sample in done:
         assert sample.status is SampleStatus.COMPLETED
-        assert sample.attempts == 1
+        assert sample.losses == 0
         assert set(sample.scores) == {
             "exact_match,strict-match",
             "exact_match,flexible-extract",
@@ -157,7 +157,7 @@ def test_a_slice_ends_in_time(bench: "Bench") -> None:
     assert [s.status for s in bench.samples(job_id)].count(SampleStatus.COMPLETED) == 2
     while bench.status(job_id) is JobStatus.IN_PROGRESS:
         bench.drain(slice_seconds=1e-6, batch_size=2).run_slice(job_id)
-    assert [s.attempts for s in bench.samples(job_id)] == [1] * 5
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 5
 
 
 def test_more_urgent_work_ends_the_slice_after_one_unit(bench: "Bench") -> None:
@@ -210,7 +210,7 @@ def test_a_stopping_worker_gives_its_unit_back_and_another_finishes_it(
     monkeypatch.setattr("worker.drain.lease.STOP_GRACE_SECONDS", 0.0)
     job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling=LONG)
     run_until(bench, job_id, bench.stop.set)
-    assert {(s.status, s.attempts) for s in bench.samples(job_id)} == {(SampleStatus.PENDING, 0)}
+    assert {(s.status, s.losses) for s in bench.samples(job_id)} == {(SampleStatus.PENDING, 0)}
     bench.stop = StopSignal.create(bench.settings.home)
     with bench.database.write() as session:
         row = jobs.get(session, job_id)
@@ -224,13 +224,9 @@ def test_a_worker_that_was_thought_dead_commits_nothing_and_leaves_no_files(benc
     job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling={"max_tokens": 200})
 
     def take_over() -> None:
+        leasing.lose(bench.database)
         with bench.database.write() as session:
-            rows, _ = samples.find(session, job_id)
-            for row in rows:
-                row.lease_until = 0.0
-            session.flush()
-            taken = samples.claim(session, job_id, worker_id="wrk_b", count=4, lease_seconds=60)
-            assert len(taken) == 4
+            assert len(leasing.claim(session, job_id, worker_id="wrk_b", count=4)) == 4
 
     run_until(bench, job_id, take_over)
     assert {s.status for s in bench.samples(job_id)} == {SampleStatus.LEASED}
@@ -260,7 +256,7 @@ def test_a_message_for_an_ended_or_missing_job_does_nothing(bench: "Bench") -> N
     bench.drain().run_slice(job_id)
     bench.drain().run_slice(job_id)
     bench.drain().run_slice("job_" + "0" * 32)
-    assert [s.attempts for s in bench.samples(job_id)] == [1] * 5
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 5
 
 
 def test_fewshot_examples_stand_before_the_question(bench: "Bench") -> None:

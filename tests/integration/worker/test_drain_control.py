@@ -69,7 +69,7 @@ def test_a_paused_queue_ends_with_the_unit_in_hand_and_goes_on_where_it_stood(
         pause.end(session)
     bench.drain().run_slice(job_id)
     assert bench.status(job_id) is JobStatus.COMPLETED
-    assert [s.attempts for s in bench.samples(job_id)] == [1] * 5
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 5
 
 
 def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk: Disk) -> None:
@@ -88,7 +88,7 @@ def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk
     bench.drain().run_slice(job_id)
     assert bench.status(job_id) is JobStatus.COMPLETED
     assert statuses(bench, job_id) == ["completed"] * 15
-    assert [s.attempts for s in bench.samples(job_id)] == [1] * 15
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 15
     assert bench.stored_sessions() == bench.indexed_sessions()
     assert len(bench.indexed_sessions()) == 15
 
@@ -105,7 +105,7 @@ def test_a_retry_leaves_completed_samples_and_their_sessions_as_they_are(bench: 
     after = bench.samples(job_id)
     assert after[:2] == before[:2]
     assert after[2].status is SampleStatus.FAILED
-    assert after[2].attempts == 1
+    assert after[2].losses == 0
     assert len(bench.indexed_sessions()) == 2
 
 
@@ -144,4 +144,4 @@ def test_a_deadline_that_passed_while_the_job_waited_begins_nothing(bench: "Benc
         jobs.get(session, job_id).deadline_at = 1.0
     bench.drain().run_slice(job_id)
     assert bench.status(job_id) is JobStatus.FAILED
-    assert {(s.status, s.attempts) for s in bench.samples(job_id)} == {(SampleStatus.CANCELLED, 0)}
+    assert {(s.status, s.losses) for s in bench.samples(job_id)} == {(SampleStatus.CANCELLED, 0)}

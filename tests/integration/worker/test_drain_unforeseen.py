@@ -44,7 +44,7 @@ def second_fails_alone(bench: "Bench", job_id: str, caplog: pytest.LogCaptureFix
     assert bench.status(job_id) is JobStatus.COMPLETED
     done = bench.samples(job_id)
     assert [str(sample.status) for sample in done] == ["completed", "failed"] + ["completed"] * 3
-    assert [sample.attempts for sample in done] == [1] * 5
+    assert [sample.losses for sample in done] == [0] * 5
     error = done[1].error
     assert error is not None
     assert error.type == "internal_error"

@@ -111,7 +111,6 @@ def _settle(world: World, drains: Sequence[WorkerActs], tidiers: Sequence[ApiAct
             if not (
                 any(waiting.open_samples(session).values())
                 or waiting.claimable(session)
-                or waiting.unended(session)
                 or batches.unended(session)
             ):
                 return

@@ -9,17 +9,17 @@ import sqlalchemy as sa
 from actograph.contract.resources import SampleStatus
 from api.dependencies import Services
 from api.openai.batches import advance_all
-from storage import samples
 from storage.accounts import quotas
 from storage.index import events
 from storage.index.ids import new_worker_id
 from storage.jobs import jobs, retention
-from storage.queue import waiting, workers
-from storage.samples import LeasedSample
+from storage.queue import leases, waiting, workers
+from storage.queue.leases import LeasedSample
 from storage.sessions import changes
 from storage.tables.models import SampleRow
 from storage.upkeep import store_gc
 from storage.upkeep.deletion_drain import drain_deletions
+from tests.support import leasing
 from tests.support.races.world import DEAD_PID, HOST, MODEL, WorkerHere, World
 
 
@@ -136,12 +136,18 @@ class ApiActs:
 
     def lapse(self) -> None:
         """Leases of workers that were stopped for too long."""
+        with self._services.database.read() as session:
+            holders = sa.select(SampleRow.worker_id).where(SampleRow.status == SampleStatus.LEASED).distinct()
+            found = [worker_id for worker_id in session.scalars(holders.limit(3)) if worker_id]
         with self._services.database.write() as session:
-            leased = sa.select(SampleRow.id).where(SampleRow.status == SampleStatus.LEASED).limit(3)
-            held = session.scalars(leased.with_for_update(skip_locked=True)).all()
-            # as if for the first time: here no sample may fail for want of attempts
-            lapsed = sa.update(SampleRow).where(SampleRow.id.in_(held))
-            session.execute(lapsed.values(lease_until=0.0, attempts=1))
+            leases.take_back(session, found)
+        with self._services.database.write() as session:
+            # as if for the first time: here no sample may fail because of losses
+            lost = sa.select(SampleRow.id).where(SampleRow.losses > 0).with_for_update(skip_locked=True)
+            spared = sa.update(SampleRow).where(SampleRow.id.in_(session.scalars(lost).all()))
+            suspects = SampleRow.status == SampleStatus.SUSPECT
+            status = sa.case((suspects, SampleStatus.PENDING), else_=SampleRow.status)
+            session.execute(spared.values(losses=0, status=status))
 
     def lose_worker(self) -> None:
         """A worker that begins on a sample and dies, so that the next one that starts buries it."""
@@ -165,15 +171,13 @@ class ApiActs:
         with self._services.database.read() as session:
             claimable = waiting.claimable(session)
         if claimable:
-            leases = self._claim("wrk_" + "e" * 32, self._random.choice([job.id for job in claimable]))
+            claimed = self._claim("wrk_" + "e" * 32, self._random.choice([job.id for job in claimable]))
             with self._services.database.write() as session:
-                held = samples.renew(session, leases, lease_seconds=1.0)
-                samples.release(session, [lease for lease in leases if lease.id in held])
-                samples.give_back(session, [lease for lease in leases if lease.id not in held])
+                leases.give_back(session, claimed)
 
     def _claim(self, worker_id: str, job_id: str) -> list[LeasedSample]:
         with self._services.database.write() as session:
-            return samples.claim(session, job_id, worker_id=worker_id, count=2, lease_seconds=1.0)
+            return leasing.claim(session, job_id, worker_id=worker_id, count=2)
 
     def sum_up(self) -> None:
         with self._services.database.read() as session:

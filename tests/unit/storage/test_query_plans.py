@@ -15,10 +15,11 @@ from storage.files import files
 from storage.index import deletions, events
 from storage.index.database import Database
 from storage.jobs import batches, control, job_deletion, jobs, retention
-from storage.queue import chat_batches, waiting, workers
+from storage.queue import chat_batches, claim, waiting, workers
 from storage.sessions import sessions, vectors
 from storage.sessions.sessions import SessionFilter
 from storage.tables.models import JobRow
+from tests.support import leasing
 
 Query = Callable[[Session, str], object]
 
@@ -43,9 +44,8 @@ OTHERS: dict[str, Query] = {
     "samples of a job": samples.find,
     "batches to move on": lambda session, job: batches.unended(session),
     "jobs of a tag": lambda session, job: jobs.find(session, tag="night"),
-    "next input": samples.next_input,
+    "next input": claim.next_input,
     "jobs with work": lambda session, job: waiting.claimable(session),
-    "jobs that may end": lambda session, job: waiting.unended(session),
     "more urgent job": lambda session, job: waiting.more_urgent_waits(session, 5, ["demo"]),
     "job behind chats": lambda session, job: waiting.behind_chats(session, "demo", 5),
     "oldest chat": lambda session, job: chat_batches.oldest(session, "demo"),
@@ -54,7 +54,7 @@ OTHERS: dict[str, Query] = {
     "rate": events.last_progress,
     "dead workers": lambda session, job: workers.bury(session, "host", lambda pid: False),
     "upload in use": lambda session, job: batches.reads_file(session, "file-1"),
-    "claim": lambda session, job: samples.claim(session, job, worker_id="wrk_1", count=4, lease_seconds=30.0),
+    "claim": lambda session, job: leasing.claim(session, job, worker_id="wrk_1", count=4),
     "end": jobs.end_if_done,
     "deletion": job_deletion.delete,
     "due deletions": lambda session, job: deletions.is_any_due(session),
@@ -155,14 +155,14 @@ def test_a_page_of_an_owners_list_is_not_sorted(
 def test_a_claim_reads_samples_in_their_order(database: Database, job_id: str) -> None:
     with database.write() as session:
         with explained(session) as plans:
-            assert samples.claim(session, job_id, worker_id="wrk_1", count=2, lease_seconds=30.0)
+            assert leasing.claim(session, job_id, worker_id="wrk_1", count=2)
         assert {statement: plan for statement, plan in plans if sorts(plan)} == {}
         session.rollback()
 
 
 def test_the_leases_of_dead_workers_are_found_by_worker(database: Database, job_id: str) -> None:
     with database.write() as session:
-        samples.claim(session, job_id, worker_id="wrk_1", count=2, lease_seconds=30.0)
+        leasing.claim(session, job_id, worker_id="wrk_1", count=2)
     with database.write() as session:
         with explained(session) as plans:
             assert workers.bury(session, "host", lambda pid: False) == 1

@@ -25,6 +25,7 @@ from storage.sessions.writer import session_prefix
 from storage.tables.models import DeletionRow, EventRow, FileRow, JobRow, SampleRow, SessionRow
 from storage.upkeep import deletion_drain
 from storage.upkeep.deletion_drain import drain_deletions
+from tests.support import leasing
 from tests.support.samples import result, session_of
 
 Submit = Callable[..., str]
@@ -83,7 +84,7 @@ def stored(database: Database, store: FlakyStore, submit: Submit) -> Callable[..
         for _ in range(count):
             with database.write() as session:
                 jobs.start(session, job_id)
-                (lease,) = samples.claim(session, job_id, worker_id="w", count=1, lease_seconds=60)
+                (lease,) = leasing.claim(session, job_id, worker_id="w", count=1)
             session_id = new_session_id()
             with store.stage(session_prefix(session_id)) as stage:
                 for name in ("manifest.json", "activations.safetensors"):
@@ -93,7 +94,7 @@ def stored(database: Database, store: FlakyStore, submit: Submit) -> Callable[..
             names = ("manifest.json", "activations.safetensors")
             files = [SessionFile(name=name, bytes=SIZE // 2, sha256="0" * 64) for name in names]
             with database.write() as session:
-                samples.complete(session, lease, result(session_id=session_id))
+                leasing.complete(session, lease, result(session_id=session_id))
                 sessions.insert(session, session_of(lease, id=session_id, files=files, tags=["t"]))
                 jobs.count_finished(session, job_id, completed=1, failed=0)
                 jobs.end_if_done(session, job_id)
@@ -237,8 +238,8 @@ def test_a_large_job_is_hidden_at_once_and_no_kill_loses_sight_of_a_file(
         assert sessions.by_ids(session, made) == []
         assert sessions.totals(session, SessionFilter(job_id=job_id)).sessions == 0
         assert sessions.find(session, SessionFilter(tag="t"))[0][0].id == kept[0]
-    for change in (jobs.cancel, job_deletion.delete, lambda session, one: samples.claim(
-        session, one, worker_id="w", count=1, lease_seconds=1) or jobs.lock(session, one)):  # fmt: skip
+    for change in (jobs.cancel, job_deletion.delete, lambda session, one: leasing.claim(
+        session, one, worker_id="w", count=1) or jobs.lock(session, one)):  # fmt: skip
         with pytest.raises(NotFound), database.write() as session:
             change(session, job_id)
 
@@ -304,7 +305,7 @@ def test_a_large_queued_job_that_is_deleted_is_not_begun(database: Database, sub
     job_id = submit(5)
     with database.write() as session:
         job_deletion.delete(session, job_id)
-        assert samples.claim(session, job_id, worker_id="w", count=1, lease_seconds=60) == []
+        assert leasing.claim(session, job_id, worker_id="w", count=1) == []
     with database.read() as session:
         pending = sa.select(sa.func.count()).where(SampleRow.status == SampleStatus.PENDING)
         assert session.execute(pending).scalar_one() == 5

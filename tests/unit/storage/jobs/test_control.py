@@ -20,9 +20,10 @@ from storage import samples
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import control, jobs
-from storage.queue import model_loads
-from storage.samples import LeasedSample
+from storage.queue import leases, model_loads
+from storage.queue.leases import LeasedSample
 from storage.tables.models import JobRow, SampleRow
+from tests.support import leasing
 from tests.support.samples import result
 
 Submit = Callable[..., str]
@@ -33,7 +34,7 @@ TOO_LONG = ContextLengthExceeded("the prompt is too long")
 def claim(database: Database, job_id: str, count: int = 1) -> list[LeasedSample]:
     with database.write() as session:
         jobs.start(session, job_id)
-        return samples.claim(session, job_id, worker_id="wrk_a", count=count, lease_seconds=60)
+        return leasing.claim(session, job_id, worker_id="wrk_a", count=count)
 
 
 def commit(database: Database, leases: Sequence[LeasedSample], *errors: ActographError | None) -> None:
@@ -41,9 +42,9 @@ def commit(database: Database, leases: Sequence[LeasedSample], *errors: Actograp
     with database.write() as session:
         for lease, error in zip(leases, errors, strict=True):
             if error is None:
-                samples.complete(session, lease, result())
+                leasing.complete(session, lease, result())
             else:
-                samples.fail(session, lease, error, "the prompt")
+                leasing.fail(session, lease, error, "the prompt")
         failed = sum(error is not None for error in errors)
         job_id = leases[0].job_id
         jobs.count_finished(session, job_id, completed=len(errors) - failed, failed=failed)
@@ -82,7 +83,7 @@ def test_a_retry_runs_what_failed_and_keeps_what_completed(database: Database, s
     kept, *opened = shown(database, job_id)
     assert kept == before[0]
     for sample in opened:
-        assert (sample.status, sample.attempts, sample.error) == (SampleStatus.PENDING, 0, None)
+        assert (sample.status, sample.losses, sample.error) == (SampleStatus.PENDING, 0, None)
         assert (sample.prompt, sample.started_at, sample.finished_at) == (None, None, None)
     leases = claim(database, job_id, 9)
     assert [lease.sample_index for lease in leases] == [1, 2]
@@ -129,9 +130,8 @@ def test_a_worker_of_before_the_retry_changes_nothing(database: Database, submit
     with pytest.raises(LeaseLost):
         commit(database, stale, None, None)
     with database.write() as session:
-        assert samples.renew(session, stale, lease_seconds=60) == set()
-        samples.release(session, stale)
-    assert [(s.status, s.attempts) for s in shown(database, job_id)] == [("pending", 0)] * 2
+        leases.give_back(session, stale)
+    assert [(s.status, s.losses) for s in shown(database, job_id)] == [("pending", 0)] * 2
 
 
 def test_failures_in_a_row_stop_the_job_over_units(database: Database, submit: Submit) -> None:
@@ -173,9 +173,10 @@ def test_without_a_limit_failures_stop_nothing(
 
 def test_samples_that_kill_workers_count_as_failures(database: Database, submit: Submit) -> None:
     job_id = submit(5, max_consecutive_failures=2)
+    claim(database, job_id, 2)
     with database.write() as session:
-        session.execute(sa.update(SampleRow).values(attempts=samples.MAX_ATTEMPTS))
-    assert claim(database, job_id, 5) == []
+        session.execute(sa.update(SampleRow).values(losses=leases.FAILED_AFTER - 1))
+    leasing.lose(database)
     ended = row(database, job_id)
     assert ended.error is not None
     assert (ended.status, ended.failed, ended.error["type"]) == (JobStatus.FAILED, 2, "too_many_failures")
@@ -195,9 +196,7 @@ def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Databas
     for job_id in (late, early):
         let_deadline_pass(database, job_id)
     with database.read() as session:
-        assert control.states(session, [late]) == {late: (JobStatus.IN_PROGRESS, True)}
-        assert control.states(session, [endless]) == {endless: (JobStatus.QUEUED, False)}
-        assert control.states(session, ["job_" + "0" * 32]) == {}
+        assert leases.mine(session, "wrk_a") == {}
     with database.write() as session:
         assert control.fail_overdue(session, endless) == []
         assert control.fail_overdue(session) == [late]
@@ -215,8 +214,6 @@ def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Databas
         commit(database, [held], None)
     again = retry(database, late)
     assert again.deadline_at is not None
-    with database.read() as session:
-        assert control.states(session, [late]) == {late: (JobStatus.QUEUED, False)}
 
 
 def test_a_cancelled_job_has_no_deadline_left_to_pass(database: Database, submit: Submit) -> None:
@@ -227,4 +224,4 @@ def test_a_cancelled_job_has_no_deadline_left_to_pass(database: Database, submit
     let_deadline_pass(database, job_id)
     with database.write() as session:
         assert control.fail_overdue(session) == []
-    assert row(database, job_id).status == JobStatus.CANCELLING
+    assert row(database, job_id).status == JobStatus.CANCELLED

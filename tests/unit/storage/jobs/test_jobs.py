@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
 
-from actograph.contract.errors import CaptureFailed, Conflict, ModelRefused, NotFound
+from actograph.contract.errors import CaptureFailed, Conflict, LeaseLost, ModelRefused, NotFound
 from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage import samples
@@ -15,31 +16,32 @@ from storage.index import events
 from storage.index.database import Database
 from storage.jobs import job_deletion, jobs
 from storage.queue import job_view, waiting
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from storage.sessions import sessions
 from storage.tables.models import ArtifactRow, Base, EventRow, JobRow, JobTagRow, SampleRow, SessionRow
+from tests.support import leasing
 from tests.support.samples import result, session_of
 
 Submit = Callable[..., str]
 UNKNOWN = "job_" + "0" * 32
 
 
-def claim(database: Database, job_id: str, count: int = 1, seconds: float = 60) -> list[LeasedSample]:
+def claim(database: Database, job_id: str, count: int = 1) -> list[LeasedSample]:
     with database.write() as session:
         jobs.start(session, job_id)
-        return samples.claim(session, job_id, worker_id="wrk_a", count=count, lease_seconds=seconds)
+        return leasing.claim(session, job_id, worker_id="wrk_a", count=count)
 
 
 def complete(database: Database, lease: LeasedSample) -> None:
     with database.write() as session:
-        samples.complete(session, lease, result())
+        leasing.complete(session, lease, result())
         jobs.count_finished(session, lease.job_id, completed=1, failed=0)
         jobs.end_if_done(session, lease.job_id)
 
 
 def fail(database: Database, lease: LeasedSample) -> None:
     with database.write() as session:
-        samples.fail(session, lease, CaptureFailed(f"reason {lease.sample_index}"))
+        leasing.fail(session, lease, CaptureFailed(f"reason {lease.sample_index}"))
         jobs.count_finished(session, lease.job_id, completed=0, failed=1)
         jobs.end_if_done(session, lease.job_id)
 
@@ -99,41 +101,27 @@ def test_a_queued_job_is_cancelled_at_once(database: Database, submit: Submit) -
         assert jobs.cancel(session, job_id).status == JobStatus.CANCELLED
     with database.write() as session:
         assert jobs.cancel(session, job_id).status == JobStatus.CANCELLED
-    assert log(database, job_id) == ["job.queued", "job.cancelling", "job.cancelled"]
+    assert log(database, job_id) == ["job.queued", "job.cancelled"]
 
 
-def test_a_running_job_is_cancelled_when_its_leases_are_gone_and_keeps_what_finished(
+def test_a_running_job_is_cancelled_at_once_and_keeps_what_finished(
     database: Database, submit: Submit
 ) -> None:
     job_id = submit(3)
     first, second = claim(database, job_id, 2)
     complete(database, first)
     with database.write() as session:
-        assert jobs.cancel(session, job_id).status == JobStatus.CANCELLING
-        jobs.fail(session, job_id, ModelRefused("a cancelling job does not fail"))
+        assert jobs.cancel(session, job_id).status == JobStatus.CANCELLED
+        jobs.fail(session, job_id, ModelRefused("a cancelled job does not fail"))
     assert claim(database, job_id) == []
-    # the worker had finished this one when it saw the cancel
-    complete(database, second)
+    with pytest.raises(LeaseLost):
+        complete(database, second)
     assert status(database, job_id) == JobStatus.CANCELLED
     with database.read() as session:
         row = jobs.get(session, job_id)
-        assert (row.completed, row.failed) == (2, 0)
+        assert (row.completed, row.failed) == (1, 0)
         found, _ = samples.find(session, job_id)
-        assert [s.status for s in found] == ["completed", "completed", "cancelled"]
-
-
-def test_a_cancelling_job_ends_when_the_lease_of_a_dead_worker_ran_out(
-    database: Database, submit: Submit
-) -> None:
-    job_id = submit()
-    claim(database, job_id)
-    with database.write() as session:
-        jobs.cancel(session, job_id)
-        assert jobs.end_if_done(session, job_id) == JobStatus.CANCELLING
-        assert list(waiting.unended(session)) == [job_id]
-        session.execute(sa.update(SampleRow).values(lease_until=1.0))
-        assert jobs.end_if_done(session, job_id) == JobStatus.CANCELLED
-        assert list(waiting.unended(session)) == []
+        assert [s.status for s in found] == ["completed", "cancelled", "cancelled"]
 
 
 def test_cancel_and_end_at_once_leave_one_end(database: Database, submit: Submit) -> None:
@@ -154,7 +142,8 @@ def test_cancel_and_end_at_once_leave_one_end(database: Database, submit: Submit
         thread = threading.Thread(target=cancel)
         thread.start()
         barrier.wait()
-        complete(database, lease)
+        with suppress(LeaseLost):
+            complete(database, lease)
         thread.join()
         ends = [e for e in log(database, job_id) if e in ("job.completed", "job.cancelled")]
         assert len(ends) == 1
@@ -195,17 +184,12 @@ def test_deleting_a_job_takes_everything_that_hangs_on_it(database: Database, su
             jobs.get(session, gone)
 
 
-def test_a_job_that_is_being_run_is_not_deleted(
-    database: Database, submit: Submit, subtests: pytest.Subtests
-) -> None:
-    for state in [JobStatus.IN_PROGRESS, JobStatus.CANCELLING]:
-        with subtests.test(state=state):
-            job_id = submit()
-            with database.write() as session:
-                jobs.get(session, job_id).status = state
-            with pytest.raises(Conflict, match="cancel it"), database.write() as session:
-                job_deletion.delete(session, job_id)
-            assert status(database, job_id) == state
+def test_a_job_that_is_being_run_is_not_deleted(database: Database, submit: Submit) -> None:
+    job_id = submit()
+    claim(database, job_id)
+    with pytest.raises(Conflict, match="cancel it"), database.write() as session:
+        job_deletion.delete(session, job_id)
+    assert status(database, job_id) == JobStatus.IN_PROGRESS
 
 
 def test_claimable_jobs_come_the_most_urgent_first(database: Database, submit: Submit) -> None:
@@ -217,11 +201,8 @@ def test_claimable_jobs_come_the_most_urgent_first(database: Database, submit: S
             (urgent, 0, "demo"),
             (late, 9, "demo"),
         ]
-        assert list(waiting.unended(session)) == []
-    with database.write() as session:
-        session.execute(
-            sa.update(SampleRow).where(SampleRow.status == SampleStatus.LEASED).values(lease_until=1.0)
-        )
+    leasing.lose(database)
+    with database.read() as session:
         assert [j.id for j in waiting.claimable(session)] == [urgent, leased, late]
 
 
@@ -243,7 +224,7 @@ def test_counts_and_positions(database: Database, submit: Submit) -> None:
     claim(database, running, 2)
     with database.read() as session:
         assert waiting.counts(session) == {
-            JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1, JobStatus.CANCELLING: 0,
+            JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1,
         }  # fmt: skip
         assert waiting.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
         assert waiting.queued(session, 10) == [urgent, first]

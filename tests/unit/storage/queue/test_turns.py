@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from actograph.contract.model_loads import ModelLoadOptions
-from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, turns, workers
+from tests.support import leasing
 
 Submit = Callable[..., str]
 ME, OTHER = "wrk_" + "a" * 32, "wrk_" + "b" * 32
@@ -54,7 +54,7 @@ def test_a_job_whose_samples_are_all_taken_does_not_wait(database: Database, sub
         assert turns.another_waits(session, mine)
     take(database, taken)
     with database.write() as session:
-        samples.claim(session, taken, worker_id=OTHER, count=1, lease_seconds=60)
+        leasing.claim(session, taken, worker_id=OTHER, count=1)
     assert take(database, mine) == mine
     with database.read() as session:
         assert not turns.another_waits(session, mine)

@@ -10,16 +10,16 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.contract.resources import SampleStatus
-from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.artifacts.store import StoredPrefix
 from storage.index.database import Database
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from storage.sessions import sessions
 from storage.sessions.writer import session_prefix
 from storage.tables.models import DeletionRow, SampleRow
 from storage.upkeep import sweep
 from storage.upkeep.sweep import Sweep, sweep_sessions
+from tests.support import leasing
 from tests.support.samples import result, session_of, write_session
 
 Submit = Callable[..., str]
@@ -38,7 +38,7 @@ def lease(database: Database, submit: Submit) -> LeasedSample:
 
 def claim(database: Database, job_id: str) -> LeasedSample:
     with database.write() as session:
-        (lease,) = samples.claim(session, job_id, worker_id="w", count=1, lease_seconds=60)
+        (lease,) = leasing.claim(session, job_id, worker_id="w", count=1)
     return lease
 
 
@@ -57,7 +57,7 @@ def set_age(store: LocalStore, session_id: str, age: float) -> None:
 
 def commit(database: Database, lease: LeasedSample, session_id: str | None) -> None:
     with database.write() as session:
-        samples.complete(session, lease, result(session_id=session_id))
+        leasing.complete(session, lease, result(session_id=session_id))
         if session_id is not None:
             sessions.insert(session, session_of(lease, id=session_id))
 

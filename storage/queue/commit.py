@@ -11,7 +11,7 @@ from actograph.contract import resources
 from actograph.contract.errors import ActographError, LeaseLost
 from actograph.contract.resources import SampleStatus, ToolMessage, ToolUse
 from storage.index.database import changed, now
-from storage.samples.leases import LeasedSample, ours
+from storage.queue.leases import LeasedSample, ours
 from storage.tables.models import SampleRow
 
 
