@@ -110,6 +110,7 @@ def retry(session: Session, job_id: str) -> JobRow:
     row.status, row.error = JobStatus.QUEUED, None
     row.started_at = row.finished_at = row.served_at = None
     row.failed = row.failed_in_a_row = 0
+    row.logged_at = 0.0
     row.deadline_at = jobs.deadline(row.spec.get("deadline_seconds"), now(session))
     events.append(session, job_id, "job.retried", jobs.counts_of(row) | {"samples": changed(opened)})
     session.flush()

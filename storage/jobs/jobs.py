@@ -11,7 +11,7 @@ from actograph.contract.models import PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import JobSpecBase
 from storage.index import events, pages, row_locks
-from storage.index.database import changed, now
+from storage.index.database import now
 from storage.index.ids import new_job_id
 from storage.index.ownership import of_everyone
 from storage.index.pages import PageOptions
@@ -24,6 +24,8 @@ ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.SUSPECT, SampleStatus.LEASED)
 #: jobs that no reader sees
 HIDDEN = (SUBMITTING,)
+#: a job's progress is logged once in so many seconds at most; its end is always logged
+EVENT_SECONDS = 1.0
 _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
 _INSERT_TAGS = sa.insert(cast(sa.Table, JobTagRow.__table__))
 
@@ -71,6 +73,7 @@ def create(
     }
     connection = session.connection()
     connection.execute(_INSERT, values)
+    row_locks.note_new(session, JobRow, values["id"])
     if spec.tags:
         tags = [{"job_id": values["id"], "tag": tag} for tag in dict.fromkeys(spec.tags)]
         connection.execute(_INSERT_TAGS, tags)
@@ -122,23 +125,19 @@ def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
 
 
 def keep(session: Session, job_ids: Collection[str]) -> list[str]:
-    """Protect jobs from deletion until the transaction ends. Returns the ids of the existing ones.
-
-    For a transaction that writes to a job's log without a lock of the job.
-    """
+    """Protect jobs from deletion until the transaction ends. Returns the ids of the existing ones."""
     return [row.id for row in _not_deleted(row_locks.keep(session, JobRow, job_ids))]
 
 
 def start(session: Session, job_id: str) -> bool:
     """Move a queued job to in_progress. Returns False if it was not queued."""
-    moved = session.execute(
-        sa.update(JobRow)
-        .where(JobRow.id == job_id, JobRow.status == JobStatus.QUEUED)
-        .values(status=JobStatus.IN_PROGRESS, started_at=now(session))
-    )
-    if changed(moved):
-        events.append(session, job_id, "job.started", {})
-    return changed(moved) > 0
+    row = lock(session, job_id)
+    if row.status != JobStatus.QUEUED:
+        return False
+    row.status, row.started_at = JobStatus.IN_PROGRESS, now(session)
+    session.flush()
+    events.append(session, job_id, "job.started", counts_of(row))
+    return True
 
 
 def set_total(session: Session, job_id: str, total: int) -> None:
@@ -152,11 +151,13 @@ def set_hooks(session: Session, job_id: str, hooks: Sequence[str]) -> None:
 
 
 def count_finished(session: Session, job_id: str, *, completed: int, failed: int) -> None:
-    """Add to the job's counters and log the progress made."""
-    row = lock(session, job_id)
+    """Add to the job's counters, and log them once a second at most."""
+    row, moment = lock(session, job_id), now(session)
     row.completed += completed
     row.failed += failed
-    events.append(session, job_id, "job.progress", counts_of(row) | {"samples": completed + failed})
+    if moment - row.logged_at >= EVENT_SECONDS:
+        row.logged_at = moment
+        events.append(session, job_id, "job.progress", counts_of(row))
 
 
 def cancel(session: Session, job_id: str) -> JobRow:
@@ -180,14 +181,13 @@ def cancel(session: Session, job_id: str) -> JobRow:
 
 def fail(session: Session, job_id: str, error: ActographError) -> None:
     """Fail an active job with a reason. Its open samples are cancelled."""
-    moved = session.execute(
-        sa.update(JobRow)
-        .where(JobRow.id == job_id, JobRow.status.in_(ACTIVE))
-        .values(status=JobStatus.FAILED, finished_at=now(session), error=error.as_record())
-    )
-    if changed(moved):
+    held = lock_all(session, [job_id])
+    if held and held[0].status in ACTIVE:
+        row = held[0]
+        row.status, row.finished_at, row.error = JobStatus.FAILED, now(session), error.as_record()
         _cancel_rest(session, job_id)
-        events.append(session, job_id, "job.failed", {"error": error.as_record()})
+        events.append(session, job_id, "job.failed", counts_of(row) | {"error": row.error})
+        session.flush()
 
 
 def end_if_done(session: Session, job_id: str) -> JobStatus:

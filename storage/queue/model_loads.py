@@ -10,7 +10,7 @@ from actograph.contract import base, resources
 from actograph.contract.errors import ModelRefused, NotFound
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus
-from storage.index import events
+from storage.index import events, row_locks
 from storage.index.database import now
 from storage.index.ids import new_job_id
 from storage.jobs import jobs
@@ -41,6 +41,7 @@ def create(session: Session, model: str, options: ModelLoadOptions) -> JobRow:
     )
     session.add(row)
     session.flush()
+    row_locks.note_new(session, JobRow, row.id)
     events.append(session, row.id, "job.queued", {"total": None})
     return row
 

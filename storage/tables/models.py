@@ -67,6 +67,8 @@ class JobRow(Base):
     deadline_at: Mapped[float | None]
     #: begin of its last slice; jobs of one priority take turns by it
     served_at: Mapped[float | None]
+    #: last entry of its progress in its log
+    logged_at: Mapped[float] = mapped_column(default=0.0)
     #: consecutive failures, up to the last sample that ended
     failed_in_a_row: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
     #: begin of its deletion; its rows are deleted in the background, see `storage.index.deletions`

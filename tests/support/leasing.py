@@ -7,9 +7,14 @@ from actograph.contract.errors import ActographError
 from storage.index.database import Database
 from storage.queue import claim as claims
 from storage.queue import commit, leases
-from storage.queue.commit import SampleResult
+from storage.queue.commit import Ended, SampleResult
 from storage.queue.leases import LeasedSample
+from storage.sessions.sessions import NewSession
 from storage.tables.models import DutyRow, SampleRow
+
+
+class LeaseLost(Exception):
+    """The sample has another holder, or has ended."""
 
 
 def claim(session: Session, job_id: str, *, worker_id: str = "wrk_a", count: int = 1) -> list[LeasedSample]:
@@ -32,11 +37,19 @@ def end_grace(database: Database) -> None:
         session.execute(sa.update(DutyRow).where(DutyRow.name == leases.BEGIN).values(begun_at=0.0))
 
 
-def complete(session: Session, lease: LeasedSample, result: SampleResult) -> None:
-    leases.lock_jobs(session, [lease])
-    commit.complete(session, lease, result)
+def complete(
+    session: Session, lease: LeasedSample, result: SampleResult, stored: NewSession | None = None
+) -> None:
+    """Raises LeaseLost."""
+    end(session, Ended(lease=lease, result=result, session=stored))
 
 
 def fail(session: Session, lease: LeasedSample, error: ActographError, prompt: str | None = None) -> None:
-    leases.lock_jobs(session, [lease])
-    commit.fail(session, lease, error, prompt)
+    """Raises LeaseLost."""
+    end(session, Ended(lease=lease, error=error, prompt=prompt))
+
+
+def end(session: Session, *ended: Ended) -> None:
+    """Raises LeaseLost."""
+    if len(commit.commit(session, ended).kept) < len(ended):
+        raise LeaseLost

@@ -26,7 +26,7 @@ from storage.queue import chat_batches, claim, leases, model_loads, pause, routi
 from storage.queue.leases import LeasedSample
 from storage.sessions.writer import session_prefix
 from storage.tables.models import JobRow
-from worker.drain.commit import commit_each
+from worker.drain.commit import store
 from worker.drain.job_choice import JobChoice
 from worker.drain.job_models import HeldElsewhere, JobModels
 from worker.drain.lease import LeaseKeeper
@@ -341,7 +341,7 @@ class Drain:
         before, self._measured_to = self._measured_to, time.monotonic()
         # after a chat the slice may go on with the next one
         idle_model = (self._model.name or "") if current.chat is None else None
-        done = commit_each(
+        done = store(
             self._database,
             outcomes,
             current.batches.generator.provenance,
@@ -352,13 +352,12 @@ class Drain:
         )
         is_end = done.is_end and current.chat is None
         self._is_shown_idle = is_end
-        for outcome in done.lost:
-            if outcome.recorded is not None:
-                # the sweep removes files that cannot be removed now
-                with suppress(ServiceUnavailable, OSError):
-                    self._store.delete_prefix(session_prefix(outcome.recorded.session_id))
+        for session_id in done.lost_sessions:
+            # the sweep removes files that cannot be removed now
+            with suppress(ServiceUnavailable, OSError):
+                self._store.delete_prefix(session_prefix(session_id))
         if done.outage is None:
-            if done.kept:
+            if done.is_any:
                 self._pauses.outage.is_over()
             return not is_end
         self._pauses.outage.note(done.outage)

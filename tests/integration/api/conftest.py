@@ -213,7 +213,6 @@ class Service:
         scores: dict[str, Any] | None = None,
     ) -> str | None:
         """Complete a sample as a worker does: session files, session row, sample, counters, end."""
-        from storage.jobs import jobs
 
         session_id = None if tensors is None else new_session_id()
         result = SampleResult(
@@ -230,29 +229,25 @@ class Service:
         if session_id is not None and tensors is not None:
             files, infos = self._write_session(session_id, lease, tensors)
         with self.database.write() as session:
-            leasing.complete(session, lease, result)
+            made = None
             if session_id is not None:
-                sessions.insert(
-                    session,
-                    sessions.NewSession(
-                        id=session_id,
-                        job_id=lease.job_id,
-                        sample_id=lease.id,
-                        sample_index=lease.sample_index,
-                        condition=lease.condition,
-                        epoch=lease.epoch,
-                        model=MODEL,
-                        prompt_tokens=3,
-                        generated_tokens=4,
-                        rows=6,
-                        dtype="F32",
-                        hooks=infos,
-                        files=files,
-                        correct=correct,
-                    ),
+                made = sessions.NewSession(
+                    id=session_id,
+                    job_id=lease.job_id,
+                    sample_id=lease.id,
+                    sample_index=lease.sample_index,
+                    condition=lease.condition,
+                    epoch=lease.epoch,
+                    model=MODEL,
+                    prompt_tokens=3,
+                    generated_tokens=4,
+                    rows=6,
+                    dtype="F32",
+                    hooks=infos,
+                    files=files,
+                    correct=correct,
                 )
-            jobs.count_finished(session, lease.job_id, completed=1, failed=0)
-            jobs.end_if_done(session, lease.job_id)
+            leasing.complete(session, lease, result, made)
         return session_id
 
     def _write_session(

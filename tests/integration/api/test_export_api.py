@@ -16,7 +16,6 @@ from actograph.client.tensors import open_folder
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import Score
 from storage.artifacts.store import ArtifactStore
-from storage.jobs import jobs
 from storage.sessions.writer import TensorRows
 from tests.support import leasing
 from tests.support.stored_files import stored_path
@@ -166,7 +165,6 @@ def test_a_running_job_gives_what_has_ended_and_says_so(service: "Service") -> N
     with service.database.write() as session:
         (lease,) = leasing.claim(session, job_id, worker_id="wrk_test", count=1)
         leasing.fail(session, lease, CaptureFailed("rows are missing"))
-        jobs.count_finished(session, job_id, completed=0, failed=1)
     found = export(service, job_id)
     summary = json.loads(found["summary.json"])
     assert (summary["complete"], summary["status"]) == (False, "in_progress")

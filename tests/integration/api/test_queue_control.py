@@ -30,8 +30,6 @@ def flush(service: "Service") -> None:
 def fail(service: "Service", lease: "LeasedSample") -> None:
     with service.database.write() as session:
         leasing.fail(session, lease, CaptureFailed("no rows came"))
-        jobs.count_finished(session, lease.job_id, completed=0, failed=1)
-        jobs.end_if_done(session, lease.job_id)
 
 
 # Pause and resume

@@ -131,8 +131,8 @@ class ApiActs:
             mute = waiting.active_without_event(
                 session, MODEL, "job.waiting", submitted_before=float("inf"), limit=20
             )
-            for job_id in jobs.keep(session, mute):
-                events.append(session, job_id, "job.waiting", {"reason": "a race"})
+            for row in jobs.lock_all(session, mute):
+                events.append(session, row.id, "job.waiting", {"reason": "a race"})
 
     def lapse(self) -> None:
         """Leases of workers that were stopped for too long."""

@@ -98,6 +98,7 @@ def upgrade() -> None:
         sa.Column("owner", sa.String(length=64), nullable=True),
         sa.Column("deadline_at", sa.Double(), nullable=True),
         sa.Column("served_at", sa.Double(), nullable=True),
+        sa.Column("logged_at", sa.Double(), nullable=False),
         sa.Column("failed_in_a_row", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column("deleted_at", sa.Double(), nullable=True),
         sa.Column("idempotency_key", sa.String(length=255), nullable=True),

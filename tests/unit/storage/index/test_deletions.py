@@ -94,10 +94,8 @@ def stored(database: Database, store: FlakyStore, submit: Submit) -> Callable[..
             names = ("manifest.json", "activations.safetensors")
             files = [SessionFile(name=name, bytes=SIZE // 2, sha256="0" * 64) for name in names]
             with database.write() as session:
-                leasing.complete(session, lease, result(session_id=session_id))
-                sessions.insert(session, session_of(lease, id=session_id, files=files, tags=["t"]))
-                jobs.count_finished(session, job_id, completed=1, failed=0)
-                jobs.end_if_done(session, job_id)
+                made_session = session_of(lease, id=session_id, files=files, tags=["t"])
+                leasing.complete(session, lease, result(session_id=session_id), made_session)
             made.append(session_id)
         return job_id, made
 

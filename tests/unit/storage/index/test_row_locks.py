@@ -14,6 +14,7 @@ from actograph.roles import Role
 from storage import migrate
 from storage.accounts import api_keys
 from storage.files import files
+from storage.index import events
 from storage.index.database import Database
 from storage.jobs import job_deletion, jobs
 from storage.queue import model_loads, workers
@@ -104,16 +105,25 @@ def test_jobs_are_held_in_one_order_whatever_they_are_asked_in(
         assert jobs.keep(session, made[::-1]) == made
 
 
-def test_a_log_entry_does_not_wait_for_who_holds_the_job(
-    database: Database, submit: Callable[..., str]
+def test_entries_of_a_log_are_seen_in_the_order_of_their_ids(
+    database: Database, at_once: AtOnce, submit: Callable[..., str]
 ) -> None:
-    """Only for its deletion: entries of a job that is being run are written by others."""
+    """Or a follower that reads from the last id on would miss one for ever."""
     job_id = submit()
-    with database.write() as holder:
-        jobs.lock(holder, job_id)
-        # SQLite's one writer at a time is the test itself
-        with database.read() if database.is_sqlite else database.write() as other:
-            assert jobs.keep(other, [job_id]) == [job_id]
+
+    def write(event: str) -> Callable[[Session], None]:
+        def act(session: Session) -> None:
+            jobs.lock(session, job_id)
+            events.append(session, job_id, event, {})
+            events.write(session)
+
+        return act
+
+    at_once(write("first"), write("second"))
+    with database.read() as session:
+        assert [entry.event for entry in events.after(session, job_id, 0)][1:] == ["first", "second"]
+    with database.write() as session, pytest.raises(RuntimeError, match="lock job"):
+        events.append(session, job_id, "third", {})
 
 
 def test_processes_that_start_at_once_migrate_an_empty_index_once(

@@ -10,7 +10,6 @@ from actograph.contract.errors import (
     CaptureFailed,
     Conflict,
     ContextLengthExceeded,
-    LeaseLost,
     ModelRefused,
     NotFound,
 )
@@ -21,6 +20,7 @@ from storage.index import events
 from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.queue import leases, model_loads
+from storage.queue.commit import Ended
 from storage.queue.leases import LeasedSample
 from storage.tables.models import JobRow, SampleRow
 from tests.support import leasing
@@ -40,16 +40,13 @@ def claim(database: Database, job_id: str, count: int = 1) -> list[LeasedSample]
 def commit(database: Database, leases: Sequence[LeasedSample], *errors: ActographError | None) -> None:
     """End samples as a worker does, None being one that completed."""
     with database.write() as session:
-        for lease, error in zip(leases, errors, strict=True):
-            if error is None:
-                leasing.complete(session, lease, result())
-            else:
-                leasing.fail(session, lease, error, "the prompt")
-        failed = sum(error is not None for error in errors)
-        job_id = leases[0].job_id
-        jobs.count_finished(session, job_id, completed=len(errors) - failed, failed=failed)
-        control.follow_failures(session, job_id, errors)
-        jobs.end_if_done(session, job_id)
+        ended = [
+            Ended(lease=lease, result=result())
+            if error is None
+            else Ended(lease=lease, error=error, prompt="the prompt")
+            for lease, error in zip(leases, errors, strict=True)
+        ]
+        leasing.end(session, *ended)
 
 
 def shown(database: Database, job_id: str) -> list[Sample]:
@@ -127,7 +124,7 @@ def test_a_worker_of_before_the_retry_changes_nothing(database: Database, submit
     with database.write() as session:
         jobs.fail(session, job_id, ModelRefused("another worker said so"))
     retry(database, job_id)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(leasing.LeaseLost):
         commit(database, stale, None, None)
     with database.write() as session:
         leases.give_back(session, stale)
@@ -210,7 +207,7 @@ def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Databas
     )
     assert "900 s" in ended.error["message"]
     assert [s.status for s in shown(database, late)] == ["completed", "cancelled", "cancelled"]
-    with pytest.raises(LeaseLost):
+    with pytest.raises(leasing.LeaseLost):
         commit(database, [held], None)
     again = retry(database, late)
     assert again.deadline_at is not None

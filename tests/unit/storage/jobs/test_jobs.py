@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 import sqlalchemy as sa
 
-from actograph.contract.errors import CaptureFailed, Conflict, LeaseLost, ModelRefused, NotFound
+from actograph.contract.errors import CaptureFailed, Conflict, ModelRefused, NotFound
 from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage import samples
@@ -35,15 +35,11 @@ def claim(database: Database, job_id: str, count: int = 1) -> list[LeasedSample]
 def complete(database: Database, lease: LeasedSample) -> None:
     with database.write() as session:
         leasing.complete(session, lease, result())
-        jobs.count_finished(session, lease.job_id, completed=1, failed=0)
-        jobs.end_if_done(session, lease.job_id)
 
 
 def fail(database: Database, lease: LeasedSample) -> None:
     with database.write() as session:
         leasing.fail(session, lease, CaptureFailed(f"reason {lease.sample_index}"))
-        jobs.count_finished(session, lease.job_id, completed=0, failed=1)
-        jobs.end_if_done(session, lease.job_id)
 
 
 def status(database: Database, job_id: str) -> JobStatus | None:
@@ -73,7 +69,7 @@ def test_it_completes_when_its_last_sample_has(database: Database, submit: Submi
     fail(database, second)
     assert status(database, job_id) == JobStatus.COMPLETED
     assert log(database, job_id) == [
-        "job.queued", "job.started", "job.progress", "job.progress", "job.completed",
+        "job.queued", "job.started", "job.progress", "job.completed",
     ]  # fmt: skip
     with database.read() as session:
         shown = job_view.resource(session, jobs.get(session, job_id))
@@ -114,7 +110,7 @@ def test_a_running_job_is_cancelled_at_once_and_keeps_what_finished(
         assert jobs.cancel(session, job_id).status == JobStatus.CANCELLED
         jobs.fail(session, job_id, ModelRefused("a cancelled job does not fail"))
     assert claim(database, job_id) == []
-    with pytest.raises(LeaseLost):
+    with pytest.raises(leasing.LeaseLost):
         complete(database, second)
     assert status(database, job_id) == JobStatus.CANCELLED
     with database.read() as session:
@@ -142,7 +138,7 @@ def test_cancel_and_end_at_once_leave_one_end(database: Database, submit: Submit
         thread = threading.Thread(target=cancel)
         thread.start()
         barrier.wait()
-        with suppress(LeaseLost):
+        with suppress(leasing.LeaseLost):
             complete(database, lease)
         thread.join()
         ends = [e for e in log(database, job_id) if e in ("job.completed", "job.cancelled")]

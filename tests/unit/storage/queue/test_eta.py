@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-import sqlalchemy as sa
 
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import job_view
-from storage.tables.models import SampleRow
+from storage.queue.commit import Ended
 from tests.support import leasing
+from tests.support.samples import result
 
 Submit = Callable[..., str]
 
@@ -41,9 +41,7 @@ def run(database: Database, clock: Clock, job_id: str, *units: tuple[int, float]
             assert len(leases) == count
         clock.now += seconds
         with database.write() as session:
-            done = sa.update(SampleRow).where(SampleRow.id.in_([lease.id for lease in leases]))
-            session.execute(done.values(status="completed"))
-            jobs.count_finished(session, job_id, completed=count, failed=0)
+            leasing.end(session, *(Ended(lease=lease, result=result()) for lease in leases))
 
 
 def test_rate_and_remaining_time_are_those_of_the_last_minute(

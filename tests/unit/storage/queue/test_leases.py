@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import sqlalchemy as sa
 
-from actograph.contract.errors import CaptureFailed, LeaseLost, WorkerStalled
+from actograph.contract.errors import CaptureFailed, WorkerStalled
 from actograph.contract.resources import JobStatus, SampleStatus, Score
 from actograph.contract.specs import sample_seed
 from storage import samples
+from storage.index import events
 from storage.index.database import Database
 from storage.jobs import job_deletion, jobs
-from storage.queue import leases, workers
+from storage.queue import commit, leases, workers
+from storage.queue.commit import Ended
 from storage.queue.leases import LeasedSample
 from storage.tables.models import SampleRow, WorkerRow
 from tests.support import leasing
@@ -96,9 +98,9 @@ def test_upkeep_takes_back_what_a_silent_worker_held_and_fences_it(
     assert rows(database, other)[0].status == SampleStatus.LEASED
     (fresh,) = claim(database, job_id, worker="wrk_b")
     assert (stale.token, fresh.token) == (1, 2)
-    with pytest.raises(LeaseLost), database.write() as session:
+    with pytest.raises(leasing.LeaseLost), database.write() as session:
         leasing.complete(session, stale, RESULT)
-    with pytest.raises(LeaseLost), database.write() as session:
+    with pytest.raises(leasing.LeaseLost), database.write() as session:
         leasing.fail(session, stale, CaptureFailed("late"))
     with database.write() as session:
         leases.give_back(session, [stale])
@@ -106,7 +108,7 @@ def test_upkeep_takes_back_what_a_silent_worker_held_and_fences_it(
     assert (row.status, row.worker_id, row.lease_token) == (SampleStatus.LEASED, "wrk_b", 2)
     with database.write() as session:
         leasing.complete(session, fresh, RESULT)
-    with pytest.raises(LeaseLost), database.write() as session:
+    with pytest.raises(leasing.LeaseLost), database.write() as session:
         leasing.complete(session, fresh, RESULT)
 
 
@@ -261,3 +263,25 @@ def test_a_worker_that_ends_itself_counts_a_loss_and_tells_the_reason_in_the_end
         session.execute(sa.text("DELETE FROM jobs"))
     with database.write() as session:
         leases.give_back(session, held, WorkerStalled("its job is gone"))
+
+
+def test_an_outcome_that_the_database_refuses_fails_its_own_sample_alone(
+    database: Database, submit: Submit
+) -> None:
+    job_id = submit(3)
+    held = claim(database, job_id, 3)
+    bad = result(logprobs=[{"logprob": object()}])
+    with database.write() as session:
+        ended = [Ended(lease=lease, result=bad if lease.sample_index == 1 else RESULT) for lease in held]
+        done = commit.commit(session, ended, seconds=1.0)
+    assert [one.error is None for one in done.kept] == [True, False, True]
+    assert done.lost == {held[1].id}
+    assert done.ended_jobs == [job_id]
+    with database.write() as session:
+        again = commit.commit(session, ended)  # the answer was lost
+    assert (again.kept, again.lost) == ([], {held[1].id})
+    assert [row.status for row in rows(database, job_id)] == ["completed", "failed", "completed"]
+    with database.read() as session:
+        row = jobs.get(session, job_id)
+        assert (row.completed, row.failed, row.status) == (2, 1, JobStatus.COMPLETED)
+        assert [event.event for event in events.after(session, job_id, 0)].count("job.progress") == 1

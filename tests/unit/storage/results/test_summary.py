@@ -77,8 +77,6 @@ def drain(database: Database, job_id: str, count: int, draw: random.Random, fail
                     tool_use=ToolUse.model_validate(uses) if draw.random() < 0.5 else None,
                 ),
             )
-        jobs.count_finished(session, job_id, completed=len(leases) - failed, failed=failed)
-        jobs.end_if_done(session, job_id)
 
 
 def results(database: Database, job_id: str) -> JobResults:

@@ -57,9 +57,8 @@ def set_age(store: LocalStore, session_id: str, age: float) -> None:
 
 def commit(database: Database, lease: LeasedSample, session_id: str | None) -> None:
     with database.write() as session:
-        leasing.complete(session, lease, result(session_id=session_id))
-        if session_id is not None:
-            sessions.insert(session, session_of(lease, id=session_id))
+        new = None if session_id is None else session_of(lease, id=session_id)
+        leasing.complete(session, lease, result(session_id=session_id), new)
 
 
 def stored(store: LocalStore) -> set[str]:
