@@ -108,7 +108,8 @@ def retry(session: Session, job_id: str) -> JobRow:
     if not changed(opened) and row.total is not None:
         raise Conflict(f"every sample of job {job_id} has completed; there is nothing to retry")
     row.status, row.error = JobStatus.QUEUED, None
-    row.started_at = row.finished_at = row.served_at = None
+    row.started_at = row.finished_at = None
+    row.served_at, row.pending = 0.0, 1 if row.total is None else changed(opened)
     row.failed = row.failed_in_a_row = 0
     row.logged_at = 0.0
     row.deadline_at = jobs.deadline(row.spec.get("deadline_seconds"), now(session))

@@ -39,7 +39,7 @@ def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> Non
     row.deleted_at = now(session)
     row.idempotency_key = None
     if row.status == JobStatus.QUEUED:  # or a worker would begin it
-        row.status, row.finished_at = JobStatus.CANCELLED, row.deleted_at
+        row.status, row.finished_at, row.pending = JobStatus.CANCELLED, row.deleted_at, 0
     session.flush()
     deletions.list_job(session, job_id, row.owner)
     if _is_small(session, job_id):

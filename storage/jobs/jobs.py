@@ -59,6 +59,9 @@ def create(
         "spec": spec.model_dump(mode="json", exclude={"inputs"}),
         "priority": spec.priority,
         "total": total,
+        "pending": 1 if total is None else total,
+        "served_at": 0.0,
+        "logged_at": 0.0,
         "completed": 0,
         "failed": 0,
         "created_at": moment,
@@ -142,7 +145,9 @@ def start(session: Session, job_id: str) -> bool:
 
 def set_total(session: Session, job_id: str, total: int) -> None:
     """Record the number of samples of a dataset that a worker has read."""
-    session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(total=total))
+    row = lock(session, job_id)
+    row.total = row.pending = total
+    session.flush()
 
 
 def set_hooks(session: Session, job_id: str, hooks: Sequence[str]) -> None:
@@ -172,7 +177,7 @@ def cancel(session: Session, job_id: str) -> JobRow:
     if status in (JobStatus.COMPLETED, JobStatus.FAILED):
         raise Conflict(f"job {job_id} is {status} already")
     if status in ACTIVE:
-        row.status, row.finished_at = JobStatus.CANCELLED, now(session)
+        row.status, row.finished_at, row.pending = JobStatus.CANCELLED, now(session), 0
         _cancel_rest(session, job_id)
         events.append(session, job_id, "job.cancelled", counts_of(row))
         session.flush()
@@ -185,6 +190,7 @@ def fail(session: Session, job_id: str, error: ActographError) -> None:
     if held and held[0].status in ACTIVE:
         row = held[0]
         row.status, row.finished_at, row.error = JobStatus.FAILED, now(session), error.as_record()
+        row.pending = 0
         _cancel_rest(session, job_id)
         events.append(session, job_id, "job.failed", counts_of(row) | {"error": row.error})
         session.flush()
@@ -200,7 +206,7 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
     if status.is_terminal() or row.total is None:
         return status
     if not has_open_samples(session, job_id):
-        row.finished_at = now(session)
+        row.finished_at, row.pending = now(session), 0
         if row.completed == 0 and row.failed > 0:
             row.status = JobStatus.FAILED
             row.error = _first_error(session, job_id)

@@ -10,7 +10,7 @@ from storage.accounts.quotas import Quotas
 from storage.index import events
 from storage.jobs import jobs, view
 from storage.jobs.jobs import ACTIVE
-from storage.queue import pause, routing, waiting
+from storage.queue import claim, pause, routing
 from storage.tables.models import JobRow
 
 #: period of the shown rate
@@ -59,7 +59,7 @@ def resource(
         eta_seconds = (row.total - row.completed - row.failed) / per_second
     return view.of_row(
         row,
-        queue_position=waiting.place(session, row),
+        queue_position=claim.position(session, row),
         waiting_reason=waiting_reason,
         samples_per_second=per_second,
         eta_seconds=eta_seconds,

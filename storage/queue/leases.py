@@ -5,6 +5,7 @@ for dead does no harm. A sample that is lost with several workers becomes a susp
 one bad sample cannot kill workers for ever.
 """
 
+from collections import Counter as Counts
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +91,15 @@ def give_back(session: Session, leases: Sequence[LeasedSample], error: Actograph
         _return(session, sa.or_(*held), error)
 
 
+def give_back_all(session: Session, worker_id: str) -> None:
+    """Return what a worker holds without knowing it: the answer to its claim was lost."""
+    theirs = sa.and_(SampleRow.worker_id == worker_id, IS_LEASED)
+    held = session.scalars(sa.select(SampleRow.job_id).where(theirs).distinct()).all()
+    if held:
+        locked = [row.id for row in jobs.lock_all(session, held)]
+        _return(session, sa.and_(theirs, SampleRow.job_id.in_(locked)), None)
+
+
 def reclaim(session: Session, *, lease_seconds: float, pass_seconds: float) -> int:
     """A pass of upkeep: take back what silent workers held. Returns the number of samples.
 
@@ -153,6 +163,12 @@ def _return(session: Session, held: sa.ColumnElement[bool], error: ActographErro
             failed[job_id].append(sample_id)
         else:
             returned[losses].append(sample_id)
+    back = Counts(
+        row.job_id for row in found if row.id not in {one for ids in failed.values() for one in ids}
+    )
+    for row in jobs.lock_all(session, back):
+        row.pending += back[row.id]
+    session.flush()
     for losses, sample_ids in returned.items():
         status = SampleStatus.SUSPECT if losses >= SUSPECT_AFTER else SampleStatus.PENDING
         _update(session, sample_ids, status=status, losses=losses, worker_id=None, started_at=None)

@@ -76,7 +76,7 @@ def insert_job(database: Database, job: NewJob, new: Iterable[NewSample]) -> Job
         with database.write() as session:
             named.keep_all(session, job.spec)
             _begin_batch(session, job, row)
-            _require(session, row.id, status=JobStatus.QUEUED, served_at=None)
+            _require(session, row.id, status=JobStatus.QUEUED, served_at=0.0, pending=count)
     except Exception:
         # otherwise `discard_abandoned` does it later
         with suppress(SQLAlchemyError), database.write() as session:
@@ -134,6 +134,7 @@ def insert_dataset(database: Database, job_id: str, new: Sequence[NewSample]) ->
             is_complete = begin + SLICE >= len(new)
             if is_complete:
                 jobs.set_total(session, job_id, len(new))
+                jobs.end_if_done(session, job_id)
 
 
 def discard_abandoned(database: Database) -> int:
@@ -152,7 +153,9 @@ def discard_abandoned(database: Database) -> int:
 
 def _hide(session: Session, job_id: str) -> None:
     session.execute(
-        sa.update(JobRow).where(JobRow.id == job_id).values(status=SUBMITTING, served_at=now(session))
+        sa.update(JobRow)
+        .where(JobRow.id == job_id)
+        .values(status=SUBMITTING, served_at=now(session), pending=0)
     )
 
 

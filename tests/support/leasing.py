@@ -5,8 +5,9 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError
 from storage.index.database import Database
+from storage.jobs import jobs
 from storage.queue import claim as claims
-from storage.queue import commit, leases
+from storage.queue import commit, leases, workers
 from storage.queue.commit import Ended, SampleResult
 from storage.queue.leases import LeasedSample
 from storage.sessions.sessions import NewSession
@@ -18,8 +19,11 @@ class LeaseLost(Exception):
 
 
 def claim(session: Session, job_id: str, *, worker_id: str = "wrk_a", count: int = 1) -> list[LeasedSample]:
-    """Lease samples of a job."""
-    return claims.of_job(session, job_id, worker_id=worker_id, count=count)
+    """Lease samples of a job, whatever else waits."""
+    held = jobs.lock_all(session, [job_id])
+    found = claims.of_job(session, held[0], worker_id, count) if held else []
+    workers.beat(session, worker_id)
+    return found
 
 
 def lose(database: Database, worker_id: str | None = None) -> None:

@@ -35,7 +35,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 13_900, "api": 5_080, "storage": 11_260, "worker": 11_430, "tests": 34_370}
+MOST_LINES = {"actograph": 13_900, "api": 5_080, "storage": 11_190, "worker": 11_100, "tests": 34_190}
 
 
 class Source(NamedTuple):

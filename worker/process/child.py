@@ -16,7 +16,6 @@ from actograph.settings import Settings
 from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
-from storage.broker.broker import Broker
 from storage.index import deployment
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
@@ -115,7 +114,6 @@ class WorkerProcess:
             settings=settings,
             database=self._database,
             store=self._store,
-            broker=Broker(settings.broker_url),
             models=self._models,
             worker_id=self.worker_id,
             stop=self._stop,

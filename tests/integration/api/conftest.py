@@ -28,7 +28,7 @@ from api.dependencies import Services
 from api.openai.batches import advance_all
 from storage.index.database import Database
 from storage.index.ids import new_session_id, new_worker_id
-from storage.queue import waiting, workers
+from storage.queue import claim, workers
 from storage.queue.commit import SampleResult
 from storage.queue.leases import LeasedSample
 from storage.sessions import sessions
@@ -176,8 +176,12 @@ class Service:
         if pauses.hold():
             return None
         with self.database.read() as session:
-            wanted = set(models or (MODEL,))
-            job = waiting.next_for(session, wanted, wanted, held=pauses.held_owners(session))
+            wanted = tuple(models or (MODEL,))
+            owners = pauses.held_owners(session)
+            asking = claim.Asking(
+                worker_id="wrk_test", held=claim.Held(wanted[0]), may_load=wanted, owners=owners
+            )
+            job = claim.choose(session, asking)
         return None if job is None else job.id
 
     def queue_state(self) -> tuple[int, int, list[bytes]]:

@@ -43,11 +43,11 @@ def test_a_full_disk_stops_the_drain_between_two_units(bench: "Bench") -> None:
         return bench.status(job_id), done
 
     for _ in range(2):
-        drain.run_slice(job_id)
+        drain.look()
         assert state() == (JobStatus.IN_PROGRESS, [0] * 4)
     with bench.database.read() as session:
-        assert [job.id for job in waiting.claimable(session)] == [job_id], "the reconciler finds it"
+        assert list(waiting.with_work(session)) == [job_id], "the reconciler finds it"
         assert workers.busy_job_ids(session) == []
     disk.room = 100
-    drain.run_slice(job_id)
+    drain.look()
     assert state() == (JobStatus.COMPLETED, [0] * 7)

@@ -24,7 +24,7 @@ DRAWN = {"temperature": 1.0, "seed": 3}
 def job_id(bench: "Bench", slow: list[float]) -> str:
     """A job of two samples that run together: the first ends at a stop string, the second goes on."""
     plain = bench.submit(inputs=[{"prompt": "one two"}], capture=None, sampling={"max_tokens": 12, **DRAWN})
-    bench.drain().run_slice(plain)
+    bench.drain().look()
     slow.clear()
     return bench.submit(
         inputs=[{"prompt": "one two"}, {"prompt": "three four"}],
@@ -44,7 +44,7 @@ def interrupt(bench: "Bench", job_id: str, steps: list[float], act: Callable[[],
 
     thread = threading.Thread(target=wait_and_act)
     thread.start()
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     thread.join()
 
 

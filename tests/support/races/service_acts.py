@@ -39,20 +39,11 @@ class WorkerActs:
             chosen()
 
     def drain(self) -> None:
-        """Serve the next wake-up; without one, look at the index, or run a slice of any job."""
-        message = self._world.broker.take()
-        if message is not None:
-            self._worker.drain.serve(*message)
-            return
-        if self._random.random() < 0.5:
-            self._worker.drain.look()
-            return
-        with self._worker.database.read() as session:
-            claimable = waiting.claimable(session)
-        if not claimable:
+        """Serve the next wake-up; without one, look at the index for some batches."""
+        if self._world.broker.take() is not None:
+            self._worker.drain.serve()
+        elif not self._worker.drain.look(self._random.randint(1, 4)):
             time.sleep(0.002)
-            return
-        self._worker.drain.run_slice(self._random.choice([job.id for job in claimable]))
 
     def beat(self) -> None:
         with self._worker.database.write() as session:
@@ -155,9 +146,9 @@ class ApiActs:
         with self._services.database.write() as session:
             workers.register(session, lost, hostname=HOST, pid=DEAD_PID, model=MODEL, served=[])
         with self._services.database.read() as session:
-            claimable = waiting.claimable(session)
+            claimable = waiting.with_work(session)
         if claimable:
-            self._claim(lost, self._random.choice([job.id for job in claimable]))
+            self._claim(lost, self._random.choice(claimable))
 
     def silence_workers(self) -> None:
         """Workers that are silent for long, and are forgotten soon after."""
@@ -169,9 +160,9 @@ class ApiActs:
     def give_back(self) -> None:
         """A worker that was asked to end while it had a unit in hand."""
         with self._services.database.read() as session:
-            claimable = waiting.claimable(session)
+            claimable = waiting.with_work(session)
         if claimable:
-            claimed = self._claim("wrk_" + "e" * 32, self._random.choice([job.id for job in claimable]))
+            claimed = self._claim("wrk_" + "e" * 32, self._random.choice(claimable))
             with self._services.database.write() as session:
                 leases.give_back(session, claimed)
 

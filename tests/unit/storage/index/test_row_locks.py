@@ -17,7 +17,7 @@ from storage.files import files
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import job_deletion, jobs
-from storage.queue import model_loads, workers
+from storage.queue import claim, model_loads, workers
 from storage.sessions import vectors
 from storage.tables.models import FileRow, JobRow
 
@@ -79,19 +79,18 @@ def test_one_of_two_workers_loads_a_model(database: Database, at_once: AtOnce, l
     with database.write() as session:
         for worker_id in ("one", "two"):
             workers.register(session, worker_id, hostname="h", pid=1, model="demo")
-    begun: list[bool] = []
+    found: list[str | None] = []
 
-    def begin(worker_id: str) -> Callable[[Session], None]:
+    def ask(worker_id: str) -> Callable[[Session], None]:
         def act(session: Session) -> None:
-            row = jobs.get(session, load_request)
-            begun.append(model_loads.begin(session, row, worker_id))
-            if begun[-1]:
-                workers.set_busy(session, worker_id, load_request, "demo")
+            asking = claim.Asking(worker_id=worker_id, held=claim.Held("demo"))
+            work = claim.claim(session, asking, lambda _key: 0)
+            found.append(work and work.job.id)
 
         return act
 
-    at_once(begin("one"), begin("two"))
-    assert begun == [True, False]
+    at_once(ask("one"), ask("two"))
+    assert found == [load_request, None]
 
 
 def test_jobs_are_held_in_one_order_whatever_they_are_asked_in(

@@ -15,6 +15,7 @@ from storage.files import files
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import job_deletion, jobs
+from storage.queue import claim as queue_claim
 from storage.queue import job_view, waiting
 from storage.queue.leases import LeasedSample
 from storage.sessions import sessions
@@ -193,26 +194,10 @@ def test_claimable_jobs_come_the_most_urgent_first(database: Database, submit: S
     claim(database, leased)
     complete(database, claim(database, done)[0])
     with database.read() as session:
-        assert [tuple(j)[:3] for j in waiting.claimable(session)] == [
-            (urgent, 0, "demo"),
-            (late, 9, "demo"),
-        ]
+        assert list(waiting.with_work(session)) == [urgent, late]
     leasing.lose(database)
     with database.read() as session:
-        assert [j.id for j in waiting.claimable(session)] == [urgent, leased, late]
-
-
-def test_more_urgent_work_is_seen_only_where_somebody_could_take_it(
-    database: Database, submit: Submit
-) -> None:
-    urgent = submit(priority=1)
-    submit(priority=5)
-    with database.read() as session:
-        assert waiting.more_urgent_waits(session, 5, ["demo"])
-        assert not waiting.more_urgent_waits(session, 1, ["demo"])
-    claim(database, urgent)
-    with database.read() as session:
-        assert not waiting.more_urgent_waits(session, 5, ["demo"])
+        assert list(waiting.with_work(session)) == [urgent, leased, late]
 
 
 def test_counts_and_positions(database: Database, submit: Submit) -> None:
@@ -224,7 +209,7 @@ def test_counts_and_positions(database: Database, submit: Submit) -> None:
         }  # fmt: skip
         assert waiting.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
         assert waiting.queued(session, 10) == [urgent, first]
-        places = [waiting.place(session, jobs.get(session, i)) for i in (urgent, first, running)]
+        places = [queue_claim.position(session, jobs.get(session, i)) for i in (urgent, first, running)]
         assert places == [1, 2, None]
 
 

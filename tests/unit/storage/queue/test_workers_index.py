@@ -119,9 +119,9 @@ def test_the_dead_of_this_host_are_buried_and_their_samples_freed(database: Data
         leasing.claim(session, job_id, worker_id=A, count=1)
         assert workers.bury(session, "elsewhere", lambda _pid: False) == 0
         assert workers.bury(session, "here", lambda _pid: True) == 0
-        assert list(waiting.claimable(session)) == []
+        assert list(waiting.with_work(session)) == []
         assert workers.bury(session, "here", lambda _pid: False) == 1
-        assert [j.id for j in waiting.claimable(session)] == [job_id]
+        assert list(waiting.with_work(session)) == [job_id]
 
 
 def test_those_that_ended_long_ago_are_forgotten(database: Database) -> None:

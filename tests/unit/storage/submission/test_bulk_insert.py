@@ -99,7 +99,7 @@ def test_a_job_appears_as_a_whole(
                 with database.write() as session:
                     assert jobs.find(session)[0] == []
                     assert jobs.find(session, tag="bulk")[0] == []
-                    assert waiting.claimable(session) == []
+                    assert waiting.with_work(session) == []
                     assert waiting.queued(session, 10) == []
                     assert sum(gauges.read(session).jobs.values()) == 0
                     assert not leasing.claim(session, job_id, worker_id="wrk_1", count=1)
@@ -112,8 +112,8 @@ def test_a_job_appears_as_a_whole(
     assert inserted == [1000]
     with database.read() as session:
         row = jobs.get(session, job_id)
-        assert (row.status, row.served_at) == (JobStatus.QUEUED, None)
-        assert [job.id for job in waiting.claimable(session)] == [job_id]
+        assert (row.status, row.served_at) == (JobStatus.QUEUED, 0.0)
+        assert list(waiting.with_work(session)) == [job_id]
     assert stored_samples(database) == list(range(count))
 
 
