@@ -77,12 +77,6 @@ class Settings(BaseSettings):
     lease_seconds: float = Field(
         30.0, gt=0, description="The samples of a worker that is silent for this long are given away."
     )
-    slice_seconds: float = Field(
-        60.0, gt=0, description="Longest run of one job before the worker claims the next one."
-    )
-    turn_seconds: float = Field(
-        10.0, gt=0, description="The same while a job of equal priority waits, or chats run."
-    )
     submit_priority_floor: int = Field(1, ge=0, le=9, description="Most urgent priority for `submit` keys.")
     model_hold_seconds: float = Field(
         600.0, ge=0, description="Longest delay of a job by jobs of the loaded model."

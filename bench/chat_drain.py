@@ -18,7 +18,7 @@ from storage.tables.models import SampleRow
 SINGLE_CHATS = 15
 #: seconds for which clients ask without a pause
 CROWD_SECONDS = 45.0
-#: the default of ACTOGRAPH_TURN_SECONDS
+#: the pauses are measured in these
 TURN_SECONDS = 10.0
 MODEL = "bench"
 

@@ -25,9 +25,11 @@ import sqlalchemy as sa
 from bench.index_rows import Shape, fill
 from bench.marks import Mark, print_marks, write_result
 from bench.session_listing import served
-from storage import migrate, samples
+from storage import migrate
 from storage.index.database import Database
+from storage.queue import leases
 from storage.tables.models import JobRow, SessionRow
+from tests.support import leasing
 from tests.support.servers.postgres import PostgresServer
 
 SESSIONS = "/v1/activations/sessions"
@@ -55,9 +57,9 @@ class Index:
         """Claim a unit of a queued job and give it back."""
         with self.database.write() as session:
             job_id = random.choice(self.queued)
-            leases = samples.claim(session, job_id, worker_id="wrk_bench", count=16, lease_seconds=30.0)
-            assert leases
-            samples.release(session, leases)
+            claimed = leasing.claim(session, job_id, worker_id="wrk_bench", count=16)
+            assert claimed
+            leases.give_back(session, claimed)
 
     def delete_session(self) -> None:
         """Delete the first session of a job that has ended."""

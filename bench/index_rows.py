@@ -141,7 +141,7 @@ def _samples(series: str, ids: "_Ids", *, first: int, ended: bool) -> str:
         "id": ids.of("smp", place), "job_id": ids.of("job", f"({place} / 100)"), "position": "i % 100",
         "sample_index": "(i % 100) / 2", "condition": "CASE WHEN i % 2 = 0 THEN 'a' ELSE 'b' END",
         "epoch": "0", "status": "'completed'" if ended else "'pending'", "lease_token": "0",
-        "lease_until": "0", "attempts": "1" if ended else "0", "seed": "i",
+        "losses": "0", "seed": "i",
         "input": "'{\"question\": \"Tom has 12 apples and buys 30 more. How many does he have?\"}'",
     }  # fmt: skip
     if ended:

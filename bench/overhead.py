@@ -188,7 +188,7 @@ def _open(database: Database) -> int:
 
 def _run_twice(database: Database) -> int:
     with database.read() as session:
-        return int(session.execute(sa.select(sa.func.count()).where(SampleRow.attempts > 1)).scalar_one())
+        return int(session.execute(sa.select(sa.func.count()).where(SampleRow.losses > 0)).scalar_one())
 
 
 def measure(database_url: str, arguments: argparse.Namespace) -> dict[str, Any]:

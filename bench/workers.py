@@ -62,7 +62,7 @@ def drain(count: int, arguments: argparse.Namespace) -> dict[str, Any]:
         if job.status is not JobStatus.COMPLETED or job.progress.failed:
             raise SystemExit(f"the job ended as {job.status} with {job.progress.failed} failed samples")
         statement = sa.select(
-            SampleRow.worker_id, SampleRow.started_at, SampleRow.finished_at, SampleRow.attempts
+            SampleRow.worker_id, SampleRow.started_at, SampleRow.finished_at, SampleRow.losses
         ).where(SampleRow.job_id == job.id)
         with service.database.read() as session:
             rows = session.execute(statement).all()
@@ -77,7 +77,7 @@ def drain(count: int, arguments: argparse.Namespace) -> dict[str, Any]:
         "samples_per_second": len(rows) / seconds,
         "workers_that_ran": len(first),
         "join_seconds": max(first.values()) - began,
-        "run_twice": sum(row.attempts > 1 for row in rows),
+        "run_twice": sum(row.losses > 0 for row in rows),
     }
 
 

@@ -14,7 +14,7 @@ from actograph.tensor_files import Array
 
 _SAMPLE_COLUMNS = (
     "id", "index", "condition", "epoch", "status", "prompt", "completion", "finish_reason", "prompt_tokens",
-    "generated_tokens", "seed", "attempts", "session_id", "started_at", "finished_at",
+    "generated_tokens", "seed", "losses", "session_id", "started_at", "finished_at",
 )  # fmt: skip
 
 

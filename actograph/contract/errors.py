@@ -164,10 +164,6 @@ class TooManyFailures(ActographError, code="too_many_failures"):
     """Too many consecutive samples failed."""
 
 
-class LeaseLost(ActographError, code="lease_lost"):
-    """Another worker has leased this sample; this worker cannot commit its result."""
-
-
 class StoreDamaged(ActographError, code="store_damaged"):
     """A stored file is missing, incomplete or does not match its manifest."""
 

@@ -70,7 +70,6 @@ class JobStatus(StrEnum):
     IN_PROGRESS = "in_progress"  # samples are running
     COMPLETED = "completed"  # ended, at least one sample completed
     FAILED = "failed"  # ended without a completed sample, or stopped by an error
-    CANCELLING = "cancelling"  # cancelled; a worker still runs samples
     CANCELLED = "cancelled"  # ended by the client; completed samples are kept
 
     def is_terminal(self) -> bool:
@@ -161,6 +160,7 @@ class ModelLoad(Resource):
 
 class SampleStatus(StrEnum):
     PENDING = "pending"  # not claimed
+    SUSPECT = "suspect"  # pending again after it was lost with two workers
     LEASED = "leased"  # leased by a worker
     COMPLETED = "completed"  # text, scores and session are stored
     FAILED = "failed"  # ended with an error, which is stored
@@ -189,7 +189,10 @@ class Sample(Resource):
     messages: list[ToolMessage] = Field(default_factory=list, description="With tools only.")
     error: ErrorRecord | None = None
     session_id: str | None = None
-    attempts: int = Field(0, description="Runs by workers. From 2 on it runs alone, after 4 it fails.")
+    losses: int = Field(
+        0,
+        description="Workers lost with it. After 2 it runs beside few, after 3 alone, after 4 it fails.",
+    )
     started_at: int | None = None
     finished_at: int | None = None
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from actograph.contract.errors import Conflict, NotFound, ServiceUnavailable
 from api.dependencies import Services
 from storage.broker.live_text import LiveTextReader
-from storage.jobs import control, jobs
+from storage.jobs import jobs
 from storage.tables.models import JobRow, SampleRow
 
 log = logging.getLogger(__name__)
@@ -94,11 +94,11 @@ class ChatWatch:
             return job_ids
         try:
             with self._services.database.read() as session:
-                states = control.states(session, job_ids)
+                active = jobs.active(session, job_ids)
         except SQLAlchemyError as error:
             log.warning("the database does not answer; chats wait on: %s", error)
             return []
-        return [job_id for job_id in job_ids if job_id not in states or states[job_id][0].is_terminal()]
+        return [job_id for job_id in job_ids if job_id not in active]
 
     async def _read_texts(self) -> None:
         offsets = {sample_id: text.offset for sample_id, text in self._texts.items()}

@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace, behind: Servers) -> Report:
     for name, job, samples in got:
         audit_job(audit, job=job, samples=samples, expected=expected[name], database=database, store=near)
     victims = {sample for _, hit in chaos.injected for sample in hit.in_hand}
-    repeated = {s.id for _, _, samples in got for s in samples if s.attempts > 1}
+    repeated = {s.id for _, _, samples in got for s in samples if s.losses > 0}
     with database.read() as session, visible.doomed(session):
         indexed = set(session.scalars(sa.select(SessionRow.id)))
     unknown, leftovers = len(_stored(behind) - indexed), behind.leftovers()

@@ -25,7 +25,6 @@ from tests.support.servers.postgres import PostgresServer
 from tests.support.servers.swift import SwiftServer
 
 RECONCILE_SECONDS = 1.0
-SLICE_SECONDS = 10.0
 SLOW_SECONDS = 1.0
 _SABOTEUR = Path(__file__).with_name("saboteur")
 
@@ -120,7 +119,6 @@ def service(
     environment = dict(os.environ) | {
         "ACTOGRAPH_LEASE_SECONDS": str(lease_seconds),
         "ACTOGRAPH_RECONCILE_SECONDS": str(RECONCILE_SECONDS),
-        "ACTOGRAPH_SLICE_SECONDS": str(SLICE_SECONDS),
         "PYTHONPATH": os.pathsep.join([str(_SABOTEUR), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         "CHAOS_FULL": str(full_file),
         "CHAOS_DISK": str(behind.staging),

@@ -44,7 +44,6 @@ CURES = {
     "deadline_exceeded": "Retry the job; the deadline counts from the retry.",
     "job_ended": "Nothing: the sample's job was cancelled or ended first.",
     "too_many_failures": "Correct the cause that the last sample names, then retry the job.",
-    "lease_lost": "Nothing: another worker runs the sample.",
     "store_damaged": "Run `actograph store verify`; restore the file, or delete the session and rerun it.",
 }
 

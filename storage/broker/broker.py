@@ -21,8 +21,6 @@ WAKE_TASK = "actograph.wake"
 PREFIX = "actograph.wake."
 #: a write that shows whether Redis takes messages; it expires at once
 _PROBE = "actograph-probe"
-#: workers that a message may pass before it is dropped
-MAX_HOPS = 8
 TIMEOUT_SECONDS = 1.0
 #: no message is sent for so long after a failure, so that no request waits for Redis
 PAUSE_SECONDS = 1.0
@@ -90,7 +88,7 @@ class Broker:
         self.trouble: str | None = None
         self._paused_until = float("-inf")
 
-    def wake(self, model: str, hops: int = MAX_HOPS) -> bool:
+    def wake(self, model: str) -> bool:
         """Tell a worker that a job of this model may have work. False if Redis takes no message.
 
         A failure needs no other answer: idle workers find the job in the index.
@@ -98,9 +96,7 @@ class Broker:
         if time.monotonic() < self._paused_until:
             return False
         queue = queue_of(model)
-        return self._takes(
-            lambda: self._app.send_task(WAKE_TASK, args=[model, hops], queue=queue, retry=False)
-        )
+        return self._takes(lambda: self._app.send_task(WAKE_TASK, args=[model], queue=queue, retry=False))
 
     def probe(self) -> bool:
         """Whether Redis takes a write now; `trouble` says why not."""

@@ -129,6 +129,8 @@ class Database:
         with self.read() as session:
             if not self.is_sqlite:
                 session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+                # it holds no lock that others wait for, and its reader may be slow
+                session.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 0"))
             yield session
 
     def insist(self, work: Callable[[Session], T], *, give_up: Callable[[], bool] = lambda: False) -> T:

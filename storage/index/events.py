@@ -7,8 +7,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
+from storage.index import row_locks
 from storage.index.clock import now
-from storage.tables.models import EventRow
+from storage.tables.models import EventRow, JobRow
 
 _WAITING = "actograph_events"
 _INSERT = sa.insert(cast(sa.Table, EventRow.__table__))
@@ -19,9 +20,11 @@ def append(
 ) -> None:
     """Add an entry with a stable name such as `job.started`, at `moment` or now.
 
-    `Database.write` writes all entries at the end of the transaction. The job must exist then, so the caller
-    locks it or keeps it (`jobs.keep`).
+    The caller has locked the job. So its entries become visible in the order of their ids, and a follower
+    that reads from the last id on misses none. `Database.write` writes them at the end of the transaction.
     """
+    if not row_locks.is_locked(session, JobRow, job_id):
+        raise RuntimeError(f"{event}: lock job {job_id} first")
     created_at = now(session) if moment is None else moment
     values = {"job_id": job_id, "event": event, "created_at": created_at, "data": data}
     session.info.setdefault(_WAITING, []).append(values)
@@ -47,10 +50,10 @@ def after(session: Session, job_id: str, event_id: int, limit: int = 500) -> lis
 
 
 def last_progress(session: Session, job_id: str, count: int = 16) -> Sequence[EventRow]:
-    """The newest `job.progress` entries, oldest first."""
+    """The newest entries of a job's start and progress, oldest first."""
     statement = (
         sa.select(EventRow)
-        .where(EventRow.job_id == job_id, EventRow.event == "job.progress")
+        .where(EventRow.job_id == job_id, EventRow.event.in_(("job.started", "job.progress")))
         .order_by(EventRow.id.desc())
         .limit(count)
     )

@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import NotFound
 from storage.tables.models import Base
 
-_LOCKED = "actograph_locked"
+_LOCKED, _NEW = "actograph_locked", "actograph_new"
 Row = TypeVar("Row", bound=Base)
 
 
@@ -44,6 +44,16 @@ def lock(session: Session, table: type[Row], ids: Collection[str], *, to_delete:
     found = _held(session, table, ids, key_share=not to_delete)
     held.update({(table, key): row for row in found for key in sa.inspect(row).identity or ()})
     return found
+
+
+def note_new(session: Session, table: type[Base], key: str) -> None:
+    """Note a row that this transaction has inserted: no other one can lock it."""
+    session.info.setdefault(_NEW, set()).add((table, key))
+
+
+def is_locked(session: Session, table: type[Base], key: str) -> bool:
+    """Whether this transaction has locked or inserted the row."""
+    return (table, key) in session.info.get(_LOCKED, ()) or (table, key) in session.info.get(_NEW, ())
 
 
 def keep(session: Session, table: type[Row], ids: Collection[str]) -> list[Row]:

@@ -1,6 +1,6 @@
 """End a job before its last sample, and retry it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -44,15 +44,6 @@ def fail_overdue(session: Session, job_id: str | None = None) -> list[str]:
     return failed
 
 
-def states(session: Session, job_ids: Collection[str]) -> dict[str, tuple[JobStatus, bool]]:
-    """Status of each job, and whether it runs past its deadline, without deleted jobs."""
-    statement = sa.select(JobRow.id, JobRow.status, JobRow.deadline_at).where(JobRow.id.in_(job_ids))
-    found = session.execute(statement).all()
-    moment = now(session)
-    late = {row.id for row in found if row.deadline_at is not None and row.deadline_at < moment}
-    return {row.id: (JobStatus(row.status), row.id in late and row.status in jobs.ACTIVE) for row in found}
-
-
 def follow_failures(session: Session, job_id: str, errors: Sequence[ActographError | None]) -> None:
     """Count consecutive failures, and fail the job after `max_consecutive_failures`.
 
@@ -84,7 +75,7 @@ def follow_failures(session: Session, job_id: str, errors: Sequence[ActographErr
 def retry(session: Session, job_id: str) -> JobRow:
     """Queue an ended job again for its samples that failed or did not run.
 
-    Their attempts count from zero. Completed samples keep their results and sessions. A deadline counts from
+    Their losses count from zero. Completed samples keep their results and sessions. A deadline counts from
     now.
 
     Raises:
@@ -105,9 +96,8 @@ def retry(session: Session, job_id: str) -> JobRow:
             status=SampleStatus.PENDING,
             # the lease of a worker that was taken for dead must not become valid again
             lease_token=SampleRow.lease_token + 1,
-            lease_until=0.0,
             worker_id=None,
-            attempts=0,
+            losses=0,
             prompt=None,
             error=None,
             started_at=None,
@@ -118,8 +108,10 @@ def retry(session: Session, job_id: str) -> JobRow:
     if not changed(opened) and row.total is not None:
         raise Conflict(f"every sample of job {job_id} has completed; there is nothing to retry")
     row.status, row.error = JobStatus.QUEUED, None
-    row.started_at = row.finished_at = row.served_at = None
+    row.started_at = row.finished_at = None
+    row.served_at, row.pending = 0.0, 1 if row.total is None else changed(opened)
     row.failed = row.failed_in_a_row = 0
+    row.logged_at = 0.0
     row.deadline_at = jobs.deadline(row.spec.get("deadline_seconds"), now(session))
     events.append(session, job_id, "job.retried", jobs.counts_of(row) | {"samples": changed(opened)})
     session.flush()

@@ -16,7 +16,6 @@ from storage.jobs.jobs import LOAD
 from storage.tables.models import BatchRow, JobRow, SessionRow
 
 Kind = Literal["chats", "jobs"]
-_BUSY = (JobStatus.IN_PROGRESS, JobStatus.CANCELLING)
 _ENDED = [status for status in JobStatus if status.is_terminal()]
 _OPEN_BATCHES = [status for status in BatchStatus if not status.is_terminal()]
 _HAS_SESSION = sa.select(SessionRow.id).where(SessionRow.job_id == JobRow.id).exists()
@@ -34,8 +33,8 @@ def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> Non
         Conflict: a worker is running it, or it has pinned sessions and `include_pinned` is False.
     """
     row = jobs.lock_to_delete(session, job_id)
-    if row.status in _BUSY:
-        raise Conflict(f"job {job_id} is {row.status}; cancel it and wait for its end first")
+    if row.status == JobStatus.IN_PROGRESS:
+        raise Conflict(f"job {job_id} is {row.status}; cancel it first")
     # under the lock: its last samples may have been committed meanwhile
     pinned = sa.func.coalesce(sa.func.sum(sa.case((SessionRow.pinned, 1), else_=0)), 0)
     size = sa.func.coalesce(sa.func.sum(SessionRow.bytes), 0)

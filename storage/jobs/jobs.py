@@ -11,7 +11,7 @@ from actograph.contract.models import PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import JobSpecBase
 from storage.index import events, pages, row_locks
-from storage.index.database import changed, now
+from storage.index.database import now
 from storage.index.ids import new_job_id
 from storage.index.pages import PageOptions
 from storage.index.visible import of_everyone
@@ -21,7 +21,9 @@ from storage.tables.models import FileRow, JobRow, JobTagRow, SampleRow
 #: kind of a job that loads a model, see `storage.queue.model_loads`; it has no samples
 LOAD = "load"
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
-OPEN = (SampleStatus.PENDING, SampleStatus.LEASED)
+OPEN = (SampleStatus.PENDING, SampleStatus.SUSPECT, SampleStatus.LEASED)
+#: a job's progress is logged once in so many seconds at most; its end is always logged
+EVENT_SECONDS = 1.0
 _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
 _INSERT_TAGS = sa.insert(cast(sa.Table, JobTagRow.__table__))
 
@@ -55,6 +57,9 @@ def create(
         "spec": spec.model_dump(mode="json", exclude={"inputs"}),
         "priority": spec.priority,
         "total": total,
+        "pending": 1 if total is None else total,
+        "served_at": 0.0,
+        "logged_at": 0.0,
         "completed": 0,
         "failed": 0,
         "created_at": moment,
@@ -69,6 +74,7 @@ def create(
     }
     connection = session.connection()
     connection.execute(_INSERT, values)
+    row_locks.note_new(session, JobRow, values["id"])
     if spec.tags:
         tags = [{"job_id": values["id"], "tag": tag} for tag in dict.fromkeys(spec.tags)]
         connection.execute(_INSERT_TAGS, tags)
@@ -120,28 +126,26 @@ def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
 
 
 def keep(session: Session, job_ids: Collection[str]) -> list[str]:
-    """Protect jobs from deletion until the transaction ends. Returns the ids of the existing ones.
-
-    For a transaction that writes to a job's log without a lock of the job.
-    """
+    """Protect jobs from deletion until the transaction ends. Returns the ids of the existing ones."""
     return [row.id for row in row_locks.keep(session, JobRow, job_ids)]
 
 
 def start(session: Session, job_id: str) -> bool:
     """Move a queued job to in_progress. Returns False if it was not queued."""
-    moved = session.execute(
-        sa.update(JobRow)
-        .where(JobRow.id == job_id, JobRow.status == JobStatus.QUEUED)
-        .values(status=JobStatus.IN_PROGRESS, started_at=now(session))
-    )
-    if changed(moved):
-        events.append(session, job_id, "job.started", {})
-    return changed(moved) > 0
+    row = lock(session, job_id)
+    if row.status != JobStatus.QUEUED:
+        return False
+    row.status, row.started_at = JobStatus.IN_PROGRESS, now(session)
+    session.flush()
+    events.append(session, job_id, "job.started", counts_of(row))
+    return True
 
 
 def set_total(session: Session, job_id: str, total: int) -> None:
     """Record the number of samples of a dataset that a worker has read."""
-    session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(total=total))
+    row = lock(session, job_id)
+    row.total = row.pending = total
+    session.flush()
 
 
 def set_hooks(session: Session, job_id: str, hooks: Sequence[str]) -> None:
@@ -150,15 +154,17 @@ def set_hooks(session: Session, job_id: str, hooks: Sequence[str]) -> None:
 
 
 def count_finished(session: Session, job_id: str, *, completed: int, failed: int) -> None:
-    """Add to the job's counters and log the progress made."""
-    row = lock(session, job_id)
+    """Add to the job's counters, and log them once a second at most."""
+    row, moment = lock(session, job_id), now(session)
     row.completed += completed
     row.failed += failed
-    events.append(session, job_id, "job.progress", counts_of(row) | {"samples": completed + failed})
+    if moment - row.logged_at >= EVENT_SECONDS:
+        row.logged_at = moment
+        events.append(session, job_id, "job.progress", counts_of(row))
 
 
 def cancel(session: Session, job_id: str) -> JobRow:
-    """Cancel a job. Finished samples are kept. A cancelled job stays as it is.
+    """Cancel a job. Finished samples are kept; workers drop the others. A cancelled job stays as it is.
 
     Raises:
         NotFound: no such job.
@@ -168,52 +174,37 @@ def cancel(session: Session, job_id: str) -> JobRow:
     status = JobStatus(row.status)
     if status in (JobStatus.COMPLETED, JobStatus.FAILED):
         raise Conflict(f"job {job_id} is {status} already")
-    if status in (JobStatus.QUEUED, JobStatus.IN_PROGRESS):
-        row.status = JobStatus.CANCELLING
-        events.append(session, job_id, "job.cancelling", {})
+    if status in ACTIVE:
+        row.status, row.finished_at, row.pending = JobStatus.CANCELLED, now(session), 0
+        _cancel_rest(session, job_id)
+        events.append(session, job_id, "job.cancelled", counts_of(row))
         session.flush()
-        end_if_done(session, job_id)
-        session.refresh(row)
     return row
 
 
 def fail(session: Session, job_id: str, error: ActographError) -> None:
     """Fail an active job with a reason. Its open samples are cancelled."""
-    moved = session.execute(
-        sa.update(JobRow)
-        .where(JobRow.id == job_id, JobRow.status.in_(ACTIVE))
-        .values(status=JobStatus.FAILED, finished_at=now(session), error=error.as_record())
-    )
-    if changed(moved):
+    held = lock_all(session, [job_id])
+    if held and held[0].status in ACTIVE:
+        row = held[0]
+        row.status, row.finished_at, row.error = JobStatus.FAILED, now(session), error.as_record()
+        row.pending = 0
         _cancel_rest(session, job_id)
-        events.append(session, job_id, "job.failed", {"error": error.as_record()})
+        events.append(session, job_id, "job.failed", counts_of(row) | {"error": row.error})
+        session.flush()
 
 
 def end_if_done(session: Session, job_id: str) -> JobStatus:
-    """End a job that has nothing left to run. Called after every batch, and by healing.
+    """End a job that has nothing left to run. Called whenever samples have ended.
 
-    A cancelling job ends when no sample has a valid lease. A job fails if every sample failed, with the
-    reason of the first one.
+    A job fails if every sample failed, with the reason of the first one.
     """
     row = lock(session, job_id)
     status = JobStatus(row.status)
-    if status.is_terminal() or (row.total is None and status is not JobStatus.CANCELLING):
+    if status.is_terminal() or row.total is None:
         return status
-    moment = now(session)
-    if status is JobStatus.CANCELLING:
-        live = session.execute(
-            sa.select(sa.func.count()).where(
-                SampleRow.job_id == job_id,
-                SampleRow.status == SampleStatus.LEASED,
-                SampleRow.lease_until >= moment,
-            )
-        ).scalar_one()
-        if live == 0:
-            row.status, row.finished_at = JobStatus.CANCELLED, moment
-            _cancel_rest(session, job_id)
-            events.append(session, job_id, "job.cancelled", counts_of(row))
-    elif not has_open_samples(session, job_id):
-        row.finished_at = moment
+    if not has_open_samples(session, job_id):
+        row.finished_at, row.pending = now(session), 0
         if row.completed == 0 and row.failed > 0:
             row.status = JobStatus.FAILED
             row.error = _first_error(session, job_id)
@@ -231,8 +222,14 @@ def status_of(session: Session, job_id: str) -> JobStatus | None:
     return JobStatus(value) if value is not None else None
 
 
+def active(session: Session, job_ids: Collection[str]) -> set[str]:
+    """Those of these jobs that have neither ended nor been deleted."""
+    chosen = (JobRow.id.in_(job_ids), JobRow.status.in_(ACTIVE))
+    return set(session.scalars(sa.select(JobRow.id).where(*chosen)))
+
+
 def has_open_samples(session: Session, job_id: str) -> bool:
-    """True if a sample of the job is pending or leased."""
+    """True if a sample of the job has not ended."""
     statement = sa.select(SampleRow.id).where(SampleRow.job_id == job_id, SampleRow.status.in_(OPEN)).limit(1)
     return session.execute(statement).first() is not None
 
@@ -283,7 +280,6 @@ def _cancel_rest(session: Session, job_id: str) -> None:
         .values(
             status=SampleStatus.CANCELLED,
             lease_token=SampleRow.lease_token + 1,
-            lease_until=0.0,
             worker_id=None,
             started_at=None,
         )

@@ -10,7 +10,7 @@ from storage.accounts.quotas import Quotas
 from storage.index import events
 from storage.jobs import jobs, view
 from storage.jobs.jobs import ACTIVE
-from storage.queue import pause, routing, waiting
+from storage.queue import claim, pause, routing
 from storage.tables.models import JobRow
 
 #: period of the shown rate
@@ -22,18 +22,18 @@ def rate(session: Session, row: JobRow) -> float | None:
     if row.status != JobStatus.IN_PROGRESS or row.started_at is None:
         return None
     found = events.last_progress(session, row.id, count=64)
-    progress = [event for event in found if event.created_at >= row.started_at and "samples" in event.data]
-    if not progress:
+    progress = [
+        (event.created_at, event.data["completed"] + event.data["failed"])
+        for event in found
+        if event.created_at >= row.started_at
+    ]
+    if len(progress) < 2:
         return None
-    last = progress[-1].created_at
-    recent = [event for event in progress if event.created_at >= last - RATE_SECONDS]
-    if len(recent) == 1:
-        before = [event.created_at for event in progress[:-1]]
-        since, counted = before[-1] if before else row.started_at, recent
-    else:
-        since, counted = recent[0].created_at, recent[1:]
-    done = sum(int(event.data["samples"]) for event in counted)
-    return done / (last - since) if last > since else None
+    last, done = progress[-1]
+    # the last two, however old the first of them is
+    recent = [one for one in progress if one[0] >= last - RATE_SECONDS]
+    since, before = min(recent[0], progress[-2])
+    return (done - before) / (last - since) if last > since else None
 
 
 def resource(
@@ -59,7 +59,7 @@ def resource(
         eta_seconds = (row.total - row.completed - row.failed) / per_second
     return view.of_row(
         row,
-        queue_position=waiting.place(session, row),
+        queue_position=claim.position(session, row),
         waiting_reason=waiting_reason,
         samples_per_second=per_second,
         eta_seconds=eta_seconds,

@@ -10,11 +10,10 @@ from actograph.contract import base, resources
 from actograph.contract.errors import ModelRefused, NotFound
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus
-from storage.index import events
+from storage.index import events, row_locks
 from storage.index.database import now
 from storage.index.ids import new_job_id
 from storage.jobs import jobs
-from storage.queue import workers
 from storage.tables.models import JobRow
 
 #: more urgent than all other jobs
@@ -34,6 +33,7 @@ def create(session: Session, model: str, options: ModelLoadOptions) -> JobRow:
         spec=options.model_dump(mode="json"),
         priority=PRIORITY,
         total=None,
+        pending=1,
         completed=0,
         failed=0,
         created_at=now(session),
@@ -41,20 +41,19 @@ def create(session: Session, model: str, options: ModelLoadOptions) -> JobRow:
     )
     session.add(row)
     session.flush()
+    row_locks.note_new(session, JobRow, row.id)
     events.append(session, row.id, "job.queued", {"total": None})
     return row
 
 
 def begin(session: Session, row: JobRow, worker_id: str) -> bool:
-    """Start a request. Returns False if another live worker runs it, or it ended.
+    """Begin a claimed request. Returns False if it ended.
 
     A request that killed its workers fails here.
     """
-    # of two workers, the second finds the first one busy
     held = jobs.lock_all(session, [row.id])
-    if not held or held[0].status not in jobs.ACTIVE or row.id in workers.busy_job_ids(session):
+    if not held or held[0].status not in jobs.ACTIVE:
         return False
-    jobs.start(session, row.id)
     if len(_attempts(session, row.id)) >= MAX_ATTEMPTS:
         error = ModelRefused(
             f"the worker's process ended {MAX_ATTEMPTS} times while it loaded {row.model}, most likely "

@@ -44,7 +44,7 @@ def pin(session: Session, job_id: str, pinned: PinnedModel) -> PinnedModel:
 
 def note_reload(session: Session, job_id: str, pinned: PinnedModel, differences: str) -> None:
     """Log in a job that a worker loaded the pinned model in place of the current one."""
-    if jobs.keep(session, [job_id]):
+    if jobs.lock_all(session, [job_id]):
         data = {"identity_sha256": pinned.identity.sha256, "differences": differences}
         events.append(session, job_id, "model.reloaded", data)
 

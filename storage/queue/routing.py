@@ -1,6 +1,6 @@
 """Workers that can serve a model: those that hold it, and those that may load it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -12,24 +12,10 @@ from storage.tables.models import WorkerRow
 ALIVE = (WorkerStatus.STARTING, WorkerStatus.READY, WorkerStatus.BUSY)
 
 
-def is_held(session: Session, model: str) -> bool:
-    """Whether a live worker holds this model, or is loading it."""
-    statement = sa.select(WorkerRow.id).where(WorkerRow.model == model, WorkerRow.status.in_(ALIVE))
-    return session.execute(statement.limit(1)).first() is not None
-
-
 def held_models(session: Session) -> set[str]:
     """Models that live workers hold or load now."""
     statement = sa.select(WorkerRow.model).where(WorkerRow.status.in_(ALIVE)).distinct()
     return {model for model in session.scalars(statement) if model}
-
-
-def has_idle_holder(session: Session, model: str) -> bool:
-    """Whether a worker that holds this model has nothing to do."""
-    statement = sa.select(WorkerRow.id).where(
-        WorkerRow.model == model, WorkerRow.status == WorkerStatus.READY
-    )
-    return session.execute(statement.limit(1)).first() is not None
 
 
 def served_models(session: Session, *where: sa.ColumnElement[bool]) -> set[str]:
@@ -49,11 +35,3 @@ def why_unserved(model: str, served: Collection[str]) -> str | None:
         f"no live worker holds {model} or may load it; they serve {', '.join(sorted(served))}. "
         "Start a worker with ACTOGRAPH_MODEL or ACTOGRAPH_ALLOWED_MODELS naming it"
     )
-
-
-def within_reach(session: Session, held: str | None, may_load: Iterable[str]) -> set[str]:
-    """Models whose jobs a worker runs: the one it holds, and those it may load that no worker holds."""
-    others = {model for model in may_load if model != held}
-    if others:
-        others -= held_models(session)
-    return others | ({held} if held else set())

@@ -26,7 +26,7 @@ def log_waiting(database: Database, *, patience_seconds: float) -> list[str]:
             unlogged = waiting.active_without_event(
                 session, model, WAITING, submitted_before=submitted_before, limit=MOST_AT_ONCE
             )
-            for job_id in jobs.keep(session, unlogged):
-                events.append(session, job_id, WAITING, {"reason": routing.why_unserved(model, served)})
-                logged.append(job_id)
+            for row in jobs.lock_all(session, unlogged):
+                events.append(session, row.id, WAITING, {"reason": routing.why_unserved(model, served)})
+                logged.append(row.id)
     return logged

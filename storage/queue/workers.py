@@ -9,10 +9,11 @@ from sqlalchemy.orm import Session
 from actograph.contract import base, models, operations
 from actograph.contract.errors import ActographError
 from actograph.contract.operations import WorkerStatus
-from storage.index import counters, row_locks
+from storage.index import counters
 from storage.index.database import changed, now
 from storage.index.upsert import Upsert
-from storage.tables.models import IS_LEASED, JobRow, ModelRow, SampleRow, WorkerRow
+from storage.queue import leases
+from storage.tables.models import ModelRow, WorkerRow
 
 _keep_structure = Upsert(ModelRow, "structure", "loaded_at")
 LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
@@ -97,6 +98,11 @@ def set_offline(session: Session, worker_id: str, error: ActographError | None =
     _update(session, worker_id, status=WorkerStatus.OFFLINE, job_id=None, **reason)
 
 
+def beat(session: Session, worker_id: str) -> None:
+    """Record a sign of life, which renews all leases of the worker."""
+    _update(session, worker_id, heartbeat_at=now(session))
+
+
 def heartbeat(session: Session, worker_id: str, memory: dict[str, int] | None) -> None:
     """Record a sign of life. An offline worker becomes ready again. None keeps the old `memory`."""
     reported = {} if memory is None else {"memory": memory}
@@ -109,7 +115,7 @@ def heartbeat(session: Session, worker_id: str, memory: dict[str, int] | None) -
 
 
 def bury(session: Session, hostname: str, is_alive: Callable[[int], bool]) -> int:
-    """End the workers of this host whose process is gone, and expire their leases. Returns their number."""
+    """End the workers of this host whose process is gone; take back what they held. Returns their number."""
     alive = WorkerRow.status.in_((*LIVE, WorkerStatus.STARTING))
     known = session.execute(
         sa.select(WorkerRow.id, WorkerRow.pid).where(WorkerRow.hostname == hostname, alive)
@@ -117,11 +123,7 @@ def bury(session: Session, hostname: str, is_alive: Callable[[int], bool]) -> in
     dead = [row.id for row in known if not is_alive(row.pid)]
     if not dead:
         return 0
-    theirs = (SampleRow.worker_id.in_(dead), IS_LEASED)
-    jobs_of_theirs = session.scalars(sa.select(SampleRow.job_id).where(*theirs).distinct()).all()
-    row_locks.lock(session, JobRow, jobs_of_theirs)
-    session.execute(sa.update(SampleRow).where(*theirs).values(lease_until=0.0))
-    row_locks.lock(session, WorkerRow, dead)
+    leases.take_back(session, dead)
     ended = session.execute(
         sa.update(WorkerRow)
         .where(WorkerRow.id.in_(dead), alive)

@@ -57,7 +57,7 @@ def resource(row: SampleRow) -> resources.Sample:
         messages=[ToolMessage.model_validate(message) for message in row.messages or ()],
         error=base.ErrorRecord.model_validate(row.error) if row.error else None,
         session_id=row.session_id,
-        attempts=row.attempts,
+        losses=row.losses,
         started_at=int(row.started_at) if row.started_at is not None else None,
         finished_at=int(row.finished_at) if row.finished_at is not None else None,
     )

@@ -34,7 +34,7 @@ def record(database: Database, error: StoreDamaged) -> None:
 
 def _append_once(session: Session, error: StoreDamaged) -> None:
     row = session.get(SessionRow, error.artifact)
-    if row is None or not jobs.keep(session, [row.job_id]):
+    if row is None or not jobs.lock_all(session, [row.job_id]):
         return
     known = sa.select(EventRow.id).where(
         EventRow.job_id == row.job_id,

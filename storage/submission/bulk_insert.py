@@ -135,6 +135,7 @@ def insert_dataset(database: Database, job_id: str, new: Sequence[NewSample]) ->
             is_complete = begin + SLICE >= len(new)
             if is_complete:
                 jobs.set_total(session, job_id, len(new))
+                jobs.end_if_done(session, job_id)
 
 
 def _hide(session: Session, job_id: str) -> None:

@@ -28,7 +28,10 @@ _OPEN_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
 class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
-        sa.Index("ix_jobs_status_priority_created_at", "status", "priority", "created_at"),
+        # jobs with work, in the order of service
+        partial_index(
+            "ix_jobs_order", "model", "priority", "served_at", "created_at", "id", where="pending > 0"
+        ),
         sa.Index("ix_jobs_created_at_id", "created_at", "id"),
         sa.Index("ix_jobs_owner_created_at_id", "owner", "created_at", "id"),
         sa.Index("ix_jobs_status_created_at_id", "status", "created_at", "id"),
@@ -49,6 +52,9 @@ class JobRow(Base):
     priority: Mapped[int]
     #: numbers of samples; `total` is null until the dataset has been read
     total: Mapped[int | None]
+    #: samples that a worker can claim; 1 while the dataset has not been read, or the model of a load not been
+    #: loaded. Whoever changes it has locked the job
+    pending: Mapped[int] = mapped_column(default=0)
     completed: Mapped[int] = mapped_column(default=0)
     failed: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[float]
@@ -65,8 +71,10 @@ class JobRow(Base):
     owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
     #: an active job fails at this time; null for never
     deadline_at: Mapped[float | None]
-    #: begin of its last slice; jobs of one priority take turns by it
-    served_at: Mapped[float | None]
+    #: last claim, by which jobs of one priority take turns; 0 before the first
+    served_at: Mapped[float] = mapped_column(default=0.0)
+    #: last entry of its progress in its log
+    logged_at: Mapped[float] = mapped_column(default=0.0)
     #: consecutive failures, up to the last sample that ended
     failed_in_a_row: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
     #: bytes of its sessions, also of deleted ones until their files are gone
@@ -105,9 +113,9 @@ class SampleRow(Base):
     status: Mapped[str] = mapped_column(sa.String(16))
     #: raised by every claim; a commit with an older token changes nothing
     lease_token: Mapped[int] = mapped_column(default=0)
-    lease_until: Mapped[float] = mapped_column(default=0.0)
     worker_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
-    attempts: Mapped[int] = mapped_column(default=0)
+    #: workers that were lost while they ran it, see `storage.queue.leases`
+    losses: Mapped[int] = mapped_column(default=0)
     input: Mapped[dict[str, Any]]
     prompt: Mapped[str | None]
     completion: Mapped[str | None]
@@ -334,6 +342,7 @@ class DutyRow(Base):
 
 
 # Conditions of the partial indexes, for use in queries. A bound value would prevent the use of the index.
+HAS_PENDING = JobRow.pending > sa.literal(0, literal_execute=True)
 IS_LEASED = SampleRow.status == sa.literal(_LEASED, literal_execute=True)
 IS_OPEN_BATCH = BatchRow.status.in_(
     sa.bindparam("open_batches", _OPEN_BATCHES, expanding=True, literal_execute=True)

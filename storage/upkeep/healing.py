@@ -13,13 +13,13 @@ from contextlib import ExitStack
 
 import sqlalchemy as sa
 
-from actograph.contract.errors import ActographError, NotFound
+from actograph.contract.errors import ActographError
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
 from storage.index import disk_reserve
 from storage.index.database import Database
-from storage.jobs import control, jobs
-from storage.queue import unserved_jobs, waiting, workers
+from storage.jobs import control
+from storage.queue import leases, unserved_jobs, workers
 from storage.upkeep import duties
 from storage.upkeep.housekeeping import Housekeeping
 
@@ -74,7 +74,7 @@ class Healing:
         return is_due
 
     def round(self) -> None:
-        """Expire silent workers, end finished jobs, start the housekeeping. Errors as `tick`."""
+        """Take back what silent workers hold, fail overdue jobs, start the housekeeping. Errors as `tick`."""
         if self._database.reserve is not None:
             self._database.reserve.restore()
         with ExitStack() as steps:
@@ -116,8 +116,15 @@ class Healing:
 
     def _expire_workers(self) -> None:
         with self._database.write() as session:
+            lost = leases.reclaim(
+                session,
+                lease_seconds=self._settings.lease_seconds,
+                pass_seconds=self._settings.reconcile_seconds,
+            )
             expired = workers.expire(session, self._settings.lease_seconds)
             workers.forget(session, FORGET_WORKERS_SECONDS)
+        if lost:
+            log.warning("took back %d sample(s) of silent workers", lost)
         if expired:
             log.warning("%d worker(s) fell silent and count as offline", expired)
 
@@ -125,11 +132,3 @@ class Healing:
         with self._database.write() as session:
             for job_id in control.fail_overdue(session):
                 log.warning("job %s has passed its deadline", job_id)
-        with self._database.read() as session:
-            candidates = waiting.unended(session)
-        for job_id in candidates:
-            try:
-                with self._database.write() as session:
-                    jobs.end_if_done(session, job_id)
-            except NotFound:
-                continue  # deleted since

@@ -10,7 +10,8 @@ from storage.artifacts.store import ArtifactStore
 from storage.files import files
 from storage.index import visible
 from storage.index.database import Database
-from storage.samples import LeasedSample, SampleResult
+from storage.queue.commit import SampleResult
+from storage.queue.leases import LeasedSample
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.sessions import NewSession
 from storage.sessions.writer import SessionWriter, TensorRows

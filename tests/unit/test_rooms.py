@@ -26,7 +26,7 @@ FORBIDDEN = {
 }
 #: packages of a room from the bottom to the top
 PACKAGES = {
-    "storage": "tables index migrate artifacts accounts jobs samples queue broker files sessions submission "
+    "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
     "results upkeep",
     "worker": "engine text evals runners sample signals drain process __main__",
     "worker.engine": "requests model locations rows edits tokens structure batches runs capture packed "
@@ -36,7 +36,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 13_895, "api": 5_070, "storage": 10_870, "worker": 14_750, "tests": 36_300}
+MOST_LINES = {"actograph": 13_895, "api": 5_080, "storage": 11_000, "worker": 14_500, "tests": 36_300}
 
 
 class Source(NamedTuple):

@@ -1,46 +1,33 @@
 """Commit of a batch's outcomes to the index, under their leases."""
 
-import logging
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from actograph.contract.errors import CaptureFailed, JobEnded, LeaseLost, ServiceUnavailable
-from actograph.contract.resources import SampleStatus
-from storage import samples
-from storage.index import counters
-from storage.index.counters import Counter
-from storage.index.database import Database, is_away
-from storage.jobs import control, jobs
-from storage.queue import workers
-from storage.samples import SampleResult
-from storage.sessions import sessions
-from storage.sessions.sessions import NewSession
-from storage.tables.models import JobRow
+from actograph.contract.errors import CaptureFailed, JobEnded, ServiceUnavailable
+from storage.index.database import Database
+from storage.queue import commit, leases, workers
+from storage.queue.commit import Ended, SampleResult
 from worker.sample.outcome import Interrupted, Outcome
 from worker.sample.provenance import Provenance
-from worker.sample.unforeseen import unforeseen
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Committed:
-    """Outcomes that were committed, and those that were not."""
+class Stored:
+    """What became of a batch."""
 
-    kept: Sequence[Outcome]
-    #: lost leases or sessions; their recorded files must be removed
-    lost: Sequence[Outcome]
+    #: ids of the sessions whose files must be removed
+    lost_sessions: Sequence[str]
+    #: whether any sample has ended
+    is_any: bool
     #: the store's error, if samples were given back because of it
     outage: ServiceUnavailable | None
     #: True if every job of the batch has ended with it
-    is_end: bool = False
+    is_end: bool
 
 
-def commit_each(
+def store(
     database: Database,
     outcomes: Sequence[Outcome],
     provenance: Provenance | None,
@@ -49,162 +36,45 @@ def commit_each(
     worker_id: str,
     idle_model: str | None,
     give_up: Callable[[], bool],
-) -> Committed:
+) -> Stored:
     """Commit a batch; retry while the database is unavailable.
 
-    If the index refuses a result, each sample is committed alone, and the faulty one fails.
+    A sample is given back if the store could not take it, if it was interrupted, or if its job has ended.
 
     Args:
+        seconds: duration of the batch.
         idle_model: the worker's model. If given, the worker is shown as idle once every job of the batch has
             ended.
 
     Raises:
         DBAPIError: the database is unavailable and `give_up` returned True.
     """
+    away = [o for o in outcomes if isinstance(o.error, ServiceUnavailable | JobEnded | Interrupted)]
+    ended = [_ended(o, provenance) for o in outcomes if o not in away]
+    recorded = {o.lease.id: o.recorded.session_id for o in outcomes if o.recorded}
 
-    def store(session: Session) -> Committed:
-        done = commit_batch(session, outcomes, provenance, seconds, worker_id=worker_id)
-        if done.is_end and idle_model is not None:
+    def attempt(session: Session) -> Stored:
+        leases.lock_jobs(session, [o.lease for o in outcomes])
+        leases.give_back(session, [o.lease for o in away])
+        done = commit.commit(session, ended, worker_id=worker_id, seconds=seconds)
+        is_end = {o.lease.job_id for o in outcomes} == set(done.ended_jobs)
+        if is_end and idle_model is not None:
             # in the same transaction: small jobs would notice a second one
             workers.set_idle(session, worker_id, idle_model)
-        return done
-
-    def again(part: Sequence[Outcome]) -> Committed:
-        return commit_each(
-            database,
-            part,
-            provenance,
-            seconds / len(outcomes),
-            worker_id=worker_id,
-            idle_model=idle_model,
-            give_up=give_up,
+        return Stored(
+            lost_sessions=[recorded[sample_id] for sample_id in done.lost if sample_id in recorded],
+            is_any=bool(done.kept),
+            outage=next((o.error for o in away if isinstance(o.error, ServiceUnavailable)), None),
+            is_end=is_end,
         )
 
-    try:
-        return database.insist(store, give_up=give_up)
-    except Exception as error:
-        if isinstance(error, DBAPIError) and is_away(error):
-            raise
-        if len(outcomes) > 1:
-            parts = [again([outcome]) for outcome in outcomes]
-            return Committed(
-                kept=[outcome for part in parts for outcome in part.kept],
-                lost=[outcome for part in parts for outcome in part.lost],
-                outage=next((part.outage for part in parts if part.outage is not None), None),
-                is_end=parts[-1].is_end,
-            )
-        (outcome,) = outcomes
-        if outcome.error is not None:
-            raise  # the sample has no result that could be at fault
-        reason = unforeseen(error, f"while the result of sample {outcome.lease.id} was stored")
-        failed = again([Outcome(lease=outcome.lease, error=reason)])
-        return replace(failed, lost=[outcome])  # its files are removed
+    return database.insist(attempt, give_up=give_up)
 
 
-def commit_batch(
-    session: Session,
-    outcomes: Sequence[Outcome],
-    provenance: Provenance | None,
-    seconds: float = 0.0,
-    *,
-    worker_id: str = counters.NOBODY,
-) -> Committed:
-    """Store all results of a batch. Safe to repeat if the answer to the first commit was lost.
-
-    A sample is given back if the store could not take it, if it was interrupted, or if its job has ended.
-
-    Args:
-        seconds: duration of the batch.
-        worker_id: worker whose counters increase.
-    """
-    samples.lock_jobs(session, [o.lease for o in outcomes])
-    done = [
-        _commit_of_job(session, job_id, [o for o in outcomes if o.lease.job_id == job_id], provenance)
-        for job_id in sorted({o.lease.job_id for o in outcomes})
-    ]
-    kept = [outcome for part in done for outcome in part.kept]
-    if kept:
-        kind = session.get_one(JobRow, kept[0].lease.job_id).kind
-        counters.add(session, worker_id, tally(kind, kept, seconds))
-    return Committed(
-        kept=kept,
-        lost=[outcome for part in done for outcome in part.lost],
-        outage=next((part.outage for part in done if part.outage is not None), None),
-        is_end=all(part.is_end for part in done),
-    )
-
-
-def _commit_of_job(
-    session: Session, job_id: str, outcomes: Sequence[Outcome], provenance: Provenance | None
-) -> Committed:
-    away = [o for o in outcomes if isinstance(o.error, ServiceUnavailable | JobEnded | Interrupted)]
-    samples.release(session, [o.lease for o in away])
-    samples.give_back(session, [o.lease for o in away])
-    committed = samples.committed(session, [o.lease for o in outcomes])
-    ended = [o for o in outcomes if o not in away and o.lease.id not in committed]
-    stored = {o.recorded.session_id for o in ended if o.recorded is not None and o.error is None}
-    removed = stored - sessions.announced(session, stored)
-    refused = [o for o in ended if o.recorded is not None and o.recorded.session_id in removed]
-    reason = CaptureFailed(
-        "the sample ran for more than a day, so its session was removed; shorten the sample"
-    )
-    ended = [replace(o, recorded=None, error=reason) if o in refused else o for o in ended]
-    recorded: list[NewSession] = []
-    lost = [o for o in ended if not _commit(session, o, provenance, recorded)]
-    sessions.publish(session, *recorded)
-    published = {new.id for new in recorded}
-    samples.abandon(session, [o.lease.session_id for o in ended if o.lease.session_id not in published])
-    samples.give_back(session, [o.lease for o in lost])
-    kept = [o for o in ended if o not in lost]
-    if kept:
-        failed = sum(o.error is not None for o in kept)
-        jobs.count_finished(session, job_id, completed=len(kept) - failed, failed=failed)
-        control.follow_failures(session, job_id, [o.error for o in kept])
-    is_end = False
-    if kept or (away and jobs.status_of(session, job_id) is not None):
-        is_end = jobs.end_if_done(session, job_id).is_terminal()
-    reasons = [o.error for o in away if isinstance(o.error, ServiceUnavailable)]
-    return Committed(kept=kept, lost=[*lost, *refused], outage=reasons[0] if reasons else None, is_end=is_end)
-
-
-def tally(kind: str, kept: Sequence[Outcome], seconds: float) -> dict[Counter, float]:
-    """Counter increments for one batch."""
-    counts: dict[Counter, float] = defaultdict(float)
-    counts[Counter("batches", kind)] = 1
-    counts[Counter("batch_seconds", kind)] = seconds
-    for outcome in kept:
-        status = SampleStatus.COMPLETED if outcome.error is None else SampleStatus.FAILED
-        counts[Counter("samples", kind, status)] += 1
-        if outcome.error is None:
-            counts[Counter("prompt_tokens", kind)] += outcome.prompt_tokens
-            counts[Counter("generated_tokens", kind)] += outcome.generated_tokens
-        if outcome.error is None and outcome.recorded is not None:
-            counts[Counter("sessions_written", kind)] += 1
-            counts[Counter("session_rows_written", kind)] += outcome.recorded.rows
-            counts[Counter("session_bytes_written", kind)] += sum(f.bytes for f in outcome.recorded.files)
-    return counts
-
-
-def _commit(
-    session: Session, outcome: Outcome, provenance: Provenance | None, recorded: list[NewSession]
-) -> bool:
-    """Write one sample's result under its lease, and append its session; False if the lease is lost."""
-    try:
-        if outcome.error is not None:
-            text = outcome.prompt.text if outcome.prompt else None
-            samples.fail(session, outcome.lease, outcome.error, text)
-            return True
-        _complete(session, outcome, provenance, recorded)
-    except LeaseLost as error:
-        logger.warning("%s", error)
-        return False
-    return True
-
-
-def _complete(
-    session: Session, outcome: Outcome, provenance: Provenance | None, recorded_sessions: list[NewSession]
-) -> None:
+def _ended(outcome: Outcome, provenance: Provenance | None) -> Ended:
     prompt, generation, scores = outcome.prompt, outcome.generation, outcome.scores
+    if outcome.error is not None:
+        return Ended(lease=outcome.lease, error=outcome.error, prompt=prompt.text if prompt else None)
     if prompt is None or generation is None or scores is None:
         raise CaptureFailed(f"sample {outcome.lease.id} has neither a result nor an error")
     recorded = outcome.recorded
@@ -221,8 +91,8 @@ def _complete(
         messages=messages,
         logprobs=outcome.logprobs,
     )
-    samples.complete(session, outcome.lease, result)
+    new = None
     if recorded is not None and provenance is not None:
         verdict = next(iter(scores.values()), None)
-        correct = verdict.value == 1.0 if verdict else None
-        recorded_sessions.append(recorded.as_new(outcome.lease, provenance, correct))
+        new = recorded.as_new(outcome.lease, provenance, verdict.value == 1.0 if verdict else None)
+    return Ended(lease=outcome.lease, result=result, session=new)

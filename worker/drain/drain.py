@@ -1,7 +1,7 @@
 """The drain: claim samples, run them as one batch, commit them, claim the next.
 
-The index decides which job is next. A slice runs one job for a while. Then the drain asks the index again,
-until no job is left for this worker. A wake-up starts this, and so does a thread of the idle worker every few
+Each claim decides anew which job is next (`storage.queue.claim`). Jobs stay open from one batch to the next,
+so taking turns costs little. A wake-up starts this, and so does a thread of the idle worker every few
 seconds; the wake-up only makes it sooner.
 """
 
@@ -13,28 +13,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 
-from actograph.contract.chat_job import unit_key
+from actograph.contract.chat_job import CHAT
 from actograph.contract.errors import ActographError, DeviceLost, NotFound, ServiceUnavailable
 from actograph.settings import Settings
-from storage import samples
 from storage.artifacts.store import ArtifactStore
-from storage.broker.broker import Broker
 from storage.index.database import Database, is_away
 from storage.jobs import control, jobs
-from storage.queue import chat_batches, model_loads, pause, routing, workers
-from storage.samples import LeasedSample
+from storage.queue import claim, leases, model_loads, workers
+from storage.queue.claim import Asking, Claim, Held
+from storage.queue.leases import LeasedSample
 from storage.sessions.writer import session_prefix
 from storage.tables.models import JobRow
-from worker.drain.commit import commit_each
-from worker.drain.job_choice import JobChoice
+from worker.drain.commit import store
 from worker.drain.job_models import HeldElsewhere, JobModels
 from worker.drain.lease import LeaseKeeper
 from worker.drain.model_holder import ModelHolder
+from worker.drain.open_jobs import OpenJobs
 from worker.drain.pauses import Pauses
-from worker.drain.slices import Slice, Slices
 from worker.engine.model.device_errors import is_device_lost
+from worker.sample.batch import BatchRunner
 from worker.sample.outcome import Outcome
 from worker.sample.unforeseen import unforeseen
 from worker.signals.process_end import DEVICE_LOST, last_write
@@ -52,7 +50,6 @@ class Drain:
         settings: Settings,
         database: Database,
         store: ArtifactStore,
-        broker: Broker,
         models: ModelHolder,
         worker_id: str,
         stop: StopSignal,
@@ -68,87 +65,134 @@ class Drain:
         self._settings = settings
         self._database = database
         self._store = store
-        self._broker = broker
         self._models = models
         self._worker_id = worker_id
         self._stop = stop
         self._pauses = Pauses(settings, database, store)
         self._model = JobModels(models, database, worker_id)
-        self._choice = JobChoice(settings, self._model, worker_id, may_load)
-        self._slices = Slices(settings=settings, database=database, store=store, model=self._model)
+        self._may_load = may_load
+        self._open = OpenJobs(settings=settings, database=database, store=store, model=self._model)
+        #: the model of the last claim, and since when
+        self._held: Held | None = None
+        self._held_since = time.monotonic()
+        #: batches of urgent chats in a row
+        self._chats = 0
+        #: True if the index may say that it holds samples, although it runs none: an answer was lost
+        self._may_hold = False
+        #: job id -> `time.monotonic` before which it is left to others
+        self._left: dict[str, float] = {}
+        #: of the last batch
+        self._keeper: LeaseKeeper | None = None
         #: held while a job runs: wake-ups and looks come in their own threads
         self._turn = threading.Lock()
-        #: True if the last commit of this slice has shown the worker as idle
+        #: True if the last commit has shown the worker as idle
         self._is_shown_idle = False
-        #: end of the time that was counted to batches of this slice
+        #: end of the time that was counted to batches
         self._measured_to = 0.0
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the current batch makes no progress."""
+        return self._keeper is not None and self._keeper.is_stalled
 
     def load(self, model: str) -> None:
         """Load a model before the first job asks for it. Raises ModelRefused."""
         self._models.engine_for(model)
 
-    def serve(self, model: str, hops: int = 0) -> None:
-        """Answer a wake-up for a model: run the jobs that the index has for this worker.
+    def serve(self) -> None:
+        """Answer a wake-up: run the jobs that the index has for this worker. Waits for a run in progress."""
+        with self._turn:
+            self._work()
 
-        The wake-up goes on to another worker if this one is stopping or busy, or if it ran nothing and an
-        idle worker holds the model.
+    def look(self, most: int | None = None) -> bool:
+        """Run the jobs that the index has for this worker, if it is idle. Returns True if any was run.
 
         Args:
-            hops: workers that the wake-up may still pass.
+            most: end after so many batches.
         """
-        is_idle = self._turn.acquire(blocking=False)
-        if not is_idle:
-            self._pass_on(model, hops)
-            self._turn.acquire()
-        try:
-            has_run = self._work()
-        finally:
-            self._turn.release()
-        if is_idle and (self._stop.is_set() or (not has_run and self._is_for_another(model))):
-            self._pass_on(model, hops)
-
-    def look(self) -> bool:
-        """Run the jobs that the index has for this worker, if it is idle. Returns True if any was run."""
         if not self._turn.acquire(blocking=False):
             return False
         try:
-            return self._work()
+            return self._work(most)
         finally:
             self._turn.release()
 
-    def run_slice(self, job_id: str) -> bool:
-        """Work on a job, or one whose turn comes first, for a slice of time. Returns True if any was run."""
-        with self._failures():
-            return not self._stop.is_set() and not self._pauses.hold() and self._run_slice(job_id)
-        return False
+    def _work(self, most: int | None = None) -> bool:
+        """Run batches until the index has no work for this worker. Returns True if any was run."""
+        count = 0
+        self._is_shown_idle = True
+        self._measured_to = time.monotonic()
+        try:
+            with self._failures():
+                while count != most and not self._stop.is_set() and not self._pauses.hold():
+                    found = self._claim()
+                    if found is None:
+                        break
+                    count += self._run(found)
+        finally:
+            self._set_idle()
+        return count > 0
 
-    def _work(self) -> bool:
-        """Run slices until the index has no job for this worker. Returns True if any was run."""
-        has_run = False
-        with self._failures():
-            while not self._stop.is_set() and not self._pauses.hold():
-                with self._database.read() as session:
-                    job = self._choice.next_job(session, self._pauses.held_owners(session))
-                if job is None:
-                    break
-                has_progress = False
-                try:
-                    has_progress = self._run_slice(job.id)
-                finally:
-                    if not has_progress:  # other jobs have their turn meanwhile
-                        self._choice.leave(job.id, self._settings.idle_poll_seconds)
-                has_run = has_run or has_progress
-        return has_run
+    def _claim(self) -> Claim | None:
+        held = self._model.held
+        if held != self._held:
+            self._held, self._held_since = held, time.monotonic()
+        moment = time.monotonic()
+        self._left = {job_id: until for job_id, until in self._left.items() if until > moment}
 
-    def _pass_on(self, model: str, hops: int) -> None:
-        if hops > 0:
-            self._broker.wake(model, hops - 1)
+        if self._may_hold:
+            with self._database.write() as session:
+                leases.give_back_all(session, self._worker_id)
+        self._may_hold = True
+        with self._database.write() as session:
+            asking = Asking(
+                worker_id=self._worker_id,
+                held=held,
+                may_load=self._may_load,
+                had_turn=moment - self._held_since >= self._settings.model_hold_seconds,
+                chats=self._chats,
+                owners=self._pauses.held_owners(session),
+                without=self._left.keys(),
+            )
+            found = claim.claim(session, asking, self._open.room)
+        self._may_hold = found is not None and bool(found.samples)
+        return found
 
-    def _is_for_another(self, model: str) -> bool:
-        if self._model.name == model:
-            return False
-        with self._database.read() as session:
-            return routing.has_idle_holder(session, model)
+    def _run(self, found: Claim) -> bool:
+        """Run a batch, or make its job ready. Returns whether a batch was run or a model loaded."""
+        self._is_shown_idle = False
+        job = found.job
+        has_progress = False
+        try:
+            if found.samples:
+                is_urgent_chat = job.kind == CHAT and job.priority == 0
+                several = self._open.room(found.key) > 1
+                self._chats += 1 if several else claim.CHATS_IN_A_ROW
+                self._chats *= is_urgent_chat
+                self._run_batch(self._open.get(found.key), found.samples)
+                self._may_hold = False
+                has_progress = True
+            elif job.kind == jobs.LOAD:
+                has_progress = self._load(job)
+            else:
+                has_progress = self._prepare(job.id)
+                self._measured_to = time.monotonic()  # no sample caused the load
+                return False
+        finally:
+            if not has_progress:  # other jobs have their turn meanwhile
+                self._leave(job.id, self._settings.idle_poll_seconds)
+        return has_progress
+
+    def _leave(self, job_id: str, seconds: float) -> None:
+        """Skip this job for so many seconds."""
+        self._left[job_id] = max(self._left.get(job_id, 0.0), time.monotonic() + seconds)
+
+    def _load(self, job: JobRow) -> bool:
+        with self._database.write() as session:
+            if not model_loads.begin(session, job, self._worker_id):
+                return False
+        self._model.load_as_asked(job)
+        return True
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -176,38 +220,8 @@ class Drain:
         last_write(mark)
         self._end_process(DEVICE_LOST)
 
-    def _run_slice(self, job_id: str) -> bool:
-        """Work on a job until it has nothing left, its slice is over, or the worker stops.
-
-        Returns True if a batch was run or a model loaded.
-        """
-        self._is_shown_idle = False
-        with self._database.write() as session:
-            row = session.get(JobRow, job_id)
-            if row is None or row.status not in jobs.ACTIVE:
-                return False
-            held = self._pauses.held_owners(session)
-            if row.owner in held:
-                return False
-            if row.kind == jobs.LOAD:
-                if not model_loads.begin(session, row, self._worker_id):
-                    return False
-                workers.set_busy(session, self._worker_id, row.id, row.model)
-                chosen: str | None = job_id
-            else:
-                chosen = self._choice.begin(session, row, held)
-        if chosen is None:
-            return False
-        try:
-            if row.kind == jobs.LOAD:
-                self._model.load_as_asked(row)
-                return True
-            return self._run(chosen)
-        finally:
-            self._set_idle()
-
     def _set_idle(self) -> None:
-        """Show the worker as idle after any slice."""
+        """Show the worker as idle after its last batch."""
         if self._is_shown_idle:
             return
         self._database.insist(
@@ -215,49 +229,23 @@ class Drain:
             give_up=self._stop.is_set,
         )
 
-    def _run(self, job_id: str) -> bool:
-        """Run batches of a job for a slice. Returns True if any was run."""
-        has_run = False
-        current = self._prepared(job_id)
-        if current is not None:
-            self._choice.chats.begins(is_chat=current.chat is not None)
-        began = self._measured_to = time.monotonic()  # after the load, which no sample caused
-        while current is not None and not self._pauses.hold():
-            with self._database.write() as session:
-                # the last look for a pause or a deadline before the claim
-                if pause.holds(session) or control.fail_overdue(session, job_id):
-                    break
-                if current.owner in self._pauses.held_owners(session):
-                    break
-                leases = self._claim(session, current)
-                changes = not leases and _has_other_lines(session, current)
-                if not leases and not changes:
-                    with suppress(NotFound):  # deleted since
-                        jobs.end_if_done(session, job_id)
-                    break
-            if changes:
-                current = self._prepared(job_id)
-                continue
-            has_run = True
-            if not self._run_batch(current, leases):
-                break
-            if self._stop.is_set() or self._is_over(current, time.monotonic() - began):
-                break
-        return has_run
-
-    def _prepared(self, job_id: str) -> Slice | None:
-        """The prepared job; None if it cannot run. The log has the reason."""
+    def _prepare(self, job_id: str) -> bool:
+        """Open a job. Returns False if it is left for a while; the log has the reason."""
         try:
-            return self._slices.prepare(job_id)
+            self._open.open(job_id)
+            return True
+        except NotFound:  # deleted since
+            pass
         except HeldElsewhere:
             logger.info("job %s waits for the worker that holds its pinned model", job_id)
-            self._choice.leave(job_id, self._settings.lease_seconds)
+            self._leave(job_id, self._settings.lease_seconds)
         except ServiceUnavailable as error:  # the store of the dataset or of a vector
             self._pauses.outage.note(error)
         except ActographError as error:
             logger.warning("job %s cannot run: %s", job_id, error)
             with self._database.write() as session:
                 jobs.fail(session, job_id, error)
+            return True  # it has ended, and may be retried at once
         except DBAPIError:
             raise
         except Exception as error:
@@ -266,106 +254,63 @@ class Drain:
                 control.note_failed_preparation(session, job_id, reason)
             if is_device_lost(error):
                 raise
-        return None
+        return False
 
-    def _claim(self, session: Session, current: Slice) -> list[LeasedSample]:
-        """Lease the next batch: samples of the job, or of all chats that can share its batch."""
-        count, seconds = current.batches.job.size(), self._settings.lease_seconds
-        if current.chat is None:
-            lines = current.lines
-            return samples.claim(
-                session,
-                current.job_id,
-                worker_id=self._worker_id,
-                count=count,
-                lease_seconds=seconds,
-                fits=None if lines is None else lambda stored: unit_key(stored) == lines,
-            )
-        return chat_batches.claim(
-            session,
-            current.model,
-            current.chat,
-            held=self._pauses.held_owners(session),
-            worker_id=self._worker_id,
-            count=count,
-            lease_seconds=seconds,
-        )
-
-    def _is_over(self, current: Slice, seconds: float) -> bool:
-        """Whether a slice of this length ends, by its limit or for a waiting job."""
-        if seconds > self._settings.slice_seconds:
-            return True
-        with self._database.read() as session:
-            held = self._pauses.held_owners(session)
-            return self._choice.is_over(session, current, seconds, held)
-
-    def _run_batch(self, current: Slice, leases: Sequence[LeasedSample]) -> bool:
-        """Run and commit a batch. Returns False if the store is away or the job has ended with it."""
-        if current.refused is not None:
-            refused = [Outcome(lease=lease, error=current.refused) for lease in leases]
-            return self._store_batch(current, refused)
-        keeper = LeaseKeeper(
+    def _run_batch(self, current: BatchRunner, claimed: Sequence[LeasedSample]) -> None:
+        """Run and commit a batch."""
+        if current.job.refused is not None:
+            refused = [Outcome(lease=lease, error=current.job.refused) for lease in claimed]
+            self._store_batch(current, refused)
+            return
+        self._keeper = LeaseKeeper(
             self._database,
-            leases,
+            self._worker_id,
+            claimed,
             self._stop,
-            lease_seconds=self._settings.lease_seconds,
             stall_seconds=self._settings.stall_seconds,
             end_process=self._end_process,
         )
-        with keeper:
+        with self._keeper as keeper:
             try:
-                outcomes = current.batches.run(leases, keeper)
+                outcomes = current.run(claimed, keeper)
             except Exception as error:
                 if is_device_lost(error):
-                    self._give_up(leases, error)
+                    self._give_up(claimed, error)
+                else:
+                    reason = unforeseen(error, "while a batch was run")
+                    with self._database.write() as session:
+                        leases.give_back(session, claimed, reason)
                 raise
-        self._models.batch_memory = current.batches.memory
-        return self._store_batch(current, outcomes)
+        self._models.batch_memory = current.memory
+        self._store_batch(current, outcomes)
 
-    def _give_up(self, leases: Sequence[LeasedSample], error: Exception) -> None:
-        """Give back the samples of a lost device. Each runs alone next, so only a faulty one fails."""
-        reason = DeviceLost(
-            f"the device failed while it ran this sample alone ({type(error).__name__}: {error}); the "
-            "worker was restarted each time"
-        )
+    def _give_up(self, claimed: Sequence[LeasedSample], error: Exception) -> None:
+        """Give back the samples of a lost device, which counts a loss of each."""
+        reason = DeviceLost(f"the device failed ({type(error).__name__}: {error}); the worker was restarted")
 
         def give_up() -> None:
             with self._database.write() as session:
-                samples.give_up(session, leases, reason)
+                leases.give_back(session, claimed, reason)
 
         last_write(give_up)
 
-    def _store_batch(self, current: Slice, outcomes: Sequence[Outcome]) -> bool:
-        """Commit a batch. Returns False if the store is away or the job has ended with it."""
+    def _store_batch(self, current: BatchRunner, outcomes: Sequence[Outcome]) -> None:
         before, self._measured_to = self._measured_to, time.monotonic()
-        # after a chat the slice may go on with the next one
-        idle_model = (self._model.name or "") if current.chat is None else None
-        done = commit_each(
+        done = store(
             self._database,
             outcomes,
-            current.batches.job.provenance,
+            current.job.provenance,
             self._measured_to - before,
             worker_id=self._worker_id,
-            idle_model=idle_model,
+            idle_model=self._model.name or "",
             give_up=self._stop.is_set,
         )
-        is_end = done.is_end and current.chat is None
-        self._is_shown_idle = is_end
-        for outcome in done.lost:
-            if outcome.recorded is not None:
-                # the reaper may have been here before the last file was stored
-                with suppress(ServiceUnavailable, OSError):
-                    self._store.delete_prefix(session_prefix(outcome.recorded.session_id))
-        if done.outage is None:
-            if done.kept:
-                self._pauses.outage.is_over()
-            return not is_end
-        self._pauses.outage.note(done.outage)
-        return False
-
-
-def _has_other_lines(session: Session, current: Slice) -> bool:
-    """Whether a batch file has lines left that need another preparation."""
-    if current.lines is None or jobs.status_of(session, current.job_id) not in jobs.ACTIVE:
-        return False
-    return samples.next_input(session, current.job_id) is not None
+        self._is_shown_idle = done.is_end
+        for session_id in done.lost_sessions:
+            # the reaper may have been here before the last file was stored
+            with suppress(ServiceUnavailable, OSError):
+                self._store.delete_prefix(session_prefix(session_id))
+        if done.outage is not None:
+            self._pauses.outage.note(done.outage)
+        elif done.is_any:
+            self._pauses.outage.is_over()

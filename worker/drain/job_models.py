@@ -4,6 +4,7 @@
 """
 
 import logging
+from collections.abc import Callable
 
 from actograph.contract.errors import ActographError, ModelChanged, ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
@@ -11,8 +12,8 @@ from actograph.contract.models import PinnedModel
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, pins, workers
+from storage.queue.claim import Held
 from storage.tables.models import JobRow
-from worker.drain.grouping import Held
 from worker.drain.model_holder import ModelHolder, is_same
 from worker.engine.engine import Engine
 
@@ -30,6 +31,10 @@ class JobModels:
         self._models = models
         self._database = database
         self._worker_id = worker_id
+
+    def before_unload(self, act: Callable[[], None]) -> None:
+        """Let go of the model before it is unloaded."""
+        self._models.before_unload = act
 
     @property
     def held(self) -> Held | None:

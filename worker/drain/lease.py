@@ -1,21 +1,20 @@
-"""Renewal of the leases of the current batch.
+"""The leases of the current batch.
 
-A thread renews them during a long decode, and looks for cancelled jobs. It renews only while the batch
-reports progress, from the first prompt to the last uploaded file. After `stall_seconds` without progress it
-gives the samples back and ends the process: nothing else frees a stuck device.
+A thread asks twice a second which of the batch's samples are still the worker's own. After `stall_seconds`
+without progress, from the first prompt to the last uploaded file, it gives the samples back and ends the
+process: nothing else frees a stuck device. The worker's heartbeat, which renews the leases, stops then too.
 """
 
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from actograph.contract.errors import WorkerStalled
-from storage import samples
 from storage.index.database import Database
-from storage.jobs import control, jobs
-from storage.samples import LeasedSample
+from storage.queue import leases
+from storage.queue.leases import LeasedSample
 from worker.signals.attempts import Attempts
 from worker.signals.process_end import STALLED, last_write
 from worker.signals.stop_signal import StopSignal
@@ -28,28 +27,27 @@ STOP_GRACE_SECONDS = 5.0
 
 
 class LeaseKeeper:
-    """Renews the leases of one batch; use as a context manager around its run."""
+    """Watches the leases of one batch; use as a context manager around its run."""
 
     def __init__(
         self,
         database: Database,
-        leases: Sequence[LeasedSample],
+        worker_id: str,
+        held: Sequence[LeasedSample],
         stop: StopSignal,
         *,
-        lease_seconds: float,
         stall_seconds: float,
         end_process: Callable[[int], None] = os._exit,
     ) -> None:
         self._database = database
-        self._leases = list(leases)
-        self._job_ids = {lease.job_id for lease in leases}
-        self._ended: set[str] = set()
+        self._worker_id = worker_id
+        self._held = list(held)
+        #: sample -> token of what is still the worker's
+        self._mine: Mapping[str, int] = {lease.id: lease.token for lease in held}
         self._stop = stop
-        self._lease_seconds = lease_seconds
         self._stall_seconds = stall_seconds
         self._end_process = end_process
         self._silent_seconds = 0.0
-        self._cancelled = threading.Event()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
 
@@ -65,64 +63,45 @@ class LeaseKeeper:
         """Note a decode step, a scored sample or a stored piece of a file."""
         self._silent_seconds = 0.0
 
-    def should_stop(self) -> bool:
-        """Whether the batch ends now: all its jobs have ended, its leases are lost, or the worker stops."""
-        return self._cancelled.is_set() or self._stop.seconds_since_set() > STOP_GRACE_SECONDS
+    @property
+    def is_stalled(self) -> bool:
+        return self._silent_seconds > self._stall_seconds
 
-    def has_ended(self, job_id: str) -> bool:
-        """Whether this job of the batch was cancelled or has ended otherwise."""
-        return job_id in self._ended
+    def should_stop(self) -> bool:
+        """Whether the batch ends now: all its leases are lost, or the worker stops."""
+        return not self._mine or self._stop.seconds_since_set() > STOP_GRACE_SECONDS
+
+    def has_lost(self, lease: LeasedSample) -> bool:
+        """Whether this sample is the worker's no more: its job has ended, or its lease is lost."""
+        return self._mine.get(lease.id) != lease.token
 
     def _run(self) -> None:
-        attempts = Attempts("the leases cannot be renewed")
-        renewed_at = looked_at = time.monotonic()
-        pause = min(POLL_SECONDS, self._lease_seconds / 6)
-        while not self._done.wait(pause):
+        attempts = Attempts("the index cannot be asked for the leases")
+        looked_at = time.monotonic()
+        while not self._done.wait(POLL_SECONDS):
             # the time of a suspended process does not count
             looked_at, before = time.monotonic(), looked_at
-            self._silent_seconds += min(looked_at - before, 4 * pause)
-            if self._silent_seconds > self._stall_seconds:
+            self._silent_seconds += min(looked_at - before, 4 * POLL_SECONDS)
+            if self.is_stalled:
                 self._end_stalled()
                 return
-            is_due = time.monotonic() - renewed_at > self._lease_seconds / 3
-            if attempts.run(self._look_and_renew if is_due else self._look_for_end) and is_due:
-                renewed_at = time.monotonic()
+            attempts.run(self._look)
 
-    def _look_and_renew(self) -> None:
-        try:
-            self._look_for_end()
-        finally:
-            self._renew()
-
-    def _renew(self) -> None:
-        with self._database.write() as session:
-            held = samples.renew(session, self._leases, lease_seconds=self._lease_seconds)
-        if not held:
-            self._cancelled.set()
-
-    def _look_for_end(self) -> None:
-        """Note jobs that were cancelled, have ended elsewhere or have passed their deadline."""
+    def _look(self) -> None:
         with self._database.read() as session:
-            found = control.states(session, self._job_ids)
-        for job_id in (job_id for job_id, (_, is_overdue) in found.items() if is_overdue):
-            with self._database.write() as session:
-                control.fail_overdue(session, job_id)
-        running = {j for j, (status, late) in found.items() if status in jobs.ACTIVE and not late}
-        self._ended = self._job_ids - running
-        if not running:
-            self._cancelled.set()
+            found = leases.mine(session, self._worker_id)
+        self._mine = {one.id: one.token for one in self._held if found.get(one.id) == one.token}
 
     def _end_stalled(self) -> None:
         """Give the samples back, as far as the index answers, and end the process."""
         error = WorkerStalled(
-            f"no progress for {self._stall_seconds:g} s (ACTOGRAPH_STALL_SECONDS), also when the sample "
-            "ran alone; the worker was restarted each time"
+            f"no progress for {self._stall_seconds:g} s (ACTOGRAPH_STALL_SECONDS); the worker was restarted"
         )
         logger.critical("no progress for %.0f s: the worker process ends", self._silent_seconds)
 
         def give_up() -> None:
             with self._database.write() as session:
-                samples.give_up(session, self._leases, error)
+                leases.give_back(session, self._held, error)
 
         last_write(give_up)
         self._end_process(STALLED)

@@ -46,6 +46,8 @@ class ModelHolder:
         self._on_loaded = on_loaded
         self._options_of = options_of
         self._served = [parse_served(text) for text in (settings.model, *settings.allowed_models) if text]
+        #: called before the model is unloaded; whoever has references to it lets go of them
+        self.before_unload: Callable[[], None] = lambda: None
         #: the engine of the held model
         self.engine: Engine | None = None
         self._options = ModelLoadOptions()
@@ -169,6 +171,7 @@ class ModelHolder:
         return numbers
 
     def unload(self) -> None:
+        self.before_unload()
         self.engine = None
         gc.unfreeze()
         gc.collect()

@@ -40,11 +40,11 @@ stop_signal: StopSignal | None = None
 
 
 @app.task(name=WAKE_TASK)  # type: ignore[untyped-decorator]
-def wake(model: str, hops: int) -> None:
+def wake(_model: str) -> None:
     """Run the jobs that the index has for this worker."""
     if _process is None:
         raise RuntimeError("this process was not set up as a worker's child")
-    _process.drain.serve(model, hops)
+    _process.drain.serve()
 
 
 @signals.setup_logging.connect  # type: ignore[untyped-decorator]

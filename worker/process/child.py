@@ -16,7 +16,6 @@ from actograph.settings import Settings
 from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
-from storage.broker.broker import Broker
 from storage.index import deployment
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
@@ -29,6 +28,8 @@ from worker.process.setup_attempts import SetupAttempts
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 5.0
 
 
 class WorkerProcess:
@@ -44,8 +45,9 @@ class WorkerProcess:
         self._heartbeat = heartbeat(
             self._database,
             self.worker_id,
-            seconds=settings.lease_seconds / 3,
+            seconds=min(HEARTBEAT_SECONDS, settings.lease_seconds / 3),
             memory=self._models.memory,
+            is_stalled=self._is_stalled,
         )
 
     def start(self) -> None:
@@ -112,7 +114,6 @@ class WorkerProcess:
             settings=settings,
             database=self._database,
             store=self._store,
-            broker=Broker(settings.broker_url),
             models=self._models,
             worker_id=self.worker_id,
             stop=self._stop,
@@ -127,6 +128,10 @@ class WorkerProcess:
         with self._database.write() as session:
             workers.set_offline(session, self.worker_id)
         self._database.close()
+
+    def _is_stalled(self) -> bool:
+        # the heartbeat begins before there is a drain
+        return "drain" in vars(self) and self.drain.is_stalled
 
     def _options_of(self, model: str) -> ModelLoadOptions:
         with self._database.read() as session:

@@ -4,6 +4,8 @@ import random
 import threading
 from collections.abc import Callable
 
+import sqlalchemy as sa
+
 from storage.index.database import Database
 from storage.queue import workers
 from worker.signals.attempts import Attempts
@@ -42,15 +44,28 @@ def idle_look(look: Callable[[], object], *, seconds: float) -> Periodic:
 
 
 def heartbeat(
-    database: Database, worker_id: str, *, seconds: float, memory: Callable[[], dict[str, int]]
+    database: Database,
+    worker_id: str,
+    *,
+    seconds: float,
+    memory: Callable[[], dict[str, int]],
+    is_stalled: Callable[[], bool],
 ) -> Periodic:
-    """Shows in the index that a worker lives and how much memory it uses."""
+    """Shows in the index that a worker lives and how much memory it uses, and so renews its leases.
+
+    A worker whose batch makes no progress does not beat.
+    """
     reading = Attempts("the memory in use cannot be read, heartbeats go without it")
 
     def beat() -> None:
+        if is_stalled():
+            return
         numbers: dict[str, int] = {}
         can_tell = reading.run(lambda: numbers.update(memory()))
         with database.write() as session:
+            if not database.is_sqlite:
+                # a lost heartbeat is written again in seconds, and a thousand workers need no fsync each
+                session.execute(sa.text("SET LOCAL synchronous_commit = off"))
             workers.heartbeat(session, worker_id, numbers if can_tell else None)
 
     return Periodic(beat, name="heartbeat", seconds=seconds, failure="no heartbeat could be written")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from actograph.contract.chat_job import BatchInput, ChatInput, is_only_read
 from actograph.contract.specs import SamplingSpec
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from worker.runners.chat import ChatRunner
 from worker.runners.runner import Prompt
 

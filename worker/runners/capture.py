@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.job_specs import CaptureInput
 from actograph.contract.specs import SamplingSpec
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from worker.runners import text
 from worker.runners.runner import Prompt, Runner
 from worker.text.chat_template import render_chat

@@ -11,7 +11,7 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import SamplingSpec
 from actograph.scoring.completions import cut_at_stop
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from worker.engine.requests import Generation, TokenLogprobs
 from worker.runners import text
 from worker.runners.runner import Prompt, Runner

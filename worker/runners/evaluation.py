@@ -10,7 +10,7 @@ from actograph.contract.specs import SamplingSpec
 from actograph.datasets.dataset_rows import DatasetRow
 from actograph.scoring.scorers import JobScoring
 from actograph.tasks.prompts import ChatMessages, FewshotSampler, build_prompt, task_of
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from worker.runners import text
 from worker.runners.annotation_turns import AnnotationTurns
 from worker.runners.runner import FurtherTurn, Prompt, Runner

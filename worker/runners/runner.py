@@ -7,7 +7,7 @@ from typing import Any
 
 from actograph.contract.resources import Score, ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from worker.engine.requests import Generation, TextEnd
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from actograph.contract.errors import ServiceUnavailable
 from storage.artifacts.store import ArtifactStore
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from worker.engine.model.device_errors import is_device_lost
 from worker.engine.model.memory import memory_snapshot
 from worker.engine.requests import Generation, RowChunk
@@ -138,7 +138,7 @@ class _Run:
         return self._keeper.should_stop()
 
     def dropped(self, key: str) -> bool:
-        return self._keeper.has_ended(self._talks[key].lease.job_id)
+        return self._keeper.has_lost(self._talks[key].lease)
 
     def beat(self) -> None:
         self._keeper.progress()

@@ -5,6 +5,7 @@ from typing import Protocol
 from actograph.contract.errors import ActographError, CaptureFailed, JobEnded, SampleTimeout
 from actograph.settings import Settings
 from storage.broker.live_text import LiveTextWriter
+from storage.queue.leases import LeasedSample
 from worker.engine.engine import Engine
 from worker.engine.model.device_errors import is_device_lost
 from worker.engine.requests import Generation
@@ -17,17 +18,17 @@ from worker.sample.steering import UNSTEERED, Steering
 
 
 class RunningLeases(Protocol):
-    """Leases of the running batch, renewed by `worker.drain.lease`."""
+    """Leases of the running batch, see `worker.drain.lease`."""
 
     def progress(self, _step: int = 0) -> None:
         """Note a decode step, a scored sample or a stored piece of a file. A silent batch is ended."""
 
     def should_stop(self) -> bool:
-        """Whether the batch ends now: all its jobs have ended, its leases are lost, or the worker stops."""
+        """Whether the batch ends now: all its leases are lost, or the worker stops."""
         ...
 
-    def has_ended(self, job_id: str) -> bool:
-        """Whether this job of the batch was cancelled or has ended otherwise."""
+    def has_lost(self, lease: LeasedSample) -> bool:
+        """Whether this sample is the worker's no more: its job has ended, or its lease is lost."""
         ...
 
 
@@ -50,12 +51,14 @@ class OpenJob:
         markup: Markup | None = None,
         time_limit: float | None = None,
         live: LiveTextWriter | None = None,
+        refused: ActographError | None = None,
     ) -> None:
         """
         Args:
             provenance: None if the job captures nothing.
             markup: segment markers; None uses the tokenizer's defaults.
             live: writer of live text; None if nobody follows the samples.
+            refused: why no sample can run, such as lines of a batch file with an unknown hook.
         """
         self.engine = engine
         self.runner = runner
@@ -65,6 +68,7 @@ class OpenJob:
         self.context_length = engine.structure.context_length
         self.time_limit = time_limit
         self.live = live
+        self.refused = refused
         self.options = RunOptions(
             slots=settings.batch_size,
             row_bytes=settings.host_buffer_bytes,

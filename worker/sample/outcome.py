@@ -6,7 +6,7 @@ from typing import Any
 
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import Score, ToolMessage, ToolUse
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from worker.engine.requests import Generation
 from worker.runners.runner import Prompt
 from worker.sample.conversation import Conversation

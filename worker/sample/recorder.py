@@ -14,7 +14,7 @@ from actograph.contract import resources
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.specs import SamplingSpec
 from storage.artifacts.store import ArtifactStore
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.sessions import NewSession
 from storage.sessions.writer import SessionWriter, TensorRows

@@ -10,7 +10,7 @@ from actograph.contract.errors import ActographError, ContextLengthExceeded
 from actograph.contract.resources import ToolUseEnd
 from actograph.contract.specs import SamplingSpec, sample_seed
 from storage.artifacts.store import ArtifactStore
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from worker.engine.requests import EarlierRows, Generation, GenerationRequest, RowChunk, SummedRows
 from worker.engine.runs import RunRequest
 from worker.runners.runner import Prompt

@@ -26,7 +26,6 @@ SCHEMA_VERSION = 2
 _STATUS = {
     JobStatus.COMPLETED: "success",
     JobStatus.CANCELLED: "cancelled",
-    JobStatus.CANCELLING: "cancelled",
     JobStatus.FAILED: "error",
 }
 _STOP = {"stop": "stop", "length": "max_tokens"}

@@ -26,16 +26,17 @@ from actograph.settings import Settings
 from api.app import create_app
 from api.dependencies import Services
 from api.openai.batches import advance_all
-from storage import samples
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
-from storage.queue import waiting, workers
-from storage.samples import LeasedSample, SampleResult
+from storage.queue import claim, workers
+from storage.queue.commit import SampleResult
+from storage.queue.leases import LeasedSample
 from storage.sessions import sessions
 from storage.sessions.manifest import Segment, SessionManifest, StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 from storage.tables.models import JobRow, SampleRow
 from storage.upkeep import reaper
+from tests.support import leasing
 from tests.support.command_line import Run, runner
 from tests.support.indexes import write_index
 from worker.drain.pauses import Pauses
@@ -175,8 +176,12 @@ class Service:
         if pauses.hold():
             return None
         with self.database.read() as session:
-            wanted = set(models or (MODEL,))
-            job = waiting.next_for(session, wanted, wanted, held=pauses.held_owners(session))
+            wanted = tuple(models or (MODEL,))
+            owners = pauses.held_owners(session)
+            asking = claim.Asking(
+                worker_id="wrk_test", held=claim.Held(wanted[0]), may_load=wanted, owners=owners
+            )
+            job = claim.choose(session, asking)
         return None if job is None else job.id
 
     def queue_state(self) -> tuple[int, int, list[bytes]]:
@@ -195,15 +200,13 @@ class Service:
         """Remove the stored files of what was deleted, as the service does in the background."""
         reaper.reap(self.database, self.services.store)
 
-    def claim(self, job_id: str, count: int = 1, lease_seconds: float = 60) -> list[LeasedSample]:
+    def claim(self, job_id: str, count: int = 1) -> list[LeasedSample]:
         """Samples as a worker takes them."""
         from storage.jobs import jobs
 
         with self.database.write() as session:
             jobs.start(session, job_id)
-            return samples.claim(
-                session, job_id, worker_id="wrk_test", count=count, lease_seconds=lease_seconds
-            )
+            return leasing.claim(session, job_id, worker_id="wrk_test", count=count)
 
     def finish(
         self,
@@ -214,7 +217,6 @@ class Service:
         scores: dict[str, Any] | None = None,
     ) -> str | None:
         """Complete a sample as a worker does: session files, session row, sample, counters, end."""
-        from storage.jobs import jobs
 
         session_id = None if tensors is None else lease.session_id
         assert tensors is None or session_id is not None, "the job captures nothing"
@@ -232,29 +234,25 @@ class Service:
         if session_id is not None and tensors is not None:
             files, infos = self._write_session(session_id, lease, tensors)
         with self.database.write() as session:
-            samples.complete(session, lease, result)
+            made = None
             if session_id is not None:
-                sessions.publish(
-                    session,
-                    sessions.NewSession(
-                        id=session_id,
-                        job_id=lease.job_id,
-                        sample_id=lease.id,
-                        sample_index=lease.sample_index,
-                        condition=lease.condition,
-                        epoch=lease.epoch,
-                        model=MODEL,
-                        prompt_tokens=3,
-                        generated_tokens=4,
-                        rows=6,
-                        dtype="F32",
-                        hooks=infos,
-                        files=files,
-                        correct=correct,
-                    ),
+                made = sessions.NewSession(
+                    id=session_id,
+                    job_id=lease.job_id,
+                    sample_id=lease.id,
+                    sample_index=lease.sample_index,
+                    condition=lease.condition,
+                    epoch=lease.epoch,
+                    model=MODEL,
+                    prompt_tokens=3,
+                    generated_tokens=4,
+                    rows=6,
+                    dtype="F32",
+                    hooks=infos,
+                    files=files,
+                    correct=correct,
                 )
-            jobs.count_finished(session, lease.job_id, completed=1, failed=0)
-            jobs.end_if_done(session, lease.job_id)
+            leasing.complete(session, lease, result, made)
         return session_id
 
     def _write_session(

@@ -15,10 +15,9 @@ from actograph.client import Client, ServiceUnreachable
 from actograph.client.tensors import open_folder
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import Score
-from storage import samples
 from storage.artifacts.store import ArtifactStore
-from storage.jobs import jobs
 from storage.sessions.writer import TensorRows
+from tests.support import leasing
 from tests.support.stored_files import stored_path
 
 if TYPE_CHECKING:
@@ -164,9 +163,8 @@ def test_a_running_job_gives_what_has_ended_and_says_so(service: "Service") -> N
     job_id = evaluation(service, conditions=CONDITIONS[:1], epochs=2)
     finish(service, job_id, 3)
     with service.database.write() as session:
-        (lease,) = samples.claim(session, job_id, worker_id="wrk_test", count=1, lease_seconds=60)
-        samples.fail(session, lease, CaptureFailed("rows are missing"))
-        jobs.count_finished(session, job_id, completed=0, failed=1)
+        (lease,) = leasing.claim(session, job_id, worker_id="wrk_test", count=1)
+        leasing.fail(session, lease, CaptureFailed("rows are missing"))
     found = export(service, job_id)
     summary = json.loads(found["summary.json"])
     assert (summary["complete"], summary["status"]) == (False, "in_progress")

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from actograph.contract.errors import CaptureFailed
-from storage import samples
-from storage.jobs import jobs
 from storage.sessions.writer import TensorRows
+from tests.support import leasing
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Problem, Service
@@ -60,7 +59,7 @@ def test_samples_are_listed_filtered_and_found(service: "Service", problem: "Pro
     done, failed = service.claim(job_id, 2)
     service.finish(done)
     with service.database.write() as session:
-        samples.fail(session, failed, CaptureFailed("no rows came"))
+        leasing.fail(session, failed, CaptureFailed("no rows came"))
     base = f"/v1/jobs/{job_id}/samples"
     everything = service.client.get(base).json()
     assert [s["index"] for s in everything["data"]] == [0, 1, 2, 3, 4]
@@ -78,15 +77,14 @@ def test_samples_are_listed_filtered_and_found(service: "Service", problem: "Pro
     problem(service.client.get(f"/v1/jobs/{other}/samples/{done.id}"), 404, "not_found")
 
 
-def test_a_running_job_is_cancelling_until_its_worker_lets_go(service: "Service", problem: "Problem") -> None:
+def test_a_running_job_is_cancelled_and_can_be_deleted_at_once(
+    service: "Service", problem: "Problem"
+) -> None:
     job_id = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}])
-    leases = service.claim(job_id, 1)
-    assert service.client.post(f"/v1/jobs/{job_id}/cancel").json()["status"] == "cancelling"
-    problem(service.client.delete(f"/v1/jobs/{job_id}"), 409, "conflict", says="cancelling")
-    with service.database.write() as session:
-        samples.release(session, leases)
-        jobs.end_if_done(session, job_id)
-    assert service.client.get(f"/v1/jobs/{job_id}").json()["status"] == "cancelled"
+    service.claim(job_id, 1)
+    problem(service.client.delete(f"/v1/jobs/{job_id}"), 409, "conflict", says="cancel it")
+    assert service.client.post(f"/v1/jobs/{job_id}/cancel").json()["status"] == "cancelled"
+    assert service.client.delete(f"/v1/jobs/{job_id}").status_code == 200
 
 
 def test_deleting_a_job_removes_its_samples_sessions_and_their_files(

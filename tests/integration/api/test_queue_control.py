@@ -5,15 +5,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from actograph.contract.errors import CaptureFailed
-from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
-from storage import samples
-from storage.jobs import control, jobs
+from storage.jobs import jobs
 from storage.sessions import sessions
 from storage.sessions.writer import TensorRows
+from tests.support import leasing
 
 if TYPE_CHECKING:
-    from storage.samples import LeasedSample
+    from storage.queue.leases import LeasedSample
     from tests.integration.api.conftest import Problem, Service, Start
 
 pytestmark = pytest.mark.integration
@@ -30,9 +29,7 @@ def flush(service: "Service") -> None:
 
 def fail(service: "Service", lease: "LeasedSample") -> None:
     with service.database.write() as session:
-        samples.fail(session, lease, CaptureFailed("no rows came"))
-        jobs.count_finished(session, lease.job_id, completed=0, failed=1)
-        jobs.end_if_done(session, lease.job_id)
+        leasing.fail(session, lease, CaptureFailed("no rows came"))
 
 
 # Pause and resume
@@ -99,5 +96,3 @@ def test_the_reconciler_fails_a_job_whose_deadline_passed_while_it_waited(servic
     service.reconcile()
     ended = service.client.get(f"/v1/jobs/{job_id}").json()
     assert (ended["status"], ended["error"]["type"]) == ("failed", "deadline_exceeded")
-    with service.database.read() as session:
-        assert control.states(session, [job_id]) == {job_id: (JobStatus.FAILED, False)}

@@ -68,6 +68,7 @@ def test_one_owner_at_the_quota_holds_up_nobody_else(start: "Start", settings: S
     assert shown["owners"][0]["available_bytes"] == 0
     service.client.delete(f"/v1/activations/sessions/{session_id}", headers=me)
     service.drain()
+    service.client.post(f"/v1/jobs/{other}/cancel", headers=me)
     assert service.next_job() == full
 
 

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from actograph.settings import Settings
 from storage.jobs import jobs
 from storage.queue import workers
-from storage.tables.models import SampleRow, WorkerRow
+from storage.tables.models import WorkerRow
+from tests.support import leasing
 
 if TYPE_CHECKING:
     from tests.integration.api.conftest import Service, Start
@@ -26,45 +27,25 @@ def reconcile(service: "Service") -> Callable[[], None]:
     return service.reconcile
 
 
-def age(service: "Service", **columns: float) -> None:
-    """Set times of all samples or workers, as if they had been written long ago."""
-    with service.database.write() as session:
-        if "lease_until" in columns:
-            session.execute(sa.update(SampleRow).values(lease_until=columns["lease_until"]))
-        else:
-            session.execute(sa.update(WorkerRow).values(**columns))
-
-
 def test_the_samples_of_a_dead_worker_are_given_to_another(
     service: "Service", reconcile: Callable[[], None]
 ) -> None:
     worker_id = service.load_model()
     job_id = service.submit()
-    service.claim(job_id)
     with service.database.write() as session:
         workers.set_busy(session, worker_id, job_id)
+        leasing.claim(session, job_id, worker_id=worker_id)
+    leasing.end_grace(service.database)
     reconcile()
     assert service.next_job() is None, "the worker is alive"
-    age(service, lease_until=1.0)
-    age(service, heartbeat_at=1.0)
+    with service.database.write() as session:
+        session.execute(sa.update(WorkerRow).values(heartbeat_at=1.0))
     reconcile()
     assert service.next_job() == job_id
     with service.database.read() as session:
         assert [w.status for w in workers.find(session)] == []
     (lease,) = service.claim(job_id)
     assert lease.token == 2
-
-
-def test_a_job_whose_worker_died_between_its_last_sample_and_its_end_is_ended(
-    service: "Service", reconcile: Callable[[], None]
-) -> None:
-    job_id = service.submit()
-    service.claim(job_id)
-    with service.database.write() as session:
-        session.execute(sa.update(SampleRow).values(status="completed"))
-        jobs.count_finished(session, job_id, completed=1, failed=0)
-    reconcile()
-    assert service.client.get(f"/v1/jobs/{job_id}").json()["status"] == "completed"
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:

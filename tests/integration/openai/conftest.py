@@ -24,7 +24,6 @@ from api.app import create_app
 from storage import samples
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
-from storage.broker.broker import Broker
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import job_view, workers
@@ -113,13 +112,11 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
         workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
         workers.set_ready(session, WORKER, engine.structure)
     store = open_store(settings.effective_artifact_url)
-    broker = Broker(settings.broker_url)
     stop = StopSignal.create(tmp_path)
     drain = Drain(
         settings=settings,
         database=database,
         store=store,
-        broker=broker,
         models=OneModel(engine),  # type: ignore[arg-type]
         worker_id=WORKER,
         stop=stop,
@@ -149,7 +146,6 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
     stop.set()
     for thread in threads:
         thread.join(120)
-    broker.close()
     database.close()
 
 

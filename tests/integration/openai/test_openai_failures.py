@@ -10,9 +10,9 @@ import pytest
 from actograph.contract.operations import NewKey
 from actograph.contract.resources import JobStatus
 from actograph.roles import Role
-from storage import samples
 from storage.accounts import api_keys
-from storage.samples.lost_workers import MAX_ATTEMPTS
+from storage.queue import leases
+from tests.support import leasing
 
 pytestmark = pytest.mark.integration
 
@@ -56,10 +56,10 @@ def test_a_request_that_kills_workers_fails_and_is_not_repeated(
     asking.start()
     eventually(lambda: len(service.jobs()) == 1)
     (job,) = service.jobs()
-    for _ in range(MAX_ATTEMPTS):  # leases that run out at once, as if each worker had died
+    for _ in range(leases.FAILED_AFTER):
         with service.database.write() as session:
-            claimed = samples.claim(session, job.id, worker_id="wrk_dead", count=1, lease_seconds=-1)
-            assert len(claimed) == 1
+            assert len(leasing.claim(session, job.id, worker_id="wrk_dead")) == 1
+        leasing.lose(service.database, "wrk_dead")
     service.works.set()
     asking.join()
     (error,) = told

@@ -19,12 +19,13 @@ from storage.artifacts.s3 import S3Store
 from storage.index.database import Database
 from storage.index.ids import new_file_id, new_session_id
 from storage.jobs import jobs
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from storage.samples.expansion import capture_samples
 from storage.sessions import changes, sessions
 from storage.sessions.writer import session_prefix
 from storage.upkeep.store_gc import collect
 from storage.upkeep.store_verify import in_sample, verify
+from tests.support import leasing
 from tests.support.indexes import create_index
 from tests.support.samples import add_file, result, session_of, write_session
 
@@ -41,15 +42,14 @@ class Place:
 
     def lease(self) -> LeasedSample:
         with self.database.write() as session:
-            (lease,) = samples.claim(session, self.job_id, worker_id="w", count=1, lease_seconds=60)
+            (lease,) = leasing.claim(session, self.job_id, worker_id="w", count=1)
         return lease
 
     def finish(self, lease: LeasedSample) -> str:
         session_id, written = write_session(self.store, lease)
         with self.database.write() as session:
-            jobs.lock(session, self.job_id)
-            samples.complete(session, lease, result(session_id=session_id))
-            sessions.publish(session, session_of(lease, files=written))
+            made = session_of(lease, files=written)
+            leasing.complete(session, lease, result(session_id=session_id), made)
         return session_id
 
     def upload(self, data: bytes, *, known: bool = True) -> str:

@@ -36,17 +36,6 @@ PROBLEMS = [
 ]
 
 
-class WakeLog:
-    """A broker that only notes its messages."""
-
-    def __init__(self) -> None:
-        self.woken: list[tuple[str, int]] = []
-
-    def wake(self, model: str, hops: int = 0) -> bool:
-        self.woken.append((model, hops))
-        return True
-
-
 class OneModel:
     """A model holder whose model is loaded already."""
 
@@ -66,7 +55,6 @@ class Bench:
     store: ArtifactStore
     engine: Engine
     stop: StopSignal
-    broker: WakeLog = field(default_factory=WakeLog)
     end_process: Callable[[int], None] = os._exit
     problems: list[dict[str, str]] = field(default_factory=lambda: list(PROBLEMS))
 
@@ -75,22 +63,14 @@ class Bench:
             if worker_id not in {w.id for w in workers.find(session)}:
                 workers.register(session, worker_id, hostname="here", pid=1, model=MODEL)
         return Drain(
-            # a slice has no limit by the clock unless a test sets one: the machine may be busy
-            settings=self.settings.model_copy(update={"slice_seconds": 1e9, "turn_seconds": 1e9} | changes),
+            settings=self.settings.model_copy(update=changes),
             database=self.database,
             store=self.store,
-            broker=self.broker,  # type: ignore[arg-type]
             models=OneModel(self.engine),  # type: ignore[arg-type]
             worker_id=worker_id,
             stop=self.stop,
             end_process=self.end_process,
         )
-
-    def next_slice(self, drain: Drain) -> bool:
-        """Run one slice of the job that the index has next; False if it has none."""
-        with self.database.read() as session:
-            job = drain._choice.next_job(session, [])
-        return job is not None and drain.run_slice(job.id)
 
     def submit(self, rows: list[dict[str, str]] | None = None, **changes: Any) -> str:
         """An evaluation of `rows`, or a capture job where `inputs` are among the changes."""

@@ -38,7 +38,7 @@ HOOKS = ["resid_post.0", "mlp_in.1", "logits"]
 
 def run(bench: "Bench", **changes: Any) -> list[Sample]:
     job_id = bench.submit(PROBLEMS, **{"task": TASK, "sampling": {"max_tokens": 64}} | changes)
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
     done = bench.samples(job_id)
     assert all(sample.status is SampleStatus.COMPLETED for sample in done), [s.error for s in done]

@@ -178,17 +178,16 @@ def assert_same_logprobs(got: Any, want: Any) -> None:
 def run_all(bench: "Bench", *job_ids: str) -> list[int]:
     """Drain these jobs; returns how many samples each batch had."""
     sizes: list[int] = []
-    drain = bench.drain(batch_size=64, slice_seconds=1e9)
+    drain = bench.drain(batch_size=64)
     run_batch = drain._run_batch
 
-    def noted(current: Any, leases: Any) -> bool:
+    def noted(current: Any, leases: Any) -> None:
         sizes.append(len(leases))
-        return run_batch(current, leases)
+        run_batch(current, leases)
 
     drain._run_batch = noted  # type: ignore[method-assign]
-    while waiting := [job_id for job_id in job_ids if bench.status(job_id) in jobs.ACTIVE]:
-        for job_id in waiting:  # a slice gives way to what waits longer
-            drain.run_slice(job_id)
+    drain.look()
+    assert not [job_id for job_id in job_ids if bench.status(job_id) in jobs.ACTIVE]
     return sizes
 
 

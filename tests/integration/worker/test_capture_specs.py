@@ -19,7 +19,7 @@ from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore
 from storage.index.ids import new_session_id
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from storage.sessions.writer import SessionReader
 from tests.support.one_turn import one_turn
 from worker.engine.engine import Engine

@@ -1,7 +1,6 @@
 """Chats go first, in the order in which they came, and leave something to other jobs."""
 
 import time
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,33 +49,27 @@ def of(session: Any, job_id: str) -> Any:
     return samples.find(session, job_id, limit=1000)[0]
 
 
-def run_with_endless_chats(bench: "Bench", night: str, slices: int, **changes: Any) -> None:
-    """Slices of which none begins without a chat that waits; up to the end of the job, or so many."""
-    drain = bench.drain(batch_size=1, **changes)
-    for _ in range(slices):
-        if bench.status(night) == JobStatus.COMPLETED:
-            return
+def run_with_endless_chats(bench: "Bench", night: str, batches: int, batch_size: int) -> list[bool]:
+    """Batches of which none begins without a chat that waits. Returns which were the other job's."""
+    drain = bench.drain(batch_size=batch_size)
+    for _ in range(batches):
         ask(bench)
-        assert bench.next_slice(drain)
+        assert drain.look(1)
+    return [job_id == night for job_id in served(bench)]
 
 
-def test_clients_that_never_stop_asking_leave_a_unit_in_each_turn_to_another_job(bench: "Bench") -> None:
+def test_clients_that_never_stop_asking_leave_every_other_single_slot_to_another_job(bench: "Bench") -> None:
     night = bench.submit(inputs=[{"prompt": f"{n} and {n}"} for n in range(4)], sampling={"max_tokens": 2})
-    run_with_endless_chats(bench, night, slices=40, turn_seconds=1e-6)
+    assert run_with_endless_chats(bench, night, 6, 1) == [False, True] * 3
+
+
+def test_clients_that_never_stop_asking_leave_one_batch_in_eight_to_another_job(bench: "Bench") -> None:
+    night = bench.submit(inputs=[{"prompt": f"{n} and {n}"} for n in range(4)], sampling={"max_tokens": 2})
+    assert run_with_endless_chats(bench, night, 8, 4) == [False] * 7 + [True] * 4
     assert bench.status(night) == JobStatus.COMPLETED
-    is_night = [job_id == night for job_id in served(bench)]
-    # chats begin, and wait for one batch at most
-    assert not is_night[0]
-    assert not any(first and second for first, second in pairwise(is_night))
-
-
-def test_before_their_turn_is_over_chats_go_first(bench: "Bench") -> None:
-    night = bench.submit(inputs=[{"prompt": "3 and 4"}], sampling={"max_tokens": 2})
-    run_with_endless_chats(bench, night, slices=8, turn_seconds=1000)
-    assert night not in served(bench) and len(served(bench)) >= 8
 
 
 def test_a_chat_that_is_sampled_otherwise_has_its_turn_by_its_age(bench: "Bench") -> None:
     asked = [ask(bench, temperature=temperature) for temperature in (1.0, 1.0, 0.0, 1.0, 0.0)]
-    assert bench.drain(batch_size=1, turn_seconds=1000).look()
+    assert bench.drain(batch_size=1).look()
     assert served(bench) == asked

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage import samples
 from storage.index import counters
 from storage.index.counters import Counter
 from storage.jobs import deletion, jobs
 from storage.queue import gauges, job_view
 from storage.results import summary
 from storage.sessions.writer import SessionReader
+from tests.support import leasing
 from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: "B
     job_id = bench.submit(
         capture=CAPTURE, conditions=[{"name": "baseline"}, {"name": "b", "suffix": "Think."}]
     )
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
     done = bench.samples(job_id)
     assert len(done) == 10
     for sample in done:
         assert sample.status is SampleStatus.COMPLETED
-        assert sample.attempts == 1
+        assert sample.losses == 0
         assert set(sample.scores) == {
             "exact_match,strict-match",
             "exact_match,flexible-extract",
@@ -63,7 +63,7 @@ def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: "B
 
 def test_stored_rows_equal_a_forward_pass_over_the_stored_tokens(bench: "Bench") -> None:
     job_id = bench.submit(capture={"points": ["resid_post"], "layers": "all"})
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     for sample in bench.samples(job_id):
         assert sample.session_id is not None
         reader = SessionReader(bench.store, sample.session_id)
@@ -80,7 +80,7 @@ def test_a_capture_job_takes_prompts_and_conversations(bench: "Bench") -> None:
         inputs=[{"prompt": "one and two"}, {"messages": [{"role": "user", "content": "12+13?"}]}],
         capture={"hooks": ["embed", "logits", "final_norm"]},
     )
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     plain, chat = bench.samples(job_id)
     assert plain.prompt == "one and two"
     assert chat.prompt is not None and chat.prompt.startswith("<|im_start|>user")
@@ -95,7 +95,7 @@ def test_a_capture_job_takes_prompts_and_conversations(bench: "Bench") -> None:
 def test_a_prompt_beyond_the_context_fails_alone_with_both_numbers(bench: "Bench") -> None:
     rows = [*bench.problems[:2], {"question": "word " * 3000, "answer": "#### 1"}]
     job_id = bench.submit(rows, capture=CAPTURE)
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     first, second, third = bench.samples(job_id)
     assert (first.status, second.status) == (SampleStatus.COMPLETED, SampleStatus.COMPLETED)
     assert third.status is SampleStatus.FAILED
@@ -109,7 +109,7 @@ def test_a_prompt_beyond_the_context_fails_alone_with_both_numbers(bench: "Bench
 def test_what_was_done_is_counted_once_by_the_workers_that_did_it(bench: "Bench") -> None:
     rows = [*bench.problems[:3], {"question": "word " * 3000, "answer": "#### 1"}]
     job_id = bench.submit(rows, capture=CAPTURE)
-    bench.drain(batch_size=2).run_slice(job_id)
+    bench.drain(batch_size=2).look()
     done = [s for s in bench.samples(job_id) if s.status is SampleStatus.COMPLETED]
     with bench.database.read() as session:
         found = counters.totals(session)
@@ -129,7 +129,7 @@ def test_what_was_done_is_counted_once_by_the_workers_that_did_it(bench: "Bench"
 
 def test_a_hook_that_the_model_lacks_fails_the_job_with_the_reason(bench: "Bench") -> None:
     job_id = bench.submit(capture={"hooks": ["resid_post.7"]})
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     with bench.database.read() as session:
         job = job_view.resource(session, jobs.get(session, job_id))
     assert job.status is JobStatus.FAILED
@@ -143,7 +143,7 @@ def test_values_that_are_not_finite_fail_the_sample(bench: "Bench") -> None:
     poison = norm.register_forward_hook(lambda m, a, out: out + float("nan"))
     try:
         job_id = bench.submit(capture=CAPTURE)
-        bench.drain().run_slice(job_id)
+        bench.drain().look()
     finally:
         poison.remove()
     assert {s.status for s in bench.samples(job_id)} == {SampleStatus.FAILED}
@@ -151,28 +151,10 @@ def test_values_that_are_not_finite_fail_the_sample(bench: "Bench") -> None:
     assert bench.stored_sessions() == set()
 
 
-def test_a_slice_ends_in_time(bench: "Bench") -> None:
-    job_id = bench.submit(capture=CAPTURE, priority=3)
-    bench.drain(slice_seconds=1e-6, batch_size=2).run_slice(job_id)
-    assert [s.status for s in bench.samples(job_id)].count(SampleStatus.COMPLETED) == 2
-    while bench.status(job_id) is JobStatus.IN_PROGRESS:
-        bench.drain(slice_seconds=1e-6, batch_size=2).run_slice(job_id)
-    assert [s.attempts for s in bench.samples(job_id)] == [1] * 5
-
-
-def test_more_urgent_work_ends_the_slice_after_one_unit(bench: "Bench") -> None:
-    night = bench.submit(capture=CAPTURE, priority=5)
-    chat = bench.submit(capture=CAPTURE, priority=0)
-    bench.drain(batch_size=2).run_slice(night)
-    assert [s.status for s in bench.samples(night)].count(SampleStatus.COMPLETED) == 2
-    bench.drain(batch_size=2).run_slice(chat)
-    assert bench.status(chat) is JobStatus.COMPLETED
-
-
 def run_until(bench: "Bench", job_id: str, act: Callable[[], None], **changes: Any) -> None:
     """Run a slice and `act` while its first batch decodes."""
     drain = bench.drain(**changes)
-    thread = threading.Thread(target=drain.run_slice, args=[job_id])
+    thread = threading.Thread(target=drain.look)
     thread.start()
     deadline = time.monotonic() + 120
     while SampleStatus.LEASED not in {s.status for s in bench.samples(job_id)}:
@@ -210,12 +192,12 @@ def test_a_stopping_worker_gives_its_unit_back_and_another_finishes_it(
     monkeypatch.setattr("worker.drain.lease.STOP_GRACE_SECONDS", 0.0)
     job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling=LONG)
     run_until(bench, job_id, bench.stop.set)
-    assert {(s.status, s.attempts) for s in bench.samples(job_id)} == {(SampleStatus.PENDING, 0)}
+    assert {(s.status, s.losses) for s in bench.samples(job_id)} == {(SampleStatus.PENDING, 0)}
     bench.stop = StopSignal.create(bench.settings.home)
     with bench.database.write() as session:
         row = jobs.get(session, job_id)
         row.spec = row.spec | {"sampling": row.spec["sampling"] | {"max_tokens": 5}}
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
 
 
@@ -224,13 +206,9 @@ def test_a_worker_that_was_thought_dead_commits_nothing_and_leaves_no_files(benc
     job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling={"max_tokens": 200})
 
     def take_over() -> None:
+        leasing.lose(bench.database)
         with bench.database.write() as session:
-            rows, _ = samples.find(session, job_id)
-            for row in rows:
-                row.lease_until = 0.0
-            session.flush()
-            taken = samples.claim(session, job_id, worker_id="wrk_b", count=4, lease_seconds=60)
-            assert len(taken) == 4
+            assert len(leasing.claim(session, job_id, worker_id="wrk_b", count=4)) == 4
 
     run_until(bench, job_id, take_over)
     assert {s.status for s in bench.samples(job_id)} == {SampleStatus.LEASED}
@@ -257,15 +235,15 @@ def test_a_job_deleted_in_mid_unit_leaves_no_files(bench: "Bench") -> None:
 
 def test_a_message_for_an_ended_or_missing_job_does_nothing(bench: "Bench") -> None:
     job_id = bench.submit()
-    bench.drain().run_slice(job_id)
-    bench.drain().run_slice(job_id)
-    bench.drain().run_slice("job_" + "0" * 32)
-    assert [s.attempts for s in bench.samples(job_id)] == [1] * 5
+    bench.drain().look()
+    bench.drain().look()
+    bench.drain().look()
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 5
 
 
 def test_fewshot_examples_stand_before_the_question(bench: "Bench") -> None:
     job_id = bench.submit(num_fewshot=2, apply_chat_template=False)
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     for sample in bench.samples(job_id):
         assert sample.prompt is not None
         assert sample.prompt.count("Question:") == 3
@@ -279,7 +257,8 @@ def test_two_hundred_jobs_in_a_row_keep_memory_flat(bench: "Bench") -> None:
     drain = bench.drain()
     used = []
     for number in range(200):
-        drain.run_slice(bench.submit(bench.problems[:1], capture={"points": ["resid_post"], "layers": "all"}))
+        bench.submit(bench.problems[:1], capture={"points": ["resid_post"], "layers": "all"})
+        drain.look()
         if number in (49, 199):
             used.append(memory_snapshot()["rss_bytes"])
     assert used[1] - used[0] < 30_000_000

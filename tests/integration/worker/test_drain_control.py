@@ -46,6 +46,11 @@ def disk(bench: "Bench") -> Disk:
     return disk
 
 
+def upkeep(bench: "Bench") -> None:
+    with bench.database.write() as session:
+        control.fail_overdue(session)
+
+
 def statuses(bench: "Bench", job_id: str) -> list[str]:
     return [str(sample.status) for sample in bench.samples(job_id)]
 
@@ -60,22 +65,22 @@ def test_a_paused_queue_ends_with_the_unit_in_hand_and_goes_on_where_it_stood(
             pause.start(session, by="local", reason=None)
 
     disk.before = pause_the_queue
-    bench.drain(batch_size=2).run_slice(job_id)
+    bench.drain(batch_size=2).look()
     assert statuses(bench, job_id) == ["completed"] * 2 + ["pending"] * 3
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     assert statuses(bench, job_id) == ["completed"] * 2 + ["pending"] * 3
     disk.before = lambda: None
     with bench.database.write() as session:
         pause.end(session)
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
-    assert [s.attempts for s in bench.samples(job_id)] == [1] * 5
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 5
 
 
 def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk: Disk) -> None:
     job_id = bench.submit(capture=CAPTURE, epochs=3, max_consecutive_failures=4)
     disk.is_broken = True
-    bench.drain(batch_size=2).run_slice(job_id)
+    bench.drain(batch_size=2).look()
     assert statuses(bench, job_id) == ["failed"] * 4 + ["cancelled"] * 11
     with bench.database.read() as session:
         job = job_view.resource(session, jobs.get(session, job_id))
@@ -85,10 +90,10 @@ def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk
     disk.is_broken = False
     with bench.database.write() as session:
         control.retry(session, job_id)
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
     assert statuses(bench, job_id) == ["completed"] * 15
-    assert [s.attempts for s in bench.samples(job_id)] == [1] * 15
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 15
     assert bench.stored_sessions() == bench.indexed_sessions()
     assert len(bench.indexed_sessions()) == 15
 
@@ -96,16 +101,16 @@ def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk
 def test_a_retry_leaves_completed_samples_and_their_sessions_as_they_are(bench: "Bench") -> None:
     rows = [*bench.problems[:2], {"question": "word " * 3000, "answer": "#### 1"}]
     job_id = bench.submit(rows, capture=CAPTURE)
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     before = bench.samples(job_id)
     assert [str(s.status) for s in before] == ["completed", "completed", "failed"]
     with bench.database.write() as session:
         control.retry(session, job_id)
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     after = bench.samples(job_id)
     assert after[:2] == before[:2]
     assert after[2].status is SampleStatus.FAILED
-    assert after[2].attempts == 1
+    assert after[2].losses == 0
     assert len(bench.indexed_sessions()) == 2
 
 
@@ -128,8 +133,9 @@ def test_a_deadline_ends_the_job_between_decode_steps(bench: "Bench") -> None:
 
     thread = threading.Thread(target=pass_deadline)
     thread.start()
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     thread.join()
+    upkeep(bench)
     with bench.database.read() as session:
         job = job_view.resource(session, jobs.get(session, job_id))
     assert job.status is JobStatus.FAILED
@@ -142,6 +148,7 @@ def test_a_deadline_that_passed_while_the_job_waited_begins_nothing(bench: "Benc
     job_id = bench.submit(capture=CAPTURE, deadline_seconds=900)
     with bench.database.write() as session:
         jobs.get(session, job_id).deadline_at = 1.0
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
+    upkeep(bench)
     assert bench.status(job_id) is JobStatus.FAILED
-    assert {(s.status, s.attempts) for s in bench.samples(job_id)} == {(SampleStatus.CANCELLED, 0)}
+    assert {(s.status, s.losses) for s in bench.samples(job_id)} == {(SampleStatus.CANCELLED, 0)}

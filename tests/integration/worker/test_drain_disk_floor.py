@@ -39,15 +39,15 @@ def test_a_full_disk_stops_the_drain_between_two_units(bench: "Bench") -> None:
     def state() -> tuple[JobStatus | None, list[int]]:
         found = bench.samples(job_id)
         assert not [s for s in found if s.status in (SampleStatus.LEASED, SampleStatus.FAILED)]
-        done = [s.attempts for s in found if s.status == SampleStatus.COMPLETED]
+        done = [s.losses for s in found if s.status == SampleStatus.COMPLETED]
         return bench.status(job_id), done
 
     for _ in range(2):
-        drain.run_slice(job_id)
-        assert state() == (JobStatus.IN_PROGRESS, [1] * 4)
+        drain.look()
+        assert state() == (JobStatus.IN_PROGRESS, [0] * 4)
     with bench.database.read() as session:
-        assert [job.id for job in waiting.claimable(session)] == [job_id], "the reconciler finds it"
+        assert list(waiting.with_work(session)) == [job_id], "the reconciler finds it"
         assert workers.busy_job_ids(session) == []
     disk.room = 100
-    drain.run_slice(job_id)
-    assert state() == (JobStatus.COMPLETED, [1] * 7)
+    drain.look()
+    assert state() == (JobStatus.COMPLETED, [0] * 7)

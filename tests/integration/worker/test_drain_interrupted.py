@@ -1,4 +1,4 @@
-"""Finished samples of a batch are kept when its job is cancelled or its worker stopped."""
+"""Finished samples of a batch are kept when its worker is stopped."""
 
 import threading
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from actograph.contract.resources import JobStatus, SampleStatus
+from actograph.contract.resources import SampleStatus
 from storage.jobs import jobs
 from storage.sessions.writer import SessionReader
 from worker.signals.stop_signal import StopSignal
@@ -24,7 +24,7 @@ DRAWN = {"temperature": 1.0, "seed": 3}
 def job_id(bench: "Bench", slow: list[float]) -> str:
     """A job of two samples that run together: the first ends at a stop string, the second goes on."""
     plain = bench.submit(inputs=[{"prompt": "one two"}], capture=None, sampling={"max_tokens": 12, **DRAWN})
-    bench.drain().run_slice(plain)
+    bench.drain().look()
     slow.clear()
     return bench.submit(
         inputs=[{"prompt": "one two"}, {"prompt": "three four"}],
@@ -44,7 +44,7 @@ def interrupt(bench: "Bench", job_id: str, steps: list[float], act: Callable[[],
 
     thread = threading.Thread(target=wait_and_act)
     thread.start()
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     thread.join()
 
 
@@ -59,22 +59,6 @@ def check_first(bench: "Bench", job_id: str) -> None:
     assert bench.stored_sessions() == bench.indexed_sessions()
 
 
-def test_a_cancelled_job_keeps_the_finished_samples_of_its_last_batch(
-    bench: "Bench", slow: list[float], job_id: str
-) -> None:
-    def cancel() -> None:
-        with bench.database.write() as session:
-            jobs.cancel(session, job_id)
-
-    interrupt(bench, job_id, slow, cancel)
-    check_first(bench, job_id)
-    assert bench.status(job_id) is JobStatus.CANCELLED
-    assert bench.samples(job_id)[1].status is SampleStatus.CANCELLED
-    with bench.database.read() as session:
-        assert jobs.get(session, job_id).completed == 1
-    assert len(bench.stored_sessions()) == 1
-
-
 def test_a_stopped_worker_keeps_the_finished_samples_of_its_last_batch(
     bench: "Bench", slow: list[float], job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +66,7 @@ def test_a_stopped_worker_keeps_the_finished_samples_of_its_last_batch(
     interrupt(bench, job_id, slow, bench.stop.set)
     check_first(bench, job_id)
     second = bench.samples(job_id)[1]
-    assert (second.status, second.attempts) == (SampleStatus.PENDING, 0)
+    assert (second.status, second.losses) == (SampleStatus.PENDING, 0)
     bench.stop = StopSignal.create(bench.settings.home)
     with bench.database.write() as session:
         jobs.cancel(session, job_id)

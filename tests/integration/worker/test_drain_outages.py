@@ -70,20 +70,20 @@ def test_samples_that_the_store_does_not_take_are_given_back(
     setattr(bad, moment, reason)
     job_id = bench.submit(capture=CAPTURE)
     drain = bench.drain(batch_size=2)
-    drain.run_slice(job_id)
+    drain.look()
     assert bench.status(job_id) is JobStatus.IN_PROGRESS
-    assert {(s.status, s.attempts) for s in bench.samples(job_id)} == {(SampleStatus.PENDING, 0)}
+    assert {(s.status, s.losses) for s in bench.samples(job_id)} == {(SampleStatus.PENDING, 0)}
     assert bench.stored_sessions() == set()
     begun = bad.begun
     bad.at_check = ServiceUnavailable("still away")
     for _ in range(3):
-        drain.run_slice(job_id)
+        drain.look()
     assert bad.begun == begun, "nothing is generated for a store that is known to be away"
     bad.at_begin = bad.at_commit = bad.at_check = None
     while bench.status(job_id) is JobStatus.IN_PROGRESS:  # until the pause is over
-        drain.run_slice(job_id)
+        drain.look()
     assert bench.status(job_id) is JobStatus.COMPLETED
-    assert [s.attempts for s in bench.samples(job_id)] == [1] * 5
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 5
     assert bench.stored_sessions() == bench.indexed_sessions()
     assert len(bench.stored_sessions()) == 5
 
@@ -126,10 +126,10 @@ def test_a_database_that_goes_away_costs_nothing_that_was_done(
         real = bench.database
         bad = BadDatabase(real.url.render_as_string(hide_password=False))
         bench.database = bad
-        drain = bench.drain(batch_size=3, lease_seconds=0.6)
+        drain = bench.drain(batch_size=3, idle_poll_seconds=1e-6)
         bad.fails_after, bad.is_committed_first = moment, is_committed_first
         for _ in range(100):
-            drain.run_slice(job_id)
+            drain.look()
             if bench.status(job_id) is JobStatus.COMPLETED:
                 break
         with bad.read() as session:
@@ -139,7 +139,7 @@ def test_a_database_that_goes_away_costs_nothing_that_was_done(
         found = bench.samples(job_id)
         assert bench.status(job_id) is JobStatus.COMPLETED, moment
         assert {s.status for s in found} == {SampleStatus.COMPLETED}
-        assert sum(s.attempts - 1 for s in found) <= 3, "at most the current batch is run again"
+        assert sum(s.losses for s in found) <= 3, "at most the current batch is run again"
         kept = {s.session_id for s in found}
         assert len(kept) == 5
         assert kept <= bench.stored_sessions()

@@ -40,17 +40,17 @@ def test_a_drain_stops_at_the_quota_and_goes_on_once_sessions_are_deleted(
     caplog.set_level("INFO")
     job_id = submit(bench, "key:00000001")
     limits: dict[str, Any] = {"batch_size": 2, quota: 1}
-    bench.drain(**limits).run_slice(job_id)
+    bench.drain(**limits).look()
     assert completed(bench, job_id) == 2
     assert f"ACTOGRAPH_{quota.upper()}" in caplog.text
-    bench.drain(**limits).run_slice(job_id)
+    bench.drain(**limits).look()
     assert completed(bench, job_id) == 2
     changes.delete_matching(bench.database, SessionFilter(job_id=job_id))
     # deleted sessions count until their bytes are gone
     reaper.reap(bench.database, bench.store)
-    bench.drain(**limits).run_slice(job_id)
+    bench.drain(**limits).look()
     assert completed(bench, job_id) == 4
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
     assert completed(bench, job_id) == 5
     assert bench.stored_sessions() == bench.indexed_sessions()
@@ -58,14 +58,14 @@ def test_a_drain_stops_at_the_quota_and_goes_on_once_sessions_are_deleted(
 
 def test_an_owner_at_the_quota_does_not_slow_others(bench: "Bench") -> None:
     full = submit(bench, "key:00000001", priority=0)
-    bench.drain(owner_quota_bytes=1).run_slice(full)
+    bench.drain(owner_quota_bytes=1).look()
     assert completed(bench, full) == 4
     with bench.database.read() as session:
         stored = quotas.usage(session)["key:00000001"].total_bytes
     other = submit(bench, "key:00000002")
     # the urgent job of the full owner cannot run, so it is no reason to give way after one batch
-    bench.drain(batch_size=1, owner_quota_bytes=stored).run_slice(other)
+    bench.drain(batch_size=1, owner_quota_bytes=stored).look()
     assert completed(bench, other) >= 3
     assert completed(bench, full) == 4
-    bench.drain().run_slice(full)
+    bench.drain().look()
     assert bench.status(full) is JobStatus.COMPLETED

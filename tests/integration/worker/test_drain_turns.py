@@ -54,7 +54,7 @@ def _rows(session: Any, job_id: str) -> Any:
 def test_jobs_of_one_priority_take_turns(bench: "Bench") -> None:
     inputs = [{"prompt": f"{n} and {n}"} for n in range(3)]
     first, second, third = (bench.submit(inputs=inputs, sampling={"max_tokens": 2}) for _ in range(3))
-    assert bench.drain(batch_size=1, turn_seconds=1e-6).look()
+    assert bench.drain(batch_size=1).look()
     assert served(bench, first, second, third) == [0, 1, 2] * 3
     assert {bench.status(job_id) for job_id in (first, second, third)} == {JobStatus.COMPLETED}
 

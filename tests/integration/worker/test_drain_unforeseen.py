@@ -14,7 +14,7 @@ from storage.jobs import control
 from storage.sessions import sessions
 from storage.sessions.sessions import NewSession
 from storage.sessions.writer import SessionWriter
-from worker.drain.slices import Slices
+from worker.drain.open_jobs import OpenJobs
 from worker.runners.evaluation import EvaluationRunner
 from worker.signals.process_end import DEVICE_LOST
 
@@ -45,7 +45,7 @@ def second_fails_alone(bench: "Bench", job_id: str, caplog: pytest.LogCaptureFix
     assert bench.status(job_id) is JobStatus.COMPLETED
     done = bench.samples(job_id)
     assert [str(sample.status) for sample in done] == ["completed", "failed"] + ["completed"] * 3
-    assert [sample.attempts for sample in done] == [1] * 5
+    assert [sample.losses for sample in done] == [0] * 5
     error = done[1].error
     assert error is not None
     assert error.type == "internal_error"
@@ -66,7 +66,7 @@ def test_a_bug_in_a_runner_fails_its_sample(
     real = getattr(EvaluationRunner, method)
     monkeypatch.setattr(EvaluationRunner, method, failing_on_second(real, lambda _runner, lease, *_: lease))
     job_id = bench.submit(capture=CAPTURE)
-    bench.drain(batch_size=5).run_slice(job_id)
+    bench.drain(batch_size=5).look()
     second_fails_alone(bench, job_id, caplog, doing)
 
 
@@ -79,7 +79,7 @@ def test_a_bug_in_closing_a_session_fails_its_sample(
         SessionWriter, "finish", failing_on_second(real, lambda _writer, manifest, *_: manifest)
     )
     job_id = bench.submit(capture=CAPTURE)
-    bench.drain(batch_size=5).run_slice(job_id)
+    bench.drain(batch_size=5).look()
     second_fails_alone(bench, job_id, caplog, "stored")
 
 
@@ -95,7 +95,7 @@ def test_a_result_that_the_index_refuses_fails_its_sample(
 
     monkeypatch.setattr("storage.sessions.sessions.publish", faulty)
     job_id = bench.submit(capture=CAPTURE)
-    bench.drain(batch_size=5).run_slice(job_id)
+    bench.drain(batch_size=5).look()
     second_fails_alone(bench, job_id, caplog, "stored")
 
 
@@ -104,16 +104,16 @@ def test_a_job_that_cannot_be_made_ready_fails_at_the_third_attempt_of_any_proce
 ) -> None:
     job_id = bench.submit()
     with monkeypatch.context() as patch:
-        patch.setattr(Slices, "_runner", failing_on_second(lambda: None, lambda *_: _Second()))
+        patch.setattr(OpenJobs, "_runner", failing_on_second(lambda: None, lambda *_: _Second()))
         for number in range(3):
             assert bench.status(job_id) in (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
-            bench.drain(f"wrk_{number:032x}").run_slice(job_id)
+            bench.drain(f"wrk_{number:032x}").look()
     assert bench.status(job_id) is JobStatus.FAILED
     assert caplog.text.count("in faulty") == 3
     with bench.database.write() as session:
         row = control.retry(session, job_id)
         assert row.error is None
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
 
 
@@ -136,7 +136,7 @@ def test_scoring_and_prompting_that_take_longer_than_the_stall_limit_in_all_are_
 
         monkeypatch.setattr(EvaluationRunner, method, slowly)
     job_id = bench.submit()
-    bench.drain(batch_size=5, stall_seconds=2.5).run_slice(job_id)
+    bench.drain(batch_size=5, stall_seconds=2.5).look()
     assert ended == []
     assert bench.status(job_id) is JobStatus.COMPLETED
 
@@ -147,12 +147,12 @@ def test_a_device_that_is_lost_while_the_job_is_made_ready_ends_the_process(
     def lose(*_: Any) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(Slices, "_runner", lose)
+    monkeypatch.setattr(OpenJobs, "_runner", lose)
     ended: list[int] = []
     bench.end_process = ended.append
     job_id = bench.submit()
     for number in range(3):
         with caplog.at_level(logging.CRITICAL), pytest.raises(torch.AcceleratorError):
-            bench.drain(f"wrk_{number:032x}").run_slice(job_id)
+            bench.drain(f"wrk_{number:032x}").look()
     assert ended == [DEVICE_LOST] * 3
     assert bench.status(job_id) is JobStatus.FAILED

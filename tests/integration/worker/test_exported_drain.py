@@ -46,7 +46,7 @@ def exported(
 ) -> tuple[Path, dict[str, Any]]:
     """Drain a job and unpack its export: the folder, and the results as the API has them."""
     job_id = bench.submit(PROBLEMS, **spec)
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     if fail_last:
         with bench.database.write() as session:
             last = session.get_one(SampleRow, bench.samples(job_id)[-1].id)

@@ -30,7 +30,7 @@ def test_inline_examples_stand_before_every_question(bench: "Bench") -> None:
     task = TASK | {"fewshot": {"samples": EXAMPLES}}
     conditions = [{"name": "plain"}, {"name": "polite", "suffix": "Please!"}]
     job_id = bench.submit(task=task, dataset=dataset, conditions=conditions)
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
     shown = [("user", "1+2? (1, 2)"), ("assistant", "3"), ("user", "3+4? (3, 4)"), ("assistant", "7")]
     for sample in bench.samples(job_id):
@@ -42,7 +42,7 @@ def test_inline_examples_stand_before_every_question(bench: "Bench") -> None:
         assert sample.prompt.startswith(expected)
         assert sample.input["answer"] == str(2 * (10 + sample.index))
     fewer = bench.submit(task=task, dataset=dataset, num_fewshot=1, apply_chat_template=False)
-    bench.drain().run_slice(fewer)
+    bench.drain().look()
     assert [s.prompt for s in bench.samples(fewer)] == [
         f"1+2? (1, 2) 3\n\n{i}+{i}? ({i}, {i})" for i in range(10, 15)
     ]

@@ -44,7 +44,7 @@ class Prefill:
             total = None if new is None else len(new)
             row = jobs.create(session, kind=spec.kind, model=MODEL, spec=spec, hooks=None, total=total)
             samples.insert(session, row.id, new or ())
-        self.bench.drain().run_slice(row.id)
+        self.bench.drain().look()
         return row.id
 
     def job(self, job_id: str) -> JobRow:

@@ -45,7 +45,7 @@ def submit(bench: "Bench", count: int = 6, **changes: Any) -> str:
 
 
 def run(bench: "Bench", job_id: str) -> list[Sample]:
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
     done = bench.samples(job_id)
     assert all(sample.status is SampleStatus.COMPLETED for sample in done), [s.error for s in done]
@@ -204,7 +204,7 @@ def test_a_template_that_refuses_the_results_fails_the_sample_with_its_reason(
     monkeypatch.setattr(tokenizer, "chat_template", refusing + tokenizer.chat_template)
     bench.engine = Scripted(bench.engine, lambda turn: CALL.format("calculator"))  # type: ignore[assignment]
     job_id = submit(bench, 2, capture=None)
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     for sample in bench.samples(job_id):
         assert sample.status is SampleStatus.FAILED
         assert sample.error is not None
@@ -221,7 +221,7 @@ def test_a_model_without_tools_is_refused(bench: "Bench", monkeypatch: pytest.Mo
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     monkeypatch.setattr(bench.engine.model.tokenizer, "chat_template", template)
     job_id = submit(bench, 1)
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     with bench.database.read() as session:
         error = jobs.get(session, job_id).error
     assert error is not None

@@ -60,7 +60,7 @@ class Session:
 def sessions(bench: "Bench", count: int = 2, **changes: Any) -> list[Session]:
     spec = {"task": TASK, "tools": "calculator", "sampling": {"max_tokens": 64}} | changes
     job_id = bench.submit(PROBLEMS[:count], **spec)
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
     found = []
     for sample in bench.samples(job_id):
@@ -153,7 +153,7 @@ def test_a_number_beyond_the_sample_fails_it_with_the_reason(bench: "Bench") -> 
     job_id = bench.submit(
         PROBLEMS[:1], task=TASK, tools="calculator", sampling={"max_tokens": 64}, capture=capture
     )
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     [sample] = bench.samples(job_id)
     assert sample.error is not None
     assert "positions lists token 4000, which the model did not run" in sample.error.message

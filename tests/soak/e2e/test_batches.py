@@ -121,7 +121,7 @@ def test_nothing_is_lost_or_doubled_whoever_dies(service: Any, wait: Wait) -> No
             assert answer["choices"][0]["message"] == second[name]["choices"][0]["message"], name
             assert answer.get("activations_meta") == second[name].get("activations_meta"), name
         assert (one.usage, one.error_file_id) == (other.usage, other.error_file_id)
-        assert {sample.attempts for sample in plain.jobs.get(job_id).samples()} == {1, 2}
+        assert {sample.losses for sample in plain.jobs.get(job_id).samples()} == {0, 1}
         kept = list(plain.sessions.list(job_id=job_id))
         assert len(kept) == LINES * 2 // 3
         assert {one.id for one in kept} == {

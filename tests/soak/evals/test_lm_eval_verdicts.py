@@ -77,7 +77,7 @@ def test_every_sample_has_lm_evals_verdict(
         capture={"points": ["resid_post"], "layers": "all"},
     )
     while bench.status(job_id) in (JobStatus.QUEUED, JobStatus.IN_PROGRESS):
-        bench.drain().run_slice(job_id)
+        bench.drain().look()
     samples = bench.samples(job_id)
     assert len(samples) == len(theirs["samples"]) == case.limit
     # lm-eval cuts a prompt that is too long from the left; here such a sample has failed

@@ -49,9 +49,9 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
 
 #: rows of one job, made by the database itself; {n} numbers them
 ROWS = """
-INSERT INTO samples (id, job_id, position, sample_index, condition, epoch, status, lease_token, lease_until,
-                     attempts, input, session_id)
-    SELECT {smp}, :job, n, n, '', 0, 'completed', 1, 0, 1, '{{}}', {ses} FROM {numbers};
+INSERT INTO samples (id, job_id, position, sample_index, condition, epoch, status, lease_token,
+                     losses, input, session_id)
+    SELECT {smp}, :job, n, n, '', 0, 'completed', 1, 0, '{{}}', {ses} FROM {numbers};
 INSERT INTO sessions (id, job_id, sample_id, sample_index, condition, epoch, model, created_at, prompt_tokens,
                       generated_tokens, rows, bytes, dtype, hooks, owner, pinned)
     SELECT {ses}, :job, {smp}, n, '', 0, 'demo', n, 2, 2, 4, 1000, 'F32', '{{}}', :owner, {false}

@@ -60,7 +60,7 @@ def drain_to_its_end(bench: "Bench", job_id: str, engine: HangingEngine) -> None
         bench.end_process = engine.end_process
         drain = bench.drain(worker_id, stall_seconds=1.5, lease_seconds=15)
         try:
-            drain.run_slice(job_id)
+            drain.look()
         except ProcessEnded:
             with bench.database.write() as session:
                 workers.bury(session, "here", lambda _pid: False)
@@ -69,12 +69,12 @@ def drain_to_its_end(bench: "Bench", job_id: str, engine: HangingEngine) -> None
     raise AssertionError("the job does not end")
 
 
-def test_a_prompt_that_hangs_the_device_costs_two_workers_and_one_sample(bench: "Bench") -> None:
+def test_a_prompt_that_hangs_the_device_costs_four_workers_and_one_sample(bench: "Bench") -> None:
     inputs = [{"prompt": text} for text in ("one two", "three four", "poison", "five six", "seven")]
     job_id = bench.submit(inputs=inputs, capture=CAPTURE)
     engine = HangingEngine(bench.engine, "poison")
     drain_to_its_end(bench, job_id, engine)
-    assert engine.deaths == 2
+    assert engine.deaths == 4
     done = bench.samples(job_id)
     assert [str(s.status) for s in done] == ["completed", "completed", "failed", "completed", "completed"]
     assert done[2].error is not None
@@ -89,7 +89,7 @@ def test_a_sample_that_takes_too_long_fails_and_its_batch_keeps_what_ended(bench
     """The model never ends by itself here; what is short ends at a stop string."""
     drawn = {"temperature": 1.0, "seed": 3}
     plain = bench.submit(inputs=[{"prompt": "one two"}], capture=None, sampling={"max_tokens": 12, **drawn})
-    bench.drain().run_slice(plain)
+    bench.drain().look()
     first_words = bench.samples(plain)[0].completion
     assert first_words
     job_id = bench.submit(
@@ -98,7 +98,7 @@ def test_a_sample_that_takes_too_long_fails_and_its_batch_keeps_what_ended(bench
         sampling={"max_tokens": 2000, "stop": [first_words], **drawn},
         sample_timeout_seconds=4.0,
     )
-    bench.drain().run_slice(job_id)
+    bench.drain().look()
     short, long = bench.samples(job_id)
     assert short.status is SampleStatus.COMPLETED
     assert short.session_id is not None
@@ -127,7 +127,7 @@ def test_a_sample_that_fits_into_no_memory_fails_with_its_reason_and_the_others_
     )
     handle = bench.engine.model.hf.get_submodule("model.layers.1.mlp").register_forward_pre_hook(before)
     try:
-        bench.drain(batch_size=5, shard_bytes=1 << 13).run_slice(job_id)
+        bench.drain(batch_size=5, shard_bytes=1 << 13).look()
     finally:
         handle.remove()
     *_, lost, fourth, fifth = done = bench.samples(job_id)

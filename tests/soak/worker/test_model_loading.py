@@ -18,7 +18,6 @@ from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
 from storage.samples.expansion import capture_samples
-from tests.integration.worker.conftest import WakeLog
 from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
@@ -50,7 +49,6 @@ class Bench:
             settings=self.settings,
             database=self.database,
             store=open_store(self.settings.effective_artifact_url),
-            broker=WakeLog(),  # type: ignore[arg-type]
             models=self.holder,
             worker_id=WORKER,
             stop=StopSignal.create(home),
@@ -70,7 +68,7 @@ class Bench:
         """Ask for a model and let the worker do it; status and reason."""
         with self.database.write() as session:
             row = model_loads.create(session, model, ModelLoadOptions.model_validate(options))
-        self.drain.run_slice(row.id)
+        self.drain.look(1)
         with self.database.read() as session:
             found = model_loads.resource(session, jobs.get(session, row.id))
         return found.status, found.error.message if found.error else ""
@@ -88,7 +86,7 @@ class Bench:
         with self.database.write() as session:
             row = jobs.create(session, kind="capture", model=model, spec=spec, hooks=None, total=1)
             samples.insert(session, row.id, capture_samples(spec))
-        self.drain.run_slice(row.id)
+        self.drain.look(1)
         with self.database.read() as session:
             return jobs.get(session, row.id)
 
@@ -161,7 +159,7 @@ def test_a_request_that_was_cancelled_is_not_begun(bench: Bench) -> None:
     with bench.database.write() as session:
         row = model_loads.create(session, LLAMA, ModelLoadOptions())
         jobs.cancel(session, row.id)
-    bench.drain.run_slice(row.id)
+    bench.drain.look()
     assert bench.loads == [QWEN]
     with bench.database.read() as session:
         assert jobs.status_of(session, row.id) is JobStatus.CANCELLED

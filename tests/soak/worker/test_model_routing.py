@@ -1,8 +1,6 @@
 """Two workers, two real models: who takes whose jobs, and how often a model is loaded."""
 
-import threading
-import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
 from storage import samples
 from storage.artifacts.factory import open_store
-from storage.broker.broker import MAX_HOPS
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.jobs import jobs
@@ -37,13 +34,13 @@ class Queues:
     """A broker in memory with a queue for each model, as the real one has."""
 
     def __init__(self) -> None:
-        self.waiting: defaultdict[str, deque[int]] = defaultdict(deque)
+        self.waiting: Counter[str] = Counter()
         self.is_away = False
 
-    def wake(self, model: str, hops: int = MAX_HOPS) -> bool:
+    def wake(self, model: str) -> bool:
         if self.is_away:
             return False
-        self.waiting[model].append(hops)
+        self.waiting[model] += 1
         return True
 
 
@@ -61,7 +58,6 @@ class Worker:
             settings=settings,
             database=database,
             store=open_store(settings.effective_artifact_url),
-            broker=queues,  # type: ignore[arg-type]
             models=self.holder,
             worker_id=self.id,
             stop=StopSignal.create(settings.home),
@@ -78,7 +74,8 @@ class Worker:
         """Serve one message, if there is one for this worker."""
         for model in self._served:
             if self._queues.waiting[model]:
-                self.drain.serve(model, self._queues.waiting[model].popleft())
+                self._queues.waiting[model] -= 1
+                self.drain.serve()
                 return True
         return False
 
@@ -108,7 +105,7 @@ def make(tmp_path: Path, shared: Path, database: Database, queues: Queues) -> It
         model, *others = (f"{name}={shared / 'models' / name}" for name in served)
         settings = Settings(
             home=tmp_path, model=model, allowed_models=tuple(others), device="cpu", batch_size=1,
-            slice_seconds=1e-6, **changes,
+            **changes,
         )  # fmt: skip
         made.append(Worker(settings, database, queues, served))
         return made[-1]
@@ -197,57 +194,10 @@ def test_idle_workers_join_a_long_job_by_asking_the_index(
     first, second, other = make([FIRST]), make([FIRST]), make([SECOND])
     job_id = submit(database, queues, FIRST, count=9)
     queues.waiting.clear()  # a Redis that was flushed
-    assert first.drain.run_slice(job_id)
+    assert first.drain.look(1)
     assert not other.drain.look(), "it can do nothing for the job"
     assert second.drain.look()
     assert set(who_ran(database, job_id)) == {first.id, second.id}
-
-
-def test_a_wake_up_goes_on_to_the_idle_worker_that_holds_the_model(
-    database: Database, queues: Queues, make: Make
-) -> None:
-    first, second = make([FIRST, SECOND]), make([SECOND, FIRST])
-    job_id = submit(database, queues, SECOND)
-    queues.waiting.clear()
-    first.drain.serve(SECOND, 2)
-    assert (queues.waiting.pop(SECOND), set(who_ran(database, job_id))) == (deque([1]), {""})
-    first.drain.serve(SECOND, 0)
-    assert not queues.waiting[SECOND], "it passes a few workers, not one after the other for ever"
-    second.drain.serve(SECOND, 0)
-    assert set(who_ran(database, job_id)) == {second.id}
-    first.drain.serve(FIRST, 2)
-    assert not queues.waiting[FIRST], "nobody else needs it"
-
-
-def test_a_wake_up_that_a_busy_worker_took_goes_on_and_is_looked_after_in_the_end(
-    database: Database, queues: Queues, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = make([FIRST])
-    begun, goes_on = threading.Event(), threading.Event()
-    work = worker.drain._work
-
-    def slow_work() -> bool:
-        begun.set()
-        assert goes_on.wait(60)
-        return work()
-
-    monkeypatch.setattr(worker.drain, "_work", slow_work)
-    job_id = submit(database, queues, FIRST)
-    queues.waiting.clear()
-    threads = [threading.Thread(target=worker.drain.look)]
-    threads[0].start()
-    assert begun.wait(60)
-    threads.append(threading.Thread(target=worker.drain.serve, args=(FIRST, 2)))
-    threads[1].start()
-    deadline = time.monotonic() + 120
-    while not queues.waiting[FIRST]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    goes_on.set()
-    for thread in threads:
-        thread.join(60)
-    assert queues.waiting[FIRST] == deque([1])
-    assert set(who_ran(database, job_id)) == {worker.id}
 
 
 def test_a_drain_goes_on_by_the_index_where_no_message_can_be_sent(

@@ -27,7 +27,6 @@ from storage.sessions import sessions
 from storage.sessions.manifest import SessionManifest
 from storage.sessions.writer import SessionReader
 from storage.tables.models import JobRow, SessionRow
-from tests.integration.worker.conftest import WakeLog
 from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
@@ -43,7 +42,7 @@ FIRST, SECOND = (
 
 
 class Worker:
-    """A worker in this process whose slices have one batch of two samples."""
+    """A worker in this process whose batches have two samples."""
 
     def __init__(self, bench: "Bench", number: int) -> None:
         self._bench, self.id = bench, f"wrk_{number:032x}"
@@ -55,7 +54,6 @@ class Worker:
             settings=bench.settings,
             database=bench.database,
             store=bench.store,
-            broker=WakeLog(),  # type: ignore[arg-type]
             models=self.holder,
             worker_id=self.id,
             stop=StopSignal.create(bench.settings.home / self.id),
@@ -71,7 +69,7 @@ class Worker:
         """Load the model as a client asks."""
         with self._bench.database.write() as session:
             row = model_loads.create(session, MODEL, ModelLoadOptions.model_validate(options))
-        self.drain.run_slice(row.id)
+        self.drain.look(1)
         assert self._bench.job(row.id).status == JobStatus.COMPLETED, self._bench.job(row.id).error
 
 
@@ -83,7 +81,7 @@ class Bench:
             path.chmod(0o755)
         self.settings = Settings(
             home=home, model=f"{MODEL}={self.folder}", device="cpu", dtype="float32", batch_size=2,
-            slice_seconds=1e-6, model_hold_seconds=600,
+            model_hold_seconds=600,
         )  # fmt: skip
         self.database = Database(self.settings.effective_database_url)
         create_index(self.database)
@@ -121,7 +119,7 @@ class Bench:
 
     def finish(self, worker: Worker, job_id: str) -> resources.JobStatus:
         for _ in range(20):
-            worker.drain.run_slice(job_id)
+            worker.drain.look()
             if JobStatus(self.job(job_id).status).is_terminal():
                 break
         return JobStatus(self.job(job_id).status)
@@ -174,7 +172,7 @@ def test_a_savepoint_means_what_it_meant_before_a_reload(
     worker = bench.worker()
     worker.load(savepoints=FIRST)
     job_id = bench.submit(hooks=["late", "same", "resid_post.1"], is_pinned=is_pinned)
-    worker.drain.run_slice(job_id)
+    worker.drain.look(1)
     assert len(bench.sessions(job_id)) == 2
     worker.load(**reload)
     assert bench.finish(worker, job_id) is JobStatus.COMPLETED
@@ -194,7 +192,7 @@ def test_a_savepoint_means_what_it_meant_before_a_reload(
 def test_a_running_job_keeps_the_variant_that_it_began_with(bench: Bench, options: dict[str, str]) -> None:
     worker = bench.worker()
     job_id = bench.submit(hooks=["resid_post.0"])
-    worker.drain.run_slice(job_id)
+    worker.drain.look(1)
     worker.load(**options)
     later = bench.submit(hooks=["resid_post.0"])
     assert bench.finish(worker, job_id) is JobStatus.COMPLETED
@@ -213,14 +211,12 @@ def test_a_running_job_keeps_the_variant_that_it_began_with(bench: Bench, option
     assert "model.reloaded" not in [event.event for event in bench.log(later)]
 
 
-def test_two_variants_are_loaded_once_each_not_once_a_slice(bench: Bench) -> None:
+def test_two_variants_are_loaded_once_each_not_in_turns(bench: Bench) -> None:
     worker = bench.worker()
     old = bench.submit(hooks=["resid_post.0"])
     worker.load(dtype="bfloat16")
     new = bench.submit(hooks=["resid_post.0"])
-    for _ in range(10):
-        for job_id in (old, new):
-            worker.drain.run_slice(job_id)
+    worker.drain.look()
     assert [bench.job(i).status for i in (old, new)] == [JobStatus.COMPLETED] * 2
     assert worker.loads == ["float32", "bfloat16", "float32"]
 
@@ -228,9 +224,9 @@ def test_two_variants_are_loaded_once_each_not_once_a_slice(bench: Bench) -> Non
 def test_weights_that_were_overwritten_fail_the_job_with_both_fingerprints(bench: Bench) -> None:
     worker = bench.worker()
     job_id = bench.submit(hooks=["resid_post.1"])
-    worker.drain.run_slice(job_id)
+    worker.drain.look(1)
     bench.overwrite()
-    worker.drain.run_slice(job_id)
+    worker.drain.look(1)
     assert len(bench.sessions(job_id)) == 4, "the model in memory is still the one"
     worker.load()
     assert bench.finish(worker, job_id) is JobStatus.FAILED
@@ -264,7 +260,7 @@ def test_the_job_goes_on_once_the_former_weights_are_back(bench: Bench) -> None:
     path = bench.folder / "model.safetensors"
     former = path.read_bytes()
     job_id = bench.submit(hooks=["resid_post.1"])
-    worker.drain.run_slice(job_id)
+    worker.drain.look(1)
     bench.overwrite()
     worker.load()
     assert bench.finish(worker, job_id) is JobStatus.FAILED
@@ -282,7 +278,7 @@ def test_of_two_workers_the_first_claim_decides(bench: Bench) -> None:
     job_id = bench.submit(hooks=["resid_post.0"], is_pinned=False)
     second.load(dtype="bfloat16")
     for worker in (first, second, first, second):
-        worker.drain.run_slice(job_id)
+        worker.drain.look(1)
     assert bench.job(job_id).status == JobStatus.COMPLETED
     assert [m.identity_sha256 for m in bench.manifests(job_id)] == [bench.job(job_id).identity_sha256] * 8
 
@@ -292,7 +288,7 @@ def test_a_job_whose_weights_are_gone_is_left_to_the_worker_that_has_them(bench:
     job_id = bench.submit(hooks=["resid_post.1"])
     bench.overwrite()
     second.load()
-    second.drain.run_slice(job_id)
+    second.drain.look(1)
     assert bench.job(job_id).status == JobStatus.IN_PROGRESS
     assert bench.sessions(job_id) == []
     assert second.loads == ["float32"] * 2

@@ -159,8 +159,7 @@ def test_a_drain_goes_on_while_redis_is_down_and_goes_by_messages_afterwards(
     database: Database, start: Start, redis_process: "Callable[[], RedisProcess]"
 ) -> None:
     server = redis_process()
-    # slices of one batch each, so that the drain asks for its next turn all the time
-    worker = start(server.url, BENCH_UNIT_SECONDS="0.05", ACTOGRAPH_SLICE_SECONDS="0.01")
+    worker = start(server.url, BENCH_UNIT_SECONDS="0.05")
     long = submit(database, ["word"] * 20_000)  # at least 250 seconds of work
     wait_for(lambda: completed(database, long) >= 2 * UNIT_SAMPLES, worker)
     server.stop()

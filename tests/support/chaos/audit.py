@@ -93,10 +93,10 @@ def audit_job(
         of_sample = Counter(
             session.scalars(sa.select(SessionRow.sample_id).where(SessionRow.job_id == job.id))
         )
-        attempts = session.scalars(sa.select(SampleRow.attempts).where(SampleRow.job_id == job.id)).all()
+        losses = session.scalars(sa.select(SampleRow.losses).where(SampleRow.job_id == job.id)).all()
     audit.note("duplicated", f"{job.id}: sessions", sum(n - 1 for n in of_sample.values()))
-    audit.repeated_samples += sum(n > 1 for n in attempts)
-    audit.repeats += sum(n - 1 for n in attempts if n > 1)
+    audit.repeated_samples += sum(n > 0 for n in losses)
+    audit.repeats += sum(losses)
     audit.samples += len(samples)
     identities: Counter[str] = Counter()
     for key, sample in good.items():

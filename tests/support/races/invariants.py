@@ -161,6 +161,6 @@ def _accepted(session: Session, memory: Memory) -> Iterator[str]:
     lost = memory.accepted - there - memory.deleted
     if lost:
         yield f"jobs were accepted and are not there: {lost}"
-    open_jobs = waiting.claimable(session)
+    open_jobs = waiting.with_work(session)
     if open_jobs:
         yield f"jobs still have work: {open_jobs}"

@@ -100,7 +100,7 @@ def _settle(world: World, drains: Sequence[WorkerActs], tidiers: Sequence[ApiAct
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         with database.read() as session:
-            slices = len(waiting.claimable(session))
+            slices = len(waiting.with_work(session))
         for worker in islice(cycle(drains), slices + len(drains)):
             with world.faults.guard("drain"):
                 worker.drain()
@@ -110,8 +110,7 @@ def _settle(world: World, drains: Sequence[WorkerActs], tidiers: Sequence[ApiAct
         with database.read() as session:
             if not (
                 any(waiting.open_samples(session).values())
-                or waiting.claimable(session)
-                or waiting.unended(session)
+                or waiting.with_work(session)
                 or batches.unended(session)
             ):
                 return

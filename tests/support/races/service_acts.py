@@ -9,16 +9,16 @@ import sqlalchemy as sa
 from actograph.contract.resources import SampleStatus
 from api.dependencies import Services
 from api.openai.batches import advance_all
-from storage import samples
 from storage.accounts import quotas
 from storage.index import events
 from storage.index.ids import new_worker_id
 from storage.jobs import deletion, jobs
-from storage.queue import waiting, workers
-from storage.samples import LeasedSample
+from storage.queue import leases, waiting, workers
+from storage.queue.leases import LeasedSample
 from storage.sessions import changes
 from storage.tables.models import SampleRow
 from storage.upkeep import reaper, store_gc
+from tests.support import leasing
 from tests.support.races.world import DEAD_PID, HOST, MODEL, WorkerHere, World
 
 
@@ -38,20 +38,11 @@ class WorkerActs:
             chosen()
 
     def drain(self) -> None:
-        """Serve the next wake-up; without one, look at the index, or run a slice of any job."""
-        message = self._world.broker.take()
-        if message is not None:
-            self._worker.drain.serve(*message)
-            return
-        if self._random.random() < 0.5:
-            self._worker.drain.look()
-            return
-        with self._worker.database.read() as session:
-            claimable = waiting.claimable(session)
-        if not claimable:
+        """Serve the next wake-up; without one, look at the index for some batches."""
+        if self._world.broker.take() is not None:
+            self._worker.drain.serve()
+        elif not self._worker.drain.look(self._random.randint(1, 4)):
             time.sleep(0.002)
-            return
-        self._worker.drain.run_slice(self._random.choice([job.id for job in claimable]))
 
     def beat(self) -> None:
         with self._worker.database.write() as session:
@@ -127,17 +118,23 @@ class ApiActs:
             mute = waiting.active_without_event(
                 session, MODEL, "job.waiting", submitted_before=float("inf"), limit=20
             )
-            for job_id in jobs.keep(session, mute):
-                events.append(session, job_id, "job.waiting", {"reason": "a race"})
+            for row in jobs.lock_all(session, mute):
+                events.append(session, row.id, "job.waiting", {"reason": "a race"})
 
     def lapse(self) -> None:
         """Leases of workers that were stopped for too long."""
+        with self._services.database.read() as session:
+            holders = sa.select(SampleRow.worker_id).where(SampleRow.status == SampleStatus.LEASED).distinct()
+            found = [worker_id for worker_id in session.scalars(holders.limit(3)) if worker_id]
         with self._services.database.write() as session:
-            leased = sa.select(SampleRow.id).where(SampleRow.status == SampleStatus.LEASED).limit(3)
-            held = session.scalars(leased.with_for_update(skip_locked=True)).all()
-            # as if for the first time: here no sample may fail for want of attempts
-            lapsed = sa.update(SampleRow).where(SampleRow.id.in_(held))
-            session.execute(lapsed.values(lease_until=0.0, attempts=1))
+            leases.take_back(session, found)
+        with self._services.database.write() as session:
+            # as if for the first time: here no sample may fail because of losses
+            lost = sa.select(SampleRow.id).where(SampleRow.losses > 0).with_for_update(skip_locked=True)
+            spared = sa.update(SampleRow).where(SampleRow.id.in_(session.scalars(lost).all()))
+            suspects = SampleRow.status == SampleStatus.SUSPECT
+            status = sa.case((suspects, SampleStatus.PENDING), else_=SampleRow.status)
+            session.execute(spared.values(losses=0, status=status))
 
     def lose_worker(self) -> None:
         """A worker that begins on a sample and dies, so that the next one that starts buries it."""
@@ -145,9 +142,9 @@ class ApiActs:
         with self._services.database.write() as session:
             workers.register(session, lost, hostname=HOST, pid=DEAD_PID, model=MODEL, served=[])
         with self._services.database.read() as session:
-            claimable = waiting.claimable(session)
+            claimable = waiting.with_work(session)
         if claimable:
-            self._claim(lost, self._random.choice([job.id for job in claimable]))
+            self._claim(lost, self._random.choice(claimable))
 
     def silence_workers(self) -> None:
         """Workers that are silent for long, and are forgotten soon after."""
@@ -159,17 +156,15 @@ class ApiActs:
     def give_back(self) -> None:
         """A worker that was asked to end while it had a unit in hand."""
         with self._services.database.read() as session:
-            claimable = waiting.claimable(session)
+            claimable = waiting.with_work(session)
         if claimable:
-            leases = self._claim("wrk_" + "e" * 32, self._random.choice([job.id for job in claimable]))
+            claimed = self._claim("wrk_" + "e" * 32, self._random.choice(claimable))
             with self._services.database.write() as session:
-                held = samples.renew(session, leases, lease_seconds=1.0)
-                samples.release(session, [lease for lease in leases if lease.id in held])
-                samples.give_back(session, [lease for lease in leases if lease.id not in held])
+                leases.give_back(session, claimed)
 
     def _claim(self, worker_id: str, job_id: str) -> list[LeasedSample]:
         with self._services.database.write() as session:
-            return samples.claim(session, job_id, worker_id=worker_id, count=2, lease_seconds=1.0)
+            return leasing.claim(session, job_id, worker_id=worker_id, count=2)
 
     def sum_up(self) -> None:
         with self._services.database.read() as session:

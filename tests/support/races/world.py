@@ -28,7 +28,6 @@ from api.background import Background
 from api.dependencies import Services
 from api.served_models import ServedModels
 from storage.artifacts.factory import open_store
-from storage.broker.broker import MAX_HOPS
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import workers
@@ -102,16 +101,16 @@ class MemoryBroker:
         self._random = random.Random(seed)
         self._lost_share = lost_share
         self._lock = threading.Lock()
-        self._messages: deque[tuple[str, int]] = deque()
+        self._messages: deque[str] = deque()
         self.trouble: str | None = None
 
-    def wake(self, model: str, hops: int = MAX_HOPS) -> bool:
+    def wake(self, model: str) -> bool:
         with self._lock:
             if self._random.random() >= self._lost_share:
-                self._messages.append((model, hops))
+                self._messages.append(model)
         return True
 
-    def take(self) -> tuple[str, int] | None:
+    def take(self) -> str | None:
         with self._lock:
             return self._messages.popleft() if self._messages else None
 
@@ -177,7 +176,6 @@ class WorkerHere:
             settings=world.settings,
             database=self.database,
             store=open_store(world.settings.effective_artifact_url),
-            broker=world.broker,  # type: ignore[arg-type]
             models=holder,  # type: ignore[arg-type]
             worker_id=self.id,
             stop=world.stop,

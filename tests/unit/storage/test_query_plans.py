@@ -1,7 +1,7 @@
 """Queries that are asked often find their rows by an index, in its order, however full the database is."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -16,11 +16,12 @@ from storage.files import files
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import batches, control, deletion, jobs
-from storage.queue import chat_batches, waiting, workers
+from storage.queue import claim, waiting, workers
 from storage.sessions import sessions, vectors
 from storage.sessions.sessions import SessionFilter
 from storage.tables.models import JobRow
 from storage.upkeep import reaper
+from tests.support import leasing
 
 Query = Callable[[Session, str], object]
 
@@ -41,27 +42,38 @@ LISTS: dict[str, Query] = {
     "vectors": lambda session, job: vectors.find(session),
     "log of a job": lambda session, job: events.after(session, job, 0),
 }
+ASKING = claim.Asking(worker_id="wrk_1", held=claim.Held("demo"), may_load=["demo", "other"])
 OTHERS: dict[str, Query] = {
     "samples of a job": samples.find,
     "batches to move on": lambda session, job: batches.unended(session),
     "jobs of a tag": lambda session, job: jobs.find(session, tag="night"),
-    "next input": samples.next_input,
-    "jobs with work": lambda session, job: waiting.claimable(session),
-    "jobs that may end": lambda session, job: waiting.unended(session),
-    "more urgent job": lambda session, job: waiting.more_urgent_waits(session, 5, ["demo"]),
-    "job behind chats": lambda session, job: waiting.behind_chats(session, "demo", 5),
-    "oldest chat": lambda session, job: chat_batches.oldest(session, "demo"),
+    "next input": claim.next_input,
+    "next job": lambda session, job: claim.choose(session, ASKING),
+    "place": lambda session, job: claim.position(session, jobs.get(session, job)),
+    "jobs with work": lambda session, job: waiting.with_work(session),
     "overdue jobs": lambda session, job: control.fail_overdue(session),
     "open samples": lambda session, job: waiting.open_samples(session),
     "rate": events.last_progress,
     "dead workers": lambda session, job: workers.bury(session, "host", lambda pid: False),
     "upload in use": lambda session, job: batches.reads_file(session, "file-1"),
-    "claim": lambda session, job: samples.claim(session, job, worker_id="wrk_1", count=4, lease_seconds=30.0),
+    "claim": lambda session, job: leasing.claim(session, job, worker_id="wrk_1", count=4),
     "end": jobs.end_if_done,
     "deletion": deletion.delete,
     "what to reap": lambda session, job: reaper.is_any_due(session),
     "used bytes of jobs": lambda session, job: quotas.used(session),
 }
+
+
+class _UndoneError(Exception):
+    pass
+
+
+@contextmanager
+def undone(database: Database) -> Iterator[Session]:
+    """A transaction that is rolled back in the end."""
+    with suppress(_UndoneError), database.write() as session:
+        yield session
+        raise _UndoneError
 
 
 @contextmanager
@@ -125,49 +137,44 @@ def test_no_table_is_read_whole(database: Database, job_id: str, subtests: pytes
     for name in [*LISTS, *OTHERS]:
         with subtests.test(name=name):
             query = (LISTS | OTHERS)[name]
-            with database.write() as session:
+            with undone(database) as session:
                 with explained(session) as plans:
                     query(session, job_id)
                 assert plans
                 assert {statement: found for statement, plan in plans if (found := scans(plan))} == {}
-                session.rollback()
 
 
 def test_a_page_of_a_list_is_not_sorted(database: Database, job_id: str, subtests: pytest.Subtests) -> None:
     for name, query in LISTS.items():
-        with subtests.test(name=name), database.write() as session:
+        with subtests.test(name=name), undone(database) as session:
             with explained(session) as plans:
                 query(session, job_id)
             assert {statement: plan for statement, plan in plans if sorts(plan)} == {}
-            session.rollback()
 
 
 def test_a_page_of_an_owners_list_is_not_sorted(
     database: Database, job_id: str, subtests: pytest.Subtests
 ) -> None:
     for name in ["jobs", "files", "batches", "vectors", "sessions"]:
-        with subtests.test(name=name), database.restricted_to("key:1").write() as session:
+        with subtests.test(name=name), undone(database.restricted_to("key:1")) as session:
             with explained(session) as plans:
                 LISTS[name](session, job_id)
             assert {statement: plan for statement, plan in plans if sorts(plan) or scans(plan)} == {}
-            session.rollback()
 
 
 def test_a_claim_reads_samples_in_their_order(database: Database, job_id: str) -> None:
-    with database.write() as session:
+    with undone(database) as session:
         with explained(session) as plans:
-            assert samples.claim(session, job_id, worker_id="wrk_1", count=2, lease_seconds=30.0)
+            assert leasing.claim(session, job_id, worker_id="wrk_1", count=2)
         assert {statement: plan for statement, plan in plans if sorts(plan)} == {}
-        session.rollback()
 
 
 def test_the_leases_of_dead_workers_are_found_by_worker(database: Database, job_id: str) -> None:
     with database.write() as session:
-        samples.claim(session, job_id, worker_id="wrk_1", count=2, lease_seconds=30.0)
-    with database.write() as session:
+        leasing.claim(session, job_id, worker_id="wrk_1", count=2)
+    with undone(database) as session:
         with explained(session) as plans:
             assert workers.bury(session, "host", lambda pid: False) == 1
         assert any("ix_samples_worker_id_leased" in plan for _, plan in plans)
-        session.rollback()
     with database.read() as session:
         assert session.execute(sa.select(sa.func.count()).select_from(JobRow)).scalar_one() == 1

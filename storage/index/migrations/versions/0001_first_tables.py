@@ -89,7 +89,9 @@ def upgrade() -> None:
         sa.Column("identity_sha256", sa.String(length=64), nullable=True),
         sa.Column("owner", sa.String(length=64), nullable=True),
         sa.Column("deadline_at", sa.Double(), nullable=True),
-        sa.Column("served_at", sa.Double(), nullable=True),
+        sa.Column("served_at", sa.Double(), nullable=False),
+        sa.Column("pending", sa.Integer(), nullable=False),
+        sa.Column("logged_at", sa.Double(), nullable=False),
         sa.Column("failed_in_a_row", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("doomed_at", sa.Double(), nullable=True),
@@ -117,7 +119,11 @@ def upgrade() -> None:
         batch_op.create_index("ix_jobs_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
         batch_op.create_index("ix_jobs_status_created_at_id", ["status", "created_at", "id"], unique=False)
         batch_op.create_index(
-            "ix_jobs_status_priority_created_at", ["status", "priority", "created_at"], unique=False
+            "ix_jobs_order",
+            ["model", "priority", "served_at", "created_at", "id"],
+            unique=False,
+            sqlite_where=sa.text("pending > 0"),
+            postgresql_where=sa.text("pending > 0"),
         )
         batch_op.create_index("uq_jobs_owner_idempotency_key", ["owner", "idempotency_key"], unique=True)
 
@@ -245,9 +251,8 @@ def upgrade() -> None:
         sa.Column("epoch", sa.Integer(), nullable=False),
         sa.Column("status", sa.String(length=16), nullable=False),
         sa.Column("lease_token", sa.Integer(), nullable=False),
-        sa.Column("lease_until", sa.Double(), nullable=False),
         sa.Column("worker_id", sa.String(length=64), nullable=True),
-        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("losses", sa.Integer(), nullable=False),
         sa.Column("input", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("prompt", sa.String(), nullable=True),
         sa.Column("completion", sa.String(), nullable=True),

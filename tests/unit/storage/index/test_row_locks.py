@@ -14,9 +14,10 @@ from actograph.roles import Role
 from storage import migrate
 from storage.accounts import api_keys
 from storage.files import files
+from storage.index import events
 from storage.index.database import Database
 from storage.jobs import deletion, jobs
-from storage.queue import model_loads, workers
+from storage.queue import claim, model_loads, workers
 from storage.sessions import vectors
 from storage.tables.models import FileRow, JobRow
 from tests.support.samples import add_file
@@ -74,19 +75,18 @@ def test_one_of_two_workers_loads_a_model(database: Database, at_once: AtOnce, l
     with database.write() as session:
         for worker_id in ("one", "two"):
             workers.register(session, worker_id, hostname="h", pid=1, model="demo")
-    begun: list[bool] = []
+    found: list[str | None] = []
 
-    def begin(worker_id: str) -> Callable[[Session], None]:
+    def ask(worker_id: str) -> Callable[[Session], None]:
         def act(session: Session) -> None:
-            row = jobs.get(session, load_request)
-            begun.append(model_loads.begin(session, row, worker_id))
-            if begun[-1]:
-                workers.set_busy(session, worker_id, load_request, "demo")
+            asking = claim.Asking(worker_id=worker_id, held=claim.Held("demo"))
+            work = claim.claim(session, asking, lambda _key: 0)
+            found.append(work and work.job.id)
 
         return act
 
-    at_once(begin("one"), begin("two"))
-    assert begun == [True, False]
+    at_once(ask("one"), ask("two"))
+    assert found == [load_request, None]
 
 
 def test_jobs_are_held_in_one_order_whatever_they_are_asked_in(
@@ -100,16 +100,25 @@ def test_jobs_are_held_in_one_order_whatever_they_are_asked_in(
         assert jobs.keep(session, made[::-1]) == made
 
 
-def test_a_log_entry_does_not_wait_for_who_holds_the_job(
-    database: Database, submit: Callable[..., str]
+def test_entries_of_a_log_are_seen_in_the_order_of_their_ids(
+    database: Database, at_once: AtOnce, submit: Callable[..., str]
 ) -> None:
-    """Only for its deletion: entries of a job that is being run are written by others."""
+    """Or a follower that reads from the last id on would miss one for ever."""
     job_id = submit()
-    with database.write() as holder:
-        jobs.lock(holder, job_id)
-        # SQLite's one writer at a time is the test itself
-        with database.read() if database.is_sqlite else database.write() as other:
-            assert jobs.keep(other, [job_id]) == [job_id]
+
+    def write(event: str) -> Callable[[Session], None]:
+        def act(session: Session) -> None:
+            jobs.lock(session, job_id)
+            events.append(session, job_id, event, {})
+            events.write(session)
+
+        return act
+
+    at_once(write("first"), write("second"))
+    with database.read() as session:
+        assert [entry.event for entry in events.after(session, job_id, 0)][1:] == ["first", "second"]
+    with database.write() as session, pytest.raises(RuntimeError, match="lock job"):
+        events.append(session, job_id, "third", {})
 
 
 def test_processes_that_start_at_once_migrate_an_empty_index_once(

@@ -10,7 +10,6 @@ from actograph.contract.errors import (
     CaptureFailed,
     Conflict,
     ContextLengthExceeded,
-    LeaseLost,
     ModelRefused,
     NotFound,
 )
@@ -20,9 +19,11 @@ from storage import samples
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import control, jobs
-from storage.queue import model_loads
-from storage.samples import LeasedSample
+from storage.queue import leases, model_loads
+from storage.queue.commit import Ended
+from storage.queue.leases import LeasedSample
 from storage.tables.models import JobRow, SampleRow
+from tests.support import leasing
 from tests.support.samples import result
 
 Submit = Callable[..., str]
@@ -33,22 +34,19 @@ TOO_LONG = ContextLengthExceeded("the prompt is too long")
 def claim(database: Database, job_id: str, count: int = 1) -> list[LeasedSample]:
     with database.write() as session:
         jobs.start(session, job_id)
-        return samples.claim(session, job_id, worker_id="wrk_a", count=count, lease_seconds=60)
+        return leasing.claim(session, job_id, worker_id="wrk_a", count=count)
 
 
 def commit(database: Database, leases: Sequence[LeasedSample], *errors: ActographError | None) -> None:
     """End samples as a worker does, None being one that completed."""
     with database.write() as session:
-        for lease, error in zip(leases, errors, strict=True):
-            if error is None:
-                samples.complete(session, lease, result())
-            else:
-                samples.fail(session, lease, error, "the prompt")
-        failed = sum(error is not None for error in errors)
-        job_id = leases[0].job_id
-        jobs.count_finished(session, job_id, completed=len(errors) - failed, failed=failed)
-        control.follow_failures(session, job_id, errors)
-        jobs.end_if_done(session, job_id)
+        ended = [
+            Ended(lease=lease, result=result())
+            if error is None
+            else Ended(lease=lease, error=error, prompt="the prompt")
+            for lease, error in zip(leases, errors, strict=True)
+        ]
+        leasing.end(session, *ended)
 
 
 def shown(database: Database, job_id: str) -> list[Sample]:
@@ -82,7 +80,7 @@ def test_a_retry_runs_what_failed_and_keeps_what_completed(database: Database, s
     kept, *opened = shown(database, job_id)
     assert kept == before[0]
     for sample in opened:
-        assert (sample.status, sample.attempts, sample.error) == (SampleStatus.PENDING, 0, None)
+        assert (sample.status, sample.losses, sample.error) == (SampleStatus.PENDING, 0, None)
         assert (sample.prompt, sample.started_at, sample.finished_at) == (None, None, None)
     leases = claim(database, job_id, 9)
     assert [lease.sample_index for lease in leases] == [1, 2]
@@ -126,12 +124,11 @@ def test_a_worker_of_before_the_retry_changes_nothing(database: Database, submit
     with database.write() as session:
         jobs.fail(session, job_id, ModelRefused("another worker said so"))
     retry(database, job_id)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(leasing.LeaseLost):
         commit(database, stale, None, None)
     with database.write() as session:
-        assert samples.renew(session, stale, lease_seconds=60) == set()
-        samples.release(session, stale)
-    assert [(s.status, s.attempts) for s in shown(database, job_id)] == [("pending", 0)] * 2
+        leases.give_back(session, stale)
+    assert [(s.status, s.losses) for s in shown(database, job_id)] == [("pending", 0)] * 2
 
 
 def test_failures_in_a_row_stop_the_job_over_units(database: Database, submit: Submit) -> None:
@@ -173,9 +170,10 @@ def test_without_a_limit_failures_stop_nothing(
 
 def test_samples_that_kill_workers_count_as_failures(database: Database, submit: Submit) -> None:
     job_id = submit(5, max_consecutive_failures=2)
+    claim(database, job_id, 2)
     with database.write() as session:
-        session.execute(sa.update(SampleRow).values(attempts=samples.MAX_ATTEMPTS))
-    assert claim(database, job_id, 5) == []
+        session.execute(sa.update(SampleRow).values(losses=leases.FAILED_AFTER - 1))
+    leasing.lose(database)
     ended = row(database, job_id)
     assert ended.error is not None
     assert (ended.status, ended.failed, ended.error["type"]) == (JobStatus.FAILED, 2, "too_many_failures")
@@ -195,9 +193,7 @@ def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Databas
     for job_id in (late, early):
         let_deadline_pass(database, job_id)
     with database.read() as session:
-        assert control.states(session, [late]) == {late: (JobStatus.IN_PROGRESS, True)}
-        assert control.states(session, [endless]) == {endless: (JobStatus.QUEUED, False)}
-        assert control.states(session, ["job_" + "0" * 32]) == {}
+        assert leases.mine(session, "wrk_a") == {}
     with database.write() as session:
         assert control.fail_overdue(session, endless) == []
         assert control.fail_overdue(session) == [late]
@@ -211,12 +207,10 @@ def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Databas
     )
     assert "900 s" in ended.error["message"]
     assert [s.status for s in shown(database, late)] == ["completed", "cancelled", "cancelled"]
-    with pytest.raises(LeaseLost):
+    with pytest.raises(leasing.LeaseLost):
         commit(database, [held], None)
     again = retry(database, late)
     assert again.deadline_at is not None
-    with database.read() as session:
-        assert control.states(session, [late]) == {late: (JobStatus.QUEUED, False)}
 
 
 def test_a_cancelled_job_has_no_deadline_left_to_pass(database: Database, submit: Submit) -> None:
@@ -227,4 +221,4 @@ def test_a_cancelled_job_has_no_deadline_left_to_pass(database: Database, submit
     let_deadline_pass(database, job_id)
     with database.write() as session:
         assert control.fail_overdue(session) == []
-    assert row(database, job_id).status == JobStatus.CANCELLING
+    assert row(database, job_id).status == JobStatus.CANCELLED

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,35 +16,33 @@ from storage.artifacts.local import LocalStore
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import deletion, jobs
+from storage.queue import claim as queue_claim
 from storage.queue import job_view, waiting
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from storage.sessions import sessions
 from storage.tables.models import ArtifactRow, Base, EventRow, JobRow, JobTagRow, SampleRow, SessionRow
 from storage.upkeep import reaper
+from tests.support import leasing
 from tests.support.samples import add_file, result, session_of
 
 Submit = Callable[..., str]
 UNKNOWN = "job_" + "0" * 32
 
 
-def claim(database: Database, job_id: str, count: int = 1, seconds: float = 60) -> list[LeasedSample]:
+def claim(database: Database, job_id: str, count: int = 1) -> list[LeasedSample]:
     with database.write() as session:
         jobs.start(session, job_id)
-        return samples.claim(session, job_id, worker_id="wrk_a", count=count, lease_seconds=seconds)
+        return leasing.claim(session, job_id, worker_id="wrk_a", count=count)
 
 
 def complete(database: Database, lease: LeasedSample) -> None:
     with database.write() as session:
-        samples.complete(session, lease, result())
-        jobs.count_finished(session, lease.job_id, completed=1, failed=0)
-        jobs.end_if_done(session, lease.job_id)
+        leasing.complete(session, lease, result())
 
 
 def fail(database: Database, lease: LeasedSample) -> None:
     with database.write() as session:
-        samples.fail(session, lease, CaptureFailed(f"reason {lease.sample_index}"))
-        jobs.count_finished(session, lease.job_id, completed=0, failed=1)
-        jobs.end_if_done(session, lease.job_id)
+        leasing.fail(session, lease, CaptureFailed(f"reason {lease.sample_index}"))
 
 
 def status(database: Database, job_id: str) -> JobStatus | None:
@@ -73,7 +72,7 @@ def test_it_completes_when_its_last_sample_has(database: Database, submit: Submi
     fail(database, second)
     assert status(database, job_id) == JobStatus.COMPLETED
     assert log(database, job_id) == [
-        "job.queued", "job.started", "job.progress", "job.progress", "job.completed",
+        "job.queued", "job.started", "job.progress", "job.completed",
     ]  # fmt: skip
     with database.read() as session:
         shown = job_view.resource(session, jobs.get(session, job_id))
@@ -101,41 +100,27 @@ def test_a_queued_job_is_cancelled_at_once(database: Database, submit: Submit) -
         assert jobs.cancel(session, job_id).status == JobStatus.CANCELLED
     with database.write() as session:
         assert jobs.cancel(session, job_id).status == JobStatus.CANCELLED
-    assert log(database, job_id) == ["job.queued", "job.cancelling", "job.cancelled"]
+    assert log(database, job_id) == ["job.queued", "job.cancelled"]
 
 
-def test_a_running_job_is_cancelled_when_its_leases_are_gone_and_keeps_what_finished(
+def test_a_running_job_is_cancelled_at_once_and_keeps_what_finished(
     database: Database, submit: Submit
 ) -> None:
     job_id = submit(3)
     first, second = claim(database, job_id, 2)
     complete(database, first)
     with database.write() as session:
-        assert jobs.cancel(session, job_id).status == JobStatus.CANCELLING
-        jobs.fail(session, job_id, ModelRefused("a cancelling job does not fail"))
+        assert jobs.cancel(session, job_id).status == JobStatus.CANCELLED
+        jobs.fail(session, job_id, ModelRefused("a cancelled job does not fail"))
     assert claim(database, job_id) == []
-    # the worker had finished this one when it saw the cancel
-    complete(database, second)
+    with pytest.raises(leasing.LeaseLost):
+        complete(database, second)
     assert status(database, job_id) == JobStatus.CANCELLED
     with database.read() as session:
         row = jobs.get(session, job_id)
-        assert (row.completed, row.failed) == (2, 0)
+        assert (row.completed, row.failed) == (1, 0)
         found, _ = samples.find(session, job_id)
-        assert [s.status for s in found] == ["completed", "completed", "cancelled"]
-
-
-def test_a_cancelling_job_ends_when_the_lease_of_a_dead_worker_ran_out(
-    database: Database, submit: Submit
-) -> None:
-    job_id = submit()
-    claim(database, job_id)
-    with database.write() as session:
-        jobs.cancel(session, job_id)
-        assert jobs.end_if_done(session, job_id) == JobStatus.CANCELLING
-        assert list(waiting.unended(session)) == [job_id]
-        session.execute(sa.update(SampleRow).values(lease_until=1.0))
-        assert jobs.end_if_done(session, job_id) == JobStatus.CANCELLED
-        assert list(waiting.unended(session)) == []
+        assert [s.status for s in found] == ["completed", "cancelled", "cancelled"]
 
 
 def test_cancel_and_end_at_once_leave_one_end(database: Database, submit: Submit) -> None:
@@ -156,7 +141,8 @@ def test_cancel_and_end_at_once_leave_one_end(database: Database, submit: Submit
         thread = threading.Thread(target=cancel)
         thread.start()
         barrier.wait()
-        complete(database, lease)
+        with suppress(leasing.LeaseLost):
+            complete(database, lease)
         thread.join()
         ends = [e for e in log(database, job_id) if e in ("job.completed", "job.cancelled")]
         assert len(ends) == 1
@@ -201,17 +187,12 @@ def test_deleting_a_job_takes_everything_that_hangs_on_it(
             jobs.get(session, gone)
 
 
-def test_a_job_that_is_being_run_is_not_deleted(
-    database: Database, submit: Submit, subtests: pytest.Subtests
-) -> None:
-    for state in [JobStatus.IN_PROGRESS, JobStatus.CANCELLING]:
-        with subtests.test(state=state):
-            job_id = submit()
-            with database.write() as session:
-                jobs.get(session, job_id).status = state
-            with pytest.raises(Conflict, match="cancel it"), database.write() as session:
-                deletion.delete(session, job_id)
-            assert status(database, job_id) == state
+def test_a_job_that_is_being_run_is_not_deleted(database: Database, submit: Submit) -> None:
+    job_id = submit()
+    claim(database, job_id)
+    with pytest.raises(Conflict, match="cancel it"), database.write() as session:
+        deletion.delete(session, job_id)
+    assert status(database, job_id) == JobStatus.IN_PROGRESS
 
 
 def test_claimable_jobs_come_the_most_urgent_first(database: Database, submit: Submit) -> None:
@@ -219,29 +200,10 @@ def test_claimable_jobs_come_the_most_urgent_first(database: Database, submit: S
     claim(database, leased)
     complete(database, claim(database, done)[0])
     with database.read() as session:
-        assert [tuple(j)[:3] for j in waiting.claimable(session)] == [
-            (urgent, 0, "demo"),
-            (late, 9, "demo"),
-        ]
-        assert list(waiting.unended(session)) == []
-    with database.write() as session:
-        session.execute(
-            sa.update(SampleRow).where(SampleRow.status == SampleStatus.LEASED).values(lease_until=1.0)
-        )
-        assert [j.id for j in waiting.claimable(session)] == [urgent, leased, late]
-
-
-def test_more_urgent_work_is_seen_only_where_somebody_could_take_it(
-    database: Database, submit: Submit
-) -> None:
-    urgent = submit(priority=1)
-    submit(priority=5)
+        assert list(waiting.with_work(session)) == [urgent, late]
+    leasing.lose(database)
     with database.read() as session:
-        assert waiting.more_urgent_waits(session, 5, ["demo"])
-        assert not waiting.more_urgent_waits(session, 1, ["demo"])
-    claim(database, urgent)
-    with database.read() as session:
-        assert not waiting.more_urgent_waits(session, 5, ["demo"])
+        assert list(waiting.with_work(session)) == [urgent, leased, late]
 
 
 def test_counts_and_positions(database: Database, submit: Submit) -> None:
@@ -249,11 +211,11 @@ def test_counts_and_positions(database: Database, submit: Submit) -> None:
     claim(database, running, 2)
     with database.read() as session:
         assert waiting.counts(session) == {
-            JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1, JobStatus.CANCELLING: 0,
+            JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1,
         }  # fmt: skip
         assert waiting.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
         assert waiting.queued(session, 10) == [urgent, first]
-        places = [waiting.place(session, jobs.get(session, i)) for i in (urgent, first, running)]
+        places = [queue_claim.position(session, jobs.get(session, i)) for i in (urgent, first, running)]
         assert places == [1, 2, None]
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-import sqlalchemy as sa
 
-from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import job_view
-from storage.tables.models import SampleRow
+from storage.queue.commit import Ended
+from tests.support import leasing
+from tests.support.samples import result
 
 Submit = Callable[..., str]
 
@@ -27,8 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    parts = [f"samples.{part}" for part in ("claims", "leases", "lost_workers", "commits")]
-    for module in ("jobs.jobs", "index.events", *parts):
+    for module in ("jobs.jobs", "index.events", "queue.claim", "queue.leases", "queue.commit"):
         monkeypatch.setattr(f"storage.{module}.now", clock)
     return clock
 
@@ -38,13 +37,11 @@ def run(database: Database, clock: Clock, job_id: str, *units: tuple[int, float]
     for count, seconds in units:
         with database.write() as session:
             jobs.start(session, job_id)
-            leases = samples.claim(session, job_id, worker_id="wrk_a", count=count, lease_seconds=600)
+            leases = leasing.claim(session, job_id, worker_id="wrk_a", count=count)
             assert len(leases) == count
         clock.now += seconds
         with database.write() as session:
-            done = sa.update(SampleRow).where(SampleRow.id.in_([lease.id for lease in leases]))
-            session.execute(done.values(status="completed"))
-            jobs.count_finished(session, job_id, completed=count, failed=0)
+            leasing.end(session, *(Ended(lease=lease, result=result()) for lease in leases))
 
 
 def test_rate_and_remaining_time_are_those_of_the_last_minute(

@@ -22,21 +22,12 @@ def test_a_worker_counts_as_holder_as_soon_as_it_turns_to_a_job_of_another_model
     with database.write() as session:
         workers.set_busy(session, "wrk_1", "job_1", "b")
     with database.read() as session:
-        assert (routing.is_held(session, "a"), routing.is_held(session, "b")) == (False, True)
+        assert routing.held_models(session) == {"b"}
     with database.write() as session:
         workers.set_idle(session, "wrk_1", "")
     with database.read() as session:
         assert routing.held_models(session) == set()
         assert routing.served_models(session) == {"a", "b"}
-
-
-def test_within_reach_are_the_own_model_and_those_that_nobody_else_holds(database: Database) -> None:
-    start(database, "wrk_1", "a", "b", "c")
-    start(database, "wrk_2", "b")
-    with database.read() as session:
-        assert routing.within_reach(session, "a", ["a", "b", "c"]) == {"a", "c"}
-        assert routing.within_reach(session, None, ["b"]) == set()
-        assert routing.has_idle_holder(session, "b")
 
 
 def test_why_a_job_waits_is_said_where_nobody_can_serve_it(

@@ -8,10 +8,10 @@ import sqlalchemy as sa
 from actograph.contract.errors import ModelRefused
 from actograph.contract.models import ModelStructure
 from actograph.contract.operations import WorkerStatus
-from storage import samples
 from storage.index.database import Database
 from storage.queue import waiting, workers
 from storage.tables.models import WorkerRow
+from tests.support import leasing
 
 Submit = Callable[..., str]
 A, B = "wrk_" + "a" * 32, "wrk_" + "b" * 32
@@ -116,12 +116,12 @@ def test_the_dead_of_this_host_are_buried_and_their_samples_freed(database: Data
     start(database, A)
     job_id = submit()
     with database.write() as session:
-        samples.claim(session, job_id, worker_id=A, count=1, lease_seconds=600)
+        leasing.claim(session, job_id, worker_id=A, count=1)
         assert workers.bury(session, "elsewhere", lambda _pid: False) == 0
         assert workers.bury(session, "here", lambda _pid: True) == 0
-        assert list(waiting.claimable(session)) == []
+        assert list(waiting.with_work(session)) == []
         assert workers.bury(session, "here", lambda _pid: False) == 1
-        assert [j.id for j in waiting.claimable(session)] == [job_id]
+        assert list(waiting.with_work(session)) == [job_id]
 
 
 def test_those_that_ended_long_ago_are_forgotten(database: Database) -> None:

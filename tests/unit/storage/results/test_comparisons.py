@@ -9,12 +9,12 @@ from statsmodels.stats.contingency_tables import mcnemar
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import JobComparison, Score
-from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs
+from storage.queue.commit import SampleResult
 from storage.results import comparisons
 from storage.results.comparisons import Bootstrap
-from storage.samples import SampleResult
+from tests.support import leasing
 
 Submit = Callable[..., str]
 KEY = "exact_match,strict-match"
@@ -31,13 +31,13 @@ def run(database: Database, job_id: str, *, leave: int = 0, seed: int = 1) -> Ve
     generator = np.random.default_rng(seed)
     verdicts: Verdicts = {}
     with database.write() as session:
-        leases = samples.claim(session, job_id, worker_id="wrk_a", count=10_000, lease_seconds=60)
+        leases = leasing.claim(session, job_id, worker_id="wrk_a", count=10_000)
         for lease in leases[: len(leases) - leave]:
             value = float(generator.random() < ACCURACY[lease.condition])
             tokens = int(generator.integers(20, 60)) + LONGER[lease.condition]
             verdicts[lease.condition, lease.sample_index, lease.epoch] = value, tokens
             scores = {KEY: Score(value=value), "length,reward": Score(value=tokens / 100)}
-            samples.complete(
+            leasing.complete(
                 session,
                 lease,
                 SampleResult(

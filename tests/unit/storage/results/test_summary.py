@@ -14,6 +14,7 @@ from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.results import summary
 from storage.samples import NewSample
+from tests.support import leasing
 from tests.support.samples import result
 
 KEYS = ("exact_match,strict-match", "includes,none")
@@ -54,17 +55,17 @@ def job_id(database: Database, request: pytest.FixtureRequest) -> str:
 def drain(database: Database, job_id: str, count: int, draw: random.Random, fails: float = 0.1) -> None:
     """Run `count` samples, not all in the order in which they were claimed."""
     with database.write() as session:
-        leases = samples.claim(session, job_id, worker_id="w", count=count, lease_seconds=60)
+        leases = leasing.claim(session, job_id, worker_id="w", count=count)
         draw.shuffle(leases)
         failed = 0
         for lease in leases:
             if draw.random() < fails:
                 failed += 1
-                samples.fail(session, lease, ActographError("no"))
+                leasing.fail(session, lease, ActographError("no"))
                 continue
             values = (float(draw.random() < 0.4), draw.choice([0.1, 1 / 3, 1.0]))
             uses = {"turns": 2, "calls": 1, "errors": 0, "malformed": 0, "ended": "answer"}
-            samples.complete(
+            leasing.complete(
                 session,
                 lease,
                 result(
@@ -76,8 +77,6 @@ def drain(database: Database, job_id: str, count: int, draw: random.Random, fail
                     tool_use=ToolUse.model_validate(uses) if draw.random() < 0.5 else None,
                 ),
             )
-        jobs.count_finished(session, job_id, completed=len(leases) - failed, failed=failed)
-        jobs.end_if_done(session, job_id)
 
 
 def results(database: Database, job_id: str) -> JobResults:
@@ -115,6 +114,6 @@ def test_results_after_a_retry(database: Database, job_id: str) -> None:
 def test_a_job_without_scores(database: Database, submit: Callable[..., str]) -> None:
     job_id = submit(10)
     with database.write() as session:
-        for lease in samples.claim(session, job_id, worker_id="w", count=10, lease_seconds=60):
-            samples.fail(session, lease, ActographError("no"))
+        for lease in leasing.claim(session, job_id, worker_id="w", count=10):
+            leasing.fail(session, lease, ActographError("no"))
     assert [(one.failed, one.metrics) for one in results(database, job_id).conditions.values()] == [(10, {})]

@@ -21,6 +21,7 @@ from storage.submission import bulk_insert
 from storage.submission.bulk_insert import NewJob
 from storage.tables.models import JobRow, SampleRow
 from storage.upkeep import reaper
+from tests.support import leasing
 from tests.support.samples import age_dooms
 
 MakeSpec = Callable[..., CaptureJobSpec]
@@ -76,7 +77,7 @@ def test_small_writes_get_between_the_slices_of_a_large_job(
             if sample.sample_index % bulk_insert.SLICE == 0:
                 small = submit()
                 with database.write() as session:
-                    assert samples.claim(session, small, worker_id="wrk_1", count=1, lease_seconds=30.0)
+                    assert leasing.claim(session, small, worker_id="wrk_1", count=1)
                 small_samples = len(committed) + 1
                 committed.append(len(stored_samples(database)) - small_samples)
             yield sample
@@ -100,11 +101,10 @@ def test_a_job_appears_as_a_whole(
                 with database.write() as session:
                     assert jobs.find(session)[0] == []
                     assert jobs.find(session, tag="bulk")[0] == []
-                    assert waiting.claimable(session) == []
+                    assert waiting.with_work(session) == []
                     assert waiting.queued(session, 10) == []
-                    assert waiting.unended(session) == []
                     assert sum(gauges.read(session).jobs.values()) == 0
-                    assert not samples.claim(session, job_id, worker_id="wrk_1", count=1, lease_seconds=30.0)
+                    assert not leasing.claim(session, job_id, worker_id="wrk_1", count=1)
                     for act in (jobs.get, jobs.lock, jobs.cancel, deletion.delete, jobs.end_if_done):
                         with pytest.raises(NotFound):
                             act(session, job_id)
@@ -114,8 +114,8 @@ def test_a_job_appears_as_a_whole(
     assert inserted == [1000]
     with database.read() as session:
         row = jobs.get(session, job_id)
-        assert (row.status, row.served_at) == (JobStatus.QUEUED, None)
-        assert [job.id for job in waiting.claimable(session)] == [job_id]
+        assert (row.status, row.served_at) == (JobStatus.QUEUED, 0.0)
+        assert list(waiting.with_work(session)) == [job_id]
     assert stored_samples(database) == list(range(count))
 
 

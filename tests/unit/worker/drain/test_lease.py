@@ -1,4 +1,4 @@
-"""The lease keeper: renews while there is progress, sees cancel, ends a stalled process."""
+"""The lease keeper: sees what was taken from the batch, ends a stalled process."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,15 +10,14 @@ from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
 from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow
+from tests.support import leasing
 from tests.support.indexes import create_index
 from worker.drain.lease import LeaseKeeper
 from worker.signals.process_end import STALLED
 from worker.signals.stop_signal import StopSignal
-
-LEASE_SECONDS = 1.5
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def leases(database: Database) -> list[LeasedSample]:
         row = jobs.create(session, kind="capture", model="m", spec=spec, hooks=None, total=2)
         samples.insert(session, row.id, capture_samples(spec))
         jobs.start(session, row.id)
-        return samples.claim(session, row.id, worker_id="w", count=2, lease_seconds=LEASE_SECONDS)
+        return leasing.claim(session, row.id, worker_id="w", count=2)
 
 
 def keeper(
@@ -50,14 +49,7 @@ def keeper(
     stall_seconds: float = 60,
     end_process: Callable[[int], None] = lambda status: None,
 ) -> LeaseKeeper:
-    return LeaseKeeper(
-        database,
-        leases,
-        stop,
-        lease_seconds=LEASE_SECONDS,
-        stall_seconds=stall_seconds,
-        end_process=end_process,
-    )
+    return LeaseKeeper(database, "w", leases, stop, stall_seconds=stall_seconds, end_process=end_process)
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
@@ -76,16 +68,9 @@ def test_a_unit_without_progress_ends_the_process(
     stop = StopSignal(tmp_path / "stop")
     with keeper(database, leases, stop, stall_seconds=0.2, end_process=ended.append):
         assert eventually(lambda: ended == [STALLED])
-    with database.write() as session:
-        assert [row.status for row in samples.find(session, leases[0].job_id)[0]] == ["pending"] * 2
-        alone = samples.claim(session, leases[0].job_id, worker_id="x", count=2, lease_seconds=9)
-    assert len(alone) == 1
-    with keeper(database, alone, stop, stall_seconds=0.2, end_process=ended.append):
-        assert eventually(lambda: len(ended) == 2)
     with database.read() as session:
-        error = samples.get(session, alone[0].id).error
-    assert error is not None
-    assert error["type"] == "worker_stalled"
+        returned = [(row.status, row.losses) for row in samples.find(session, leases[0].job_id)[0]]
+    assert returned == [("pending", 1)] * 2
 
 
 def test_a_stall_that_cannot_be_written_down_ends_the_process_all_the_same(
@@ -115,37 +100,16 @@ def test_a_process_that_was_stopped_and_goes_on_was_not_silent(
     assert ended == []
 
 
-def test_the_loss_of_one_lease_leaves_the_others_their_unit(
+def test_what_is_taken_from_a_batch_is_dropped_alone(
     database: Database, leases: list[LeasedSample], tmp_path: Path
 ) -> None:
+    first, second = leases
     with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
         with database.write() as session:
-            lost = session.get(SampleRow, leases[0].id)
-            assert lost is not None
-            lost.lease_token += 1
-            before = session.get_one(SampleRow, leases[1].id).lease_until
-
-        def is_renewed() -> bool:
-            with database.read() as session:
-                return session.get_one(SampleRow, leases[1].id).lease_until > before
-
-        assert eventually(is_renewed)
+            session.get_one(SampleRow, first.id).lease_token += 1
+        assert eventually(lambda: held.has_lost(first))
+        assert not held.has_lost(second)
         assert not held.should_stop()
-
-
-def test_the_end_of_one_job_of_a_unit_is_told_of_that_job_alone(
-    database: Database, leases: list[LeasedSample], tmp_path: Path
-) -> None:
-    spec = job_spec_adapter.validate_python({"kind": "capture", "model": "m", "inputs": [{"prompt": "c"}]})
-    assert isinstance(spec, CaptureJobSpec)
-    with database.write() as session:
-        other = jobs.create(session, kind="capture", model="m", spec=spec, hooks=None, total=1).id
-        samples.insert(session, other, capture_samples(spec))
-        jobs.start(session, other)
-        more = samples.claim(session, other, worker_id="w", count=1, lease_seconds=LEASE_SECONDS)
-    with keeper(database, [*leases, *more], StopSignal(tmp_path / "stop")) as held:
         with database.write() as session:
-            jobs.cancel(session, leases[0].job_id)
-        assert eventually(lambda: held.has_ended(leases[0].job_id))
-        assert not held.has_ended(other)
-        assert not held.should_stop()
+            jobs.cancel(session, second.job_id)
+        assert eventually(held.should_stop)

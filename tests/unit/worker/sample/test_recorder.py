@@ -12,7 +12,7 @@ from actograph.contract import models
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.factory import open_store
-from storage.samples import LeasedSample
+from storage.queue.leases import LeasedSample
 from storage.sessions.writer import SessionReader
 from tests.support.one_turn import one_turn
 from worker.engine.requests import Generation, RowChunk

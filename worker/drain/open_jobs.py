@@ -1,7 +1,6 @@
-"""Preparation of a slice: the model, the runner of the job's kind, hooks and vectors."""
+"""Jobs that are ready to run: the model, the runner of the job's kind, hooks and vectors."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from actograph.contract import chat_job, hooks
@@ -11,13 +10,12 @@ from actograph.contract.models import ModelStructure
 from actograph.contract.specs import CaptureSpec
 from actograph.datasets.dataset_rows import DatasetRow
 from actograph.settings import Settings
-from storage import samples
 from storage.artifacts.store import ArtifactStore
 from storage.broker.live_text import LiveTextWriter
 from storage.files.dataset_sources import Uploads
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import chat_batches
+from storage.queue import claim
 from storage.samples import NewSample
 from storage.samples.expansion import capture_samples, evaluation_samples
 from storage.submission import bulk_insert
@@ -37,26 +35,12 @@ from worker.sample.segments import markup_of
 from worker.sample.steering import UNSTEERED, Steering, steering_of
 from worker.text.chat_template import template_sha256, tokenizer_sha256
 
-
-@dataclass(frozen=True, kw_only=True)
-class Slice:
-    """One job, ready to run."""
-
-    job_id: str
-    model: str
-    priority: int
-    owner: str | None
-    batches: BatchRunner
-    #: properties shared by all chats of a batch; None if the job is no chat
-    chat: Mapping[str, Any] | None = None
-    #: properties shared by all lines of a batch; None if the job is no batch file
-    lines: Mapping[str, Any] | None = None
-    #: error of these lines, if they cannot run
-    refused: ActographError | None = None
+#: open jobs that are kept
+MOST_OPEN = 8
 
 
-class Slices:
-    """Prepares jobs for a slice."""
+class OpenJobs:
+    """Opens jobs, and keeps the last few open."""
 
     def __init__(
         self, *, settings: Settings, database: Database, store: ArtifactStore, model: JobModels
@@ -67,11 +51,24 @@ class Slices:
         self._model = model
         self._live = LiveTextWriter(settings.broker_url)
         self._datasets = DatasetReader(Uploads(database, store), settings.data_roots)
+        #: `claim.key_of` -> open job, the last used one at the end
+        self._open: dict[str, BatchRunner] = {}
+        # open jobs hold the model
+        model.before_unload(self._open.clear)
 
-    def prepare(self, job_id: str) -> Slice:
+    def room(self, key: str) -> int:
+        """Most samples of the next batch of an open job; 0 if it is not open."""
+        found = self._open.get(key)
+        return 0 if found is None else max(1, found.job.size())
+
+    def get(self, key: str) -> BatchRunner:
+        found = self._open[key] = self._open.pop(key)
+        return found
+
+    def open(self, job_id: str) -> None:
         """Load the model if necessary, read the job's data, resolve its hooks.
 
-        A batch file is prepared for its next line and the lines that can share a batch with it.
+        A batch file is opened for its next line and the lines that can share a batch with it.
 
         Raises:
             ActographError: the job cannot be run at all.
@@ -80,7 +77,7 @@ class Slices:
         with self._database.read() as session:
             row = jobs.get(session, job_id)
             if row.kind == chat_job.BATCH:
-                line = samples.next_input(session, job_id)
+                line = claim.next_input(session, job_id)
         spec = row.spec if line is None else chat_job.spec_of(row.spec, line)
         engine, pinned = self._model.engine_of_job(row)
         structure = engine.structure
@@ -108,17 +105,14 @@ class Slices:
             markup=markup_of(spec, engine.model.tokenizer),
             time_limit=row.spec.get("sample_timeout_seconds") or None,
             live=self._live if row.kind == chat_job.CHAT else None,
-        )
-        return Slice(
-            job_id=job_id,
-            model=row.model,
-            priority=row.priority,
-            owner=row.owner,
-            batches=BatchRunner(self._store, ready),
-            chat=chat_batches.key_of(row.spec, pinned) if row.kind == chat_job.CHAT else None,
-            lines=None if line is None else chat_job.unit_key(line),
             refused=refused,
         )
+        with self._database.read() as session:
+            key = claim.key_of(jobs.get(session, job_id), line)  # with its pin
+        self._open.pop(key, None)
+        self._open[key] = BatchRunner(self._store, ready)
+        while len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
 
     def _runner(self, row: JobRow, spec: Mapping[str, Any], engine: Engine) -> Runner:
         """The runner of the job's kind; `spec` is the spec of the job, or of lines of a batch file."""

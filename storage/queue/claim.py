@@ -1,0 +1,323 @@
+"""Claims: the only place that picks work, and the order in which it is picked.
+
+Of the jobs of the held model that have work, the most urgent goes first, then the one claimed longest ago.
+`position` counts along the same order. Chats of priority 0 leave one batch in eight to other jobs; with one
+slot they take turns. `choose` changes the model.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from math import isqrt
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.chat_job import BATCH, CHAT, batch_key, unit_key
+from actograph.contract.operations import WorkerStatus
+from actograph.contract.resources import JobStatus, SampleStatus
+from storage.index.database import now
+from storage.index.visible import of_everyone
+from storage.jobs import jobs
+from storage.jobs.jobs import LOAD
+from storage.queue import pause, routing, workers
+from storage.queue.leases import ALONE_AFTER, SUSPECT_AFTER, LeasedSample
+from storage.samples import announced
+from storage.tables.models import HAS_PENDING, JobRow, SampleRow, WorkerRow
+
+#: the order of service
+ORDER = (JobRow.priority, JobRow.served_at, JobRow.created_at, JobRow.id)
+#: batches of urgent chats in a row, if another job waits
+CHATS_IN_A_ROW = 7
+#: waiting chats that are read for one batch
+MOST_CHATS = 1000
+_IS_URGENT_CHAT = sa.and_(JobRow.kind == CHAT, JobRow.priority == 0)
+#: a worker is busy with the job
+_IS_RUN = sa.exists().where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
+
+Fits = Callable[[Mapping[str, Any]], bool]
+
+
+class Held(NamedTuple):
+    """The model in a worker's memory."""
+
+    model: str
+    identity_sha256: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """A worker that asks for work."""
+
+    worker_id: str
+    #: None before the first load and after a refused one
+    held: Held | None
+    #: models that it may load
+    may_load: Sequence[str] = ()
+    #: True once the held model had its turn; a job of another model then waits no longer
+    had_turn: bool = False
+    #: batches of urgent chats that it has run in a row
+    chats: int = 0
+    #: owners whose quota is used up; their jobs wait
+    owners: Collection[str] = ()
+    #: jobs that it leaves to others for a while
+    without: Collection[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Work for a worker."""
+
+    #: the job, or the first of several chats
+    job: JobRow
+    #: what all samples of a batch share
+    key: str
+    #: without samples the job must first be opened, or is a request to load a model
+    samples: Sequence[LeasedSample] = ()
+
+
+def key_of(job: JobRow, line: Mapping[str, Any] | None = None) -> str:
+    """What samples of one batch share: their job, and its line of a batch file, or the form of chats."""
+    if job.kind != CHAT:
+        return job.id if line is None else f"{job.id} {json.dumps(unit_key(line), sort_keys=True)}"
+    savepoints = (job.pinned or {}).get("savepoints") or {}
+    of_model = {"model": job.model, "identity_sha256": job.identity_sha256, "savepoints": savepoints}
+    return json.dumps(batch_key(job.spec) | of_model, sort_keys=True)
+
+
+def claim(session: Session, asking: Asking, room: Callable[[str], int]) -> Claim | None:
+    """Lease samples that can run in one batch, or name a job to open; None if nothing waits. Also beats.
+
+    Args:
+        room: key of a job -> most samples of its next batch; 0 if the worker has not opened it.
+    """
+    _one_at_a_time(session, f"claim {asking.held and asking.held.model}")
+    while not pause.holds(session) and (job := choose(session, asking)) is not None:
+        line = next_input(session, job.id) if job.kind == BATCH else None
+        key = key_of(job, line)
+        size = room(key)
+        if job.kind == LOAD or job.total is None or size < 1:
+            if jobs.lock_all(session, [job.id]):
+                jobs.start(session, job.id)
+                _serve(session, asking, job)
+                return Claim(job=job, key=key)
+            continue
+        several = [job.id] if job.kind != CHAT else _chats(session, asking, key, size)
+        locked = {row.id: row for row in jobs.lock_all(session, several)}
+        samples: list[LeasedSample] = []
+        for row in [locked[one] for one in several if one in locked]:
+            samples += of_job(session, row, asking.worker_id, size - len(samples), line, beside=len(samples))
+            if len(samples) == size or any(one.losses >= SUSPECT_AFTER for one in samples):
+                break
+        if samples:
+            _serve(session, asking, job)
+            return Claim(job=job, key=key, samples=samples)
+    return None
+
+
+def _serve(session: Session, asking: Asking, job: JobRow) -> None:
+    """Show the worker as busy, which also beats: or upkeep could take its samples back at once."""
+    workers.set_busy(session, asking.worker_id, job.id, job.model)
+
+
+def _one_at_a_time(session: Session, name: str) -> None:
+    """Wait for other transactions with this name. SQLite has one writer anyway.
+
+    Claims of one model go one by one, so each reads the order that the one before has left. Otherwise workers
+    that wait for the same job would all serve it.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(f"actograph {name}"))))
+
+
+def choose(session: Session, asking: Asking) -> JobRow | None:
+    """The next job of a worker.
+
+    Jobs of the held model go first among equally urgent ones, until it had its turn. Requests to load a model
+    wait for more urgent jobs alone.
+    """
+    held, own = asking.held, None
+    if held is not None:
+        fits = JobRow.identity_sha256.is_(None) | (JobRow.identity_sha256 == held.identity_sha256)
+        own = _head(session, asking, held.model, fits)
+        if own is not None and own.kind == CHAT and own.priority == 0 and asking.chats >= CHATS_IN_A_ROW:
+            own = _head(session, asking, held.model, fits, ~_IS_URGENT_CHAT) or own
+    load = _first(
+        _head(session, asking, model, kind=LOAD)
+        for model in {*asking.may_load, *([held.model] if held else [])}
+    )
+    if load is not None and (own is None or load.priority <= own.priority):
+        return load
+    other = _other(session, asking)
+    if other is None or own is None:
+        return own if other is None else other
+    had_turn = asking.had_turn and _place(other) < _place(own)
+    return other if other.priority < own.priority or had_turn else own
+
+
+def _other(session: Session, asking: Asking) -> JobRow | None:
+    """The first job that needs another model than the held one, or another variant of it."""
+    held = asking.held
+    variant = None
+    if held is not None:
+        unfit = JobRow.identity_sha256 != held.identity_sha256
+        variant = _head(session, asking, held.model, unfit)
+    others = {model for model in asking.may_load if held is None or model != held.model}
+    if others:
+        # two workers must not load one model
+        _one_at_a_time(session, "models")
+        others -= routing.held_models(session)
+    return _first([variant, *(_head(session, asking, model) for model in others)])
+
+
+def _head(
+    session: Session, asking: Asking, model: str, *where: sa.ColumnElement[bool], kind: str | None = None
+) -> JobRow | None:
+    """The first waiting job of a model: a request to load it, or another job."""
+    statement = sa.select(JobRow).where(
+        HAS_PENDING,
+        JobRow.model == model,
+        JobRow.kind != LOAD if kind is None else JobRow.kind == kind,
+        sa.or_(JobRow.deadline_at.is_(None), JobRow.deadline_at >= now(session)),
+        # one worker alone reads the dataset, or loads the model
+        sa.or_(JobRow.total.is_not(None), ~_IS_RUN),
+        *where,
+    )
+    if asking.owners:
+        statement = statement.where(sa.or_(JobRow.owner.is_(None), JobRow.owner.not_in(asking.owners)))
+    if asking.without:
+        statement = statement.where(JobRow.id.not_in(asking.without))
+    return session.scalars(
+        statement.order_by(*ORDER).limit(1).execution_options(populate_existing=True)
+    ).first()
+
+
+def _place(job: JobRow) -> tuple[Any, ...]:
+    return job.priority, job.served_at, job.created_at, job.id
+
+
+def _first(found: Any) -> JobRow | None:
+    return min((job for job in found if job is not None), key=_place, default=None)
+
+
+def _chats(session: Session, asking: Asking, key: str, most: int) -> list[str]:
+    """Waiting chats with this key, in the order of service, that fill a batch."""
+    assert asking.held is not None
+    statement = sa.select(JobRow).where(HAS_PENDING, JobRow.model == asking.held.model, JobRow.kind == CHAT)
+    if asking.owners:
+        statement = statement.where(sa.or_(JobRow.owner.is_(None), JobRow.owner.not_in(asking.owners)))
+    chosen: list[str] = []
+    room = most
+    for job in session.scalars(statement.order_by(*ORDER).limit(MOST_CHATS)):
+        if room > 0 and job.id not in asking.without and key_of(job) == key:
+            chosen.append(job.id)
+            room -= job.pending
+    return chosen
+
+
+def of_job(
+    session: Session,
+    job: JobRow,
+    worker_id: str,
+    count: int,
+    line: Mapping[str, Any] | None = None,
+    *,
+    beside: int = 0,
+) -> list[LeasedSample]:
+    """Lease up to `count` samples of a locked job; of a batch file, those with the key of `line`.
+
+    Samples that were lost with several workers are suspects. They come after all others and run with nothing
+    beside them: first in groups, then alone. Groups of the square root find a poisoned sample with two more
+    losses; halving would need the logarithm.
+    """
+    if job.status not in jobs.ACTIVE:
+        return []
+    unit = None if line is None else unit_key(line)
+    fits = None if unit is None else lambda stored: unit_key(stored) == unit
+    ids = _next(session, job.id, SampleRow.status == SampleStatus.PENDING, count, fits)
+    if not ids and not beside:
+        suspects = SampleRow.status == SampleStatus.SUSPECT
+        of_job = sa.select(SampleRow.losses).where(SampleRow.job_id == job.id, suspects)
+        losses = session.scalars(of_job.order_by(SampleRow.position).limit(1)).first()
+        if losses is not None:
+            most = 1 if losses >= ALONE_AFTER else max(1, isqrt(count)) if losses >= SUSPECT_AFTER else count
+            ids = _next(session, job.id, sa.and_(suspects, SampleRow.losses == losses), most, fits)
+    if not ids:
+        if not beside and line is None:
+            # the count was wrong; without this, the job would be offered for ever
+            open_ones = SampleRow.status.in_((SampleStatus.PENDING, SampleStatus.SUSPECT))
+            count_them = sa.select(sa.func.count()).where(SampleRow.job_id == job.id, open_ones)
+            job.pending = session.scalars(count_them).one()
+            session.flush()
+        return []
+    jobs.start(session, job.id)
+    job.pending, job.served_at = max(0, job.pending - len(ids)), now(session)
+    session.flush()
+    return _lease(session, job, ids, worker_id)
+
+
+def _next(
+    session: Session, job_id: str, which: sa.ColumnElement[bool], count: int, fits: Fits | None
+) -> Sequence[str]:
+    """The next samples in running order. The caller has locked their job."""
+    columns = (SampleRow.id,) if fits is None else (SampleRow.id, SampleRow.input)
+    statement = sa.select(*columns).where(SampleRow.job_id == job_id, which)
+    found: Sequence[sa.Row[Any]] = session.execute(statement.order_by(SampleRow.position).limit(count)).all()
+    return [row.id for row in (found if fits is None else takewhile(lambda row: fits(row.input), found))]
+
+
+def _lease(session: Session, job: JobRow, ids: Sequence[str], worker_id: str) -> list[LeasedSample]:
+    """Lease samples of a locked job. Each lease has a new token, and a session if it captures."""
+    rows = session.execute(
+        sa.update(SampleRow)
+        .where(SampleRow.id.in_(ids))
+        .values(
+            status=SampleStatus.LEASED,
+            lease_token=SampleRow.lease_token + 1,
+            worker_id=worker_id,
+            started_at=now(session),
+        )
+        .returning(
+            SampleRow.position,
+            SampleRow.id,
+            SampleRow.job_id,
+            SampleRow.sample_index,
+            SampleRow.condition,
+            SampleRow.epoch,
+            SampleRow.input,
+            sa.func.coalesce(SampleRow.seed, 0).label("seed"),
+            SampleRow.lease_token.label("token"),
+            SampleRow.losses,
+        )
+        .execution_options(synchronize_session=False)
+    )
+    leased = sorted(rows.mappings(), key=lambda row: row["position"])
+    sessions = announced.announce(session, job, leased)
+    return [
+        LeasedSample(
+            **{name: row[name] for name in row if name != "position"}, session_id=sessions.get(row["id"])
+        )
+        for row in leased
+    ]
+
+
+def next_input(session: Session, job_id: str) -> dict[str, Any] | None:
+    """The input of the sample that would be claimed next, if any."""
+    for status in (SampleStatus.PENDING, SampleStatus.SUSPECT):
+        statement = sa.select(SampleRow.input).where(SampleRow.job_id == job_id, SampleRow.status == status)
+        found = session.scalars(statement.order_by(SampleRow.position).limit(1)).first()
+        if found is not None:
+            return dict(found)
+    return None
+
+
+@of_everyone
+def position(session: Session, job: JobRow) -> int | None:
+    """The place of a queued job among the waiting jobs of its model, from 1; None if it is not queued."""
+    if job.status != JobStatus.QUEUED or not job.pending:
+        return None
+    own = sa.tuple_(*(sa.literal(value) for value in _place(job)))
+    before = sa.select(sa.func.count()).where(HAS_PENDING, JobRow.model == job.model, sa.tuple_(*ORDER) < own)
+    return 1 + session.execute(before).scalar_one()

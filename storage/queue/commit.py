@@ -1,0 +1,242 @@
+"""Commits: results and failures of samples under their leases, with the counts and the log of their jobs."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from actograph.contract import resources
+from actograph.contract.errors import ActographError, CaptureFailed
+from actograph.contract.resources import SampleStatus, ToolMessage, ToolUse
+from storage.index import counters
+from storage.index.counters import Counter
+from storage.index.database import changed, is_away, now
+from storage.jobs import control, jobs
+from storage.queue import leases
+from storage.queue.leases import LeasedSample
+from storage.samples import announced
+from storage.sessions import sessions
+from storage.sessions.sessions import NewSession
+from storage.tables.models import SampleRow
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleResult:
+    """Result of a completed sample."""
+
+    prompt: str
+    completion: str
+    finish_reason: str
+    prompt_tokens: int
+    generated_tokens: int
+    scores: Mapping[str, resources.Score]
+    session_id: str | None
+    tool_use: ToolUse | None = None
+    messages: Sequence[ToolMessage] = ()
+    logprobs: Sequence[Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A sample that ended with a result or an error."""
+
+    lease: LeasedSample
+    result: SampleResult | None = None
+    #: its session, whose files are stored
+    session: NewSession | None = None
+    error: ActographError | None = None
+    #: the prompt of a failed sample
+    prompt: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committed:
+    #: what was stored; an outcome that the database refused has become a failure
+    kept: Sequence[Ended]
+    #: samples without a stored result; the files of their sessions must be removed
+    lost: Collection[str]
+    #: jobs that have ended with it
+    ended_jobs: Sequence[str]
+
+
+def commit(
+    session: Session, given: Sequence[Ended], *, worker_id: str = counters.NOBODY, seconds: float = 0.0
+) -> Committed:
+    """Store what ended. Safe to repeat if the answer to the first commit was lost.
+
+    An outcome that the database refuses, such as NaN in JSON on Postgres, becomes a failure of its sample and
+    costs no other one. So all are stored in one savepoint and, if that fails, again in a savepoint each.
+
+    Args:
+        worker_id: worker whose counters increase.
+        seconds: duration of the batch.
+    """
+    alive = {lease.id for lease in leases.lock_jobs(session, [one.lease for one in given])}
+    known = _with_sessions(session, [one for one in given if one.lease.id in alive])
+    tried = known
+    try:
+        with _savepoint(session):
+            stored = _store(session, known)
+    except _RefusedError as refused:
+        stored, tried = _store_each(session, known, refused)
+    done = {one.lease.id for one in tried if stored[one.lease.id]}
+    kept = [one for one in tried if one.lease.id in done]
+    published = {one.session.id for one in kept if one.session is not None}
+    announced.abandon(
+        session, [one.lease.session_id for one in given if one.lease.session_id not in published]
+    )
+    of_jobs = sorted({one.lease.job_id for one in kept})
+    ended_jobs = [job_id for job_id in of_jobs if _count(session, job_id, kept)]
+    if kept:
+        kind = jobs.lock(session, kept[0].lease.job_id).kind
+        counters.add(session, worker_id, _tally(kind, kept, seconds))
+    # unless their first commit was stored, and its answer was lost
+    without = [one.lease for one in given if one.lease.id not in done] + [
+        one.lease for one in kept if one.error is not None
+    ]
+    lost = {lease.id for lease in without} - _completed(session, without)
+    return Committed(kept=kept, lost=lost, ended_jobs=ended_jobs)
+
+
+def _with_sessions(session: Session, given: Sequence[Ended]) -> list[Ended]:
+    """The same outcomes; one whose session is being removed becomes a failure."""
+    stored = {one.session.id for one in given if one.session is not None}
+    removed = stored - sessions.announced(session, stored)
+    reason = CaptureFailed(
+        "the sample ran for more than a day, so its session was removed; shorten the sample"
+    )
+    return [
+        replace(one, result=None, session=None, error=reason)
+        if one.session is not None and one.session.id in removed
+        else one
+        for one in given
+    ]
+
+
+def _count(session: Session, job_id: str, kept: Sequence[Ended]) -> bool:
+    """Count what ended of a locked job. Returns whether the job ends with it."""
+    errors = [one.error for one in kept if one.lease.job_id == job_id]
+    failed = sum(error is not None for error in errors)
+    jobs.count_finished(session, job_id, completed=len(errors) - failed, failed=failed)
+    control.follow_failures(session, job_id, errors)
+    return jobs.end_if_done(session, job_id).is_terminal()
+
+
+class _RefusedError(Exception):
+    """The database, or a bug, refuses an outcome."""
+
+
+@contextmanager
+def _savepoint(session: Session) -> Iterator[None]:
+    try:
+        with session.begin_nested():
+            yield
+    except Exception as error:
+        if isinstance(error, DBAPIError) and is_away(error):
+            raise  # the whole list is tried again
+        raise _RefusedError from error
+
+
+def _store(session: Session, given: Sequence[Ended]) -> dict[str, bool]:
+    stored = {one.lease.id: _end(session, one) for one in given}
+    sessions.publish(session, *(one.session for one in given if one.session and stored[one.lease.id]))
+    return stored
+
+
+def _store_each(
+    session: Session, given: Sequence[Ended], refused: Exception
+) -> tuple[dict[str, bool], list[Ended]]:
+    stored: dict[str, bool] = {}
+    tried: list[Ended] = []
+    for one in given:
+        try:
+            if len(given) == 1:
+                raise refused
+            with _savepoint(session):
+                stored |= _store(session, [one])
+        except _RefusedError as error:
+            if one.error is not None:
+                raise  # the sample has no result that could be at fault
+            reason = _reason(one, error.__cause__ or error)
+            tried.append(replace(one, result=None, session=None, error=reason))
+            stored |= _store(session, tried[-1:])
+        else:
+            tried.append(one)
+    return stored, tried
+
+
+def _reason(one: Ended, error: BaseException) -> ActographError:
+    doing = f"while the result of sample {one.lease.id} was stored"
+    logger.error("%s: %s", doing, type(error).__name__, exc_info=error)
+    return ActographError(f"{type(error).__name__} {doing}: {error}; the worker's log has the trace")
+
+
+def _end(session: Session, one: Ended) -> bool:
+    """Store a result or an error under the lease. False if the lease is lost."""
+    values: dict[str, Any] = {"error": None if one.error is None else one.error.as_record()}
+    if one.result is None:
+        values |= {"status": SampleStatus.FAILED, "prompt": one.prompt}
+    else:
+        values |= _values(one.result)
+    moved = session.execute(
+        sa.update(SampleRow)
+        .where(*leases.ours(one.lease))
+        .values(**values, finished_at=now(session))
+        .execution_options(synchronize_session=False)
+    )
+    if not changed(moved):
+        logger.warning("sample %s: lease token %d is no longer valid", one.lease.id, one.lease.token)
+    return changed(moved) > 0
+
+
+def _values(result: SampleResult) -> dict[str, Any]:
+    return {
+        "status": SampleStatus.COMPLETED,
+        "prompt": result.prompt,
+        "completion": result.completion,
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": result.prompt_tokens,
+        "generated_tokens": result.generated_tokens,
+        "scores": {key: score.model_dump() for key, score in result.scores.items()},
+        "tool_use": result.tool_use.model_dump() if result.tool_use else None,
+        "messages": [message.model_dump() for message in result.messages] or None,
+        "logprobs": None if result.logprobs is None else list(result.logprobs),
+        "session_id": result.session_id,
+    }
+
+
+def _completed(session: Session, held: Sequence[LeasedSample]) -> set[str]:
+    """Samples that were completed under these leases."""
+    if not held:
+        return set()
+    tokens = {lease.id: lease.token for lease in held}
+    statement = sa.select(SampleRow.id, SampleRow.lease_token).where(
+        SampleRow.id.in_(tokens), SampleRow.status == SampleStatus.COMPLETED
+    )
+    return {row.id for row in session.execute(statement) if row.lease_token == tokens[row.id]}
+
+
+def _tally(kind: str, kept: Sequence[Ended], seconds: float) -> dict[Counter, float]:
+    """Counter increments for one batch."""
+    counts: dict[Counter, float] = defaultdict(float)
+    counts[Counter("batches", kind)] = 1
+    counts[Counter("batch_seconds", kind)] = seconds
+    for one in kept:
+        status = SampleStatus.FAILED if one.result is None else SampleStatus.COMPLETED
+        counts[Counter("samples", kind, status)] += 1
+        if one.result is not None:
+            counts[Counter("prompt_tokens", kind)] += one.result.prompt_tokens
+            counts[Counter("generated_tokens", kind)] += one.result.generated_tokens
+        if one.session is not None:
+            counts[Counter("sessions_written", kind)] += 1
+            counts[Counter("session_rows_written", kind)] += one.session.rows
+            counts[Counter("session_bytes_written", kind)] += sum(f.bytes for f in one.session.files)
+    return counts

@@ -1,0 +1,202 @@
+"""Leases: a worker's heartbeat renews all that it holds; upkeep takes back what a silent worker held.
+
+A claim raises the sample's token, and a commit with an older one changes nothing: a worker that was taken
+for dead does no harm. A sample that is lost with several workers becomes a suspect and fails in the end, so
+one bad sample cannot kill workers for ever.
+"""
+
+from collections import Counter as Counts
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract.errors import ActographError, WorkerLost
+from actograph.contract.resources import SampleStatus
+from storage.index import counters, row_locks
+from storage.index.clock import moment_of
+from storage.index.counters import Counter
+from storage.index.database import now
+from storage.index.upsert import Upsert
+from storage.jobs import control, jobs
+from storage.samples import announced
+from storage.tables.models import IS_LEASED, DutyRow, JobRow, SampleRow, WorkerRow
+
+#: a sample that was lost so often is a suspect and runs in a group of suspects ...
+SUSPECT_AFTER = 2
+#: ... then alone ...
+ALONE_AFTER = 3
+#: ... then fails
+FAILED_AFTER = 4
+PASS, BEGIN = "take back leases", "begin to take back leases"
+_remember = Upsert(DutyRow, "begun_at")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeasedSample:
+    """A sample that a worker has claimed."""
+
+    id: str
+    job_id: str
+    sample_index: int
+    condition: str
+    epoch: int
+    input: dict[str, Any]
+    seed: int
+    token: int
+    losses: int = 0
+    #: announced with the claim; None without a capture
+    session_id: str | None = None
+
+
+def ours(lease: LeasedSample) -> tuple[sa.ColumnElement[bool], ...]:
+    """Condition that a lease is still valid."""
+    return (SampleRow.id == lease.id, IS_LEASED, SampleRow.lease_token == lease.token)
+
+
+def lock_jobs(session: Session, leases: Sequence[LeasedSample]) -> list[LeasedSample]:
+    """Lock the jobs of leases, in the order of their ids. Returns the leases of existing jobs."""
+    alive = {row.id for row in jobs.lock_all(session, {lease.job_id for lease in leases})}
+    return [lease for lease in leases if lease.job_id in alive]
+
+
+def mine(session: Session, worker_id: str) -> Mapping[str, int]:
+    """Sample -> token of all that a worker still holds and should go on with.
+
+    What is missing, or has another token, was cancelled, deleted, lost, or is past its job's deadline. The
+    worker drops it, whatever the reason.
+    """
+    statement = (
+        sa.select(SampleRow.id, SampleRow.lease_token)
+        .join(JobRow, JobRow.id == SampleRow.job_id)
+        .where(
+            SampleRow.worker_id == worker_id,
+            IS_LEASED,
+            JobRow.status.in_(jobs.ACTIVE),
+            sa.or_(JobRow.deadline_at.is_(None), JobRow.deadline_at >= moment_of(session)),
+        )
+    )
+    return {row.id: row.lease_token for row in session.execute(statement)}
+
+
+def give_back(session: Session, leases: Sequence[LeasedSample], error: ActographError | None = None) -> None:
+    """Return unfinished samples whose leases are valid.
+
+    Args:
+        error: why they end their worker; each counts a loss.
+    """
+    alive = lock_jobs(session, leases)
+    announced.abandon(session, [lease.session_id for lease in alive])
+    if alive:
+        _return(session, sa.or_(*(sa.and_(*ours(lease)) for lease in alive)), error)
+
+
+def give_back_all(session: Session, worker_id: str) -> None:
+    """Return what a worker holds without knowing it: the answer to its claim was lost."""
+    theirs = sa.and_(SampleRow.worker_id == worker_id, IS_LEASED)
+    held = session.scalars(sa.select(SampleRow.job_id).where(theirs).distinct()).all()
+    if held:
+        locked = [row.id for row in jobs.lock_all(session, held)]
+        _return(session, sa.and_(theirs, SampleRow.job_id.in_(locked)), None)
+
+
+def reclaim(session: Session, *, lease_seconds: float, pass_seconds: float) -> int:
+    """A pass of upkeep: take back what silent workers held. Returns the number of samples.
+
+    If the last pass is long ago, then upkeep or the database was away, and perhaps the workers could not beat
+    either: they get one lease to do so.
+
+    Args:
+        pass_seconds: usual time from one pass to the next.
+    """
+    moment = now(session)
+    duties = session.execute(sa.select(DutyRow.name, DutyRow.begun_at))
+    known = {row.name: row.begun_at for row in duties}
+    begin = known.get(BEGIN, 0.0)
+    if moment - known.get(PASS, 0.0) > lease_seconds / 2 + 2 * pass_seconds:
+        begin = moment + lease_seconds
+    _remember(session, [{"name": PASS, "begun_at": moment}, {"name": BEGIN, "begun_at": begin}])
+    if moment < begin:
+        return 0
+    silent_since = moment - lease_seconds
+    silent = (
+        sa.select(SampleRow.worker_id)
+        .outerjoin(WorkerRow, WorkerRow.id == SampleRow.worker_id)
+        .where(IS_LEASED, sa.or_(WorkerRow.id.is_(None), WorkerRow.heartbeat_at < silent_since))
+        .distinct()
+    )
+    found = [worker_id for worker_id in session.scalars(silent) if worker_id is not None]
+    return take_back(session, found, silent_since) if found else 0
+
+
+def take_back(session: Session, worker_ids: Sequence[str], silent_since: float | None = None) -> int:
+    """Take back what workers hold, and count a loss. Returns the number of samples.
+
+    Args:
+        silent_since: leave out workers with a later heartbeat; None if they are known to be dead.
+    """
+    # the jobs of all workers at once, then their samples, then workers: nobody waits in a circle
+    held = sa.select(SampleRow.job_id).where(SampleRow.worker_id.in_(worker_ids), IS_LEASED).distinct()
+    locked = [row.id for row in jobs.lock_all(session, session.scalars(held).all())]
+    back = {
+        row.id
+        for row in row_locks.lock(session, WorkerRow, worker_ids)
+        if silent_since is not None and row.heartbeat_at >= silent_since
+    }
+    lost = [worker_id for worker_id in worker_ids if worker_id not in back]
+    theirs = sa.and_(SampleRow.worker_id.in_(lost), IS_LEASED, SampleRow.job_id.in_(locked))
+    return _return(
+        session, theirs, WorkerLost("the worker ended while it ran this sample; its log has the reason")
+    )
+
+
+def _return(session: Session, held: sa.ColumnElement[bool], error: ActographError | None) -> int:
+    """Return leased samples of locked jobs. An error counts a loss; samples lost too often fail with it."""
+    found = session.execute(
+        sa.select(SampleRow.id, SampleRow.job_id, SampleRow.losses).where(held).order_by(SampleRow.position)
+    ).all()
+    returned: dict[int, list[str]] = defaultdict(list)
+    failed: dict[str, list[str]] = defaultdict(list)
+    for sample_id, job_id, before in found:
+        losses = before + (error is not None)
+        if losses >= FAILED_AFTER:
+            failed[job_id].append(sample_id)
+        else:
+            returned[losses].append(sample_id)
+    back = Counts(
+        row.job_id for row in found if row.id not in {one for ids in failed.values() for one in ids}
+    )
+    for row in jobs.lock_all(session, back):
+        row.pending += back[row.id]
+    session.flush()
+    for losses, sample_ids in returned.items():
+        status = SampleStatus.SUSPECT if losses >= SUSPECT_AFTER else SampleStatus.PENDING
+        _update(session, sample_ids, status=status, losses=losses, worker_id=None, started_at=None)
+    for job_id, sample_ids in failed.items():
+        assert error is not None
+        _fail(session, job_id, sample_ids, error)
+    return len(found)
+
+
+def _fail(session: Session, job_id: str, sample_ids: Sequence[str], error: ActographError) -> None:
+    record = error.as_record()
+    record["message"] = f"{record['message']} ({FAILED_AFTER} times, the last time alone)"
+    values = {"status": SampleStatus.FAILED, "losses": FAILED_AFTER, "error": record, "worker_id": None}
+    _update(session, sample_ids, finished_at=now(session), **values)
+    jobs.count_finished(session, job_id, completed=0, failed=len(sample_ids))
+    kind = jobs.lock(session, job_id).kind
+    counters.add(session, counters.NOBODY, {Counter("samples", kind, SampleStatus.FAILED): len(sample_ids)})
+    control.follow_failures(session, job_id, [error] * len(sample_ids))
+    jobs.end_if_done(session, job_id)
+
+
+def _update(session: Session, sample_ids: Sequence[str], **values: Any) -> None:
+    session.execute(
+        sa.update(SampleRow)
+        .where(SampleRow.id.in_(sample_ids))
+        .values(**values)
+        .execution_options(synchronize_session=False)
+    )

@@ -1,0 +1,125 @@
+"""One claim: who is next, in the order that `queue_position` shows."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from actograph.contract.chat_job import ChatJobSpec
+from actograph.contract.model_loads import ModelLoadOptions
+from storage import samples
+from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import claim, model_loads, pause, workers
+from storage.queue.claim import Asking, Held
+from storage.samples.expansion import chat_samples
+
+Submit = Callable[..., str]
+ME, OTHER = "wrk_" + "a" * 32, "wrk_" + "b" * 32
+
+
+def take(database: Database, worker_id: str = ME, room: int = 1, **asking: Any) -> Sequence[str]:
+    """Jobs of the samples that a worker gets, all jobs being open."""
+    values = {"worker_id": worker_id, "held": Held("demo")} | asking
+    with database.write() as session:
+        found = claim.claim(session, Asking(**values), lambda _key: room)
+    return [] if found is None else [lease.job_id for lease in found.samples] or [found.job.id]
+
+
+def ask(database: Database, temperature: float = 1.0) -> str:
+    spec = ChatJobSpec.model_validate(
+        {
+            "model": "demo", "inputs": [{"prompt": "a", "max_tokens": 2}],
+            "sampling": {"max_tokens": 2, "temperature": temperature}, "sample_timeout_seconds": 0,
+        }
+    )  # fmt: skip
+    with database.write() as session:
+        row = jobs.create(session, kind="chat", model="demo", spec=spec, hooks=[], total=1)
+        samples.insert(session, row.id, chat_samples(spec))
+    return row.id
+
+
+def test_the_most_urgent_goes_first_and_then_the_one_served_longest_ago(
+    database: Database, submit: Submit
+) -> None:
+    first, second, late, urgent = submit(3), submit(3), submit(priority=9), submit(priority=1)
+    submit(model="other")
+    with database.read() as session:
+        places = [claim.position(session, jobs.get(session, one)) for one in (urgent, first, second, late)]
+    assert places == [1, 2, 3, 4]
+    served = [job_id for worker in (ME, OTHER) * 4 for job_id in take(database, worker)]
+    assert served == [urgent, *[first, second] * 3, late]
+    assert take(database) == []
+
+
+def test_a_new_job_goes_before_those_that_were_served(database: Database, submit: Submit) -> None:
+    old = submit(9)
+    take(database)
+    new = submit(1)
+    assert [*take(database), *take(database)] == [new, old]
+
+
+def test_a_job_that_is_not_open_is_named_and_no_other_worker_reads_its_dataset(
+    database: Database, submit: Submit
+) -> None:
+    job_id = submit(2)
+    with database.write() as session:
+        workers.register(session, ME, hostname="here", pid=1, model="demo")
+        row = jobs.get(session, job_id)
+        row.total, row.pending = None, 1
+    assert take(database, room=0) == [job_id]
+    assert take(database, OTHER) == []
+
+
+def test_what_may_not_start_waits(database: Database, submit: Submit) -> None:
+    overdue, left, mine = submit(deadline_seconds=900), submit(), submit()
+    with database.write() as session:
+        jobs.get(session, overdue).deadline_at = 1.0
+        jobs.get(session, mine).owner = "key:1"
+    assert take(database, without=[left], owners=["key:1"]) == []
+    with database.write() as session:
+        pause.start(session, by="local", reason=None)
+    assert take(database) == []
+    with database.write() as session:
+        pause.end(session)
+    assert [*take(database), *take(database), *take(database)] == [left, mine]
+
+
+def test_chats_of_one_form_run_together_and_leave_one_batch_in_eight(
+    database: Database, submit: Submit
+) -> None:
+    night = submit(9)
+    first, other, second = ask(database), ask(database, temperature=0.0), ask(database)
+    assert take(database, room=8, chats=claim.CHATS_IN_A_ROW) == [night] * 8
+    assert take(database, room=8) == [first, second]
+    assert take(database, room=8, chats=claim.CHATS_IN_A_ROW) == [night]
+    assert take(database, room=8, chats=claim.CHATS_IN_A_ROW) == [other], "nothing else waits"
+
+
+def test_a_model_is_held_until_its_turn_is_over(database: Database, submit: Submit) -> None:
+    for worker_id, model in ((ME, "demo"), (OTHER, "third")):
+        with database.write() as session:
+            workers.register(session, worker_id, hostname="here", pid=1, model=model)
+            workers.set_idle(session, worker_id, model)
+    own, other, _ = submit(9), submit(9, model="other"), submit(9, model="third")
+    mine: dict[str, Any] = {"may_load": ["demo", "other", "third"]}
+    assert take(database, **mine) == [own]
+    assert take(database, **mine) == [own], "of equally urgent jobs those of the held model"
+    assert take(database, had_turn=True, **mine) == [other]
+    with database.write() as session:
+        workers.set_idle(session, ME, "demo")
+    urgent = submit(model="other", priority=1)
+    assert take(database, **mine) == [urgent]
+    with database.write() as session:
+        workers.set_idle(session, ME, "demo")
+        load = model_loads.create(session, "other", ModelLoadOptions()).id
+    assert take(database, **mine) == [load]
+
+
+def test_a_job_of_another_variant_of_the_model_waits_like_one_of_another_model(
+    database: Database, submit: Submit
+) -> None:
+    pinned, free = submit(9), submit(1)
+    with database.write() as session:
+        jobs.get(session, pinned).identity_sha256 = "a"
+    held = Held("demo", "b")
+    assert take(database, held=held) == [free]
+    assert take(database, held=held) == [pinned], "nothing else is left"
