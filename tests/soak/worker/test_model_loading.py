@@ -52,6 +52,7 @@ class Bench:
             models=self.holder,
             worker_id=WORKER,
             stop=StopSignal.create(home),
+            may_load=(QWEN, LLAMA, "broken", "elsewhere"),
         )
         self.drain.load(QWEN)
 

@@ -149,8 +149,10 @@ def test_a_lost_device_costs_its_process_and_only_the_sample_at_fault_fails(
         assert "device-side assert" in error["message"]
         gone = session.scalars(sa.select(WorkerRow).where(WorkerRow.error.is_not(None))).all()
         processes = session.scalars(sa.select(WorkerRow.pid)).all()
-    assert [row.error["type"] for row in gone if row.error] == ["device_lost"] * 2, "together, then alone"
-    assert len(set(processes)) == 3
+    assert [row.error["type"] for row in gone if row.error] == ["device_lost"] * 4, (
+        "twice together, then beside few, then alone"
+    )
+    assert len(set(processes)) == 5
     assert f"exitcode {DEVICE_LOST}" in worker.log
     assert worker.end() == 0
 
