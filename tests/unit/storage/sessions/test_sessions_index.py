@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from storage import samples
 from storage.index.database import Database
 from storage.sessions import sessions
 from storage.sessions.sessions import SessionFilter
+from tests.support import leasing
 from tests.support.samples import session_of
 
 Submit = Callable[..., str]
@@ -16,7 +16,7 @@ def insert(
 ) -> str:
     """A session of the job's next sample without one."""
     with database.write() as session:
-        (lease,) = samples.claim(session, job_id, worker_id="w", count=1, lease_seconds=60)
+        (lease,) = leasing.claim(session, job_id, worker_id="w", count=1)
         new = session_of(lease, model=model, condition=condition, correct=correct)
         sessions.publish(session, new)
     return new.id

@@ -18,11 +18,13 @@ from storage.files import files
 from storage.index import visible
 from storage.index.database import Database
 from storage.jobs import deletion, jobs
+from storage.queue import leases
 from storage.sessions import changes, sessions
 from storage.sessions.filter import SessionFilter
 from storage.sessions.writer import session_prefix
 from storage.tables.models import EventRow, FileRow, JobRow, SampleRow, SessionRow
 from storage.upkeep import reaper
+from tests.support import leasing
 from tests.support.samples import add_file, age_dooms, result, session_of
 
 Submit = Callable[..., str]
@@ -76,16 +78,13 @@ def stored(database: Database, store: FlakyStore, submit: Submit) -> Stored:
         for _ in range(count):
             with database.write() as session:
                 jobs.start(session, job_id)
-                (lease,) = samples.claim(session, job_id, worker_id="w", count=1, lease_seconds=60)
+                (lease,) = leasing.claim(session, job_id, worker_id="w", count=1)
             assert lease.session_id is not None
             put(store, lease.session_id)
             files = [SessionFile(name=name, bytes=SIZE // 2, sha256="0" * 64) for name in NAMES]
             with database.write() as session:
-                jobs.lock(session, job_id)
-                samples.complete(session, lease, result(session_id=lease.session_id))
-                sessions.publish(session, session_of(lease, files=files, tags=["t"]))
-                jobs.count_finished(session, job_id, completed=1, failed=0)
-                jobs.end_if_done(session, job_id)
+                made_of = session_of(lease, files=files, tags=["t"])
+                leasing.complete(session, lease, result(session_id=lease.session_id), made_of)
             made.append(lease.session_id)
         return job_id, made
 
@@ -228,10 +227,11 @@ def test_a_deleted_job_is_hidden_from_everybody_and_no_kill_loses_sight_of_a_fil
         assert sessions.by_ids(session, made) == []
         assert sessions.totals(session, SessionFilter(job_id=job_id)).sessions == 0
         assert sessions.find(session, SessionFilter(tag="t"))[0][0].id == kept[0]
-    for change in (jobs.cancel, deletion.delete, lambda session, one: samples.claim(
-        session, one, worker_id="w", count=1, lease_seconds=1) or jobs.lock(session, one)):  # fmt: skip
+    for change in (jobs.cancel, deletion.delete, jobs.lock):
         with pytest.raises(NotFound), database.write() as session:
             change(session, job_id)
+    with database.write() as session:
+        assert leasing.claim(session, job_id, worker_id="w") == []
 
     store.kills = 6
     for _ in range(6):
@@ -310,16 +310,16 @@ def test_every_claimed_session_is_published_or_removed(
 ) -> None:
     job_id = submit()
     with database.write() as session:
-        (lease,) = samples.claim(session, job_id, worker_id="w", count=1, lease_seconds=60)
+        (lease,) = leasing.claim(session, job_id, worker_id="w", count=1)
     session_id = lease.session_id
     assert session_id is not None
     put(store, session_id)
     assert reaper.reap(database, store).count == 0, "its worker may still be at work"
     with database.write() as session:
         if end == "returned":
-            samples.release(session, [lease])
+            leases.give_back(session, [lease])
         elif end == "lost device":
-            samples.give_up(session, [lease], ServiceUnavailable("gone"))
+            leases.give_back(session, [lease], ServiceUnavailable("gone"))
         elif end == "published":
             jobs.lock(session, job_id)
             assert sessions.announced(session, [session_id]) == {session_id}
@@ -337,7 +337,7 @@ def test_a_condemned_session_cannot_be_published(
 ) -> None:
     job_id = submit()
     with database.write() as session:
-        (lease,) = samples.claim(session, job_id, worker_id="w", count=1, lease_seconds=60)
+        (lease,) = leasing.claim(session, job_id, worker_id="w", count=1)
     assert lease.session_id is not None
     store.refused = {session_prefix(lease.session_id)}
     age_dooms(database)
