@@ -148,7 +148,7 @@ def _statistics_bytes(capture: CaptureSpec) -> list[int]:
 
 #: maximum of samples in a batch. On a CPU larger batches are not faster. On a GPU larger batches would delay
 #: chats and lose more in a crash.
-CPU_BATCH_CAP = 16
+CPU_BATCH_CAP = 32
 GPU_BATCH_CAP = 256
 #: share of the free memory for a plan; the rest is for fragmentation and library workspaces
 USABLE = 0.6

@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1` ...; `auto` uses a GPU if there is one.")
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is torch's default.")
     batch_size: int = Field(
-        0, ge=0, description="Most samples in a batch; 0 is 16 on a CPU and 256 on a GPU."
+        0, ge=0, description="Most samples that run at once; 0 is 32 on a CPU and 256 on a GPU."
     )
     allowed_models: CommaList = Field((), description="Further models that jobs may name, comma-separated.")
     model_switching: bool = Field(

@@ -7,6 +7,7 @@ pass; `reason` says why.
 import logging
 from functools import cached_property
 
+from actograph.plans import batch_cap
 from worker.engine.capture.pool import Budget
 from worker.engine.locations import ModelHooks
 from worker.engine.model.kv_cache import kv_bytes_per_token
@@ -24,7 +25,6 @@ log = logging.getLogger(__name__)
 _SHARE = 0.6
 #: of that on a CPU, where rows take of the same memory, for keys and values
 _ARENA_SHARE = 0.5
-_CPU_SLOTS, _GPU_SLOTS = 32, 256
 #: tokens of the arena that verifies packed passes
 _VERIFIED_TOKENS = 256
 
@@ -56,7 +56,7 @@ class Forwards:
 
     def slots(self, options: RunOptions) -> int:
         """Requests at once."""
-        return options.slots or (_GPU_SLOTS if self.on_gpu else _CPU_SLOTS)
+        return batch_cap(on_gpu=self.on_gpu, most=options.slots)
 
     def open(self, options: RunOptions) -> tuple[Forward, Budget]:
         """The forward of a run, and the budget of its rows, which on a CPU is the forward's too.

@@ -84,10 +84,8 @@ class OpenJob:
             )
 
     def size(self) -> int:
-        """Number of samples for the next batch: without a setting a few for each place, so that few places
-        stand empty.
-        """
-        return self.options.slots or 4 * self.engine.forwards.slots(self.options)
+        """Number of samples for the next batch."""
+        return self.engine.forwards.slots(self.options)
 
     def error_of(self, generation: Generation) -> ActographError | None:
         """The sample's error; None if the generation is a result.

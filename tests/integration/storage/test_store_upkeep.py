@@ -19,6 +19,7 @@ from storage.artifacts.s3 import S3Store
 from storage.index.database import Database
 from storage.index.ids import new_file_id, new_session_id
 from storage.jobs import jobs
+from storage.queue import leases
 from storage.queue.leases import LeasedSample
 from storage.samples.expansion import capture_samples
 from storage.sessions import changes, sessions
@@ -157,7 +158,7 @@ def test_clearing_takes_what_nothing_refers_to_and_what_has_expired(place: Place
     running, returned = place.lease(), place.lease()
     written, abandoned = (write_session(place.store, one)[0] for one in (running, returned))
     with place.database.write() as session:
-        samples.release(session, [returned])
+        leases.give_back(session, [returned])
     unknown, _ = write_session(place.store, running, new_session_id())
     place.change(expired, expires_at=int(time.time()) - 5)
     place.change(pinned, expires_at=int(time.time()) - 5, pinned=True)
@@ -185,7 +186,7 @@ def test_an_upload_in_parts_that_broke_off_goes(place: Place) -> None:
     torn = place.lease()
     place.overwrite(f"{session_prefix(str(torn.session_id))}/activations.safetensors", b"half")
     with place.database.write() as session:
-        samples.release(session, [torn])
+        leases.give_back(session, [torn])
     assert clear(place, dry_run=True).leftovers == 1
     assert len(client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])) == 1
     assert clear(place, dry_run=False).leftovers == 1

@@ -201,7 +201,7 @@ def test_what_failed_is_not_planned_again_whatever_goes_through_later(
     sixteen = [h for h in engine.structure.hooks if h != "logits"][:16]
     assert (len(eight), len(sixteen)) == (8, 16)
     with scarce(engine, lambda batch, step: batch >= 8) as failures:
-        assert plan(eight) == 16
+        assert plan(eight) == 32
         run(8, eight)
         assert failures.at == [(8, 0)]
         assert plan(eight) == 4
