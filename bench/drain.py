@@ -38,12 +38,22 @@ LOOK_SECONDS = 0.25
 
 
 def random_weights(
-    tokenizer_folder: Path, folder: Path, dtype: torch.dtype, shape: Mapping[str, int] = QWEN3_06B
+    tokenizer_folder: Path,
+    folder: Path,
+    dtype: torch.dtype,
+    shape: Mapping[str, int] = QWEN3_06B,
+    end_share: int = 0,
 ) -> None:
-    """A model folder in a shape of `bench.shapes` whose generations never end early."""
+    """A model folder in a shape of `bench.shapes`.
+
+    Args:
+        end_share: one token in so many ends an answer, so that lengths are spread; 0: none does.
+    """
     torch.manual_seed(0)
-    config = Qwen3Config(**shape, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None)  # type: ignore[arg-type]
+    ends = list(range(7, shape["vocab_size"], end_share)) if end_share else None
+    config = Qwen3Config(**shape, max_position_embeddings=4096, bos_token_id=None, eos_token_id=ends)  # type: ignore[arg-type]
     model: Any = Qwen3ForCausalLM(config)
+    model.generation_config.eos_token_id = ends
     model.to(dtype).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
 

@@ -7,8 +7,8 @@ Both sides run the first `--limit` problems of FOLDER/test.jsonl greedily with t
 who begins changes. Here a job goes through the whole service, from submission to the last durable session,
 with attn_in and mlp_in of `--layers` kept for every token. lm-eval runs its own `evaluate` with batches of
 16 in a process of its own, from the building of prompts to the scores. `--shape` takes random weights of
-that shape with DIR's tokenizer, whose answers all reach `--max-tokens`. The CPU time of the service is that
-of all its processes.
+that shape with DIR's tokenizer; one token in `--end-share` ends an answer, so that lengths are spread. The
+CPU time of the service is that of all its processes.
 """
 
 import argparse
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="model folder with a chat template")
     parser.add_argument("--gsm8k", type=Path, required=True, help="folder of train.jsonl and test.jsonl")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape")
+    parser.add_argument("--end-share", type=int, default=80, help="0: all answers reach --max-tokens")
     parser.add_argument("--limit", type=int, default=64, help="problems")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--layers", default=None, help="all, or a slice; default: three of them")
@@ -134,7 +135,7 @@ def main() -> None:
         if arguments.shape:
             model = Path(scratch) / "model"
             dtype = getattr(torch, arguments.dtype)
-            random_weights(arguments.model, model, dtype, SHAPES[arguments.shape])
+            random_weights(arguments.model, model, dtype, SHAPES[arguments.shape], arguments.end_share)
         options = [
             f"--model=bench={model}", f"--home={Path(scratch) / 'home'}", "--port=0",
             f"--threads={arguments.threads}", f"--data-root={arguments.gsm8k}",

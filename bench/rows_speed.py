@@ -35,7 +35,8 @@ from tests.support.isolated_python import REPO, python_with
 from worker.engine.engine import Engine
 from worker.engine.model.load import wrap_model
 from worker.engine.packed.weights import pack
-from worker.engine.requests import GenerationRequest, RowChunk
+from worker.engine.requests import Generation, GenerationRequest, RowChunk
+from worker.engine.runs import CapturePlan, RunRequest
 
 END_SHARE = 80
 #: contender -> least rows/s of ours ÷ its rows/s
@@ -50,43 +51,80 @@ LIBRARIES = ("TransformerLens", "interp-engine")
 TOLERANCE = 1e-4
 
 
-class KeepingSink:
-    def __init__(self) -> None:
-        self.rows: dict[int, dict[str, list[torch.Tensor]]] = {}
+class Requests:
+    """Hands requests to a run, and keeps its answers and rows."""
 
-    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+    def __init__(self, requests: Sequence[RunRequest]) -> None:
+        self._waiting = list(requests)
+        self.ids: dict[str, Ids] = {}
+        self.rows: dict[str, dict[str, list[torch.Tensor]]] = {}
+
+    @property
+    def exhausted(self) -> bool:
+        return not self._waiting
+
+    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[RunRequest]:
+        taken, self._waiting = self._waiting[:room], self._waiting[room:]
+        return taken
+
+    def stopped(self) -> bool:
+        return False
+
+    def dropped(self, key: str) -> bool:
+        return False
+
+    def beat(self) -> None:
+        pass
+
+    def started(self, key: str, generated_ids: Sequence[int]) -> None:
+        pass
+
+    def done(self, generation: Generation) -> None:
+        if generation.error is not None:
+            raise generation.error
+        self.ids[generation.key] = generation.generated_ids
+
+    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
         for name, chunk in rows.items():
-            self.rows.setdefault(index, {}).setdefault(name, []).append(chunk.tensor)
-
-    def reset(self, index: int) -> None:
-        self.rows.pop(index, None)
+            self.rows.setdefault(key, {}).setdefault(name, []).append(chunk.tensor)
 
 
 def ours(engine: Engine, max_tokens: int, prompts: Sequence[Ids]) -> list[Made]:
-    """This engine, with its memory plan."""
-    hooks = [f"{point}.{i}" for i in range(engine.structure.num_layers) for point in ("attn_in", "mlp_in")]
-    sink = KeepingSink()
-    made: list[Made] = []
-    for at in range(0, len(prompts), 16):
-        requests = [
-            GenerationRequest(key=str(i), prompt_ids=prompt, seed=i)
-            for i, prompt in enumerate(prompts[at : at + 16])
+    """This engine, with its defaults."""
+    modules = {f"{point}.{i}": name for i, point, name in norms(engine.structure.num_layers)}
+    plan = CapturePlan(hooks=tuple(modules))
+    sampling = SamplingSpec(max_tokens=max_tokens)
+    run = Requests(
+        [
+            RunRequest(
+                request=GenerationRequest(key=str(i), prompt_ids=prompt, seed=i),
+                sampling=sampling,
+                capture=plan,
+            )
+            for i, prompt in enumerate(prompts)
         ]
-        done = engine.generate(requests, sampling=SamplingSpec(max_tokens=max_tokens), hooks=hooks, sink=sink)
-        for i, one in enumerate(done):
-            made.append(Made(one.generated_ids, {n: torch.cat(p) for n, p in sink.rows.pop(i).items()}))
-    return made
+    )
+    engine.run(source=run, control=run, results=run, sink=run)
+    return [
+        Made(run.ids[str(i)], {modules[n]: torch.cat(p) for n, p in run.rows[str(i)].items()})
+        for i in range(len(prompts))
+    ]
 
 
-def compare(made: Sequence[Made], due: Sequence[Made], modules: Sequence[str]) -> None:
+def norms(layers: int) -> list[tuple[int, str, str]]:
+    """Layer, point and module of every captured norm."""
+    pairs = (("attn_in", "input_layernorm"), ("mlp_in", "post_attention_layernorm"))
+    return [(i, point, f"model.layers.{i}.{norm}") for i in range(layers) for point, norm in pairs]
+
+
+def compare(made: Sequence[Made], due: Sequence[Made]) -> None:
     """Refuse contenders that did something else."""
     same = sum(one.ids == other.ids for one, other in zip(made, due, strict=True))
     if same < len(due):
         raise SystemExit(f"only {same} of {len(due)} answers are the same")
     for one, other in zip(made, due, strict=True):
-        for name, ours_name in zip(modules, other.rows, strict=True) if one.rows else ():
-            rows = one.rows[name] if name in one.rows else one.rows[ours_name]
-            apart = float((rows - other.rows[ours_name]).abs().max())
+        for name, rows in one.rows.items():
+            apart = float((rows - other.rows[name]).abs().max())
             if not apart <= TOLERANCE:
                 raise SystemExit(f"rows of {name} differ by {apart:.1e}")
 
@@ -123,7 +161,6 @@ def questions(tokenizer: Any, path: Path, limit: int) -> list[Ids]:
 def measure(
     contenders: Mapping[str, Callable[[Sequence[Ids]], list[Made]]],
     prompts: Sequence[Ids],
-    modules: Sequence[str],
     rounds: int,
 ) -> dict[str, list[dict[str, float]]]:
     """Contender -> figures of each round; who begins changes, and a short round warms up."""
@@ -138,7 +175,7 @@ def measure(
                 made = contenders[name](some)
             spent = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
             due = due or made
-            compare(made, due, modules)
+            compare(made, due)
             rows = sum(len(part) for one in made for part in one.rows.values())
             if turn >= 0:
                 found[name].append(spent | {"rows": rows, "tokens": sum(len(one.ids) for one in made)})
@@ -201,11 +238,7 @@ def main() -> None:
         packed_hf: Any = _loaded(folder)
         print(pack(packed_hf))
         engine = Engine(wrap_model(packed_hf, tokenizer, name="bench"))
-        modules = [
-            f"model.layers.{i}.{norm}"
-            for i in range(QWEN3_50M["num_hidden_layers"])
-            for norm in ("input_layernorm", "post_attention_layernorm")
-        ]
+        modules = [name for _, _, name in norms(QWEN3_50M["num_hidden_layers"])]
         eos = frozenset(engine.model.eos_token_ids)
         setup = Setup(hf, lm, modules, arguments.max_tokens, eos, engine.model.pad_token_id)
         contenders: dict[str, Callable[[Sequence[Ids]], list[Made]]] = {
@@ -216,7 +249,7 @@ def main() -> None:
             "two passes": lambda some: rows_contenders.two_passes(setup, some),
             "continuous batching, no capture": lambda some: rows_contenders.continuous_batching(setup, some),
         }
-        found = measure(contenders, prompts, modules, arguments.rounds)
+        found = measure(contenders, prompts, arguments.rounds)
         if arguments.libraries:
             few = prompts[: arguments.library_limit]
             due = [one.ids for one in ours(engine, arguments.max_tokens, few)]

@@ -114,7 +114,7 @@ def test_chats_that_wait_together_share_batches_and_keep_their_own_activations(
             answers = [one.result() for one in asked]
     finally:
         del service.engine.run
-    assert len(runs) == 1
+    assert len(runs) == 2  # a CPU runs 32 at once
     assert len({answer.session_id for answer in answers}) == count
     for number, answer in enumerate(answers):
         (sample,) = service.samples(answer.run_id)
