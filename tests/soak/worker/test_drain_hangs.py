@@ -113,19 +113,20 @@ def test_a_sample_that_takes_too_long_fails_and_its_batch_keeps_what_ended(bench
 def test_a_sample_that_fits_into_no_memory_fails_with_its_reason_and_the_others_are_stored(
     bench: "Bench",
 ) -> None:
-    """Memory runs out in every pass of so many tokens as the longest prompt has."""
+    """Memory runs out in every pass that reads a token which only the third prompt has."""
     prompts = ["12+13", "one", "Tom has four apples and buys five more: how many has he then?", "nine", "a b"]
-    tokenizer = bench.engine.model.tokenizer
-    longest = len(tokenizer.encode(prompts[2], add_special_tokens=False))
+    ids = [bench.engine.model.tokenizer.encode(text, add_special_tokens=False) for text in prompts]
+    longest = len(ids[2])
+    own = next(token for token in ids[2] if sum(token in other for other in ids) == 1)
 
     def before(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        if args[0].shape[-2] >= longest:
+        if bool((args[0] == own).any()):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     job_id = bench.submit(
         inputs=[{"prompt": text} for text in prompts], capture=CAPTURE, sampling={"max_tokens": 7}
     )
-    handle = bench.engine.model.hf.get_submodule("model.layers.1.mlp").register_forward_pre_hook(before)
+    handle = bench.engine.model.hf.get_input_embeddings().register_forward_pre_hook(before)
     try:
         bench.drain(batch_size=5, shard_bytes=1 << 13).look()
     finally:
