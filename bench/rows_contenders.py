@@ -1,4 +1,4 @@
-"""What a user would run instead of a capture job: scripts on transformers and nnsight.
+"""Scripts on transformers and nnsight, as users write them instead of a capture job.
 
 Each contender takes prompts and returns, for each prompt, the generated ids (with the end token) and the
 captured rows by module, [tokens that the model ran, width].

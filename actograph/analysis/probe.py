@@ -16,12 +16,16 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import log_loss, make_scorer
 from sklearn.model_selection import GridSearchCV, GroupShuffleSplit, StratifiedGroupKFold
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 
 from actograph.analysis.probe_scores import Scores, score
 from actograph.contract.errors import InvalidRequest
+
+#: of few groups, those held out may all have one label
+_LIKELIHOOD = make_scorer(log_loss, greater_is_better=False, response_method="predict_proba", labels=[0, 1])
 
 Array = NDArray[Any]
 Vector = NDArray[np.float64]
@@ -213,7 +217,7 @@ class _Splits:
                 fitted.fit(rows[train], targets[train])
             else:
                 inner = GroupShuffleSplit(n_splits=1, test_size=0.25, random_state=self.seed)
-                fitted = GridSearchCV(fitted, grid, cv=inner, scoring="neg_log_loss", error_score="raise")
+                fitted = GridSearchCV(fitted, grid, cv=inner, scoring=_LIKELIHOOD, error_score="raise")
                 fitted.fit(rows[train], targets[train], groups=self.of_group[train])
                 chosen += fitted.best_params_.values()
             chances[~train] = fitted.predict_proba(rows[~train])[:, 1]

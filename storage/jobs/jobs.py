@@ -223,7 +223,7 @@ def status_of(session: Session, job_id: str) -> JobStatus | None:
 
 
 def active(session: Session, job_ids: Collection[str]) -> set[str]:
-    """Those of these jobs that have neither ended nor been deleted."""
+    """The given jobs that have neither ended nor been deleted."""
     chosen = (JobRow.id.in_(job_ids), JobRow.status.in_(ACTIVE))
     return set(session.scalars(sa.select(JobRow.id).where(*chosen)))
 

@@ -79,7 +79,7 @@ class Claim:
 
 
 def key_of(job: JobRow, line: Mapping[str, Any] | None = None) -> str:
-    """What samples of one batch share: their job, and its line of a batch file, or the form of chats."""
+    """Key of samples that may share a batch: their job, with its line of a batch file, or a form of chats."""
     if job.kind != CHAT:
         return job.id if line is None else f"{job.id} {json.dumps(unit_key(line), sort_keys=True)}"
     savepoints = (job.pinned or {}).get("savepoints") or {}

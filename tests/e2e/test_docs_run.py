@@ -98,8 +98,8 @@ def reader(module_up: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 "model": "demo",
                 "task": "gsm8k",
                 "dataset": {"path": "problems.jsonl"},
-                "limit": 6,
-                "sampling": {"max_tokens": 48},
+                "limit": 24,
+                "sampling": {"max_tokens": 96, "temperature": 1.8},  # wrong half of the time
                 "conditions": [{"name": "baseline"}, {"name": "ep02", "suffix": "This matters."}],
                 "capture": {"points": ["attn_in", "mlp_in", "resid_post"], "layers": "all"},
                 "tags": ["night"],

@@ -15,7 +15,7 @@ from worker.sample.provenance import Provenance
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What became of a batch."""
+    """The result of a commit."""
 
     #: ids of the sessions whose files must be removed
     lost_sessions: Sequence[str]

@@ -87,7 +87,7 @@ class BatchRunner:
 
 
 class _Run:
-    """What the engine sees of a batch: its source, control, results and sink.
+    """A batch as the engine sees it: its source, control, results and sink.
 
     A talk that ends is scored and stored while the others go on.
     """

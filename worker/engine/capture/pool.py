@@ -74,7 +74,7 @@ class Layout:
         return sum(len(g.locations) * g.width * g.source.itemsize for g in self.groups)
 
     def empty(self, rows: int) -> list[Tensor]:
-        """Of each group [points, rows, width], uninitialised, on the host."""
+        """A tensor [points, rows, width] for each group, uninitialised, on the host."""
         return [host_empty((len(g.locations), rows, g.width), g.stored) for g in self.groups]
 
     def staging(self, rows: int, device: torch.device) -> list[Tensor]:

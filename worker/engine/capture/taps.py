@@ -1,4 +1,4 @@
-"""What happens at each location in a pass: edits first, then one copy per plan.
+"""Edits and copies at each location of a pass: edits first, then one copy per plan.
 
 Requests with equal plans share the copy: a point's rows of all of them go to a staging tensor at once, and
 after the pass each request takes its slice of all points at once. So a pass makes points + requests copies,

@@ -75,7 +75,7 @@ class Live(Context):
         return self.begins is None and (self.score is not None or tail)
 
     def logits_of(self, start: int, stop: int) -> int:
-        """Of how many last tokens among `start` to `stop - 1` the logits are computed."""
+        """Number of last tokens among `start` to `stop - 1` whose logits are computed."""
         if start < self.prompt and self.needs_all_logits:
             return stop - start
         return int(self.chooses(stop))

@@ -1,4 +1,4 @@
-"""Who runs: requests come from the source, wait for room, and get their place, beginning and record."""
+"""Places of requests: they come from the source, wait for room, and get a place, beginning and record."""
 
 import time
 from collections.abc import Callable, Sequence

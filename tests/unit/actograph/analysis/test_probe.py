@@ -136,3 +136,10 @@ def test_the_command_prints_scores_and_baselines(tmp_path: Path, capsys: pytest.
     np.savez(path, labels=labels)
     assert main(["probe", str(path)]) == 1
     assert "no array 'features'" in capsys.readouterr().err
+
+
+def test_few_groups_may_leave_rows_of_one_label_to_validate_on() -> None:
+    labels = np.arange(24) % 2
+    features = np.random.default_rng(0).normal(size=(24, 4)) + labels[:, None]
+    for seed in (1, 8, 10):
+        assert probe(features, labels, folds=2, seed=seed).auroc > 0.8

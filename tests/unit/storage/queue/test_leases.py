@@ -187,7 +187,7 @@ def test_samples_that_are_given_back_are_pending_again_without_a_loss(
 def test_a_sample_that_keeps_killing_workers_is_found_and_fails_in_the_end(
     database: Database, submit: Submit
 ) -> None:
-    """Of 64 samples and 32 slots, number 5 ends every worker."""
+    """Number 5 of 64 samples ends every worker, which has 32 slots."""
     job_id = submit(64)
     with database.write() as session:
         jobs.start(session, job_id)
