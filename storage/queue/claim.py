@@ -1,7 +1,7 @@
 """Claims: the only place that picks work, and the order in which it is picked.
 
 Of the jobs of the held model that have work, the most urgent goes first, then the one claimed longest ago.
-`position` counts along the same order. Chats of priority 0 leave one batch in eight to other jobs; with one
+`position` counts along the same order. Chats of priority 0 leave one claim in eight to other jobs; with one
 slot they take turns. `choose` changes the model.
 """
 
@@ -29,9 +29,9 @@ from storage.tables.models import HAS_PENDING, JobRow, SampleRow, WorkerRow
 
 #: the order of service
 ORDER = (JobRow.priority, JobRow.served_at, JobRow.created_at, JobRow.id)
-#: batches of urgent chats in a row, if another job waits
+#: claims of urgent chats in a row, if another job waits
 CHATS_IN_A_ROW = 7
-#: waiting chats that are read for one batch
+#: waiting chats that are read for one claim
 MOST_CHATS = 1000
 _IS_URGENT_CHAT = sa.and_(JobRow.kind == CHAT, JobRow.priority == 0)
 #: a worker is busy with the job
@@ -58,12 +58,16 @@ class Asking:
     may_load: Sequence[str] = ()
     #: True once the held model had its turn; a job of another model then waits no longer
     had_turn: bool = False
-    #: batches of urgent chats that it has run in a row
+    #: claims of urgent chats that it has made in a row
     chats: int = 0
     #: owners whose quota is used up; their jobs wait
     owners: Collection[str] = ()
     #: jobs that it leaves to others for a while
     without: Collection[str] = ()
+    #: True if the samples join others that run: then no suspects, and a job without samples stays as it is
+    joins: bool = False
+    #: True for urgent chats alone
+    chats_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +76,14 @@ class Claim:
 
     #: the job, or the first of several chats
     job: JobRow
-    #: what all samples of a batch share
+    #: what all samples of the claim share
     key: str
-    #: without samples the job must first be opened, or is a request to load a model
+    #: without samples the job must first be opened, is a request to load a model, or has only suspects
     samples: Sequence[LeasedSample] = ()
+
+    @property
+    def is_urgent_chat(self) -> bool:
+        return self.job.kind == CHAT and self.job.priority == 0
 
 
 def key_of(job: JobRow, line: Mapping[str, Any] | None = None) -> str:
@@ -88,10 +96,12 @@ def key_of(job: JobRow, line: Mapping[str, Any] | None = None) -> str:
 
 
 def claim(session: Session, asking: Asking, room: Callable[[str], int]) -> Claim | None:
-    """Lease samples that can run in one batch, or name a job to open; None if nothing waits. Also beats.
+    """Lease samples of one job, or of chats that share their form, or name a job to open. Also beats.
+
+    Returns None if nothing waits.
 
     Args:
-        room: key of a job -> most samples of its next batch; 0 if the worker has not opened it.
+        room: key of a job -> most samples to lease; 0 if the worker has not opened it.
     """
     _one_at_a_time(session, f"claim {asking.held and asking.held.model}")
     while not pause.holds(session) and (job := choose(session, asking)) is not None:
@@ -99,6 +109,8 @@ def claim(session: Session, asking: Asking, room: Callable[[str], int]) -> Claim
         key = key_of(job, line)
         size = room(key)
         if job.kind == LOAD or job.total is None or size < 1:
+            if asking.joins:
+                return Claim(job=job, key=key)
             if jobs.lock_all(session, [job.id]):
                 jobs.start(session, job.id)
                 _serve(session, asking, job)
@@ -108,12 +120,15 @@ def claim(session: Session, asking: Asking, room: Callable[[str], int]) -> Claim
         locked = {row.id: row for row in jobs.lock_all(session, several)}
         samples: list[LeasedSample] = []
         for row in [locked[one] for one in several if one in locked]:
-            samples += of_job(session, row, asking.worker_id, size - len(samples), line, beside=len(samples))
+            beside = len(samples) + asking.joins
+            samples += of_job(session, row, asking.worker_id, size - len(samples), line, beside=beside)
             if len(samples) == size or any(one.losses >= SUSPECT_AFTER for one in samples):
                 break
         if samples:
             _serve(session, asking, job)
             return Claim(job=job, key=key, samples=samples)
+        if asking.joins and any(row.status in jobs.ACTIVE and row.pending for row in locked.values()):
+            return Claim(job=job, key=key)
     return None
 
 
@@ -141,6 +156,8 @@ def choose(session: Session, asking: Asking) -> JobRow | None:
     held, own = asking.held, None
     if held is not None:
         fits = JobRow.identity_sha256.is_(None) | (JobRow.identity_sha256 == held.identity_sha256)
+        if asking.chats_only:
+            return _head(session, asking, held.model, fits, _IS_URGENT_CHAT)
         own = _head(session, asking, held.model, fits)
         if own is not None and own.kind == CHAT and own.priority == 0 and asking.chats >= CHATS_IN_A_ROW:
             own = _head(session, asking, held.model, fits, ~_IS_URGENT_CHAT) or own

@@ -63,8 +63,6 @@ class Committed:
     kept: Sequence[Ended]
     #: samples without a stored result; the files of their sessions must be removed
     lost: Collection[str]
-    #: jobs that have ended with it
-    ended_jobs: Sequence[str]
 
 
 def commit(
@@ -77,7 +75,7 @@ def commit(
 
     Args:
         worker_id: worker whose counters increase.
-        seconds: duration of the batch.
+        seconds: that the worker was busy since its last commit.
     """
     alive = {lease.id for lease in leases.lock_jobs(session, [one.lease for one in given])}
     known = _with_sessions(session, [one for one in given if one.lease.id in alive])
@@ -94,16 +92,17 @@ def commit(
         session, [one.lease.session_id for one in given if one.lease.session_id not in published]
     )
     of_jobs = sorted({one.lease.job_id for one in kept})
-    ended_jobs = [job_id for job_id in of_jobs if _count(session, job_id, kept)]
+    for job_id in of_jobs:
+        _count(session, job_id, kept)
     if kept:
-        kind = jobs.lock(session, kept[0].lease.job_id).kind
-        counters.add(session, worker_id, _tally(kind, kept, seconds))
+        kinds = {row.id: row.kind for row in jobs.lock_all(session, of_jobs)}
+        counters.add(session, worker_id, _tally(kinds, kept, seconds))
     # unless their first commit was stored, and its answer was lost
     without = [one.lease for one in given if one.lease.id not in done] + [
         one.lease for one in kept if one.error is not None
     ]
     lost = {lease.id for lease in without} - _completed(session, without)
-    return Committed(kept=kept, lost=lost, ended_jobs=ended_jobs)
+    return Committed(kept=kept, lost=lost)
 
 
 def _with_sessions(session: Session, given: Sequence[Ended]) -> list[Ended]:
@@ -121,13 +120,13 @@ def _with_sessions(session: Session, given: Sequence[Ended]) -> list[Ended]:
     ]
 
 
-def _count(session: Session, job_id: str, kept: Sequence[Ended]) -> bool:
-    """Count what ended of a locked job. Returns whether the job ends with it."""
+def _count(session: Session, job_id: str, kept: Sequence[Ended]) -> None:
+    """Count what ended of a locked job, which may end with it."""
     errors = [one.error for one in kept if one.lease.job_id == job_id]
     failed = sum(error is not None for error in errors)
     jobs.count_finished(session, job_id, completed=len(errors) - failed, failed=failed)
     control.follow_failures(session, job_id, errors)
-    return jobs.end_if_done(session, job_id).is_terminal()
+    jobs.end_if_done(session, job_id)
 
 
 class _RefusedError(Exception):
@@ -224,12 +223,12 @@ def _completed(session: Session, held: Sequence[LeasedSample]) -> set[str]:
     return {row.id for row in session.execute(statement) if row.lease_token == tokens[row.id]}
 
 
-def _tally(kind: str, kept: Sequence[Ended], seconds: float) -> dict[Counter, float]:
-    """Counter increments for one batch."""
+def _tally(kinds: Mapping[str, str], kept: Sequence[Ended], seconds: float) -> dict[Counter, float]:
+    """Counter increments; `kinds` are those of the jobs."""
     counts: dict[Counter, float] = defaultdict(float)
-    counts[Counter("batches", kind)] = 1
-    counts[Counter("batch_seconds", kind)] = seconds
+    counts[Counter("busy_seconds")] = seconds
     for one in kept:
+        kind = kinds[one.lease.job_id]
         status = SampleStatus.FAILED if one.result is None else SampleStatus.COMPLETED
         counts[Counter("samples", kind, status)] += 1
         if one.result is not None:

@@ -36,20 +36,36 @@ def run_requests(
 
 
 class Watched:
-    """The real engine; `pulled` is called with the requests of each pull, before they run."""
+    """The real engine; `pulled` is called with the requests of each pull, before they run.
 
-    def __init__(self, engine: Any, pulled: Callable[[Sequence[RunRequest]], None]) -> None:
+    Attributes:
+        most: requests that ran at once, at most.
+    """
+
+    def __init__(
+        self, engine: Any, pulled: Callable[[Sequence[RunRequest]], None] = lambda requests: None
+    ) -> None:
         self._engine, self._pulled = engine, pulled
+        self._now = self.most = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def run(self, *, source: Source, **others: Any) -> RunStatistics:
-        statistics: RunStatistics = self._engine.run(source=_WatchedSource(source, self._pulled), **others)
+    def run(self, *, source: Source, results: Results, **others: Any) -> RunStatistics:
+        watched = {"source": _Source(source, self._pull), "results": _Results(results, self._done)}
+        statistics: RunStatistics = self._engine.run(**watched, **others)
         return statistics
 
+    def _pull(self, requests: Sequence[RunRequest]) -> None:
+        self._pulled(requests)
+        self._now += len(requests)
+        self.most = max(self.most, self._now)
 
-class _WatchedSource:
+    def _done(self) -> None:
+        self._now -= 1
+
+
+class _Source:
     def __init__(self, source: Source, pulled: Callable[[Sequence[RunRequest]], None]) -> None:
         self._source, self._pulled = source, pulled
 
@@ -62,3 +78,15 @@ class _WatchedSource:
         if found:
             self._pulled(found)
         return found
+
+
+class _Results:
+    def __init__(self, results: Results, done: Callable[[], None]) -> None:
+        self._results, self._done = results, done
+
+    def started(self, key: str, generated_ids: Sequence[int]) -> None:
+        self._results.started(key, generated_ids)
+
+    def done(self, generation: Generation) -> None:
+        self._done()
+        self._results.done(generation)

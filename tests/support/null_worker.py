@@ -37,6 +37,9 @@ class NullHolder:
             self._on_loaded(self.engine.structure)
         return self.engine
 
+    def holds(self, _name: str) -> bool:
+        return self.engine is not None
+
     def memory(self) -> dict[str, int]:
         return {}
 

@@ -1,8 +1,8 @@
-"""The drain: claim samples, run them as one batch, commit them, claim the next.
+"""The drain: load the model of the next job, and run samples as long as any wait.
 
-Each claim decides anew which job is next (`storage.queue.claim`). Jobs stay open from one batch to the next,
-so taking turns costs little. A wake-up starts this, and so does a thread of the idle worker every few
-seconds; the wake-up only makes it sooner.
+Each claim decides anew which job is next (`storage.queue.claim`). A run goes on while samples of the loaded
+model come (`worker.drain.desk`); another model, a suspect or a pause ends it. A wake-up starts all this, and
+so does a thread of the idle worker every few seconds; the wake-up only makes it sooner.
 """
 
 import logging
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
-from actograph.contract.chat_job import CHAT
 from actograph.contract.errors import ActographError, DeviceLost, NotFound, ServiceUnavailable
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
@@ -25,15 +25,15 @@ from storage.queue.claim import Asking, Claim, Held
 from storage.queue.leases import LeasedSample
 from storage.sessions.writer import session_prefix
 from storage.tables.models import JobRow
-from worker.drain.commit import store
-from worker.drain.job_models import HeldElsewhere, JobModels
-from worker.drain.lease import LeaseKeeper
+from worker.drain.commits import Commits, Stored
+from worker.drain.desk import Desk, More, RunEnds, Work
+from worker.drain.job_models import HeldElsewhere, JobModels, NotHeld
+from worker.drain.leases import LeaseKeeper
 from worker.drain.model_holder import ModelHolder
 from worker.drain.open_jobs import OpenJobs
 from worker.drain.pauses import Pauses
 from worker.engine.model.device_errors import is_device_lost
-from worker.sample.batch import BatchRunner
-from worker.sample.outcome import Outcome
+from worker.engine.runs import RunOptions
 from worker.sample.unforeseen import unforeseen
 from worker.signals.process_end import DEVICE_LOST, last_write
 from worker.signals.stop_signal import StopSignal
@@ -59,7 +59,7 @@ class Drain:
         """
         Args:
             may_load: names of the models that this worker may change to.
-            end_process: called if a batch hangs or the device is lost; only a new process helps then.
+            end_process: called if a run hangs or the device is lost; only a new process helps then.
         """
         self._end_process = end_process
         self._settings = settings
@@ -75,24 +75,20 @@ class Drain:
         #: the model of the last claim, and since when
         self._held: Held | None = None
         self._held_since = time.monotonic()
-        #: batches of urgent chats in a row
+        #: claims of urgent chats in a row
         self._chats = 0
         #: True if the index may say that it holds samples, although it runs none: an answer was lost
         self._may_hold = False
         #: job id -> `time.monotonic` before which it is left to others
         self._left: dict[str, float] = {}
-        #: of the last batch
+        #: of the last run
         self._keeper: LeaseKeeper | None = None
         #: held while a job runs: wake-ups and looks come in their own threads
         self._turn = threading.Lock()
-        #: True if the last commit has shown the worker as idle
-        self._is_shown_idle = False
-        #: end of the time that was counted to batches
-        self._measured_to = 0.0
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the current batch makes no progress."""
+        """Whether the current run makes no progress."""
         return self._keeper is not None and self._keeper.is_stalled
 
     def load(self, model: str) -> None:
@@ -105,10 +101,10 @@ class Drain:
             self._work()
 
     def look(self, most: int | None = None) -> bool:
-        """Run the jobs that the index has for this worker, if it is idle. Returns True if any was run.
+        """Run the jobs that the index has for this worker, if it is idle. Returns True if anything was done.
 
         Args:
-            most: end after so many batches.
+            most: end after so many claims and loads; then nothing joins a run.
         """
         if not self._turn.acquire(blocking=False):
             return False
@@ -118,34 +114,43 @@ class Drain:
             self._turn.release()
 
     def _work(self, most: int | None = None) -> bool:
-        """Run batches until the index has no work for this worker. Returns True if any was run."""
+        """Run samples until the index has no work for this worker. Returns True if anything was done."""
         count = 0
-        self._is_shown_idle = True
-        self._measured_to = time.monotonic()
+        is_shown = True
         try:
             with self._failures():
                 while count != most and not self._stop.is_set() and not self._pauses.hold():
-                    found = self._claim()
+                    found = self._claim_alone()
                     if found is None:
                         break
-                    count += self._run(found)
+                    is_shown = False
+                    count += self._take(found, joins=most is None)
         finally:
-            self._set_idle()
+            if not is_shown:
+                self._set_idle()
         return count > 0
 
-    def _claim(self) -> Claim | None:
+    def _claim_alone(self) -> Claim | None:
+        """Claim work while nothing runs."""
+        if self._may_hold:
+            with self._database.write() as session:
+                leases.give_back_all(session, self._worker_id)
+        self._may_hold = True
+        found = self._claim(lambda key: self._slots if key in self._open else 0)
+        self._may_hold = found is not None and bool(found.samples)
+        return found
+
+    def _claim(
+        self, room: Callable[[str], int], *, joins: bool = False, chats_only: bool = False
+    ) -> Claim | None:
         held = self._model.held
         if held != self._held:
             self._held, self._held_since = held, time.monotonic()
         moment = time.monotonic()
         self._left = {job_id: until for job_id, until in self._left.items() if until > moment}
 
-        if self._may_hold:
-            with self._database.write() as session:
-                leases.give_back_all(session, self._worker_id)
-        self._may_hold = True
-        with self._database.write() as session:
-            asking = Asking(
+        def asking(session: Session) -> Asking:
+            return Asking(
                 worker_id=self._worker_id,
                 held=held,
                 may_load=self._may_load,
@@ -153,35 +158,80 @@ class Drain:
                 chats=self._chats,
                 owners=self._pauses.held_owners(session),
                 without=self._left.keys(),
+                joins=joins,
+                chats_only=chats_only,
             )
-            found = claim.claim(session, asking, self._open.room)
-        self._may_hold = found is not None and bool(found.samples)
-        return found
 
-    def _run(self, found: Claim) -> bool:
-        """Run a batch, or make its job ready. Returns whether a batch was run or a model loaded."""
-        self._is_shown_idle = False
+        if joins:  # most looks find nothing, and need no turn to write
+            with self._database.read() as session:
+                if claim.choose(session, asking(session)) is None:
+                    return None
+            if self._pauses.hold():
+                raise RunEnds
+        with self._database.write() as session:
+            return claim.claim(session, asking(session), room)
+
+    def _take(self, found: Claim, *, joins: bool) -> bool:
+        """Run samples, make their job ready, or load a model. Returns whether that has worked.
+
+        Args:
+            joins: whether further samples may join the run.
+        """
         job = found.job
         has_progress = False
         try:
             if found.samples:
-                is_urgent_chat = job.kind == CHAT and job.priority == 0
-                several = self._open.room(found.key) > 1
-                self._chats += 1 if several else claim.CHATS_IN_A_ROW
-                self._chats *= is_urgent_chat
-                self._run_batch(self._open.get(found.key), found.samples)
-                self._may_hold = False
+                self._run(found, self._more if joins else None)
                 has_progress = True
             elif job.kind == jobs.LOAD:
                 has_progress = self._load(job)
             else:
                 has_progress = self._prepare(job.id)
-                self._measured_to = time.monotonic()  # no sample caused the load
                 return False
         finally:
             if not has_progress:  # other jobs have their turn meanwhile
                 self._leave(job.id, self._settings.idle_poll_seconds)
         return has_progress
+
+    @property
+    def _slots(self) -> int:
+        engine = self._models.engine
+        return 1 if engine is None else engine.forwards.slots(RunOptions(slots=self._settings.batch_size))
+
+    def _work_of(self, found: Claim, *, urgent: bool = False) -> Work:
+        return Work(self._open.get(found.key), found.samples, urgent=urgent or found.is_urgent_chat)
+
+    def _count_chats(self, found: Claim) -> None:
+        self._chats += 1 if self._slots > 1 else claim.CHATS_IN_A_ROW
+        self._chats *= found.is_urgent_chat
+
+    def _more(self, room: int, chats_only: bool) -> Work | None:
+        """Claim samples that join the run, see `desk.More`."""
+        while not self._stop.is_set():
+            try:
+                found = self._claim(
+                    lambda key: room if key in self._open else 0, joins=True, chats_only=chats_only
+                )
+            except DBAPIError as error:
+                if not is_away(error):
+                    raise
+                # its answer may be lost; what it leased is given back once nothing runs
+                logger.warning("the database is unavailable; nothing joins the run: %s", error.orig)
+                raise RunEnds from None
+            if found is None:
+                return None
+            if found.samples:
+                if not chats_only:
+                    self._count_chats(found)
+                return self._work_of(found)
+            if found.job.kind == jobs.LOAD or found.key in self._open:
+                raise RunEnds  # suspects run without company
+            try:
+                if not self._prepare(found.job.id, load=False):
+                    self._leave(found.job.id, self._settings.idle_poll_seconds)
+            except NotHeld:
+                raise RunEnds from None
+        raise RunEnds
 
     def _leave(self, job_id: str, seconds: float) -> None:
         """Skip this job for so many seconds."""
@@ -221,19 +271,23 @@ class Drain:
         self._end_process(DEVICE_LOST)
 
     def _set_idle(self) -> None:
-        """Show the worker as idle after its last batch."""
-        if self._is_shown_idle:
-            return
+        """Show the worker as idle."""
         self._database.insist(
             lambda session: workers.set_idle(session, self._worker_id, self._model.name or ""),
             give_up=self._stop.is_set,
         )
 
-    def _prepare(self, job_id: str) -> bool:
-        """Open a job. Returns False if it is left for a while; the log has the reason."""
+    def _prepare(self, job_id: str, *, load: bool = True) -> bool:
+        """Open a job. Returns False if it is left for a while; the log has the reason.
+
+        Raises:
+            NotHeld: it needs a model, and may not `load` it.
+        """
         try:
-            self._open.open(job_id)
+            self._open.open(job_id, load=load)
             return True
+        except NotHeld:
+            raise
         except NotFound:  # deleted since
             pass
         except HeldElsewhere:
@@ -256,56 +310,53 @@ class Drain:
                 raise
         return False
 
-    def _run_batch(self, current: BatchRunner, claimed: Sequence[LeasedSample]) -> None:
-        """Run and commit a batch."""
-        if current.job.refused is not None:
-            refused = [Outcome(lease=lease, error=current.job.refused) for lease in claimed]
-            self._store_batch(current, refused)
-            return
-        self._keeper = LeaseKeeper(
+    def _run(self, found: Claim, more: More | None) -> None:
+        """Run claimed samples, and what joins them."""
+        engine = self._models.engine
+        assert engine is not None
+        self._count_chats(found)
+        keeper = self._keeper = LeaseKeeper(
             self._database,
             self._worker_id,
-            claimed,
             self._stop,
             stall_seconds=self._settings.stall_seconds,
             end_process=self._end_process,
         )
-        with self._keeper as keeper:
-            try:
-                outcomes = current.run(claimed, keeper)
-            except Exception as error:
-                if is_device_lost(error):
-                    self._give_up(claimed, error)
-                else:
-                    reason = unforeseen(error, "while a batch was run")
-                    with self._database.write() as session:
-                        leases.give_back(session, claimed, reason)
-                raise
-        self._models.batch_memory = current.memory
-        self._store_batch(current, outcomes)
+        commits = Commits(
+            self._database, self._worker_id, stored=self._note_stored, give_up=self._stop.is_set
+        )
+        desk = Desk(
+            self._work_of(found), more, slots=self._slots, keeper=keeper, commits=commits, store=self._store
+        )
+        self._may_hold = True
+        try:
+            with commits, keeper:
+                desk.run(engine)
+        except DBAPIError:
+            raise
+        except Exception as error:
+            if is_device_lost(error):
+                self._give_up(keeper.held, error)
+            else:
+                reason = unforeseen(error, "while samples were run")
+                with self._database.write() as session:
+                    leases.give_back(session, keeper.held, reason)
+            raise
 
-    def _give_up(self, claimed: Sequence[LeasedSample], error: Exception) -> None:
+    def _give_up(self, held: Sequence[LeasedSample], error: Exception) -> None:
         """Give back the samples of a lost device, which counts a loss of each."""
         reason = DeviceLost(f"the device failed ({type(error).__name__}: {error}); the worker was restarted")
 
         def give_up() -> None:
             with self._database.write() as session:
-                leases.give_back(session, claimed, reason)
+                leases.give_back(session, held, reason)
 
         last_write(give_up)
 
-    def _store_batch(self, current: BatchRunner, outcomes: Sequence[Outcome]) -> None:
-        before, self._measured_to = self._measured_to, time.monotonic()
-        done = store(
-            self._database,
-            outcomes,
-            current.job.provenance,
-            self._measured_to - before,
-            worker_id=self._worker_id,
-            idle_model=self._model.name or "",
-            give_up=self._stop.is_set,
-        )
-        self._is_shown_idle = done.is_end
+    def _note_stored(self, done: Stored) -> None:
+        """Follow a commit: its samples are no longer held, and files without a session go."""
+        assert self._keeper is not None
+        self._keeper.release([outcome.lease for outcome in done.outcomes])
         for session_id in done.lost_sessions:
             # the reaper may have been here before the last file was stored
             with suppress(ServiceUnavailable, OSError):

@@ -24,6 +24,10 @@ class HeldElsewhere(Exception):
     """This worker cannot load the model that a job is pinned to; another worker holds it."""
 
 
+class NotHeld(Exception):
+    """The job needs a model that is not loaded, and none may be loaded now."""
+
+
 class JobModels:
     """Changes the held model for a job, or if a client requests a load."""
 
@@ -50,18 +54,24 @@ class JobModels:
         """The held model's name."""
         return self.held.model if self.held else None
 
-    def engine_of_job(self, job: JobRow) -> tuple[Engine, PinnedModel | None]:
+    def engine_of_job(self, job: JobRow, *, load: bool = True) -> tuple[Engine, PinnedModel | None]:
         """The engine that a job is pinned to, and the pin.
 
         A job without a pin is pinned to the model with the options in force. The pin stays None if the engine
         has no identity.
 
+        Args:
+            load: False while samples run: the model must not be unloaded.
+
         Raises:
             ActographError: as `ModelHolder.engine_for` and `engine_as`.
             HeldElsewhere: only another worker can run the job.
+            NotHeld: the job needs a load.
         """
         pinned = pins.of_job(job)
         if pinned is None:
+            if not load and not self._models.holds(job.model):
+                raise NotHeld
             engine = self._models.engine_for(job.model)
             pinned = pins.of_structure(engine.structure)
             if pinned is None:
@@ -69,6 +79,8 @@ class JobModels:
             with self._database.write() as session:
                 # the first of two workers pins the job; the second one loads the model as pinned
                 pinned = pins.pin(session, job.id, pinned)
+        if not load and self.held != Held(job.model, pinned.identity.sha256):
+            raise NotHeld
         return self._pinned_engine(job, pinned), pinned
 
     def _pinned_engine(self, job: JobRow, pinned: PinnedModel) -> Engine:

@@ -54,8 +54,6 @@ class ModelHolder:
         #: True if the model was loaded for a pinned job, not with the options in force
         self.is_as_pinned = False
         self._resting: dict[str, int] = {}
-        #: bytes before and after the last batch
-        self.batch_memory: dict[str, int] = {}
 
     def engine_for(self, name: str) -> Engine:
         """The engine of the model served as `name`, loaded if another one is held.
@@ -65,10 +63,14 @@ class ModelHolder:
             ModelRefused: it cannot be loaded.
             UnknownHook: a savepoint refers to an unknown hook.
         """
-        options = self._options_of(name)
-        if self.engine is not None and self.engine.structure.model == name and options == self._options:
+        if self.engine is not None and self.holds(name):
             return self.engine
-        return self.load(name, options)
+        return self.load(name, self._options_of(name))
+
+    def holds(self, name: str) -> bool:
+        """Whether the model served as `name` is held, with the options in force."""
+        held = self.engine
+        return held is not None and held.structure.model == name and self._options_of(name) == self._options
 
     def engine_as(self, pinned: ModelIdentity) -> Engine:
         """The engine of exactly this model variant, loaded if another one is held.
@@ -167,7 +169,6 @@ class ModelHolder:
             numbers["host_buffer_bytes"] = self._settings.host_buffer_bytes
             on_gpu = engine.model.device.type == "cuda"
             numbers["batch_cap"] = batch_cap(on_gpu=on_gpu, most=self._settings.batch_size)
-            numbers |= self.batch_memory
         return numbers
 
     def unload(self) -> None:

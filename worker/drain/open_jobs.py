@@ -28,7 +28,6 @@ from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
 from worker.runners.runner import Runner
-from worker.sample.batch import BatchRunner
 from worker.sample.open_job import OpenJob
 from worker.sample.provenance import Provenance
 from worker.sample.segments import markup_of
@@ -47,31 +46,33 @@ class OpenJobs:
     ) -> None:
         self._settings = settings
         self._database = database
-        self._store = store
         self._model = model
         self._live = LiveTextWriter(settings.broker_url)
         self._datasets = DatasetReader(Uploads(database, store), settings.data_roots)
         #: `claim.key_of` -> open job, the last used one at the end
-        self._open: dict[str, BatchRunner] = {}
+        self._open: dict[str, OpenJob] = {}
         # open jobs hold the model
         model.before_unload(self._open.clear)
 
-    def room(self, key: str) -> int:
-        """Most samples of the next batch of an open job; 0 if it is not open."""
-        found = self._open.get(key)
-        return 0 if found is None else max(1, found.job.size())
+    def __contains__(self, key: str) -> bool:
+        return key in self._open
 
-    def get(self, key: str) -> BatchRunner:
+    def get(self, key: str) -> OpenJob:
+        """An open job by its `claim.key_of`."""
         found = self._open[key] = self._open.pop(key)
         return found
 
-    def open(self, job_id: str) -> None:
+    def open(self, job_id: str, *, load: bool = True) -> None:
         """Load the model if necessary, read the job's data, resolve its hooks.
 
-        A batch file is opened for its next line and the lines that can share a batch with it.
+        A batch file is opened for its next line and the lines that share a form with it.
+
+        Args:
+            load: whether a model may be loaded.
 
         Raises:
             ActographError: the job cannot be run at all.
+            NotHeld: it needs a model that may not be loaded now.
         """
         line = None
         with self._database.read() as session:
@@ -79,7 +80,7 @@ class OpenJobs:
             if row.kind == chat_job.BATCH:
                 line = claim.next_input(session, job_id)
         spec = row.spec if line is None else chat_job.spec_of(row.spec, line)
-        engine, pinned = self._model.engine_of_job(row)
+        engine, pinned = self._model.engine_of_job(row, load=load)
         structure = engine.structure
         if pinned is not None and pinned.savepoints != structure.savepoints:
             # savepoints as they were when the job was submitted
@@ -110,7 +111,7 @@ class OpenJobs:
         with self._database.read() as session:
             key = claim.key_of(jobs.get(session, job_id), line)  # with its pin
         self._open.pop(key, None)
-        self._open[key] = BatchRunner(self._store, ready)
+        self._open[key] = ready
         while len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
 

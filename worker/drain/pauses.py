@@ -1,4 +1,4 @@
-"""Reasons to start no batch: a full disk, an unavailable store, quotas, a pause."""
+"""Reasons to claim nothing: a full disk, an unavailable store, quotas, a pause."""
 
 import logging
 
@@ -20,13 +20,13 @@ class Pauses:
         self._settings = settings
         self._database = database
         self._store = store
-        #: failures of the store, noted by batches and preparations
+        #: failures of the store, noted by commits and preparations
         self.outage = StoreOutage(store)
         self._has_said = False
         self._said_of_owners: set[str] = set()
 
     def hold(self) -> bool:
-        """Whether no batch may start now; logs the reason once."""
+        """Whether no sample may start now; logs the reason once."""
         reason = disk_pause(self._store, self._settings.disk_floor_bytes)
         if reason is not None:
             return self._say(reason)
@@ -38,7 +38,7 @@ class Pauses:
                 return self._say(full)
             is_held = pause.holds(session)
         if self._has_said:
-            logger.warning("batches start again")
+            logger.warning("samples start again")
         self._has_said = False
         return is_held
 
@@ -54,6 +54,6 @@ class Pauses:
 
     def _say(self, reason: str) -> bool:
         if not self._has_said:
-            logger.warning("no batch may start: %s", reason)
+            logger.warning("no sample may start: %s", reason)
         self._has_said = True
         return True

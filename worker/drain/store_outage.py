@@ -18,7 +18,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 
 class StoreOutage:
-    """No batch starts after `note` until a check finds the store working. Pauses between checks grow."""
+    """No sample starts after `note` until a check finds the store working. Pauses between checks grow."""
 
     def __init__(self, store: ArtifactStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -30,14 +30,14 @@ class StoreOutage:
         """Note that a session could not be stored."""
         self._pause = min(max(FIRST_PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
         self._next_look = self._clock() + self._pause
-        logger.warning("samples are given back, and no batch starts for %.0f s: %s", self._pause, reason)
+        logger.warning("samples are given back, and no sample starts for %.0f s: %s", self._pause, reason)
 
     def is_over(self) -> None:
         """Note that sessions were stored."""
         self._pause = 0.0
 
     def holds(self) -> bool:
-        """Whether no batch may start now."""
+        """Whether no sample may start now."""
         if not self._pause:
             return False
         if self._clock() < self._next_look:

@@ -43,6 +43,13 @@ class LiveText:
         with self._lock:
             self._rows[sample_id] = _Row(tokens, TextStream(self._decode, stops))
 
+    def end(self, sample_id: str) -> None:
+        """Follow an ended sample no longer; its text is kept for the readers of the last piece."""
+        with self._lock:
+            followed = self._rows.pop(sample_id, None)
+        if followed is not None:
+            self._writer.fade([sample_id])
+
     def _run(self) -> None:
         try:
             while not self._done.wait(PERIOD_SECONDS):

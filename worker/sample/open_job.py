@@ -1,11 +1,8 @@
 """A job that is ready to run: what all its samples share, made once."""
 
-from typing import Protocol
-
 from actograph.contract.errors import ActographError, CaptureFailed, JobEnded, SampleTimeout
 from actograph.settings import Settings
 from storage.broker.live_text import LiveTextWriter
-from storage.queue.leases import LeasedSample
 from worker.engine.engine import Engine
 from worker.engine.model.device_errors import is_device_lost
 from worker.engine.requests import Generation
@@ -15,21 +12,6 @@ from worker.sample.outcome import Interrupted
 from worker.sample.provenance import Provenance
 from worker.sample.segments import Markup
 from worker.sample.steering import UNSTEERED, Steering
-
-
-class RunningLeases(Protocol):
-    """Leases of the running batch, see `worker.drain.lease`."""
-
-    def progress(self, _step: int = 0) -> None:
-        """Note a decode step, a scored sample or a stored piece of a file. A silent batch is ended."""
-
-    def should_stop(self) -> bool:
-        """Whether the batch ends now: all its leases are lost, or the worker stops."""
-        ...
-
-    def has_lost(self, lease: LeasedSample) -> bool:
-        """Whether this sample is the worker's no more: its job has ended, or its lease is lost."""
-        ...
 
 
 class OpenJob:
@@ -82,10 +64,6 @@ class OpenJob:
                 dtype=provenance.capture.dtype,
                 shaping=provenance.shaping,
             )
-
-    def size(self) -> int:
-        """Number of samples for the next batch."""
-        return self.engine.forwards.slots(self.options)
 
     def error_of(self, generation: Generation) -> ActographError | None:
         """The sample's error; None if the generation is a result.

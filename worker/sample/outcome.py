@@ -1,4 +1,4 @@
-"""Outcomes of a batch's samples."""
+"""Outcomes of samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,12 @@ from storage.queue.leases import LeasedSample
 from worker.engine.requests import Generation
 from worker.runners.runner import Prompt
 from worker.sample.conversation import Conversation
+from worker.sample.provenance import Provenance
 from worker.sample.recorder import Recorded
 
 
 class Interrupted(ActographError):
-    """The batch was ended before this sample; the sample is given back and runs again."""
+    """The run was ended before this sample; the sample is given back and runs again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class Outcome:
     """The result of one sample; `error` is None if it completed."""
 
     lease: LeasedSample
+    #: of its session; None if nothing is captured
+    provenance: Provenance | None = None
     prompt: Prompt | None = None
     #: the last turn
     generation: Generation | None = None

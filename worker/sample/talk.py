@@ -10,6 +10,7 @@ from actograph.contract.errors import ActographError, ContextLengthExceeded
 from actograph.contract.resources import ToolUseEnd
 from actograph.contract.specs import SamplingSpec, sample_seed
 from storage.artifacts.store import ArtifactStore
+from storage.broker.live_text import LiveTextWriter
 from storage.queue.leases import LeasedSample
 from worker.engine.requests import EarlierRows, Generation, GenerationRequest, RowChunk, SummedRows
 from worker.engine.runs import RunRequest
@@ -30,14 +31,18 @@ class Talk:
 
     Attributes:
         sampling: of every turn; None if the prompt is only read.
+        urgent: an urgent chat.
     """
 
-    def __init__(self, lease: LeasedSample, job: OpenJob, store: ArtifactStore) -> None:
+    def __init__(
+        self, lease: LeasedSample, job: OpenJob, store: ArtifactStore, *, urgent: bool = False
+    ) -> None:
         """Build the first prompt; a faulty one ends the talk with its error."""
         self._job = job
         self._runner = job.runner
-        self.outcome = Outcome(lease=lease)
+        self.outcome = Outcome(lease=lease, provenance=job.provenance)
         self.sampling: SamplingSpec | None = None
+        self.urgent = urgent
         self.running = False
         self._recorder: SampleRecorder | None = None
         origin = job.provenance
@@ -49,6 +54,9 @@ class Talk:
             and origin.shaping.summarises
             and self._positions != "last"
         )
+        if job.refused is not None:
+            self.fail(job.refused)
+            return
         try:
             self.sampling = self._runner.sampling_of(lease)
             first = self._runner.prompt(lease)
@@ -89,13 +97,19 @@ class Talk:
         self.running = False
         self.outcome = replace(self.outcome, error=error)
 
-    def request(self) -> RunRequest:
+    @property
+    def live(self) -> LiveTextWriter | None:
+        """Takes the text while it is generated; None if nobody follows it."""
+        return self._job.live if self.lease.input.get("live") and self.sampling is not None else None
+
+    def request(self, *, priority: bool = False) -> RunRequest:
         """The engine's request for the next turn."""
         return RunRequest(
             request=self._turn(),
             sampling=self.sampling or SamplingSpec(),
             capture=self._job.capture,
             time_limit=self._job.time_limit,
+            priority=priority,
         )
 
     def _turn(self) -> GenerationRequest:

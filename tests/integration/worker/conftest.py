@@ -42,6 +42,9 @@ class OneModel:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
+    def holds(self, name: str) -> bool:
+        return name == MODEL
+
     def engine_for(self, name: str) -> Engine:
         if name != MODEL:
             raise UnknownModel(f"model {name!r} is not served by this worker; it serves {MODEL}")

@@ -62,7 +62,7 @@ def check_first(bench: "Bench", job_id: str) -> None:
 def test_a_stopped_worker_keeps_the_finished_samples_of_its_last_batch(
     bench: "Bench", slow: list[float], job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.drain.lease.STOP_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("worker.drain.leases.STOP_GRACE_SECONDS", 0.2)
     interrupt(bench, job_id, slow, bench.stop.set)
     check_first(bench, job_id)
     second = bench.samples(job_id)[1]

@@ -1,15 +1,15 @@
-"""The leases of the current batch.
+"""The leases of the samples that a worker runs.
 
-A thread asks twice a second which of the batch's samples are still the worker's own. After `stall_seconds`
-without progress, from the first prompt to the last uploaded file, it gives the samples back and ends the
-process: nothing else frees a stuck device. The worker's heartbeat, which renews the leases, stops then too.
+A thread asks twice a second which of them are still the worker's own. After `stall_seconds` without progress,
+from the first prompt to the last uploaded file, it gives the samples back and ends the process: nothing else
+frees a stuck device. The worker's heartbeat, which renews the leases, stops then too.
 """
 
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from actograph.contract.errors import WorkerStalled
 from storage.index.database import Database
@@ -22,18 +22,17 @@ from worker.signals.stop_signal import StopSignal
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-#: seconds for a batch to end by itself after a stop
+#: seconds for running samples to end by themselves after a stop
 STOP_GRACE_SECONDS = 5.0
 
 
 class LeaseKeeper:
-    """Watches the leases of one batch; use as a context manager around its run."""
+    """Watches leases; use as a context manager around a run."""
 
     def __init__(
         self,
         database: Database,
         worker_id: str,
-        held: Sequence[LeasedSample],
         stop: StopSignal,
         *,
         stall_seconds: float,
@@ -41,12 +40,14 @@ class LeaseKeeper:
     ) -> None:
         self._database = database
         self._worker_id = worker_id
-        self._held = list(held)
-        #: sample -> token of what is still the worker's
-        self._mine: Mapping[str, int] = {lease.id: lease.token for lease in held}
         self._stop = stop
         self._stall_seconds = stall_seconds
         self._end_process = end_process
+        #: sample -> lease
+        self._held: dict[str, LeasedSample] = {}
+        #: leases that were taken away
+        self._lost: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
         self._silent_seconds = 0.0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
@@ -59,6 +60,24 @@ class LeaseKeeper:
         self._done.set()
         self._thread.join()
 
+    @property
+    def held(self) -> Sequence[LeasedSample]:
+        """Leases that were not released."""
+        with self._lock:
+            return list(self._held.values())
+
+    def add(self, claimed: Iterable[LeasedSample]) -> None:
+        """Watch further leases."""
+        with self._lock:
+            self._held.update((lease.id, lease) for lease in claimed)
+
+    def release(self, ended: Iterable[LeasedSample]) -> None:
+        """Watch these no longer: they were committed or given back."""
+        with self._lock:
+            for lease in ended:
+                self._held.pop(lease.id, None)
+                self._lost.discard((lease.id, lease.token))
+
     def progress(self, _step: int = 0) -> None:
         """Note a decode step, a scored sample or a stored piece of a file."""
         self._silent_seconds = 0.0
@@ -68,12 +87,12 @@ class LeaseKeeper:
         return self._silent_seconds > self._stall_seconds
 
     def should_stop(self) -> bool:
-        """Whether the batch ends now: all its leases are lost, or the worker stops."""
-        return not self._mine or self._stop.seconds_since_set() > STOP_GRACE_SECONDS
+        """Whether running samples end now: the worker stops."""
+        return self._stop.seconds_since_set() > STOP_GRACE_SECONDS
 
     def has_lost(self, lease: LeasedSample) -> bool:
         """Whether this sample is the worker's no more: its job has ended, or its lease is lost."""
-        return self._mine.get(lease.id) != lease.token
+        return (lease.id, lease.token) in self._lost
 
     def _run(self) -> None:
         attempts = Attempts("the index cannot be asked for the leases")
@@ -88,9 +107,15 @@ class LeaseKeeper:
             attempts.run(self._look)
 
     def _look(self) -> None:
+        held = self.held  # before the question: a claim may come between it and its answer
         with self._database.read() as session:
             found = leases.mine(session, self._worker_id)
-        self._mine = {one.id: one.token for one in self._held if found.get(one.id) == one.token}
+        with self._lock:
+            self._lost |= {
+                (lease.id, lease.token)
+                for lease in held
+                if found.get(lease.id) != lease.token and self._held.get(lease.id) == lease
+            }
 
     def _end_stalled(self) -> None:
         """Give the samples back, as far as the index answers, and end the process."""
@@ -101,7 +126,7 @@ class LeaseKeeper:
 
         def give_up() -> None:
             with self._database.write() as session:
-                leases.give_back(session, self._held, error)
+                leases.give_back(session, self.held, error)
 
         last_write(give_up)
         self._end_process(STALLED)

@@ -15,7 +15,7 @@ from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow
 from tests.support import leasing
 from tests.support.indexes import create_index
-from worker.drain.lease import LeaseKeeper
+from worker.drain.leases import LeaseKeeper
 from worker.signals.process_end import STALLED
 from worker.signals.stop_signal import StopSignal
 
@@ -49,7 +49,9 @@ def keeper(
     stall_seconds: float = 60,
     end_process: Callable[[int], None] = lambda status: None,
 ) -> LeaseKeeper:
-    return LeaseKeeper(database, "w", leases, stop, stall_seconds=stall_seconds, end_process=end_process)
+    made = LeaseKeeper(database, "w", stop, stall_seconds=stall_seconds, end_process=end_process)
+    made.add(leases)
+    return made
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 120) -> bool:
@@ -91,7 +93,7 @@ def test_a_process_that_was_stopped_and_goes_on_was_not_silent(
     ended: list[int] = []
     ahead = [0.0]
     real = time.monotonic
-    monkeypatch.setattr("worker.drain.lease.time.monotonic", lambda: real() + ahead[0])
+    monkeypatch.setattr("worker.drain.leases.time.monotonic", lambda: real() + ahead[0])
     stop = StopSignal(tmp_path / "stop")
     with keeper(database, leases, stop, stall_seconds=5, end_process=ended.append):
         time.sleep(0.3)
@@ -100,7 +102,7 @@ def test_a_process_that_was_stopped_and_goes_on_was_not_silent(
     assert ended == []
 
 
-def test_what_is_taken_from_a_batch_is_dropped_alone(
+def test_what_is_taken_from_a_worker_is_dropped_alone(
     database: Database, leases: list[LeasedSample], tmp_path: Path
 ) -> None:
     first, second = leases
@@ -109,7 +111,27 @@ def test_what_is_taken_from_a_batch_is_dropped_alone(
             session.get_one(SampleRow, first.id).lease_token += 1
         assert eventually(lambda: held.has_lost(first))
         assert not held.has_lost(second)
-        assert not held.should_stop()
         with database.write() as session:
             jobs.cancel(session, second.job_id)
-        assert eventually(held.should_stop)
+        assert eventually(lambda: held.has_lost(second))
+        held.release([second])
+        assert held.held == [first] and not held.has_lost(second)
+
+
+def test_a_claim_between_the_question_and_its_answer_is_not_lost(
+    database: Database, leases: list[LeasedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def late(*_: object) -> dict[str, int]:
+        if not asked:
+            held.add(leases)
+        asked.append(True)
+        return {}
+
+    monkeypatch.setattr("storage.queue.leases.mine", late)
+    held = keeper(database, [], StopSignal(tmp_path / "stop"))
+    with held:
+        assert eventually(lambda: len(asked) == 1)
+        assert not held.has_lost(leases[0])
+        assert eventually(lambda: held.has_lost(leases[0])), "the next answer counts"

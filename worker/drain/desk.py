@@ -1,0 +1,282 @@
+"""The desk: one run of the engine, as its source, control, results and sink.
+
+While the run goes on, a thread claims samples for it and builds their prompts. Talks that end are scored and
+stored by a pool and committed by a thread of their own. So the engine waits for neither index nor store. A
+sample that fails has its reason in its outcome; the others go on.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from actograph.contract.errors import ServiceUnavailable
+from storage.artifacts.store import ArtifactStore
+from storage.queue.leases import SUSPECT_AFTER, LeasedSample
+from worker.drain.commits import Commits
+from worker.drain.leases import LeaseKeeper
+from worker.engine.engine import Engine
+from worker.engine.model.device_errors import is_device_lost
+from worker.engine.requests import Generation, RowChunk
+from worker.engine.runs import RunRequest
+from worker.sample.live_text import LiveText
+from worker.sample.open_job import OpenJob, as_error
+from worker.sample.outcome import Interrupted
+from worker.sample.talk import Talk
+from worker.sample.unforeseen import unforeseen
+from worker.sample.watched_store import watched
+
+logger = logging.getLogger(__name__)
+
+#: sessions that are stored at once
+WRITERS = 4
+#: time between two looks for chats
+CHAT_SECONDS = 0.05
+#: time between two looks for other samples, if there were none
+LOOK_SECONDS = 0.25
+
+
+class Work(NamedTuple):
+    """Claimed samples of an open job."""
+
+    job: OpenJob
+    samples: Sequence[LeasedSample]
+    #: chats that take part in the next pass
+    urgent: bool = False
+
+
+class RunEnds(Exception):
+    """Nothing joins the run any more: a stop, a pause, or what comes next needs a run of its own."""
+
+
+#: room, whether only urgent chats are wanted -> work; None if there is none now. Raises RunEnds.
+More = Callable[[int, bool], Work | None]
+
+
+class Desk:
+    """One run. It ends once nothing runs and nothing waits, or nothing may join."""
+
+    def __init__(
+        self,
+        first: Work,
+        more: More | None,
+        *,
+        slots: int,
+        keeper: LeaseKeeper,
+        commits: Commits,
+        store: ArtifactStore,
+    ) -> None:
+        """
+        Args:
+            more: claims samples that join the run; None: nothing joins. Suspects run without company.
+            slots: samples that run at once.
+        """
+        self._first_work, self._more = first, more
+        if any(lease.losses >= SUSPECT_AFTER for lease in first.samples):
+            self._more = None
+        #: samples that wait, so that a free slot need not wait for the index
+        self._ahead = max(1, slots // 8)
+        self._keeper, self._commits = keeper, commits
+        self._store = watched(store, keeper.progress)
+        #: sample -> talk that has not ended
+        self._running: dict[str, Talk] = {}
+        #: urgent talks, talks that wait for a further turn, and for their first one
+        self._urgent: deque[Talk] = deque()
+        self._further: deque[Talk] = deque()
+        self._waiting: deque[Talk] = deque()
+        #: free places at the engine's last pull: for urgent talks, and for others
+        self._room = (0, 0)
+        #: True once nothing joins any more
+        self._closed = False
+        self._changed = threading.Condition()
+        self._feeder = threading.Thread(target=self._feed, name="claims", daemon=True)
+        self._finishing = ThreadPoolExecutor(WRITERS, thread_name_prefix="session-writer")
+        self._scoring = threading.Lock()
+        #: the store's error, once it is away
+        self._away: ServiceUnavailable | None = None
+        self._live: LiveText | None = None
+        #: what went wrong besides samples
+        self._error: Exception | None = None
+
+    def run(self, engine: Engine) -> None:
+        """Run all that was claimed; its outcomes are with `commits` when this returns.
+
+        Raises:
+            Exception: the device is lost (`is_device_lost`), or claims fail for a reason beyond the index.
+        """
+        started, failure = time.monotonic(), None
+        self._feeder.start()
+        try:
+            done = engine.run(
+                source=self, control=self, results=self, sink=self, options=self._first_work.job.options
+            )
+            logger.info("a run of %.1f s: %s", time.monotonic() - started, done)
+        except Exception as error:
+            if is_device_lost(error):
+                self._error = error
+            else:
+                logger.exception("a run failed")
+                failure = error
+        finally:
+            self._close()
+            self._feeder.join()
+        for talk in list(self._running.values()):  # the run was stopped, or failed, before their turn
+            if self._error is not None and is_device_lost(self._error):
+                talk.discard()
+            else:
+                talk.fail(Interrupted() if failure is None else as_error(failure))
+                self._end(talk)
+        self._finishing.shutdown()
+        if self._live is not None:
+            self._live.stop()
+        if self._error is not None:
+            raise self._error
+
+    # claims
+
+    def _feed(self) -> None:
+        try:
+            self._add(self._first_work)
+            if self._more is not None:
+                self._claim(self._more)
+        except RunEnds:
+            pass
+        except Exception as error:  # noqa: BLE001 (raised where the run ends)
+            self._error = error
+        finally:
+            self._close()
+
+    def _claim(self, more: More) -> None:
+        """Claim whatever the engine has room for, until nothing runs and nothing waits."""
+        chats_at = others_at = 0.0
+        while not self._closed:
+            with self._changed:
+                for_chats = self._room[0] - len(self._urgent)
+                room = self._room[1] + self._ahead - len(self._waiting)
+                idle = not self._running
+            moment = time.monotonic()
+            found = None
+            if for_chats > 0 and moment >= chats_at:
+                chats_at = moment + CHAT_SECONDS
+                found = more(for_chats, True)
+            if found is None and room > self._ahead // 2 and (idle or moment >= others_at):
+                found = more(room, False)
+                if found is None:
+                    others_at = moment + LOOK_SECONDS
+                    if idle:
+                        return
+            if found is not None:
+                self._add(found)
+            else:
+                with self._changed:
+                    self._changed.wait(CHAT_SECONDS)
+
+    def _add(self, work: Work) -> None:
+        """Build the talks of claimed samples."""
+        self._keeper.add(work.samples)
+        for lease in work.samples:
+            self._keeper.progress()
+            talk = Talk(lease, work.job, self._store, urgent=work.urgent)
+            with self._changed:
+                self._running[lease.id] = talk
+                if talk.running:
+                    (self._urgent if talk.urgent else self._waiting).append(talk)
+                self._changed.notify_all()
+            if not talk.running:
+                self._end(talk)
+
+    def _close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # source
+
+    @property
+    def exhausted(self) -> bool:
+        with self._changed:
+            return self._closed and not self._running
+
+    def pull(self, room: int, *, urgent: int, wait: float) -> list[RunRequest]:
+        with self._changed:
+            is_over = self._closed and not self._running
+            if wait and not (self._urgent or self._further or self._waiting or is_over):
+                self._changed.wait(wait)
+            chats = _take(urgent, self._urgent)
+            others = _take(room, self._further, self._urgent, self._waiting)
+            self._room = (urgent - len(chats), room - len(others))
+            self._changed.notify_all()
+        return [talk.request(priority=True) for talk in chats] + [talk.request() for talk in others]
+
+    # control
+
+    def stopped(self) -> bool:
+        return self._keeper.should_stop() or self._commits.has_failed
+
+    def dropped(self, key: str) -> bool:
+        return self._keeper.has_lost(self._running[key].lease)
+
+    def beat(self) -> None:
+        self._keeper.progress()
+
+    # results and sink
+
+    def started(self, key: str, generated_ids: Sequence[int]) -> None:
+        talk = self._running[key]
+        if talk.live is None or talk.sampling is None:
+            return
+        if self._live is None:
+            self._live = LiveText(talk.live, self._first_work.job.engine.model.tokenizer)
+            self._live.start()
+        self._live.follow(key, generated_ids, talk.sampling.stop)
+
+    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
+        self._running[key].write(rows)
+
+    def done(self, generation: Generation) -> None:
+        """Take a turn's result. Raises if the device is lost."""
+        talk = self._running[generation.key]
+        self._keeper.progress()
+        talk.end_turn(generation)
+        if not talk.running:
+            self._end(talk)
+            return
+        with self._changed:
+            self._further.append(talk)
+            self._changed.notify_all()
+
+    def _end(self, talk: Talk) -> None:
+        """Score, store and commit an ended talk, in a thread of the pool."""
+        self._finishing.submit(self._finish, talk)
+        with self._changed:
+            del self._running[talk.lease.id]
+            self._changed.notify_all()
+
+    def _finish(self, talk: Talk) -> None:
+        self._keeper.progress()
+        try:
+            with self._scoring:  # before its session is stored: a sample that cannot be scored keeps none
+                talk.score()
+            if self._away is not None and talk.outcome.error is None:
+                talk.fail(self._away)  # each would wait for the store in vain
+            else:
+                talk.store()
+            if isinstance(talk.outcome.error, ServiceUnavailable):
+                self._away = talk.outcome.error
+            talk.discard()
+        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
+            talk.fail(unforeseen(error, f"while sample {talk.lease.id} was finished"))
+        self._commits.add(talk.outcome, at_once=talk.live is not None)
+        if self._live is not None:
+            self._live.end(talk.lease.id)
+
+
+def _take(most: int, *queues: deque[Talk]) -> list[Talk]:
+    chosen: list[Talk] = []
+    for queue in queues:
+        while queue and len(chosen) < most:
+            chosen.append(queue.popleft())
+    return chosen
