@@ -31,8 +31,6 @@ from storage.tables.models import HAS_PENDING, JobRow, SampleRow, WorkerRow
 ORDER = (JobRow.priority, JobRow.served_at, JobRow.created_at, JobRow.id)
 #: claims of urgent chats in a row, if another job waits
 CHATS_IN_A_ROW = 7
-#: waiting chats that are read for one claim
-MOST_CHATS = 1000
 _IS_URGENT_CHAT = sa.and_(JobRow.kind == CHAT, JobRow.priority == 0)
 #: a worker is busy with the job
 _IS_RUN = sa.exists().where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
@@ -220,18 +218,15 @@ def _first(found: Any) -> JobRow | None:
 
 
 def _chats(session: Session, asking: Asking, key: str, most: int) -> list[str]:
-    """Waiting chats with this key, in the order of service, that fill a batch."""
+    """The next waiting chats in the order of service, as long as they have this key."""
     assert asking.held is not None
     statement = sa.select(JobRow).where(HAS_PENDING, JobRow.model == asking.held.model, JobRow.kind == CHAT)
     if asking.owners:
         statement = statement.where(sa.or_(JobRow.owner.is_(None), JobRow.owner.not_in(asking.owners)))
-    chosen: list[str] = []
-    room = most
-    for job in session.scalars(statement.order_by(*ORDER).limit(MOST_CHATS)):
-        if room > 0 and job.id not in asking.without and key_of(job) == key:
-            chosen.append(job.id)
-            room -= job.pending
-    return chosen
+    if asking.without:
+        statement = statement.where(JobRow.id.not_in(asking.without))
+    found = session.scalars(statement.order_by(*ORDER).limit(most))
+    return [job.id for job in takewhile(lambda job: key_of(job) == key, found)]
 
 
 def of_job(

@@ -1,6 +1,7 @@
 """The calculator completes GSM8K's annotations: one text, continued from its own tokens."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,8 @@ class Scripted:
 
     def __init__(self, engine: Engine, turns: Sequence[str]) -> None:
         self._engine, self._turns = engine, turns
+        self._said: Counter[str] = Counter()
+        #: of the sample that began first
         self.prompts: list[GenerationRequest] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -59,10 +62,15 @@ class Scripted:
         return run_requests(self._answer, **of_run)
 
     def _answer(self, requests: Sequence[RunRequest], _sink: Sink | None) -> list[Generation]:
-        said = self._turns[len(self.prompts)]
-        self.prompts.append(requests[0].request)
-        ids = self._engine.model.tokenizer.encode(said, add_special_tokens=False)
-        return [answered(request, ids) for request in requests]
+        return [answered(request, self._next(request)) for request in requests]
+
+    def _next(self, request: RunRequest) -> list[int]:
+        said = self._turns[self._said[request.key]]
+        self._said[request.key] += 1
+        if request.key == next(iter(self._said)):
+            self.prompts.append(request.request)
+        ids: list[int] = self._engine.model.tokenizer.encode(said, add_special_tokens=False)
+        return ids
 
 
 def scripted(bench: "Bench", *turns: str, **changes: Any) -> tuple[list[Sample], Scripted]:

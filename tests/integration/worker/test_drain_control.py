@@ -55,10 +55,8 @@ def statuses(bench: "Bench", job_id: str) -> list[str]:
     return [str(sample.status) for sample in bench.samples(job_id)]
 
 
-def test_a_paused_queue_ends_with_the_unit_in_hand_and_goes_on_where_it_stood(
-    bench: "Bench", disk: Disk
-) -> None:
-    job_id = bench.submit(capture=CAPTURE)
+def test_a_paused_queue_ends_what_runs_and_goes_on_where_it_stood(bench: "Bench", disk: Disk) -> None:
+    job_id = bench.submit(capture=CAPTURE, epochs=4)
 
     def pause_the_queue() -> None:
         with bench.database.write() as session:
@@ -66,22 +64,25 @@ def test_a_paused_queue_ends_with_the_unit_in_hand_and_goes_on_where_it_stood(
 
     disk.before = pause_the_queue
     bench.drain(batch_size=2).look()
-    assert statuses(bench, job_id) == ["completed"] * 2 + ["pending"] * 3
+    before = statuses(bench, job_id)
+    assert set(before) == {"completed", "pending"}
     bench.drain().look()
-    assert statuses(bench, job_id) == ["completed"] * 2 + ["pending"] * 3
+    assert statuses(bench, job_id) == before
     disk.before = lambda: None
     with bench.database.write() as session:
         pause.end(session)
     bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
-    assert [s.losses for s in bench.samples(job_id)] == [0] * 5
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 20
 
 
 def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk: Disk) -> None:
-    job_id = bench.submit(capture=CAPTURE, epochs=3, max_consecutive_failures=4)
+    job_id = bench.submit(capture=CAPTURE, epochs=9, max_consecutive_failures=4)
     disk.is_broken = True
     bench.drain(batch_size=2).look()
-    assert statuses(bench, job_id) == ["failed"] * 4 + ["cancelled"] * 11
+    ended = statuses(bench, job_id)
+    assert set(ended) == {"failed", "cancelled"}
+    assert 4 <= ended.count("failed") < 30, "what ran has ended"
     with bench.database.read() as session:
         job = job_view.resource(session, jobs.get(session, job_id))
     assert job.status is JobStatus.FAILED
@@ -92,10 +93,10 @@ def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk
         control.retry(session, job_id)
     bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
-    assert statuses(bench, job_id) == ["completed"] * 15
-    assert [s.losses for s in bench.samples(job_id)] == [0] * 15
+    assert statuses(bench, job_id) == ["completed"] * 45
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 45
     assert bench.stored_sessions() == bench.indexed_sessions()
-    assert len(bench.indexed_sessions()) == 15
+    assert len(bench.indexed_sessions()) == 45
 
 
 def test_a_retry_leaves_completed_samples_and_their_sessions_as_they_are(bench: "Bench") -> None:

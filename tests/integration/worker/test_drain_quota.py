@@ -1,4 +1,4 @@
-"""A drain that reaches a quota: it stops between two batches, says why, and goes on once there is room."""
+"""A drain that reaches a quota: nothing starts any more, it says why, and goes on once there is room."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -38,34 +38,36 @@ def test_a_drain_stops_at_the_quota_and_goes_on_once_sessions_are_deleted(
     bench: "Bench", quota: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    job_id = submit(bench, "key:00000001")
+    job_id = submit(bench, "key:00000001", epochs=6)
     limits: dict[str, Any] = {"batch_size": 2, quota: 1}
     bench.drain(**limits).look()
-    assert completed(bench, job_id) == 2
+    first = completed(bench, job_id)
+    assert 2 <= first < 20, "what ran has ended"
     assert f"ACTOGRAPH_{quota.upper()}" in caplog.text
     bench.drain(**limits).look()
-    assert completed(bench, job_id) == 2
+    assert completed(bench, job_id) == first
     changes.delete_matching(bench.database, SessionFilter(job_id=job_id))
     # deleted sessions count until their bytes are gone
     reaper.reap(bench.database, bench.store)
     bench.drain(**limits).look()
-    assert completed(bench, job_id) == 4
+    assert first < completed(bench, job_id) < 30
     bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
-    assert completed(bench, job_id) == 5
+    assert completed(bench, job_id) == 30
     assert bench.stored_sessions() == bench.indexed_sessions()
 
 
 def test_an_owner_at_the_quota_does_not_slow_others(bench: "Bench") -> None:
-    full = submit(bench, "key:00000001", priority=0)
+    full = submit(bench, "key:00000001", priority=0, epochs=6)
     bench.drain(owner_quota_bytes=1).look()
-    assert completed(bench, full) == 4
+    before = completed(bench, full)
+    assert before < 30
     with bench.database.read() as session:
         stored = quotas.usage(session)["key:00000001"].total_bytes
     other = submit(bench, "key:00000002")
-    # the urgent job of the full owner cannot run, so it is no reason to give way after one batch
+    # the urgent job of the full owner cannot run, so it is no reason to give way
     bench.drain(batch_size=1, owner_quota_bytes=stored).look()
     assert completed(bench, other) >= 3
-    assert completed(bench, full) == 4
+    assert completed(bench, full) == before
     bench.drain().look()
     assert bench.status(full) is JobStatus.COMPLETED

@@ -1,4 +1,4 @@
-"""Turns of several waiting jobs: urgent ones after one batch, equal ones in turn."""
+"""Turns of several waiting jobs: urgent ones go before what waits, equal ones in turn."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ CAPTURE = {"points": ["resid_post"], "layers": [0]}
 
 
 class Watched:
-    """The real store, which acts when a batch stores its first session."""
+    """The real store, which acts when the first session is stored."""
 
     def __init__(self, store: ArtifactStore, act: Callable[[], None]) -> None:
         self._store = store
@@ -35,7 +35,7 @@ class Watched:
 
 
 def served(bench: "Bench", *job_ids: str) -> list[int]:
-    """Which of the jobs each batch of one sample belonged to, in the order in which they began."""
+    """Which of the jobs each sample belonged to, in the order in which they were claimed."""
     with bench.database.read() as session:
         began = [
             (row.started_at or 0.0, place)
@@ -59,15 +59,16 @@ def test_jobs_of_one_priority_take_turns(bench: "Bench") -> None:
     assert {bench.status(job_id) for job_id in (first, second, third)} == {JobStatus.COMPLETED}
 
 
-def test_an_interactive_job_begins_after_the_unit_in_hand(bench: "Bench") -> None:
-    night = bench.submit(capture=CAPTURE, priority=5)
-    chat: list[str] = []
+def test_an_urgent_job_goes_before_what_waits(bench: "Bench") -> None:
+    night = bench.submit(capture=CAPTURE, priority=5, epochs=4)
+    urgent: list[str] = []
 
     def ask() -> None:
-        chat.append(bench.submit(inputs=[{"prompt": "hello"}], priority=0))
+        urgent.append(bench.submit(inputs=[{"prompt": "hello"}], priority=0))
 
     bench.store = Watched(bench.store, ask)
     assert bench.drain(batch_size=1).look()
-    assert served(bench, night, chat[0]) == [0, 1, 0, 0, 0, 0]
+    order = served(bench, night, urgent[0])
+    assert len(order) == 21 and order.index(1) < 8, "a few were running, or ready to run"
     with bench.database.read() as session:
-        assert jobs.get(session, chat[0]).status == JobStatus.COMPLETED
+        assert jobs.get(session, urgent[0]).status == JobStatus.COMPLETED
