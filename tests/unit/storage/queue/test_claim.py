@@ -5,12 +5,14 @@ from typing import Any
 
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.resources import JobStatus
 from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import claim, model_loads, pause, workers
+from storage.queue import claim, leases, model_loads, pause, workers
 from storage.queue.claim import Asking, Held
 from storage.samples.expansion import chat_samples
+from tests.support import leasing
 
 Submit = Callable[..., str]
 ME, OTHER = "wrk_" + "a" * 32, "wrk_" + "b" * 32
@@ -83,15 +85,37 @@ def test_what_may_not_start_waits(database: Database, submit: Submit) -> None:
     assert [*take(database), *take(database), *take(database)] == [left, mine]
 
 
-def test_chats_of_one_form_run_together_and_leave_one_batch_in_eight(
+def test_chats_of_one_form_are_claimed_at_once_and_leave_one_claim_in_eight(
     database: Database, submit: Submit
 ) -> None:
     night = submit(9)
-    first, other, second = ask(database), ask(database, temperature=0.0), ask(database)
+    first, second, other, third = ask(database), ask(database), ask(database, temperature=0.0), ask(database)
     assert take(database, room=8, chats=claim.CHATS_IN_A_ROW) == [night] * 8
-    assert take(database, room=8) == [first, second]
+    assert take(database, room=8) == [first, second], "none goes before an older one"
     assert take(database, room=8, chats=claim.CHATS_IN_A_ROW) == [night]
     assert take(database, room=8, chats=claim.CHATS_IN_A_ROW) == [other], "nothing else waits"
+    assert take(database, chats_only=True) == [third]
+    assert take(database, chats_only=True) == []
+
+
+def test_what_joins_a_run_is_no_suspect_and_opens_nothing(database: Database, submit: Submit) -> None:
+    job_id = submit(3)
+    asked = claim.Asking(worker_id=ME, held=claim.Held("demo"), joins=True)
+    with database.write() as session:
+        found = claim.claim(session, asked, lambda key: 0)
+        assert found is not None and (found.job.id, found.samples) == (job_id, ())
+        assert found.job.status == JobStatus.QUEUED, "it is opened elsewhere"
+        workers.register(session, ME, hostname="here", pid=1, model="demo")
+    assert take(database, room=2, joins=True) == [job_id] * 2
+    for _ in range(leases.SUSPECT_AFTER):
+        leasing.lose(database)
+        with database.write() as session:
+            leasing.claim(session, job_id, worker_id=ME, count=3)
+    leasing.lose(database)
+    with database.write() as session:
+        found = claim.claim(session, asked, lambda key: 3)
+        assert found is not None and not found.samples, "its suspects need a run of their own"
+    assert len(take(database, room=3)) == 1, "and run in groups"
 
 
 def test_a_model_is_held_until_its_turn_is_over(database: Database, submit: Submit) -> None:
