@@ -82,7 +82,7 @@ def test_what_cannot_be_answered_is_an_error_of_openai_s_kind(client: Any, subte
                 assert raised.value.param == param
 
 
-def test_chats_that_wait_together_share_batches_and_keep_their_own_activations(
+def test_chats_that_wait_together_run_together_and_keep_their_own_activations(
     service: Any, eventually: Callable[..., None]
 ) -> None:
     count = 64
@@ -102,8 +102,8 @@ def test_chats_that_wait_together_share_batches_and_keep_their_own_activations(
     run = service.engine.run
 
     def counted(**options: Any) -> Any:
-        runs.append(options)
-        return run(**options)
+        runs.append(run(**options))
+        return runs[-1]
 
     service.engine.run = counted
     try:
@@ -114,7 +114,8 @@ def test_chats_that_wait_together_share_batches_and_keep_their_own_activations(
             answers = [one.result() for one in asked]
     finally:
         del service.engine.run
-    assert len(runs) == 2  # a CPU runs 32 at once
+    tokens = sum(answer.usage.completion_tokens for answer in answers)
+    assert sum(one.passes for one in runs) < tokens / 4, "they run side by side"
     assert len({answer.session_id for answer in answers}) == count
     for number, answer in enumerate(answers):
         (sample,) = service.samples(answer.run_id)

@@ -148,12 +148,12 @@ class RowsEngine(NullEngine):
 class RowsHolder:
     """Holds the engine; a load is done at once."""
 
-    batch_memory: dict[str, int]
-
     def __init__(self, on_loaded: Callable[[ModelStructure], None]) -> None:
         self.engine = RowsEngine()
         self._on_loaded = on_loaded
-        self.batch_memory = {}
+
+    def holds(self, _name: str) -> bool:
+        return True
 
     def engine_for(self, _name: str) -> RowsEngine:
         return self.engine

@@ -1,0 +1,102 @@
+"""A run that goes on: what is submitted meanwhile joins it, and what has ended is committed meanwhile."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from actograph.contract.chat_job import ChatJobSpec
+from actograph.contract.resources import JobStatus, SampleStatus
+from storage import samples
+from storage.jobs import jobs
+from storage.samples.expansion import chat_samples
+from tests.support import leasing
+from tests.support.engine_double import Watched
+
+if TYPE_CHECKING:
+    from tests.integration.worker.conftest import Bench
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("slow")]
+
+CAPTURE = {"points": ["resid_post"], "layers": "all"}
+#: 1,500 steps of 5 ms and more: ends only by being cancelled
+LONG: dict[str, Any] = {"inputs": [{"prompt": "one two"}], "sampling": {"max_tokens": 1500}}
+SHORT: dict[str, Any] = {"inputs": [{"prompt": "three"}], "sampling": {"max_tokens": 3}}
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+@contextmanager
+def running(bench: "Bench", job_id: str, eventually: Eventually, **changes: Any) -> Iterator[None]:
+    """A drain runs, the job with it; at the end the job is cancelled."""
+    thread = threading.Thread(target=bench.drain(**changes).look)
+    thread.start()
+    try:
+        eventually(lambda: SampleStatus.LEASED in {one.status for one in bench.samples(job_id)})
+        yield
+    finally:
+        with bench.database.write() as session:
+            jobs.cancel(session, job_id)
+        thread.join(timeout=120)
+        assert not thread.is_alive()
+
+
+def ask(bench: "Bench") -> str:
+    """A chat that waits."""
+    body = {
+        "model": "tiny-qwen3",
+        "inputs": [{"prompt": "three", "max_tokens": 3}],
+        "sample_timeout_seconds": 0,
+    }
+    spec = ChatJobSpec.model_validate(body | {"sampling": {"max_tokens": 3}})
+    with bench.database.write() as session:
+        row = jobs.create(session, kind="chat", model=spec.model, spec=spec, hooks=[], total=1)
+        samples.insert(session, row.id, chat_samples(spec))
+    return row.id
+
+
+def is_completed(bench: "Bench", *job_ids: str) -> Callable[[], bool]:
+    return lambda: {bench.status(job_id) for job_id in job_ids} == {JobStatus.COMPLETED}
+
+
+def test_jobs_that_come_during_a_run_join_it(bench: "Bench", eventually: Eventually) -> None:
+    runs: list[bool] = []
+    watched = Watched(bench.engine, lambda _requests: runs.append(True))
+    bench.engine = watched  # type: ignore[assignment]
+    night = bench.submit(capture=CAPTURE, **LONG)
+    with running(bench, night, eventually):
+        plain = bench.submit(capture=None, **SHORT)
+        rows = bench.submit(capture={"points": ["mlp_in"], "layers": [1]}, **SHORT)
+        eventually(is_completed(bench, plain, rows))
+        assert bench.status(night) is JobStatus.IN_PROGRESS
+        assert watched.most >= 2
+        stored = bench.samples(rows)[0]
+        assert stored.session_id in bench.stored_sessions()
+    assert bench.status(night) is JobStatus.CANCELLED
+    assert bench.stored_sessions() == bench.indexed_sessions() == {stored.session_id}
+
+
+def test_a_chat_runs_beside_a_full_machine(bench: "Bench", eventually: Eventually) -> None:
+    night = bench.submit(**LONG)
+    waits = bench.submit(**SHORT)
+    with running(bench, night, eventually, batch_size=1):
+        chat = ask(bench)
+        eventually(is_completed(bench, chat))
+        assert bench.status(waits) is not JobStatus.COMPLETED, "there was one slot"
+    assert bench.status(waits) is JobStatus.COMPLETED
+
+
+def test_suspects_wait_until_nothing_else_runs(bench: "Bench", eventually: Eventually) -> None:
+    suspect = bench.submit(**SHORT)
+    for _ in range(3):
+        with bench.database.write() as session:
+            leasing.claim(session, suspect)
+        leasing.lose(bench.database)
+    watched = Watched(bench.engine)
+    bench.engine = watched  # type: ignore[assignment]
+    night = bench.submit(priority=0, **LONG)
+    with running(bench, night, eventually):
+        pass
+    assert bench.status(suspect) is JobStatus.COMPLETED
+    assert watched.most == 1
