@@ -29,8 +29,8 @@ PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
     "results upkeep",
     "worker": "engine text evals runners sample signals drain process __main__",
-    "worker.engine": "requests model locations rows edits tokens structure batches runs capture packed "
-    "traced prefill stream forwards engine",
+    "worker.engine": "requests model locations edits tokens structure runs capture packed traced stream "
+    "forwards engine",
     "api": "errors bodies auth served_models dependencies estimate check submit openai reading "
     "background metrics routes app keys __main__",
 }

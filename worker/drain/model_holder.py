@@ -15,7 +15,6 @@ from actograph.plans import batch_cap
 from actograph.settings import Settings
 from worker.engine.engine import Engine
 from worker.engine.model import weight_files
-from worker.engine.model.attention_memory import pair_bytes
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.load import load_model
 from worker.engine.model.loaded import LoadedModel
@@ -146,11 +145,8 @@ class ModelHolder:
         # before the engine verifies the model, so that it verifies packed weights
         logger.info("%s: %s", model.name, pack(loaded.hf))
         engine = Engine(loaded)
-        pairs = pair_bytes(loaded)
         found = {
             "kv_bytes_per_token": kv_bytes_per_token(loaded),
-            "mask_bytes_per_pair": pairs.mask,
-            "scores_bytes_per_pair": pairs.scores,
             "identity": _identity(model, loaded, before),
         }
         engine.structure = with_savepoints(
