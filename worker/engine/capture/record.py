@@ -174,15 +174,16 @@ class Record:
     def add(self, layout: Layout, tokens: Sequence[int], parts: Sequence[Tensor]) -> None:
         """Take rows on the host, of each group [points, tokens, width]."""
         strand = next(strand for strand in self._strands if strand.layout is layout)
-        if self._summaries is not None:
-            for group, rows in zip(layout.groups, parts, strict=True):
-                self._summaries.add(group, rows)
-        if not self._keeps:
-            return
         if self.kept.newest_only:
             strand.clear()
             tokens, parts = tokens[-1:], [rows[:, -1:] for rows in parts]
-        strand.add(tokens, parts)
+        if self._summaries is not None:
+            for group, rows in zip(layout.groups, parts, strict=True):
+                if self.kept.newest_only:
+                    self._summaries.forget(group)
+                self._summaries.add(group, rows)
+        if self._keeps:
+            strand.add(tokens, parts)
 
     def leave(self) -> Shard:
         """All rows so far; they are no longer the record's."""

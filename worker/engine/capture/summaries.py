@@ -60,6 +60,11 @@ class Summaries:
             new = [kind.of(rows[:, start : start + size]) for kind in self._kinds]
             self._known[group] = self._merged(self._known.get(group), new)
 
+    def forget(self, group: Group) -> None:
+        """Drop the rows of a group so far."""
+        self._counts[group] = 0
+        self._known.pop(group, None)
+
     def chunks(self) -> dict[str, RowChunk]:
         """Tensor name -> one row, or no row if no row was chosen.
 

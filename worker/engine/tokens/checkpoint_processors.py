@@ -15,8 +15,13 @@ def of_one(model: LoadedModel, prompt_tokens: int, max_tokens: int) -> list[Logi
     """
     hf: Any = model.hf
     config = copy.deepcopy(hf.generation_config)
-    # guidance would run the model once more in each step, without the prompt
-    config.update(do_sample=False, guidance_scale=None, max_length=prompt_tokens + max_tokens)
+    config.update(
+        do_sample=False,
+        guidance_scale=None,  # it would run the model once more in each step, without the prompt
+        max_length=prompt_tokens + max_tokens,
+        eos_token_id=list(model.eos_token_ids) or None,
+        pad_token_id=0,  # nothing is padded
+    )
     hf._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=model.device)
     return list(
         hf._get_logits_processor(
