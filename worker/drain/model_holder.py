@@ -11,7 +11,7 @@ import torch
 from actograph.contract.errors import ActographError, ModelChanged, ModelRefused, UnknownModel
 from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints, with_savepoints
 from actograph.contract.models import ModelIdentity, ModelStructure, ServedModel, parse_served
-from actograph.plans import batch_cap
+from actograph.plans import most_slots
 from actograph.settings import Settings
 from worker.engine.engine import Engine
 from worker.engine.model import weight_files
@@ -155,14 +155,14 @@ class ModelHolder:
         return engine
 
     def memory(self) -> dict[str, int]:
-        """Memory in use, and memory that a batch may use. The heartbeat sends it; the API plans with it."""
+        """Memory in use, and memory that a run may use. The heartbeat sends it; the API plans with it."""
         engine = self.engine  # another thread may load a model meanwhile
         numbers = memory_snapshot(engine.model.devices if engine is not None else ())
         if engine is not None:
             numbers |= capacity(engine.model.layer_devices, self._resting)
             numbers["host_buffer_bytes"] = self._settings.host_buffer_bytes
             on_gpu = engine.model.device.type == "cuda"
-            numbers["batch_cap"] = batch_cap(on_gpu=on_gpu, most=self._settings.batch_size)
+            numbers["slots"] = most_slots(on_gpu=on_gpu, most=self._settings.batch_size)
             numbers |= self.batch_memory
         return numbers
 

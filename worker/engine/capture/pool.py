@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from actograph.plans import BLOCK_ROWS
 from worker.engine.capture.selection import Columns, stored_dtype
 from worker.engine.locations import ModelHooks
 from worker.engine.model.host_memory import host_empty
 from worker.engine.runs import DTYPES, CapturePlan
 
-BLOCK = 64
+BLOCK = BLOCK_ROWS
 
 
 class Budget:

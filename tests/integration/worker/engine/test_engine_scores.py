@@ -10,11 +10,10 @@ from transformers import AutoTokenizer, Gemma2Config
 
 from actograph.contract.errors import InterventionFailed
 from actograph.contract.specs import SamplingSpec
-from actograph.plans import scored_token_bytes
 from tests.support.engine_run import generate, read_texts
 from worker.engine.engine import Engine
 from worker.engine.requests import Edit, Generation, GenerationRequest, TokenLogprobs
-from worker.engine.stream import scores
+from worker.engine.stream import loop
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +25,7 @@ GREEDY = SamplingSpec(max_tokens=4)
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three tokens at a time."""
-    monkeypatch.setattr(scores, "SCORED_PIECE_BYTES", 3 * scored_token_bytes(512))
+    monkeypatch.setattr(loop, "scored_tokens", lambda vocabulary: 3)
 
 
 def asking(requests: list[GenerationRequest], top: int = 2) -> list[GenerationRequest]:
