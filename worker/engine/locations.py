@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from actograph.contract.errors import UnknownHook
 from actograph.contract.models import ModelStructure
@@ -58,13 +58,6 @@ class ModelHooks:
     @cached_property
     def _order(self) -> Mapping[str, int]:
         return {location: i for i, location in enumerate(self.structure.module_locations)}
-
-    @cached_property
-    def head(self) -> str:
-        """Location of the head's output."""
-        hf: Any = self.model.hf
-        head = hf.get_output_embeddings()
-        return f"{next(name for name, module in hf.named_modules() if module is head)}.output"
 
     def width_of(self, hook: str) -> int:
         """Numbers per token at a hook or module location. Raises UnknownHook."""
