@@ -92,6 +92,10 @@ def generate(
     ]
     run = _Run(asked, sink, stop, drop)
     engine.run(source=run, control=run, results=run, sink=run if sink is not None else None, options=options)
+    for left in run.waiting:  # the run was stopped before it pulled them
+        run.done(
+            Generation(key=left.key, prompt_ids=left.prompt, generated_ids=(), finish_reason="cancelled")
+        )
     return [replace(run.made[str(i)], key=request.key) for i, request in enumerate(requests)]
 
 
