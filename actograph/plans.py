@@ -1,10 +1,9 @@
-"""Sizes of a job: rows, sessions, weights, and the memory of one batch. No torch, no I/O.
+"""Sizes of a job: rows, sessions, weights, and the memory of a run. No torch, no I/O.
 
-The worker plans its batches with it, and the API estimates and refuses jobs with it.
+The worker divides its memory with it, and the API estimates and refuses jobs with it.
 Sizes are bytes, lengths are tokens.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -146,246 +145,107 @@ def _statistics_bytes(capture: CaptureSpec) -> list[int]:
     return [0, *[STATISTIC_BYTES] * _STATISTICS, *counted]
 
 
-#: maximum of samples in a batch. On a CPU larger batches are not faster. On a GPU larger batches would delay
-#: chats and lose more in a crash.
-CPU_BATCH_CAP = 32
-GPU_BATCH_CAP = 256
-#: share of the free memory for a plan; the rest is for fragmentation and library workspaces
-USABLE = 0.6
-#: hidden tensors alive at once during a prefill, in tensors of the hidden size
-_PREFILL_TENSORS = 16
-#: the same for each expert of a token: its input, its output, and the weighted output
-_EXPERT_TENSORS = 3
-#: float32 copies of one step's logits that sampling makes
-_LOGITS_COPIES = 3
-#: logits in memory at once to score prompts, see `scored_token_bytes`
-SCORED_PIECE_BYTES = 128 << 20
-#: tensors of rows between the model and the host's buffer: one at the model, one at the writer, the queue
-QUEUE_BLOCKS = 4
-_ROWS_IN_FLIGHT = QUEUE_BLOCKS + 2
-#: limits of a block of decode steps that are copied together; a block has at least one step
-DEVICE_BUFFER_BYTES = 64 << 20
-MAX_BLOCK_STEPS = 64
-#: float64 numbers per channel to merge statistics: each of the running summary, the newest rows and the
-#: merged summary (one more with a threshold), and temporaries
-_STATISTICS_HELD, _STATISTICS_IN_PASSING = 6, 8
-#: float32 numbers per channel to merge reduced rows: the running row, the newest row and the merged row
-_REDUCED_HELD = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """Memory of a worker for batches, and the largest number of samples in a batch."""
-
-    #: free bytes on the model's device
-    device_bytes: int
-    #: bytes of host memory for a batch's captured rows
-    host_buffer_bytes: int
-    cap: int
-    on_gpu: bool
-
-    @property
-    def usable_bytes(self) -> int:
-        """Bytes that a plan may use."""
-        return int(self.device_bytes * USABLE)
+#: most requests at once by default. On a CPU more are not faster. On a GPU more would delay chats and lose
+#: more in a crash.
+CPU_SLOTS = 32
+GPU_SLOTS = 256
+#: share of the free memory that a run takes for keys, values and rows; the rest is for logits and activations
+RUN_SHARE = 0.6
+#: of that on a CPU, where rows take of the same memory, for keys and values
+KEYS_SHARE = 0.5
+#: rows of a block, of which a request that captures holds one at least
+BLOCK_ROWS = 64
 
 
 def is_gpu(structure: ModelStructure) -> bool:
     return structure.device.startswith("cuda")
 
 
-def batch_cap(*, on_gpu: bool, most: int = 0) -> int:
-    """Most samples at once: `most` (ACTOGRAPH_BATCH_SIZE), or the default if it is 0."""
-    return most or (GPU_BATCH_CAP if on_gpu else CPU_BATCH_CAP)
+def most_slots(*, on_gpu: bool, most: int = 0) -> int:
+    """Most requests at once: `most` (ACTOGRAPH_BATCH_SIZE), or the default if it is 0."""
+    return most or (GPU_SLOTS if on_gpu else CPU_SLOTS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptureNeed:
-    """Memory that capturing adds to one sample."""
+class RunMemory:
+    """Memory that a run takes when it begins.
 
-    #: bytes of the stored rows of the prompt
-    prompt_rows: int = 0
-    #: the largest share of one hook, whose rows are copied and written together
-    largest_strip: int = 0
-    #: one decode step over all hooks, as the model computes it; 0 if no decoded row is read
-    step: int = 0
-    #: sums for `reduce` and `stats`
-    summaries: int = 0
-
-    def in_flight(self, samples: int) -> int:
-        """Most bytes on the way to the host's buffer: strips of the prompts, then blocks of steps."""
-        strips = min(self.prompt_rows, _ROWS_IN_FLIGHT * self.largest_strip)
-        step = samples * self.step
-        block = max(step, min(DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS * step))
-        return max(samples * strips, _ROWS_IN_FLIGHT * block)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchMemory:
-    """Bytes of one batch by part, on the model's device."""
-
-    #: keys and values of prompt and continuation
-    cache: int = 0
-    #: one step's logits
-    logits: int = 0
-    #: tensors of one layer during the prefill
-    activations: int = 0
-    #: mask of padded prompts, and attention scores
-    attention: int = 0
-    #: sums of captured rows
-    summaries: int = 0
-    #: captured rows that are being copied to host memory
-    in_flight: int = 0
-    #: logits of scored prompt tokens
-    scored: int = 0
-
-    @property
-    def certain(self) -> int:
-        """Least bytes of the batch on the model's device, without rows on their way to the host."""
-        return self.cache + self.logits + self.activations + self.attention + self.summaries + self.scored
-
-    @property
-    def device(self) -> int:
-        return self.certain + self.in_flight
-
-
-def attention_bytes(structure: ModelStructure, *, prompt_tokens: int, samples: int) -> int:
-    """Memory for every pair of tokens of the prompts: their mask, and the scores of eager attention.
-
-    One prompt alone is not padded and has no mask.
+    Attributes:
+        total: bytes on the model's device; on a CPU rows take of them too.
+        for_keys: most bytes of keys and values.
+        tokens: number of tokens whose keys and values are held.
+        for_rows: bytes of host memory for captured rows.
     """
-    mask = structure.mask_bytes_per_pair
-    if mask is None:  # not measured: a boolean mask, converted twice
-        mask = 1 + 2 * item_bytes(structure.dtype)
-    pair = structure.scores_bytes_per_pair + (mask if samples > 1 else 0)
-    return samples * prompt_tokens**2 * pair
+
+    total: int
+    for_keys: int
+    tokens: int
+    for_rows: int
 
 
-def activation_bytes(structure: ModelStructure, *, prompt_tokens: int) -> int:
-    """Size of the temporary tensors while one prompt is read; each token goes to several experts."""
-    tensors = _PREFILL_TENSORS + _EXPERT_TENSORS * (structure.experts_per_token or 0)
-    return prompt_tokens * structure.hidden_size * item_bytes(structure.dtype) * tensors
+def run_memory(
+    *, free: int, token_bytes: int, slots: int, context: int, row_bytes: int, on_gpu: bool
+) -> RunMemory:
+    """Divide the free memory of the model's device.
+
+    Args:
+        token_bytes: keys and values of one token.
+        slots: requests at once.
+        context: most tokens of a request.
+        row_bytes: most host memory for captured rows.
+    """
+    total = int(RUN_SHARE * free)
+    for_keys = total if on_gpu else int(KEYS_SHARE * total)
+    tokens = min(slots * context, for_keys // token_bytes)
+    for_rows = row_bytes if on_gpu else min(total - tokens * token_bytes, row_bytes)
+    return RunMemory(total=total, for_keys=for_keys, tokens=tokens, for_rows=for_rows)
 
 
-def scored_token_bytes(vocab_size: int) -> int:
-    """Memory to score one token: its logits, and float32 copies of them."""
-    return (_LOGITS_COPIES + 1) * 4 * vocab_size
+@dataclass(frozen=True, kw_only=True)
+class SampleNeed:
+    """Bytes that one sample takes of a run.
+
+    Attributes:
+        keys: keys and values of all its tokens, reserved from its start.
+        staging: rows on the device before they reach their blocks; shared by samples of one job.
+        block: rows that it holds at least.
+        rows: all its rows, if none left before its end.
+    """
+
+    keys: int
+    staging: int = 0
+    block: int = 0
+    rows: int = 0
 
 
-def scored_bytes(structure: ModelStructure, *, prompt_tokens: int) -> int:
-    """Most memory to score the tokens of one prompt."""
-    return min(SCORED_PIECE_BYTES, prompt_tokens * scored_token_bytes(structure.vocab_size))
-
-
-def capture_need(
+def sample_need(
     structure: ModelStructure,
     hooks: Sequence[str],
     capture: CaptureSpec,
     *,
+    token_bytes: int,
     prompt_tokens: int,
-    generated_tokens: int = 1,
-) -> CaptureNeed:
-    """Memory that capturing these hooks adds to one sample.
+    generated_tokens: int,
+) -> SampleNeed:
+    """Memory of one sample.
 
     Args:
-        generated_tokens: 0 if the prompt is only read, and logits have rows for all of it.
+        token_bytes: keys and values of one token.
+        generated_tokens: 0 if the prompt is only read.
     """
-    strips = [0]
-    summaries = 0
-    for hook in hooks:
-        if stores_every_row(capture):
-            count = rows_of(structure, hook, capture, prompt_tokens, min(generated_tokens, 1))
-            strips.append(count * hook_bytes(structure, hook, capture.dtype, capture.features))
-        summaries += hook_width(structure, hook, capture.features) * _summary_bytes(capture)
-    decodes = generated_tokens and capture.positions not in ("prompt", "last", "last_prompt")
-    return CaptureNeed(
-        prompt_rows=sum(strips),
-        largest_strip=max(strips),
-        step=bytes_per_token(structure, hooks) if decodes else 0,
-        summaries=summaries,
-    )
+    tokens = min(prompt_tokens + max(0, generated_tokens - 1), structure.context_length)
+    staging = BLOCK_ROWS * bytes_per_token(structure, hooks, "model", capture.features)
+    block = rows = 0
+    if stores_every_row(capture):
+        block = BLOCK_ROWS * bytes_per_token(structure, hooks, capture.dtype, capture.features)
+        sizes = {"prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens}
+        rows = max(block, tensor_bytes(structure, hooks, capture, **sizes))
+    return SampleNeed(keys=tokens * token_bytes, staging=staging, block=block, rows=rows)
 
 
-def _summary_bytes(capture: CaptureSpec) -> int:
-    """Most bytes per channel on the device to reduce rows and to compute statistics."""
-    total = 0 if capture.reduce == "none" else 4 * _REDUCED_HELD
-    if capture.stats is not None:
-        held = _STATISTICS_HELD + (capture.stats.threshold is not None)
-        total += STATISTIC_BYTES * (3 * held + _STATISTICS_IN_PASSING)
-    return total
-
-
-def batch_memory(
-    structure: ModelStructure,
-    kv_bytes: int,
-    capture: CaptureNeed,
-    *,
-    samples: int,
-    prompt_tokens: int,
-    max_tokens: int,
-    scored: int = 0,
-) -> BatchMemory:
-    """Memory of samples that run at once.
-
-    Args:
-        kv_bytes: bytes of one token in the key-value cache.
-        capture: need of the longest prompt, see `capture_need`.
-        prompt_tokens: length of the longest prompt.
-        max_tokens: 0 if prompts are only read, without a cache and without a step's logits.
-        scored: bytes for prompts' logits, whatever the size of the batch.
-    """
-    tokens = min(prompt_tokens + max_tokens, structure.context_length)
-    return BatchMemory(
-        cache=samples * tokens * kv_bytes if max_tokens else 0,
-        logits=samples * _LOGITS_COPIES * 4 * structure.vocab_size if max_tokens else 0,
-        activations=samples * activation_bytes(structure, prompt_tokens=prompt_tokens),
-        attention=attention_bytes(structure, prompt_tokens=prompt_tokens, samples=samples),
-        summaries=samples * capture.summaries,
-        in_flight=capture.in_flight(samples),
-        scored=scored,
-    )
-
-
-def held_rows_bytes(budget: Budget, capture: CaptureNeed, sample_bytes: int, *, samples: int) -> int:
-    """Most host memory of a batch's captured rows before they are written.
-
-    Args:
-        sample_bytes: bytes of all captured rows of one sample.
-    """
-    return min(budget.host_buffer_bytes + capture.in_flight(samples), sample_bytes * samples)
-
-
-def batch_size(
-    structure: ModelStructure,
-    kv_bytes: int,
-    capture: CaptureNeed,
-    budget: Budget,
-    *,
-    prompt_tokens: int,
-    max_tokens: int,
-    scored: int = 0,
-) -> int:
-    """Samples to run at once, at least 1; arguments as in `batch_memory`.
-
-    The host's buffer does not divide the batch, since the writer empties it when it is full. Only the rows
-    of one hook are not divided: they must fit.
-    """
-    usable = budget.usable_bytes
-    if not budget.on_gpu and (capture.prompt_rows or capture.step):
-        usable -= budget.host_buffer_bytes  # in the same memory
-    most = budget.cap
-    if capture.largest_strip:
-        most = max(1, min(most, budget.host_buffer_bytes // capture.largest_strip))
-
-    def needed(samples: int) -> int:
-        return batch_memory(
-            structure,
-            kv_bytes,
-            capture,
-            samples=samples,
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_tokens,
-            scored=scored,
-        ).device
-
-    return max(1, bisect_right(range(1, most + 1), usable, key=needed))
+def samples_at_once(room: RunMemory, need: SampleNeed, slots: int) -> int:
+    """Samples of equal needs that run at once, at least 1."""
+    fit = min(slots, room.for_keys // max(1, need.keys))
+    if need.block:
+        fit = min(fit, (room.for_rows - need.staging) // need.block)
+    return max(1, fit)

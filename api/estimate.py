@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from actograph import plans
-from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InsufficientResources
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.models import ModelStructure
@@ -83,6 +82,11 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
         assumptions.append(f"no worker has loaded {spec.model} yet, so its widths are unknown")
     elif not submission.memory:
         assumptions.append("no live worker holds the model, so the free memory is unknown")
+    else:
+        assumptions.append(
+            f"a run takes {plans.RUN_SHARE:.0%} of the free memory for keys, values and rows; it reserves "
+            "prompt and max_tokens of each sample; logits and activations take of the rest"
+        )
     if disk_bytes is None:
         assumptions.append("the free space of the artifact store is unknown")
     found = _estimate(submission, lengths, disk_bytes)
@@ -101,8 +105,8 @@ def admit(services: Services, submission: Submission) -> None:
     submission.quotas.require(submission.owner, found.disk.needed or 0, what, param="capture")
     for need, subject, param in (
         (found.disk, f"disk for {what}", "capture"),
-        (found.device, "memory of the device for a batch of one", "sampling.max_tokens"),
-        (found.host, "main memory for a batch of one", "sampling.max_tokens"),
+        (found.device, "memory of the device for a sample alone", "sampling.max_tokens"),
+        (found.host, "main memory for a sample alone", "sampling.max_tokens"),
     ):
         if need.fits is False:
             raise InsufficientResources(
@@ -202,42 +206,42 @@ def _estimate(
 def _memory(
     submission: Submission, structure: ModelStructure, names: Sequence[str], longest: int, batch: int | None
 ) -> dict[str, object]:
-    """Memory of one batch with prompts of `longest` tokens; empty if the structure lacks a size."""
-    spec, memory = submission.spec, submission.memory
-    capture, generated = spec.capture or CaptureSpec(), spec.max_tokens
-    kv_bytes = structure.kv_bytes_per_token
-    if kv_bytes is None and generated:
+    """Memory of the samples that run at once, each with `longest` tokens; empty if a size is unknown."""
+    spec, memory, on_gpu = submission.spec, submission.memory, plans.is_gpu(structure)
+    if structure.kv_bytes_per_token is None:
         return {}
-    prompt = longest if generated else min(longest, structure.context_length)
-    tokens = {"prompt_tokens": prompt, "generated_tokens": generated}
-    device, host = memory.get("device_available_bytes"), memory.get("host_available_bytes")
-    on_gpu = plans.is_gpu(structure)
-    budget = plans.Budget(
-        device_bytes=device or 0,
-        host_buffer_bytes=memory.get("host_buffer_bytes", 2 << 30),
-        cap=memory.get("batch_cap", plans.batch_cap(on_gpu=on_gpu)),
-        on_gpu=on_gpu,
+    token_bytes = max(1, structure.kv_bytes_per_token)
+    need = plans.sample_need(
+        structure,
+        names,
+        spec.capture or CaptureSpec(),
+        token_bytes=token_bytes,
+        prompt_tokens=longest,
+        generated_tokens=spec.max_tokens,
     )
-    need = plans.capture_need(structure, names, capture, **tokens)
-    scores = isinstance(spec, ChatJobSpec) and spec.scores_prompts
-    sizes = {
-        "prompt_tokens": prompt,
-        "max_tokens": generated,
-        "scored": plans.scored_bytes(structure, prompt_tokens=prompt) if scores else 0,
-    }
-    chosen = None
-    if device is not None:
-        chosen = plans.batch_size(structure, kv_bytes or 0, need, budget, **sizes)
+    slots = memory.get("slots", plans.most_slots(on_gpu=on_gpu))
+    row_bytes = memory.get("host_buffer_bytes", 2 << 30)
+    free, room, chosen = memory.get("device_available_bytes"), None, None
+    if free is not None:
+        room = plans.run_memory(
+            free=free,
+            token_bytes=token_bytes,
+            slots=slots,
+            context=structure.context_length,
+            row_bytes=row_bytes,
+            on_gpu=on_gpu,
+        )
+        chosen = plans.samples_at_once(room, need, slots)
     size = batch or chosen or 1
-    run = plans.batch_memory(structure, kv_bytes or 0, need, samples=size, **sizes)
-    tensors = plans.tensor_bytes(structure, names, capture, **tokens)
-    rows = plans.held_rows_bytes(budget, need, tensors, samples=size)
+    keys = size * need.keys
+    # rows leave early if memory is short: a refusal counts one block
+    rows = need.block if batch else max(size * need.block, min(size * need.rows, row_bytes))
+    device, host = (keys + need.staging, rows) if on_gpu else (keys, keys + need.staging + rows)
+    for_keys, total = (None, None) if room is None else (room.for_keys, room.total)
     return {
         "batch_size": chosen,
-        # rows leave the device early: a refusal counts only certain bytes
-        "device": _need(run.device if on_gpu and batch is None else run.certain, device),
-        # a CPU has one memory for both
-        "host": _need(rows if on_gpu else run.certain + rows, host),
+        "device": _need(device, for_keys),
+        "host": _need(host, memory.get("host_available_bytes") if on_gpu else total),
     }
 
 

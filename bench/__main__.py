@@ -42,7 +42,6 @@ PROGRAMS = (
         minutes=15,
         limit_minutes=45,
     ),
-    Program(module="memory_plan", quick=("--tokens", "64"), minutes=0.2, limit_minutes=3),
     Program(
         module="probe_speed",
         arguments=("--rows", "20000", "--width", "512"),

@@ -5,7 +5,7 @@
 The small model (28 layers, hidden 64) does nearly no arithmetic, so that it shows the cost of
 Python and of launching work; the Qwen3-0.6B shape (random weights) shows a real forward pass. Each of
 the cases takes about `--seconds`, in rounds of one short generation per variant; the variants turn
-within each round. Judged on CPU time of the whole process (the writer thread included; on a GPU on wall
+within each round. Judged on CPU time of the whole process (the delivery thread included; on a GPU on wall
 time), as the median of the ratios of each round, with quartiles.
 """
 
@@ -29,9 +29,11 @@ from actograph.contract import hooks as grammar
 from actograph.contract.specs import SamplingSpec
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.shapes import PYTHON_BOUND, QWEN3_06B
+from tests.support.engine_run import generate
 from worker.engine.engine import Engine
 from worker.engine.model.load import wrap_model
 from worker.engine.requests import GenerationRequest, RowChunk
+from worker.engine.runs import RunOptions
 
 SHAPES = {"python-bound": PYTHON_BOUND, "qwen3-0.6b": QWEN3_06B}
 #: prompt and generated tokens of one round: short, so that there are many rounds
@@ -51,9 +53,6 @@ class CountingSink:
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
         self.rows += sum(c.tensor.shape[0] for c in rows.values())
         self.bytes += sum(c.tensor.nbytes for c in rows.values())
-
-    def reset(self, index: int) -> None:
-        raise RuntimeError("the bench must not run out of memory")
 
 
 def build(shape: dict[str, int], dtype: torch.dtype, device: str) -> Engine:
@@ -101,11 +100,13 @@ def measure(
             sink = CountingSink()
             gc.collect()  # what one variant leaves must not be another's to collect
             wall, cpu = time.perf_counter(), time.process_time()
-            made = engine.generate(
+            made = generate(
+                engine,
                 requests,
                 sampling=SamplingSpec(max_tokens=tokens),
                 hooks=chosen[name],
                 sink=sink if chosen[name] else None,
+                options=RunOptions(slots=batch),
             )
             spent = time.perf_counter() - wall, time.process_time() - cpu
             if any(g.error or len(g.generated_ids) != tokens for g in made):

@@ -174,7 +174,7 @@ def report(found: list[dict[str, Any]], same: int, arguments: argparse.Namespace
         "device": arguments.device,
         "dtype": arguments.dtype,
         "threads": arguments.threads,
-        "batch_size": {"actograph": arguments.batch_size or "memory plan", "lm_eval": BATCH},
+        "batch_size": {"actograph": arguments.batch_size or "default", "lm_eval": BATCH},
         "same_completions": same,
         "rounds": found,
     }

@@ -8,10 +8,10 @@ CPU, of what torch's allocator handed out on a GPU. The cache is taken off in tw
 from the config, and as measured by a run without capture, which also has the copies that the
 cache's growth makes. The mark is for what capturing adds to the run without it, all layers x 2 points.
 
-The engine holds rows up to its budgets (`host_buffer_bytes`, and `shard_bytes` per sample) before
-it hands them on. Below those, memory grows with the rows that there are; above, it must not. So each
-case has a shape whose shorter run fills its budgets: "small" has budgets of 2 MiB, "default" the
-worker's own (2 GiB) and rows of 12 MiB per token of its batch of 16.
+The engine holds rows up to its budgets (`row_bytes`, and `shard_bytes` per sample) before it hands
+them on. Below those, memory grows with the rows that there are; above, it must not. So each case has
+a shape whose shorter run fills its budgets: "small" has budgets of 16 MiB, "default" the worker's own
+(2 GiB) and rows of 12 MiB per token of its batch of 16.
 
 The allocator is as the worker leaves it: glibc's, with its own settings.
 """
@@ -38,8 +38,10 @@ from bench import process_memory
 from bench.capture_throughput import CountingSink, build
 from bench.marks import Mark, print_marks, write_result
 from bench.shapes import PYTHON_BOUND
+from tests.support.engine_run import generate
 from worker.engine.model.kv_cache import kv_bytes_per_token
-from worker.engine.requests import BufferOptions, GenerationRequest
+from worker.engine.requests import GenerationRequest
+from worker.engine.runs import RunOptions
 
 MARK = 1.05
 MIB = 1 << 20
@@ -53,23 +55,25 @@ class Case:
 
     shape: dict[str, int]
     batch: int
-    options: BufferOptions
+    options: RunOptions
 
 
 def _cases() -> dict[str, Case]:
-    small = 2 << 20  # a row of all hooks takes 64 KiB
+    small = 16 << 20  # a row of all hooks takes 64 KiB
     own = Settings.model_fields
     return {
         "small": Case(
             shape=PYTHON_BOUND | {"num_hidden_layers": 16, "hidden_size": 512, "intermediate_size": 512},
             batch=1,
-            options=BufferOptions(host_buffer_bytes=small, shard_bytes=small, device_buffer_bytes=small // 4),
+            options=RunOptions(slots=1, row_bytes=small, shard_bytes=small // 2),
         ),
         "default": Case(
             shape=PYTHON_BOUND | {"num_hidden_layers": 4, "hidden_size": 24_576},
             batch=16,
-            options=BufferOptions(
-                host_buffer_bytes=own["host_buffer_bytes"].default, shard_bytes=own["shard_bytes"].default
+            options=RunOptions(
+                slots=16,
+                row_bytes=own["host_buffer_bytes"].default,
+                shard_bytes=own["shard_bytes"].default,
             ),
         ),
     }
@@ -93,7 +97,8 @@ def measure(case: Case, tokens: int, *, capture: bool, device: str) -> dict[str,
 
     def run(count: int) -> CountingSink:
         sink = CountingSink()
-        made = engine.generate(
+        made = generate(
+            engine,
             requests,
             sampling=SamplingSpec(max_tokens=count),
             hooks=hooks,
@@ -154,7 +159,7 @@ def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "shape": case.shape,
         "batch": case.batch,
         "prompt_tokens": PROMPT,
-        "host_buffer_bytes": case.options.host_buffer_bytes,
+        "row_bytes": case.options.row_bytes,
         "shard_bytes": case.options.shard_bytes,
         "rows_bytes": {str(tokens): runs[CAPTURED][tokens][0]["rows"] for tokens in args.tokens},
         "beyond_counted_cache": beyond,
@@ -164,7 +169,7 @@ def compare(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def report(result: dict[str, Any], few: int, many: int) -> None:
-    budget = result["host_buffer_bytes"] / MIB
+    budget = result["row_bytes"] / MIB
     print(f"\nbudget {budget:,.0f} MiB, batch {result['batch']}: peaks in MiB, medians [lowest, highest]")
     print(f"{'':44}{f'{few} tokens':>30}{f'{many} tokens':>30}{'ratio':>8}")
     for name, by_tokens in result["beyond_counted_cache"].items():
@@ -201,7 +206,7 @@ def main() -> None:
     few, many = args.tokens
     for result in results:
         report(result, few, many)
-        budget = f"budget {result['host_buffer_bytes'] >> 20:,} MiB"
+        budget = f"budget {result['row_bytes'] >> 20:,} MiB"
         name = f"peak memory that capture adds, {many} / {few} tokens, {budget}"
         marks.append(Mark(name=name, measured=result["ratio"], at_most=MARK))
     print()

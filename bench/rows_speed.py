@@ -240,7 +240,7 @@ def main() -> None:
         engine = Engine(wrap_model(packed_hf, tokenizer, name="bench"))
         modules = [name for _, _, name in norms(QWEN3_50M["num_hidden_layers"])]
         eos = frozenset(engine.model.eos_token_ids)
-        setup = Setup(hf, lm, modules, arguments.max_tokens, eos, engine.model.pad_token_id)
+        setup = Setup(hf, lm, modules, arguments.max_tokens, eos, pad=0)
         contenders: dict[str, Callable[[Sequence[Ids]], list[Made]]] = {
             "ours": lambda some: ours(engine, arguments.max_tokens, some),
             "generate, no capture": lambda some: rows_contenders.generate(setup, some),

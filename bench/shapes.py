@@ -30,13 +30,3 @@ QWEN3_50M = {
     "head_dim": 64,
     "vocab_size": 32_000,
 }
-#: https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json
-LLAMA_8B = {
-    "hidden_size": 4096,
-    "intermediate_size": 14_336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128_256,
-}

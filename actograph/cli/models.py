@@ -125,6 +125,5 @@ def _facts(found: "ModelStructure") -> str:
         "dtype": found.dtype,
         "device": found.device,
         "chat template": "yes" if found.chat_template else "no",
-        "batches": "" if found.ragged_batches else "of equal lengths only: padding changes the numbers",
     }
     return fields(values, 14)

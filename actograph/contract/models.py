@@ -105,13 +105,10 @@ class ModelStructure(Resource):
     module_tensors: dict[str, LocationInfo] = Field(default_factory=dict)
     unavailable: dict[str, str] = Field(default_factory=dict, description="Missing point or hook -> reason.")
     proofs: list[str] = Field(default_factory=list, description="Verified equations between hook points.")
-    ragged_batches: bool = Field(True, description="Whether prompts of different lengths share a batch.")
     revision: str | None = None
     savepoints: dict[str, str] = Field(default_factory=dict, description="Savepoint -> hook point.")
-    kv_bytes_per_token: int | None = Field(None, description="Null if unknown.")
+    kv_bytes_per_token: int | None = Field(None, description="Keys and values; null if unknown.")
     identity: ModelIdentity | None = Field(None, description="New jobs are pinned to it.")
-    mask_bytes_per_pair: int | None = Field(None, description="For each pair of a prompt's tokens.")
-    scores_bytes_per_pair: int = 0
     num_experts: int | None = Field(None, description="Experts in each layer.")
     experts_per_token: int | None = Field(None, description="Experts that the router chooses for each token.")
 

@@ -29,14 +29,14 @@ PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
     "results upkeep",
     "worker": "engine text evals runners sample signals drain process __main__",
-    "worker.engine": "requests model locations rows edits tokens structure batches runs capture packed "
-    "traced prefill stream forwards engine",
+    "worker.engine": "requests model locations edits tokens structure runs capture packed traced stream "
+    "forwards engine",
     "api": "errors bodies auth served_models dependencies estimate check submit openai reading "
     "background metrics routes app keys __main__",
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 13_895, "api": 5_080, "storage": 11_000, "worker": 14_600, "tests": 36_300}
+MOST_LINES = {"actograph": 13_750, "api": 5_080, "storage": 11_000, "worker": 11_500, "tests": 35_100}
 
 
 class Source(NamedTuple):

@@ -11,11 +11,10 @@ import torch
 from actograph.contract.errors import ActographError, ModelChanged, ModelRefused, UnknownModel
 from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints, with_savepoints
 from actograph.contract.models import ModelIdentity, ModelStructure, ServedModel, parse_served
-from actograph.plans import batch_cap
+from actograph.plans import most_slots
 from actograph.settings import Settings
 from worker.engine.engine import Engine
 from worker.engine.model import weight_files
-from worker.engine.model.attention_memory import pair_bytes
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.load import load_model
 from worker.engine.model.loaded import LoadedModel
@@ -148,11 +147,8 @@ class ModelHolder:
         # before the engine verifies the model, so that it verifies packed weights
         logger.info("%s: %s", model.name, pack(loaded.hf))
         engine = Engine(loaded)
-        pairs = pair_bytes(loaded)
         found = {
             "kv_bytes_per_token": kv_bytes_per_token(loaded),
-            "mask_bytes_per_pair": pairs.mask,
-            "scores_bytes_per_pair": pairs.scores,
             "identity": _identity(model, loaded, before),
         }
         engine.structure = with_savepoints(
@@ -161,14 +157,14 @@ class ModelHolder:
         return engine
 
     def memory(self) -> dict[str, int]:
-        """Memory in use, and memory that a batch may use. The heartbeat sends it; the API plans with it."""
+        """Memory in use, and memory that a run may use. The heartbeat sends it; the API plans with it."""
         engine = self.engine  # another thread may load a model meanwhile
         numbers = memory_snapshot(engine.model.devices if engine is not None else ())
         if engine is not None:
             numbers |= capacity(engine.model.layer_devices, self._resting)
             numbers["host_buffer_bytes"] = self._settings.host_buffer_bytes
             on_gpu = engine.model.device.type == "cuda"
-            numbers["batch_cap"] = batch_cap(on_gpu=on_gpu, most=self._settings.batch_size)
+            numbers["slots"] = most_slots(on_gpu=on_gpu, most=self._settings.batch_size)
         return numbers
 
     def unload(self) -> None:

@@ -7,7 +7,7 @@ pass; `reason` says why.
 import logging
 from functools import cached_property
 
-from actograph.plans import batch_cap
+from actograph.plans import most_slots, run_memory
 from worker.engine.capture.pool import Budget
 from worker.engine.locations import ModelHooks
 from worker.engine.model.kv_cache import kv_bytes_per_token
@@ -21,10 +21,6 @@ from worker.engine.traced.forward import TracedForward
 
 log = logging.getLogger(__name__)
 
-#: share of the free memory for keys, values and rows; logits and activations take of the rest
-_SHARE = 0.6
-#: of that on a CPU, where rows take of the same memory, for keys and values
-_ARENA_SHARE = 0.5
 #: tokens of the arena that verifies packed passes
 _VERIFIED_TOKENS = 256
 
@@ -56,7 +52,7 @@ class Forwards:
 
     def slots(self, options: RunOptions) -> int:
         """Requests at once."""
-        return batch_cap(on_gpu=self.on_gpu, most=options.slots)
+        return most_slots(on_gpu=self.on_gpu, most=options.slots)
 
     def open(self, options: RunOptions) -> tuple[Forward, Budget]:
         """The forward of a run, and the budget of its rows, which on a CPU is the forward's too.
@@ -65,14 +61,20 @@ class Forwards:
             MemoryError: there is no memory for a single request.
         """
         model = self._hooks.model
-        free = int(_SHARE * spread_bytes(model.layer_devices, available_bytes))
         token_bytes = max(1, kv_bytes_per_token(model))
-        for_keys = free if self.on_gpu else int(_ARENA_SHARE * free)
-        tokens = min(self.slots(options) * model.context_length, for_keys // token_bytes)
+        room = run_memory(
+            free=spread_bytes(model.layer_devices, available_bytes),
+            token_bytes=token_bytes,
+            slots=self.slots(options),
+            context=model.context_length,
+            row_bytes=options.row_bytes,
+            on_gpu=self.on_gpu,
+        )
+        rows = Budget(room.for_rows)
         if self.on_gpu:
-            device, rows = Budget(free), Budget(options.row_bytes)
+            device = Budget(room.total)
         else:
-            device = rows = Budget(tokens * token_bytes + min(free - tokens * token_bytes, options.row_bytes))
+            device = rows = Budget(room.tokens * token_bytes + room.for_rows)
         if self.reason is None:
-            return PackedForward(self._hooks, device, tokens=tokens), rows
-        return TracedForward(self._hooks, device, tokens=tokens, token_bytes=token_bytes), rows
+            return PackedForward(self._hooks, device, tokens=room.tokens), rows
+        return TracedForward(self._hooks, device, tokens=room.tokens, token_bytes=token_bytes), rows

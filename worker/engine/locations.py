@@ -8,12 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from actograph.contract.errors import UnknownHook
 from actograph.contract.models import ModelStructure
 from worker.engine.model.loaded import LoadedModel
-from worker.engine.requests import Edit
 
 _LOCATION = re.compile(r"(?P<path>.+)\.(?P<side>input|output)(?:\.(?P<part>[1-9]\d*))?")
 
@@ -43,14 +42,6 @@ def place_of(location: str) -> Place:
     return Place(match["path"], cast(Literal["input", "output"], match["side"]), int(match["part"] or 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One tensor that is read in each forward pass, and the hooks that name it."""
-
-    hooks: tuple[str, ...]
-    changed_later: bool = False  # the model overwrites the tensor after it was read
-
-
 @dataclass(frozen=True)
 class ModelHooks:
     """A loaded model with its verified structure: where each hook is read and written.
@@ -61,25 +52,12 @@ class ModelHooks:
     model: LoadedModel
     structure: ModelStructure
     same_as: Mapping[str, str]  # location -> first location that shows the same tensor
-    changed_later: frozenset[str]  # locations whose tensor the model overwrites afterwards
     flat: frozenset[str]  # locations whose tensor is [batch * tokens, ...]
     widths: Mapping[str, int]  # location -> numbers per token
 
     @cached_property
     def _order(self) -> Mapping[str, int]:
         return {location: i for i, location in enumerate(self.structure.module_locations)}
-
-    @cached_property
-    def head(self) -> str:
-        """Location of the head's output."""
-        hf: Any = self.model.hf
-        head = hf.get_output_embeddings()
-        return f"{next(name for name, module in hf.named_modules() if module is head)}.output"
-
-    @property
-    def head_is_logits(self) -> bool:
-        """False if the model changes the head's output before it returns the logits."""
-        return "logits" in self.structure.hooks
 
     def width_of(self, hook: str) -> int:
         """Numbers per token at a hook or module location. Raises UnknownHook."""
@@ -89,16 +67,14 @@ class ModelHooks:
         """First location that shows a hook's tensor: edits are written there. Raises UnknownHook."""
         return self.same_as[self._location(hook)]
 
-    def reads(self, hooks: Sequence[str], edits: Sequence[Edit] = ()) -> list[tuple[str, Point]]:
-        """Locations to read in each forward pass and their points, in execution order.
+    def reads(self, hooks: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+        """Locations to read in each forward pass, in execution order, and the hooks that name each.
 
-        Hooks that show the same tensor share one read, at the first of their locations. A tensor that is
-        read before a later edit is copied, since the edit may write to the same memory.
+        Hooks that show the same tensor share one read, at the first of their locations.
 
         Raises:
             UnknownHook: the model has no such location.
         """
-        last_edit = max((self._order[self.edited_at(edit.hook)] for edit in edits), default=-1)
         groups: dict[tuple[str, bool], dict[str, list[str]]] = {}
         for hook in dict.fromkeys(hooks):
             location = self._location(hook)
@@ -108,8 +84,7 @@ class ModelHooks:
         reads = []
         for group in groups.values():
             first = min(group, key=self._order.__getitem__)
-            changed = not self.changed_later.isdisjoint(group) or self._order[first] < last_edit
-            reads.append((first, Point(tuple(hook for names in group.values() for hook in names), changed)))
+            reads.append((first, tuple(hook for names in group.values() for hook in names)))
         return sorted(reads, key=lambda read: self._order[read[0]])
 
     def _location(self, hook: str) -> str:

@@ -1,4 +1,4 @@
-"""Requests, results, sinks and options: the values that enter and leave the engine."""
+"""Requests, results and rows: the values that enter and leave the engine."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +9,12 @@ import torch
 
 from actograph.contract.interventions import Op
 from actograph.contract.row_selection import NamedPositions, TokenRange
-from actograph.plans import DEVICE_BUFFER_BYTES, MAX_BLOCK_STEPS, QUEUE_BLOCKS
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
 Reduce = Literal["none", "mean", "max", "last"]
 
 
-#: a summary of rows by the name of its part: [1, 1, width or 1]
+#: a summary of rows by the name of its part: [points, width or 1]
 Summary = dict[str, torch.Tensor]
 
 
@@ -47,7 +46,7 @@ class Edit:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key of edits that are made together; their choosers may differ from row to row."""
+        """Key of edits that are made together; their choosers may differ."""
         vector = None if self.vector is None else id(self.vector)
         return (self.hook, self.op, self.coefficient, vector, self.positions, self.chooser is None)
 
@@ -64,7 +63,7 @@ class SummedRows:
     """Summary of some rows of one hook of one sample, on the host."""
 
     count: int
-    summaries: tuple[Summary, ...]  # of each summariser, [1, 1, width or 1]
+    summaries: tuple[Summary, ...]  # of each summariser, of one point
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +79,7 @@ class GenerationRequest:
     top_logprobs: int | None = None
     score_prompt: bool = False  # log probabilities of the prompt's tokens too, with `top_logprobs` likeliest
     stop_at: "TextEnd | None" = None  # beside the sampling's stop strings
-    chooser: RowChooser | None = (
-        None  # of rows to keep, instead of the shaping's; all requests of a batch have one, or none
-    )
+    chooser: RowChooser | None = None  # of rows to keep, instead of the shaping's
     earlier: "EarlierRows | None" = None  # summaries of earlier turns
 
 
@@ -121,9 +118,9 @@ class TokenLogprobs:
 class Generation:
     """One continued prompt.
 
-    `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "timeout" (the time
-    limit; the rows so far are delivered), "cancelled" (should_stop; the ids so far are kept), "dropped"
-    (should_drop ended this one alone; the ids so far are kept) or "error" (see `error`; no ids).
+    `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "timeout" (the time limit;
+    the rows so far are delivered), "cancelled" (the run was stopped; the ids so far are kept), "dropped"
+    (this one alone was stopped; the ids so far are kept) or "error" (see `error`; no ids).
     An `error` beside "stop" or "length" means that the tokens are valid and the captured rows are not.
     """
 
@@ -147,27 +144,6 @@ class RowChunk:
     over: int | None = None  # number of rows that this row summarises
 
 
-class RowSink(Protocol):
-    """Takes captured rows.
-
-    `write` is called from threads of the engine, for several requests at once but never for one;
-    `reset` from the thread that called `generate`, and never while `write` runs.
-    """
-
-    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
-        """Take one chunk of request `index`.
-
-        Per hook the chunks arrive in row order and without gaps. A chunk holds every hook,
-        unless one batch's prompts alone exceed the host buffer: then it holds the hooks that the forward
-        pass has reached. An exception fails this sample only, and nothing more of it is written.
-        """
-        ...
-
-    def reset(self, index: int) -> None:
-        """Discard every chunk of request `index`: it will be run again from its start."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatisticsOptions:
     """Per-channel statistics, delivered as tensors `<hook>.<statistic>` of one row."""
@@ -178,7 +154,7 @@ class StatisticsOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowShaping:
-    """Selection and reduction of captured rows on the device; the default keeps them as they are."""
+    """Selection and reduction of captured rows; the default keeps them as they are."""
 
     chooser: RowChooser | None = None  # instead of `positions`, for rows that need not be consecutive
 
@@ -194,18 +170,3 @@ class RowShaping:
     def keeps_rows(self) -> bool:
         """Whether rows are delivered as they were computed."""
         return self.reduce == "none" and (self.statistics is None or self.statistics.rows)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BufferOptions:
-    """Budgets of the path from device to sink; none of them depends on max_tokens."""
-
-    host_buffer_bytes: int = 2 << 30  # rows of one batch held in host memory
-    shard_bytes: int = 256 << 20  # rows of one sample handed to the sink at once, about
-    device_buffer_bytes: int = DEVICE_BUFFER_BYTES  # decode steps held back before they are moved together
-    max_block_steps: int = MAX_BLOCK_STEPS  # the same, in steps
-    queue_blocks: int = QUEUE_BLOCKS  # blocks on their way to the writer before decoding waits
-    wait_for_copies: bool = False  # the model goes on only when rows have left the device
-    #: a sample's rows go to the sink when it ends, not when the batch does; None: where the model runs on a
-    #: device other than the CPU
-    hand_out_early: bool | None = None

@@ -8,8 +8,8 @@ from actograph.contract import models
 from actograph.contract.row_selection import FirstFeatures, NamedPositions
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from actograph.plans import is_tail_only
+from worker.engine.capture.statistics import STATISTICS
 from worker.engine.requests import RowShaping, StatisticsOptions
-from worker.engine.rows.statistics import STATISTICS
 from worker.sample import choosers
 from worker.sample.segments import Markup
 from worker.sample.steering import UNSTEERED, Steering

@@ -29,6 +29,7 @@ from storage.jobs import jobs
 from storage.queue import job_view, workers
 from storage.sessions.writer import SessionReader
 from storage.tables.models import SampleRow
+from tests.support.engine_run import generate
 from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
@@ -93,8 +94,8 @@ def engine(shared: Path) -> Engine:
     torch.set_num_threads(2)
     engine = Engine(load_model(str(shared / "models" / MODEL), name=MODEL, device="cpu"))
     # the first generation of an engine runs one pass more; hooks of tests count passes
-    engine.generate(
-        [GenerationRequest(key="", prompt_ids=(1, 2), seed=0)], sampling=SamplingSpec(max_tokens=2)
+    generate(
+        engine, [GenerationRequest(key="", prompt_ids=(1, 2), seed=0)], sampling=SamplingSpec(max_tokens=2)
     )
     return engine
 

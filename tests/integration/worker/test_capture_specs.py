@@ -1,6 +1,7 @@
 """Capture specs from the engine to the stored session, against everything that the model computed."""
 
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,12 @@ from storage.artifacts.store import ArtifactStore
 from storage.index.ids import new_session_id
 from storage.queue.leases import LeasedSample
 from storage.sessions.writer import SessionReader
+from tests.support.engine_run import generate
 from tests.support.one_turn import one_turn
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
-from worker.engine.requests import BufferOptions, Generation, GenerationRequest, RowChunk
+from worker.engine.requests import Generation, GenerationRequest, RowChunk
+from worker.engine.runs import RunOptions
 from worker.sample.provenance import Provenance
 from worker.sample.recorder import Recorded, SampleRecorder
 from worker.sample.segments import Markup
@@ -33,7 +36,7 @@ pytestmark = pytest.mark.integration
 
 PROMPTS = ("Tom has 34 books and Mia has 57 books. How many do they have in total?", "The cat", "12+13?")
 SAMPLING = SamplingSpec(max_tokens=20)
-SMALL_BLOCKS = BufferOptions(max_block_steps=5)
+SMALL_SHARDS = RunOptions(shard_bytes=2000)
 POINTS = ["embed", "resid_post.1", "mlp_in.0", "logits"]
 
 
@@ -70,9 +73,6 @@ class _Recording:
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
         self.recorders[index].write(rows)
 
-    def reset(self, index: int) -> None:
-        self.recorders[index].reset()
-
 
 Capture = Callable[..., Captured]
 
@@ -88,7 +88,7 @@ def capture(engine: Engine, tmp_path: Path) -> Capture:
     """Run a capture spec over `PROMPTS` in one batch and store it."""
 
     def run(
-        *, texts: tuple[str, ...] = PROMPTS, options: BufferOptions = SMALL_BLOCKS, **fields: Any
+        *, texts: tuple[str, ...] = PROMPTS, options: RunOptions = SMALL_SHARDS, **fields: Any
     ) -> Captured:
         spec = CaptureSpec.model_validate({"hooks": POINTS} | fields)
         names = grammar.expand(spec.points, spec.layers, spec.hooks, engine.structure)
@@ -109,7 +109,8 @@ def capture(engine: Engine, tmp_path: Path) -> Capture:
             GenerationRequest(key=str(i), prompt_ids=tuple(engine.model.tokenizer(text)["input_ids"]), seed=i)
             for i, text in enumerate(texts)
         ]
-        generations = engine.generate(
+        generations = generate(
+            engine,
             requests,
             sampling=SAMPLING,
             hooks=names,
@@ -131,12 +132,11 @@ def capture(engine: Engine, tmp_path: Path) -> Capture:
     return run
 
 
-def test_a_feature_that_a_raw_module_lacks_fails_the_batch_with_its_width(
-    engine: Engine, capture: Capture
-) -> None:
+def test_a_feature_that_a_raw_module_lacks_fails_with_its_width(engine: Engine, capture: Capture) -> None:
     location = next(name for name in engine.structure.module_locations if name.endswith("k_proj.output"))
-    with pytest.raises(CaptureFailed, match=rf"{location} has \d+ features .*feature 4999"):
-        capture(hooks=[location], features={"first": 5000})
+    for made in capture(hooks=[location], features={"first": 5000}).generations:
+        assert isinstance(made.error, CaptureFailed)
+        assert re.search(rf"{location} has \d+ features .*feature 4999", made.error.message)
 
 
 @pytest.mark.covering(4)
@@ -154,8 +154,8 @@ def test_a_feature_that_a_raw_module_lacks_fails_the_batch_with_its_width(
         ["prompt", "answer"],
     ],
 )
-@pytest.mark.parametrize("options", [SMALL_BLOCKS, BufferOptions(), BufferOptions(host_buffer_bytes=4000)])
-def test_chosen_rows_are_those_rows_of_all(capture: Capture, positions: Any, options: BufferOptions) -> None:
+@pytest.mark.parametrize("options", [SMALL_SHARDS, RunOptions()])
+def test_chosen_rows_are_those_rows_of_all(capture: Capture, positions: Any, options: RunOptions) -> None:
     whole, part = capture(), capture(positions=positions, options=options)
     assert [g.generated_ids for g in part.generations] == [g.generated_ids for g in whole.generations]
     for sample, generation in enumerate(part.generations):
@@ -230,7 +230,7 @@ CHOICES: dict[str, list[Any]] = {
         ["model.layers.0.mlp.act_fn.output", "model.layers.1.self_attn.k_proj.output"],
         ["resid_pre.1", "resid_post.0", "logits"],
     ],
-    "options": [SMALL_BLOCKS, BufferOptions(), BufferOptions(host_buffer_bytes=4000, shard_bytes=2000)],
+    "options": [SMALL_SHARDS, RunOptions()],
 }  # fmt: skip
 #: positions whose rows are known from the numbers of tokens alone
 COUNTABLE: list[Any] = [

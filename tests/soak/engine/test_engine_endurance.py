@@ -11,6 +11,7 @@ from nnsight.intervention.source import Controller
 from transformers import AutoTokenizer, LlamaConfig
 
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate
 from worker.engine.engine import Engine
 from worker.engine.model import memory
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
@@ -52,9 +53,6 @@ class Sums:
         for hook, chunk in rows.items():
             self.sums[index, hook] = self.sums.get((index, hook), 0.0) + float(chunk.tensor.double().sum())
 
-    def reset(self, index: int) -> None:
-        raise AssertionError("memory ran out")
-
 
 def left_on(engine: Engine) -> list[str]:
     """Hooks, and hand-off points of nnsight, that a module still has."""
@@ -87,21 +85,22 @@ def test_a_thousand_calls_with_failures_and_cancels_between(
 
     def run(hooks: int, sampling: int, **more: Any) -> tuple[list[Generation], dict[tuple[int, str], float]]:
         sink = Sums()
-        made = engine.generate(REQUESTS, sampling=SAMPLINGS[sampling], hooks=HOOKS[hooks], sink=sink, **more)
+        made = generate(engine, REQUESTS, sampling=SAMPLINGS[sampling], hooks=HOOKS[hooks], sink=sink, **more)
         return made, sink.sums
 
-    def interrupt(step: int) -> None:
-        if step == 2:
+    def interrupt(index: int, generated: int) -> bool:
+        if generated:
             raise Interrupted
+        return False
 
     for call in range(CALLS):
         hooks, sampling = call % len(HOOKS), call % len(SAMPLINGS)
         if call % 50 == 49:
             with pytest.raises(Interrupted):
-                run(hooks, sampling, on_step=interrupt)
+                run(hooks, sampling, drop=interrupt)
             cut["exceptions"] += 1
         elif call % 70 == 69:
-            made, _ = run(hooks, 1, should_stop=lambda: True)
+            made, _ = run(hooks, 1, stop=lambda: True)
             assert [g.finish_reason for g in made] == ["cancelled"] * 2
             cut["cancels"] += 1
         else:

@@ -8,17 +8,14 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from actograph.contract.specs import SamplingSpec
 from tests.integration.worker.engine.architectures.conftest import ARCHITECTURES
 from tests.integration.worker.engine.architectures.test_rehearsal import SERVED
-from tests.integration.worker.engine.conftest import KeepingSink
-from tests.support.stream_run import StreamRun, ask, plan_of, prompts
+from tests.support.stream_run import StreamRun, ask, plain_rows, plan_of, prompts
 from worker.engine.capture.pool import Budget
 from worker.engine.engine import Engine
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.registration import UnknownAttention
 from worker.engine.packed.verification import verify
-from worker.engine.structure.structure import discover
 
 #: models that packed passes refuse
 TRACED_ONLY = {"falcon", "deepseek_v2", "deepseek_v3", "stablelm", "bloom", "mpt", "qwen3_next", "mamba"}
@@ -27,13 +24,13 @@ CONFIGS |= {name: config for name, (config, _) in SERVED.items()}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_tokens_and_rows_are_those_of_the_lockstep_engine(
+def test_tokens_and_rows_are_those_of_a_plain_forward(
     shared: Path, random_engine_of: Callable[..., Engine], name: str, subtests: pytest.Subtests
 ) -> None:
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
     engine = random_engine_of(CONFIGS[name](), tokenizer, name)
-    hooks = discover(engine.model)
+    hooks = engine.hooks
     plan = plan_of(hooks)
     given = prompts((21, 1, 90, 8, 40), vocabulary=500)
     items = [ask(f"r{i}", prompt, 14 - i, capture=plan) for i, prompt in enumerate(given)]
@@ -50,14 +47,15 @@ def test_tokens_and_rows_are_those_of_the_lockstep_engine(
             run.run(hooks, kind, **options)
             assert not run.errors
             for item in items:
-                sink = KeepingSink()
-                (alone,) = engine.generate(
-                    [item.request], sampling=SamplingSpec(), hooks=plan.hooks, sink=sink
-                )
-                assert run.ids(item.key) == alone.generated_ids
-                for hook in plan.hooks:
-                    got, due = run.rows(item.key, hook), sink.rows(0, hook)
+                ids = item.prompt + run.ids(item.key)
+                with torch.inference_mode():
+                    logits = engine.model.hf(input_ids=torch.tensor([ids[:-1]]), use_cache=False).logits[0]
+                assert run.ids(item.key) == tuple(logits[len(item.prompt) - 1 :].argmax(-1).tolist())
+                for hook, due in plain_rows(hooks, ids[:-1], plan.hooks).items():
+                    got, tokens = run.rows(item.key, hook), run.tokens(item.key, hook)
                     if due.is_floating_point():
-                        torch.testing.assert_close(got, due, atol=1e-4, rtol=1e-3, msg=f"{item.key}: {hook}")
+                        torch.testing.assert_close(
+                            got, due[tokens], atol=1e-4, rtol=1e-3, msg=f"{item.key}: {hook}"
+                        )
                     else:
-                        assert torch.equal(got, due), (item.key, hook)
+                        assert torch.equal(got, due[tokens]), (item.key, hook)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
-from worker.engine.requests import BufferOptions, Edit, GenerationRequest
+from worker.engine.requests import Edit, GenerationRequest
 
 pytestmark = [
     pytest.mark.integration,
@@ -38,10 +39,7 @@ MAPS: dict[str, dict[str, int | str]] = {
 
 
 @pytest.mark.parametrize("where", list(MAPS))
-@pytest.mark.parametrize("options", [BufferOptions(), BufferOptions(max_block_steps=3)])
-def test_tokens_and_rows_are_those_of_one_gpu(
-    where: str, options: BufferOptions, shared: Path, keeping_sink: Any
-) -> None:
+def test_tokens_and_rows_are_those_of_one_gpu(where: str, shared: Path, keeping_sink: Any) -> None:
     source = str(shared / "models" / "tiny-qwen3")
     single = Engine(load_model(source, dtype="float32", device="cuda:0"))
     spread = Engine(load_model(source, dtype="float32", device_map=MAPS[where]))
@@ -57,12 +55,12 @@ def test_tokens_and_rows_are_those_of_one_gpu(
     for engine in (single, spread):
         sinks.append(keeping_sink())
         made.append(
-            engine.generate(
+            generate(
+                engine,
                 requests,
                 sampling=SamplingSpec(max_tokens=12, temperature=0.7),
                 hooks=hooks,
                 sink=sinks[-1],
-                options=options,
             )
         )
     for i in range(len(requests)):

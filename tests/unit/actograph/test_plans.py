@@ -1,4 +1,4 @@
-"""Sizes of rows, sessions and batches, against numbers worked out by hand."""
+"""Sizes of rows, sessions and runs, against numbers worked out by hand."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ import pytest
 from actograph import plans
 from actograph.contract.models import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
-from actograph.plans import Budget, CaptureNeed
+from actograph.plans import RunMemory, SampleNeed
 from tests.support.structures import model_structure
 
-HIDDEN, VOCAB, KV, PROMPT = 8, 100, 1000, 10
+HIDDEN, VOCAB, KV = 8, 100, 1000
 MIB = 1 << 20
 
 
@@ -23,16 +23,9 @@ def structure(**changes: Any) -> ModelStructure:
     return model_structure(hooks, **{"dtype": "bfloat16"} | changes)
 
 
-def memory(samples: int = 1, changes: dict[str, Any] | None = None, **sizes: Any) -> plans.BatchMemory:
-    values = {"prompt_tokens": PROMPT, "max_tokens": 10} | sizes
-    return plans.batch_memory(structure(**changes or {}), KV, CaptureNeed(), samples=samples, **values)
-
-
-def size(capture: CaptureNeed | None = None, **budget: Any) -> int:
-    values = {"device_bytes": 10**9, "host_buffer_bytes": 10**9, "cap": 16, "on_gpu": True} | budget
-    return plans.batch_size(
-        structure(), KV, capture or CaptureNeed(), Budget(**values), prompt_tokens=PROMPT, max_tokens=10
-    )
+def room(**changes: Any) -> RunMemory:
+    sizes = {"free": 10**9, "token_bytes": KV, "slots": 16, "context": 2000, "row_bytes": 100 * MIB}
+    return plans.run_memory(**sizes | {"on_gpu": True} | changes)
 
 
 def test_a_row_is_as_wide_as_its_hooks_in_their_dtypes() -> None:
@@ -74,15 +67,41 @@ def test_a_session_is_its_rows_and_a_little_more() -> None:
     assert stored(["resid_post.0", "logits"]) - stored(["resid_post.0"]) < 11 * VOCAB * 2 + 512
 
 
-def test_the_batch_is_the_largest_that_fits() -> None:
-    assert size() == 16
-    five = int((memory(5).device + 1) / plans.USABLE) + 1
-    assert (size(device_bytes=five), size(device_bytes=five - 3), size(device_bytes=0)) == (5, 4, 1)
-    # the writer empties a full buffer; only the rows of one hook cannot be divided
-    need = CaptureNeed(prompt_rows=64 * MIB, largest_strip=MIB)
-    assert size(need, host_buffer_bytes=64 * MIB, device_bytes=10**10) == 16
-    assert size(need, host_buffer_bytes=7 * MIB, device_bytes=10**10) == 7
-    # on a CPU the buffer is in the same memory
-    few = CaptureNeed(prompt_rows=10, largest_strip=10)
-    assert size(few, device_bytes=10**9, host_buffer_bytes=10**9, on_gpu=False) == 1
-    assert size(device_bytes=five, host_buffer_bytes=10**9, on_gpu=False) == 5, "nothing is captured"
+def test_a_run_takes_a_share_of_the_free_memory() -> None:
+    on_gpu = room()
+    assert (on_gpu.total, on_gpu.for_keys, on_gpu.for_rows) == (6 * 10**8, 6 * 10**8, 100 * MIB)
+    assert on_gpu.tokens == 16 * 2000, "no more than the slots can fill"
+    assert room(slots=10**6).tokens == 6 * 10**5
+    # on a CPU keys and rows are in the same memory
+    on_cpu = room(on_gpu=False, slots=10**6, row_bytes=10**9)
+    assert (on_cpu.for_keys, on_cpu.tokens, on_cpu.for_rows) == (3 * 10**8, 3 * 10**5, 3 * 10**8)
+
+
+def test_a_sample_reserves_all_its_tokens_and_a_block_of_rows() -> None:
+    def need(hooks: list[str], generated: int = 11, **spec: Any) -> SampleNeed:
+        return plans.sample_need(
+            structure(context_length=500),
+            hooks,
+            CaptureSpec(**spec),
+            token_bytes=KV,
+            prompt_tokens=100,
+            generated_tokens=generated,
+        )
+
+    assert need([]) == SampleNeed(keys=110 * KV)
+    assert need([], 0).keys == 100 * KV, "the last token is never run"
+    row = HIDDEN * 2
+    assert need(["resid_post.0"]) == SampleNeed(
+        keys=110 * KV, staging=64 * row, block=64 * row, rows=110 * row
+    )
+    assert need(["resid_post.0"], dtype="float32").block == 2 * 64 * row
+    assert need(["resid_post.0"], positions="last").rows == 64 * row
+    assert need(["resid_post.0"], reduce="mean") == SampleNeed(keys=110 * KV, staging=64 * row)
+
+
+def test_as_many_samples_run_at_once_as_keys_and_blocks_allow() -> None:
+    need = SampleNeed(keys=10**6, staging=MIB, block=2 * MIB, rows=9 * MIB)
+    assert plans.samples_at_once(room(), need, 16) == 16
+    assert plans.samples_at_once(room(free=10**7), need, 16) == 6
+    assert plans.samples_at_once(room(free=0), need, 16) == 1
+    assert plans.samples_at_once(room(row_bytes=9 * MIB), need, 16) == 4

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from worker.engine.edits.interventions import Change
+from worker.engine.edits import Change
 
 if TYPE_CHECKING:
     from worker.engine.capture.record import Record

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from actograph.plans import BLOCK_ROWS
+from worker.engine.capture.selection import Columns, stored_dtype
 from worker.engine.locations import ModelHooks
 from worker.engine.model.host_memory import host_empty
-from worker.engine.rows.row_writer import stored_dtype
-from worker.engine.rows.selection import Columns
 from worker.engine.runs import DTYPES, CapturePlan
 
-BLOCK = 64
+BLOCK = BLOCK_ROWS
 
 
 class Budget:
@@ -93,10 +93,10 @@ def layouts_of(hooks: ModelHooks, plan: CapturePlan) -> list[Layout]:
     """
     columns, asked = Columns(plan.shaping.columns), DTYPES.get(plan.dtype)
     alike: dict[bool, dict[tuple[int, torch.dtype], list[tuple[str, tuple[str, ...]]]]] = {}
-    for location, point in hooks.reads(plan.hooks):
+    for location, names in hooks.reads(plan.hooks):
         info = hooks.structure.module_tensors[location]
-        key = (columns.width(info.width, point.hooks[0]), getattr(torch, info.dtype))
-        alike.setdefault(info.tail_only, {}).setdefault(key, []).append((location, point.hooks))
+        key = (columns.width(info.width, names[0]), getattr(torch, info.dtype))
+        alike.setdefault(info.tail_only, {}).setdefault(key, []).append((location, names))
     layouts = []
     for tail, groups in sorted(alike.items()):
         made = [

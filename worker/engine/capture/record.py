@@ -7,51 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actograph.contract.row_selection import Positions, Selection, TokenRange
+from actograph.contract.row_selection import Selection
 from worker.engine.capture.pool import BLOCK, Block, Group, Layout, Pool
-from worker.engine.edits.interventions import _FollowedChoice as FollowedChoice
-from worker.engine.locations import Point
+from worker.engine.capture.selection import ChosenTokens
+from worker.engine.capture.summaries import Summaries
 from worker.engine.model.host_memory import host_empty
-from worker.engine.requests import RowChooser, RowChunk
-from worker.engine.rows.row_writer import expected_rows
-from worker.engine.rows.summaries import Summaries
+from worker.engine.requests import RowChunk
 from worker.engine.runs import DTYPES, CapturePlan, RunRequest
-
-
-class ChosenTokens:
-    """Selection of one request's tokens: rows to keep, or rows to change.
-
-    Args:
-        chooser: decides instead of `positions`.
-        generated: live view of the request's generated ids.
-    """
-
-    def __init__(
-        self,
-        positions: Positions,
-        chooser: RowChooser | None,
-        prompt_ids: Sequence[int],
-        generated: Sequence[int],
-    ) -> None:
-        self._prompt = len(prompt_ids)
-        self._selection = Selection.of(positions, self._prompt)
-        self._choice = None if chooser is None else FollowedChoice(chooser, prompt_ids, generated)
-        #: of rows to keep, only the newest one counts
-        self.newest_only = self._choice is None and self._selection.last_only
-        #: rows need not be consecutive
-        self.scattered = self._choice is not None or not isinstance(positions, str | TokenRange)
-
-    def of(self, start: int, stop: int) -> Sequence[int]:
-        """Chosen tokens among `start` to `stop - 1`, whose ids exist; the same answer however often."""
-        prompt, selection = self._prompt, self._selection
-        if self._choice is not None:
-            early = [token for token in self._choice.in_prompt if start <= token < stop]
-            return early + [t for t in range(max(start, prompt), stop) if self._choice.holds(t - prompt)]
-        if selection.last_only:
-            return range(max(start, prompt - 1), stop)
-        if selection.segments is None:
-            return selection.rows(start, prompt, stop)
-        return [t for t in range(start, stop) if selection.holds(t, "prompt" if t < prompt else "answer")]
 
 
 class Shard(NamedTuple):
@@ -158,7 +120,12 @@ class Record:
         self._keeps = plan.shaping.keeps_rows
         self._summaries: Summaries | None = None
         if plan.shaping.summarises:
-            self._summaries = self._begin_summaries(item)
+            self._summaries = Summaries(
+                [group for layout in layouts for group in layout.groups],
+                plan.shaping,
+                dtype=DTYPES.get(plan.dtype),
+                earlier=item.request.earlier,
+            )
 
     @property
     def bytes(self) -> int:
@@ -207,20 +174,16 @@ class Record:
     def add(self, layout: Layout, tokens: Sequence[int], parts: Sequence[Tensor]) -> None:
         """Take rows on the host, of each group [points, tokens, width]."""
         strand = next(strand for strand in self._strands if strand.layout is layout)
-        if self._summaries is not None:
-            first = 0
-            for other in self._strands[: self._strands.index(strand)]:
-                first += sum(len(group.locations) for group in other.layout.groups)
-            for rows in parts:
-                points = range(first, first + len(rows))
-                self._summaries.of_steps(points, rows.permute(1, 0, 2).unsqueeze(1), [len(tokens)])
-                first += len(rows)
-        if not self._keeps:
-            return
         if self.kept.newest_only:
             strand.clear()
             tokens, parts = tokens[-1:], [rows[:, -1:] for rows in parts]
-        strand.add(tokens, parts)
+        if self._summaries is not None:
+            for group, rows in zip(layout.groups, parts, strict=True):
+                if self.kept.newest_only:
+                    self._summaries.forget(group)
+                self._summaries.add(group, rows)
+        if self._keeps:
+            strand.add(tokens, parts)
 
     def leave(self) -> Shard:
         """All rows so far; they are no longer the record's."""
@@ -240,7 +203,7 @@ class Record:
                 chunk = RowChunk(self._first(generated, strand.layout.tail), rows, self._no_tokens)
                 extra.update({name: chunk for names in group.names for name in names})
         if self._summaries is not None:
-            extra.update(self._summaries.chunks()[0])
+            extra.update(self._summaries.chunks())
         return shard._replace(extra=extra)
 
     @property
@@ -251,7 +214,11 @@ class Record:
         """Number of the first row that a hook would have."""
         match self.plan.positions:
             case "all" | "prompt" | "generated" | "last" | "last_prompt" as named if not self.kept.scattered:
-                return expected_rows(named, self._prompt, generated, tail).start
+                stop = self._prompt + max(0, generated - 1)
+                first = self._prompt - 1 if tail else 0
+                rows = Selection.of(named, self._prompt).rows(first, self._prompt, stop)
+                assert isinstance(rows, range)
+                return rows.start
         return 0
 
     def discard(self) -> None:
@@ -259,19 +226,3 @@ class Record:
         for strand in self._strands:
             self._pool.give(strand.blocks)
             strand.blocks, strand.rows = [], 0
-
-    def _begin_summaries(self, item: RunRequest) -> Summaries:
-        groups = [group for strand in self._strands for group in strand.layout.groups]
-        summaries = Summaries(
-            [Point(names) for group in groups for names in group.names],
-            batch=1,
-            shaping=self.plan.shaping,
-            dtype=DTYPES.get(self.plan.dtype),
-            earlier=() if item.request.earlier is None else (item.request.earlier,),
-        )
-        point = 0
-        for group in groups:
-            for _ in group.names:
-                summaries.begin(point, torch.empty(0, group.width, dtype=group.source))
-                point += 1
-        return summaries

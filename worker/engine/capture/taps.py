@@ -16,10 +16,9 @@ from worker.engine.capture.modules import tokens_first
 from worker.engine.capture.parts import Part, Write, in_pack
 from worker.engine.capture.pool import BLOCK, Budget, Layout, Pool, layouts_of
 from worker.engine.capture.record import Record
-from worker.engine.edits.interventions import Change
-from worker.engine.edits.interventions import _changed as changed
+from worker.engine.capture.selection import Columns
+from worker.engine.edits import Change, changed
 from worker.engine.locations import ModelHooks
-from worker.engine.rows.selection import Columns
 from worker.engine.runs import CapturePlan
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from nnsight.intervention.source import STATE, Controller, run_body
+from nnsight.intervention.source import STATE, Controller
 
 
 def restore(model: torch.nn.Module) -> None:
@@ -20,15 +20,6 @@ def restore(model: torch.nn.Module) -> None:
         state = module.__dict__.get(STATE)
         if state is not None:
             module.__dict__.setdefault("forward", Controller(module, state))
-
-
-def run_unseen(module: torch.nn.Module, *args: Any) -> Any:
-    """Call a module without showing it to the running trace.
-
-    accelerate's hook, which brings tensors and weights to one device, is called as always.
-    """
-    state = module.__dict__.get(STATE)
-    return module.forward(*args) if state is None else run_body(state, module, args, {})
 
 
 class _Handoff:

@@ -46,11 +46,6 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(view, dtype=dtype, count=count).view(*shape)
 
 
-def host_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Copy a tensor into such memory, contiguous, as `dtype`."""
-    return host_empty(tensor.shape, dtype).copy_(tensor)
-
-
 def _kept(size: int) -> mmap.mmap | None:
     """A kept piece for `size` bytes, or None."""
     for pages in tuple(_idle):

@@ -122,11 +122,3 @@ class LoadedModel:
             ids = value if isinstance(value, list | tuple) else [value]
             found.update(dict.fromkeys(int(i) for i in ids if i is not None))
         return tuple(found)
-
-    @property
-    def pad_token_id(self) -> int:
-        """Token id for padding. The attention mask marks padding, never this id."""
-        pad = self.tokenizer.pad_token_id
-        if pad is None:
-            return self.eos_token_ids[0] if self.eos_token_ids else 0
-        return int(pad)

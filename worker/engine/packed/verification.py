@@ -9,7 +9,7 @@ from worker.engine.capture.taps import Taps
 from worker.engine.model.device_errors import is_device_lost, is_out_of_memory
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.registration import UnknownAttention
-from worker.engine.structure.rehearsal import _alike as alike
+from worker.engine.structure.comparison import alike
 
 #: tokens of each prompt that every pass runs: chunks, single tokens and late prompts beside one another
 _PASSES = ((16, 3, 1, 0), (5, 1, 1, 9), (1, 1, 1, 1), (7, 0, 1, 1))

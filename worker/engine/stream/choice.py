@@ -1,24 +1,22 @@
 """Choice of each row's next token, by the row's own sampling.
 
-The order is the lockstep engine's: the checkpoint's own processors, log probabilities, bias and penalties,
-then temperature, top-k, top-p and the draw, whose noise depends on seed, step and token alone.
+The order: the checkpoint's own processors, log probabilities, bias and penalties, then temperature, top-k,
+top-p and the draw, whose noise depends on seed, step and token alone.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from actograph.contract.specs import SamplingSpec
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.requests import TokenLogprobs
 from worker.engine.stream.live import Live
 from worker.engine.tokens import checkpoint_processors
-from worker.engine.tokens.logprobs import LogprobRecorder
-from worker.engine.tokens.penalties import changes_logits
-from worker.engine.tokens.sampling import _signed as signed
-from worker.engine.tokens.sampling import candidates, gumbel
+from worker.engine.tokens.logprobs import logprobs_of
+from worker.engine.tokens.penalties import changes_logits, has_penalty, penalise
+from worker.engine.tokens.sampling import draw
 
 
 class ChosenToken(NamedTuple):
@@ -39,7 +37,7 @@ class TokenChoice:
         if live.reads:
             return
         live.processors = checkpoint_processors.of_one(self._model, live.prompt, live.item.max_tokens)
-        if live.processors or live.sampling.presence_penalty or live.sampling.frequency_penalty:
+        if live.processors or has_penalty(live.sampling):
             live.hold_ids(self._model.device)
 
     def choose(self, logits: Tensor, rows: Sequence[Live]) -> list[ChosenToken]:
@@ -68,19 +66,19 @@ class TokenChoice:
             for processor in row.processors:
                 assert row.ids is not None
                 scores[i : i + 1] = processor(row.ids[:, : len(row.tokens)], scores[i : i + 1])
-        recorder: Any = None
-        if any(row.item.request.top_logprobs is not None for row in rows):
-            recorder = LogprobRecorder([row.item.request for row in rows])
-            recorder(None, scores)
+        asking = [i for i, row in enumerate(rows) if row.item.request.top_logprobs is not None]
+        table = scores[asking].log_softmax(-1) if asking else None
         for i, row in enumerate(rows):
             if changes_logits(row.sampling):
-                _penalise(scores[i], row)
+                penalise(scores[i], row.sampling, row.generated_ids)
         tokens = self._drawn(scores, rows)
-        if recorder is None:
-            return [ChosenToken(token) for token in tokens]
-        recorder.chosen(torch.tensor(tokens, device=scores.device))
-        found = [recorder.of(i, 1) or (None,) for i in range(len(rows))]
-        return [ChosenToken(token, own[0]) for token, own in zip(tokens, found, strict=True)]
+        made = [ChosenToken(token) for token in tokens]
+        if table is not None:
+            tops = [rows[i].item.request.top_logprobs or 0 for i in asking]
+            found = logprobs_of(table, [tokens[i] for i in asking], tops)
+            for i, logprobs in zip(asking, found, strict=True):
+                made[i] = ChosenToken(tokens[i], logprobs)
+        return made
 
     def _drawn(self, scores: Tensor, rows: Sequence[Live]) -> list[int]:
         ways: dict[tuple[float, int | None, float], list[int]] = {}
@@ -98,26 +96,11 @@ class TokenChoice:
 
     def _draw(self, scores: Tensor, rows: Sequence[Live], way: tuple[float, int | None, float]) -> Tensor:
         temperature, top_k, top_p = way
-        values, index = candidates(scores, temperature=temperature, top_k=top_k, top_p=top_p)
-        every = torch.arange(scores.shape[-1], device=scores.device)[None] if index is None else None
-        drawn = []
-        for i, row in enumerate(rows):
-            own = every if index is None else index[i : i + 1]
-            assert own is not None
-            seed = torch.tensor([signed(row.item.request.seed)], device=scores.device)
-            best = gumbel(seed, len(row.generated), own).add_(values[i]).argmax(-1)
-            drawn.append(own[0, best])
-        return torch.cat(drawn)
-
-
-def _penalise(scores: Tensor, row: Live) -> None:
-    """Bias and penalties of one row [vocabulary], in place; formulas in `tokens.penalties`."""
-    spec: SamplingSpec = row.sampling
-    if spec.logit_bias:
-        biased = torch.tensor(list(spec.logit_bias), device=scores.device)
-        added = torch.tensor(list(spec.logit_bias.values()), dtype=torch.float32, device=scores.device)
-        scores[biased] += added
-    if (spec.presence_penalty or spec.frequency_penalty) and row.generated:
-        assert row.ids is not None
-        ids, times = row.ids[0, row.prompt : len(row.tokens)].unique(return_counts=True)  # type: ignore[no-untyped-call]
-        scores[ids] -= spec.presence_penalty + spec.frequency_penalty * times.to(torch.float32)
+        return draw(
+            scores,
+            seeds=[row.item.request.seed for row in rows],
+            steps=[len(row.generated) for row in rows],
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+        )

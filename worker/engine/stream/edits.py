@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from worker.engine.capture.parts import Write
-from worker.engine.capture.record import ChosenTokens
-from worker.engine.edits.interventions import _change as change_of
+from worker.engine.capture.selection import ChosenTokens
+from worker.engine.edits import change_of
 from worker.engine.locations import ModelHooks
 from worker.engine.requests import GenerationRequest
 

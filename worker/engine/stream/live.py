@@ -98,6 +98,11 @@ class Live(Context):
         self.ids = torch.zeros(1, self.most + 1, dtype=torch.int64, device=device)
         self.ids[0, : self.prompt] = torch.tensor(self.item.prompt, device=device)
 
+    @property
+    def generated_ids(self) -> Tensor | None:
+        """Generated ids on the device, [tokens]; None if nothing that chooses reads them."""
+        return None if self.ids is None else self.ids[0, self.prompt : len(self.tokens)]
+
     def generation(self, reason: FinishReason, error: BaseException | None = None) -> Generation:
         """The result; one with the reason "error" has no ids."""
         scores, failed = self.score.result() if self.score is not None else (None, None)

@@ -4,13 +4,17 @@ import torch
 from torch import Tensor
 
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
-from actograph.plans import SCORED_PIECE_BYTES, scored_token_bytes
 from worker.engine.requests import GenerationRequest, TokenLogprobs
+
+#: bytes of logits in memory at once to score prompts
+_PIECE_BYTES = 128 << 20
+#: logits of a token, and float32 copies of them
+_COPIES = 4
 
 
 def scored_tokens(vocabulary: int) -> int:
     """Most tokens of a pass whose logits are all computed."""
-    return max(1, SCORED_PIECE_BYTES // scored_token_bytes(vocabulary))
+    return max(1, _PIECE_BYTES // (4 * _COPIES * vocabulary))
 
 
 class PromptScore:

@@ -7,6 +7,11 @@ so a tolerance at the scale of a tensor would accept anything. Sums are checked 
 import torch
 
 _ROUNDINGS = 8
+# Largest difference of rows that are computed in two ways, as the median over a row's channels, relative to
+# each channel's usual size. Rounding makes 1e-6 of it in float32 and up to a few hundredths in half
+# precision; another position or a state that took up other tokens makes a half and more.
+_APART, _APART_HALF = 1e-2, 0.2
+_HALF = (torch.bfloat16, torch.float16)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -54,3 +59,20 @@ def adds_up_scaled(total: torch.Tensor, first: torch.Tensor, other: torch.Tensor
     rest = total.double() - first.to(total.device).double()
     scaled = term * (float((rest * term).sum()) / square)
     return adds_up(total, first, scaled.to(total.dtype))
+
+
+def alike(rows: torch.Tensor, expected: torch.Tensor, all_rows: torch.Tensor) -> bool:
+    """Whether rows [n, width] equal the expected ones except for rounding.
+
+    All of them in float32. In half precision most of them: a router may send single tokens to another expert.
+
+    Args:
+        all_rows: [more, width], which show each channel's usual size.
+    """
+    common = all_rows.double().square().mean(dim=0).sqrt()
+    apart = (rows.double() - expected.double()).abs() / common.clamp_min(1e-30)
+    apart = apart.masked_fill(~expected.isfinite(), 0).nan_to_num(nan=torch.inf)
+    by_row = apart.median(dim=-1).values
+    if rows.dtype in _HALF:
+        return bool(by_row.median() <= _APART_HALF)
+    return bool(by_row.max() <= _APART)

@@ -57,7 +57,6 @@ class DryForward:
     """Results of the dry forward pass."""
 
     visits: list[Visit]  # in execution order; locations with one row per token only
-    changed_later: frozenset[str]  # locations whose tensor the model overwrites afterwards
     taken: Mapping[str, frozenset[Identity]]  # module path -> every tensor that it was given
     logits: torch.Tensor  # as the model returned them
     tail_only: frozenset[str]  # locations with the last token alone if no other logits are needed
@@ -180,7 +179,6 @@ def dry_forward(model: LoadedModel) -> DryForward:
     return DryForward(
         # a module that runs twice per forward has no one row per token
         visits=[v for v in visits if recorder.calls[_handoff(v.location)] == 1],
-        changed_later=frozenset(v.location for v in visits if v.tensor._version != v.version),
         taken=recorder.taken,
         logits=output.logits,
         tail_only=_tail_only(model, ids),

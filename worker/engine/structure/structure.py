@@ -24,7 +24,6 @@ from worker.engine.structure.dry_forward import DryForward, Visit, dry_forward
 from worker.engine.structure.layer_points import Findings, find_in_layer
 from worker.engine.structure.rehearsal import Rehearsal, rehearse
 
-_PADDED = "its rows depend on the padding of a batch, while the model's answer does not"
 _NO_ROUTER = "no module below an MLP puts out scores, ids and weights of experts for each token"
 
 
@@ -53,14 +52,12 @@ def discover(model: LoadedModel) -> ModelHooks:
     _drop_partial(layer_count, found)
     visits = [v for v in visits if v.location not in rehearsal.faults]
     structure = _structure(model, layer_count, replace(forward, visits=visits), by_location, found)
-    structure = structure.model_copy(update={"ragged_batches": not rehearsal.padded})
     first: dict[tuple[Any, ...], str] = {}
     same_as = {v.location: first.setdefault(v.identity, v.location) for v in visits}
     return ModelHooks(
         model=model,
         structure=structure,
         same_as=same_as,
-        changed_later=forward.changed_later,
         flat=frozenset(v.location for v in visits if v.flat),
         widths={v.location: v.width for v in visits},
     )
@@ -184,17 +181,10 @@ def _find_ends(
 def _drop_faulty(model: LoadedModel, rehearsal: Rehearsal, found: Findings) -> None:
     """Remove points that failed the rehearsal; refuse the model if the stream failed.
 
-    If padding changes the stream or the logits, batches avoid padding. A single location that it changes is
-    not available.
-
     Raises:
         ModelRefused: the residual stream or the embedding failed.
     """
     stream = ("embed", "resid_pre", "resid_post")
-    must = {at for hook, at in found.hooks.items() if grammar.point_of(hook) in (*stream, "logits")}
-    if rehearsal.padded.isdisjoint(must):
-        rehearsal.faults.update(dict.fromkeys(rehearsal.padded, _PADDED))
-        rehearsal.padded.clear()
     for hook, location in list(found.hooks.items()):
         reason = rehearsal.faults.get(location)
         if reason is None:
@@ -204,8 +194,7 @@ def _drop_faulty(model: LoadedModel, rehearsal: Rehearsal, found: Findings) -> N
         del found.hooks[hook]
         found.missing[hook] = reason
     found.missing.update(rehearsal.faults)
-    with_padding = "alone" if rehearsal.padded else "alone and padded"
-    found.proofs[f"generated from and read, {with_padding}, rows are those of a whole forward"] = len(
+    found.proofs["generated from and read, rows are those of a whole forward"] = len(
         rehearsal.compared - rehearsal.faults.keys()
     )
 

@@ -1,7 +1,7 @@
 """Token choice: temperature, top-k, top-p and a counter-based Gumbel-max draw.
 
 The noise of a token is a pure function of (sample seed, step, vocabulary index), so a sample's
-tokens depend neither on its batch-mates nor on its place in the batch nor on torch's generators,
+tokens depend neither on other requests nor on its place among them nor on torch's generators,
 and a run that is resumed draws what an undisturbed one would have drawn.
 
 Gumbel-max: argmax(logits + g) with g standard Gumbel is a draw from softmax(logits) (Gumbel 1954;
@@ -12,25 +12,21 @@ Maddison, Tarlow & Minka 2014). The generator is SplitMix64's output function (S
 from collections.abc import Sequence
 
 import torch
-from transformers import LogitsProcessor
-
-from actograph.contract.specs import SamplingSpec
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
     """The int64 with the bits of a 64-bit unsigned integer."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
 
-_GAMMA = _signed(0x9E3779B97F4A7C15)
-_MIX_1 = _signed(0xBF58476D1CE4E5B9)
-_MIX_2 = _signed(0x94D049BB133111EB)
+_GAMMA = signed(0x9E3779B97F4A7C15)
+_MIX_1 = signed(0xBF58476D1CE4E5B9)
+_MIX_2 = signed(0x94D049BB133111EB)
 _UNIT = 2.0**-52
 # Candidates looked at first for top-p: enough for nearly every step, and a partial sort of a
 # 150k vocabulary costs a tenth of a full one on a CPU.
 _TOP_P_FIRST = 1024
-_ROW_BY_ROW = 1 << 18
 
 
 def _shift(value: torch.Tensor, bits: int) -> torch.Tensor:
@@ -53,7 +49,7 @@ def uniform(seeds: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor
         step: 0 for the first generated token.
         index: int64 [batch, n] or [1, n]: vocabulary indices.
     """
-    row = mix64(mix64(seeds + _GAMMA) + _signed((step + 1) * _GAMMA))
+    row = mix64(mix64(seeds + _GAMMA) + signed((step + 1) * _GAMMA))
     bits = mix64(row[:, None] + (index + 1) * _GAMMA)
     # 52 bits and a half: every value is exact in float64, the smallest 2**-53, the largest 1 - 2**-53
     return _shift(bits, 12).to(torch.float64).add_(0.5).mul_(_UNIT)
@@ -109,49 +105,28 @@ def _nucleus(values: torch.Tensor, probs: torch.Tensor, top_p: float) -> torch.T
     return values.masked_fill(before >= top_p, -torch.inf)
 
 
-class GumbelSampler(LogitsProcessor):
-    """Leaves one token per row: transformers' greedy argmax then takes it.
+def draw(
+    scores: torch.Tensor,
+    *,
+    seeds: Sequence[int],
+    steps: Sequence[int],
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+) -> torch.Tensor:
+    """Draw a token for each row, int64 [rows].
 
     Args:
-        spec: temperature above 0, top_k, top_p.
-        seeds: one per row of the batch.
-        prompt_length: padded length of the prompts, from which the step is counted.
-        device: where the logits will be.
+        scores: float32 logits, [rows, vocabulary].
+        steps: of each row, 0 for its first generated token.
+        temperature: above 0.
     """
-
-    def __init__(
-        self, spec: SamplingSpec, seeds: Sequence[int], prompt_length: int, device: torch.device
-    ) -> None:
-        if spec.temperature <= 0:
-            raise ValueError("temperature 0 is greedy decoding and needs no sampler")
-        self._spec = spec
-        self._seeds = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device)
-        self._prompt_length = prompt_length
-        self._all: torch.Tensor | None = None
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        spec = self._spec
-        values, index = candidates(scores, temperature=spec.temperature, top_k=spec.top_k, top_p=spec.top_p)
-        if index is None:
-            if self._all is None:
-                self._all = torch.arange(scores.shape[-1], device=scores.device)[None]
-            noise_index = self._all
-        else:
-            noise_index = index
-        chosen = self._draw(values, input_ids.shape[1] - self._prompt_length, noise_index)
-        if index is not None:
-            chosen = index.gather(1, chosen)
-        return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)  # type: ignore[return-value]
-
-    def _draw(self, values: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor:
-        """Position of the winning candidate in each row, [batch, 1]."""
-        if values.is_cuda or values.numel() < _ROW_BY_ROW:
-            return gumbel(self._seeds, step, index).add_(values).argmax(-1, keepdim=True)
-        # a row at a time stays in the CPU's cache: three times as fast
-        rows = [
-            gumbel(self._seeds[i : i + 1], step, index[i : i + 1] if len(index) > 1 else index)
-            .add_(values[i])
-            .argmax(-1, keepdim=True)
-            for i in range(len(values))
-        ]
-        return torch.cat(rows)
+    values, index = candidates(scores, temperature=temperature, top_k=top_k, top_p=top_p)
+    every = torch.arange(scores.shape[-1], device=scores.device)[None] if index is None else None
+    drawn = []
+    for row, (seed, step) in enumerate(zip(seeds, steps, strict=True)):
+        own = every if index is None else index[row : row + 1]
+        assert own is not None
+        noise = gumbel(torch.tensor([signed(seed)], device=scores.device), step, own)
+        drawn.append(own[0, noise.add_(values[row]).argmax(-1)])
+    return torch.cat(drawn)

@@ -1,1 +1,1 @@
-"""Generation and scoring under nnsight."""
+"""The forward under nnsight."""

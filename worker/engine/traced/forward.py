@@ -4,19 +4,17 @@ For models that the packed forward refuses, and the reference that it is held ag
 forward's interface, so the loop, the choice of tokens, edits, capture and delivery are the same.
 """
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from nnsight.intervention.util import first_input
 from torch import Tensor
-from transformers import DynamicCache
 
 from worker.engine.capture.parts import Context, Part, in_pack
 from worker.engine.capture.pool import Budget
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks, Place, place_of
+from worker.engine.tokens.model_inputs import cached_inputs, new_cache
 from worker.engine.traced import tracing
 
 
@@ -67,9 +65,6 @@ class TracedForward:
     def __init__(self, hooks: ModelHooks, budget: Budget, *, tokens: int, token_bytes: int) -> None:
         self.hooks, self.budget = hooks, budget
         self._tokens = self._left = tokens
-        known = inspect.signature(type(hooks.model.hf).forward).parameters
-        self._recurrent = "cache_params" in known
-        self._keeps_last = "logits_to_keep" in known
         if not budget.take(tokens * token_bytes):
             raise MemoryError(f"{tokens} tokens do not fit in {budget.free:,} bytes")
 
@@ -82,7 +77,7 @@ class TracedForward:
         if context.most > self._left:
             return False
         self._left -= context.most
-        context.place = DynamicCache(config=self.hooks.model.hf.config)
+        context.place = new_cache(self.hooks.model)
         return True
 
     def fork(self, source: Context, context: Context, tokens: int) -> None:
@@ -98,20 +93,14 @@ class TracedForward:
         """Run one part; see `PackedForward.run`. After an error the cache is not what it was."""
         (part,) = parts
         model, context = self.hooks.model, part.context
-        ids = torch.tensor([context.tokens[part.start : part.stop]], device=model.device)
         kept = list(in_pack(parts))
-        inputs: dict[str, Any] = {
-            "input_ids": ids,
-            # nnsight adds a mask of the new tokens' length, which hides the cache: the mask must be given. A
-            # state has no tokens to hide
-            "attention_mask": torch.ones(
-                1, part.count if self._recurrent else part.stop, dtype=torch.int64, device=model.device
-            ),
-            "cache_params" if self._recurrent else "past_key_values": context.place,
-            "use_cache": True,
-        }
-        if self._keeps_last:
-            inputs["logits_to_keep"] = max(1, len(kept))
+        inputs = cached_inputs(
+            model,
+            context.tokens[part.start : part.stop],
+            context.place,
+            computed=part.start,
+            logits=max(1, len(kept)),
+        )
         observer, box = _Observer(model.lm, taps), list[Tensor]()
         handle = model.hf.register_forward_hook(lambda _, __, output: box.append(output.logits[0]))
         try:

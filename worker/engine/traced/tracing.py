@@ -1,15 +1,14 @@
-"""The only module that opens nnsight contexts: generation, and one forward pass over prompts.
+"""The only module that opens nnsight contexts: one forward pass.
 
 nnsight captures the source of the innermost block, so that block holds one call and nothing else.
-inference_mode is outside, since nnsight skips other managers of its own `with`. The whole padded batch is one
-invoke.
+inference_mode is outside, since nnsight skips other managers of its own `with`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
-from nnsight.intervention.interleaver import EarlyStopException, Mediator
+from nnsight.intervention.interleaver import Mediator
 
 from worker.engine.model.loaded import LoadedModel
 
@@ -31,33 +30,16 @@ class Observer(Protocol):
         ...
 
 
-def generate(
-    model: LoadedModel, inputs: Mapping[str, Any], observers: Sequence[Observer], modules: Sequence[str]
-) -> None:
-    """Generate; observers get every step's tensors at `modules`, in order."""
-    lm = model.lm
-    data, options = _split(inputs)
-    with model.handoffs.on(modules, _subscribed(observers)), torch.inference_mode():  # noqa: SIM117
-        with lm.generate(**options) as tracer:
-            with tracer.invoke(**data):
-                _attach(observers)
-
-
 def forward(
     model: LoadedModel, inputs: Mapping[str, Any], observers: Sequence[Observer], modules: Sequence[str]
 ) -> None:
-    """Run one forward pass; observers get the tensors at `modules`. `stop` ends it early."""
+    """Run one forward pass; observers get the tensors at `modules`."""
     lm = model.lm
     data, options = _split(inputs)
     with model.handoffs.on(modules, _subscribed(observers)), torch.inference_mode():  # noqa: SIM117
         with lm.trace(**options) as tracer:
             with tracer.invoke(**data):
                 _attach(observers)
-
-
-def stop() -> NoReturn:
-    """End the running forward pass from inside it; `forward` returns normally."""
-    raise EarlyStopException()
 
 
 def _split(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Small real models, engines around them, a sink that keeps everything, and an independent reference."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from transformers import (
 
 from actograph.contract.row_selection import NamedPositions
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model, wrap_model
 from worker.engine.requests import (
-    BufferOptions,
     EarlierRows,
     Generation,
     GenerationRequest,
@@ -30,6 +31,7 @@ from worker.engine.requests import (
     RowShaping,
     TokenLogprobs,
 )
+from worker.engine.runs import RunOptions
 
 SHAPES: dict[str, Any] = {
     "llama": LlamaConfig,
@@ -46,17 +48,12 @@ class KeepingSink:
     def __init__(self, fail: Sequence[int] = ()) -> None:
         self.chunks: dict[int, dict[str, list[RowChunk]]] = {}
         self.fail = set(fail)
-        self.resets: list[int] = []
 
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
         if index in self.fail:
             raise OSError(f"no room for sample {index}")
         for hook, chunk in rows.items():
             self.chunks.setdefault(index, {}).setdefault(hook, []).append(chunk)
-
-    def reset(self, index: int) -> None:
-        self.resets.append(index)
-        self.chunks.pop(index, None)
 
     def first_row(self, index: int, hook: str) -> int:
         return self.chunks[index][hook][0].first_row
@@ -73,14 +70,15 @@ class Way:
     hooks: Sequence[str] = ("resid_post.0", "mlp_in.1", "attn_out.1", "logits")
     positions: NamedPositions = "all"
     shaping: RowShaping = field(default_factory=RowShaping)
-    options: BufferOptions = field(default_factory=BufferOptions)
+    options: RunOptions = field(default_factory=RunOptions)
     dtype: Any = "model"
 
     def run(
         self, engine: Engine, requests: Sequence[GenerationRequest]
     ) -> tuple[list[Generation], KeepingSink]:
         sink = KeepingSink()
-        made = engine.generate(
+        made = generate(
+            engine,
             requests,
             sampling=self.sampling,
             hooks=self.hooks,
@@ -206,6 +204,20 @@ def keeping_sink() -> type[KeepingSink]:
 @pytest.fixture
 def way() -> type[Way]:
     return Way
+
+
+@pytest.fixture
+def as_traced() -> Callable[[Engine, bool], AbstractContextManager[None]]:
+    """Runs an engine under nnsight within the context, or as it is."""
+
+    @contextmanager
+    def run(engine: Engine, traced: bool) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            if traced:
+                patch.setitem(engine.forwards.__dict__, "reason", "a test wants traces")
+            yield
+
+    return run
 
 
 @pytest.fixture(scope="session")

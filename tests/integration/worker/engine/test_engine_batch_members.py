@@ -11,10 +11,10 @@ import torch
 
 from actograph.contract.row_selection import NamedPositions, TokenRange
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate, read_texts
 from tests.support.token_choosers import EveryKth, TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.requests import (
-    BufferOptions,
     EarlierRows,
     Edit,
     Generation,
@@ -24,6 +24,7 @@ from worker.engine.requests import (
     TextEnd,
     TokenLogprobs,
 )
+from worker.engine.runs import RunOptions
 
 if TYPE_CHECKING:
     from tests.integration.worker.engine.conftest import KeepingSink, Way
@@ -187,9 +188,8 @@ SHAPINGS = {
 @pytest.mark.covering(6)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("shaping", SHAPINGS.values(), ids=SHAPINGS)
-@pytest.mark.parametrize("block", [2, 64])
 def test_each_keeps_rows_of_its_own_choice(
-    name: str, shaping: RowShaping, block: int, engine_of: EngineOf, way: "type[Way]"
+    name: str, shaping: RowShaping, engine_of: EngineOf, way: "type[Way]"
 ) -> None:
     engine = engine_of(name)
     texts = [PROMPTS[2], PROMPTS[1], PROMPTS[2], PROMPTS[0], PROMPTS[4], PROMPTS[1], PROMPTS[3], PROMPTS[4]]
@@ -198,7 +198,7 @@ def test_each_keeps_rows_of_its_own_choice(
         request(engine, text, str(i), chooser=choice, earlier=summed, max_tokens=None if i % 3 else 22)
         for i, (text, choice) in enumerate(zip(texts, CHOICES, strict=True))
     ]
-    way(shaping=shaping, options=BufferOptions(max_block_steps=block)).assert_alone(engine, requests)
+    way(shaping=shaping).assert_alone(engine, requests)
     made, sink = way(shaping=replace(shaping, reduce="none", statistics=None)).run(engine, requests)
     _, every = way(shaping=RowShaping(columns=shaping.columns)).run(
         engine, [replace(one, chooser=None) for one in requests]
@@ -241,18 +241,15 @@ def test_texts_that_are_only_read_differ_in_length_and_edits(
 
     def read(asked: Sequence[GenerationRequest]) -> tuple[list[Generation], "KeepingSink"]:
         sink = keeping_sink()
-        made = engine.prefill(asked, hooks=HOOKS, sink=sink, positions=positions)
-        return made, sink
+        return read_texts(engine, asked, hooks=HOOKS, sink=sink, positions=positions), sink
 
     together, sink = read(requests)
-    scored = engine.score(requests)
     for i, one in enumerate(requests):
         (alone,), own = read([one])
-        assert together[i].error is None and together[i] == alone
+        assert together[i].error is None and together[i].finish_reason == "stop"
         way.assert_rows(sink, i, own)
-        (score,) = engine.score([one])
-        way.assert_logprobs(scored[i].prompt_logprobs, score.prompt_logprobs)
-        assert len(scored[i].prompt_logprobs or ()) == len(one.prompt_ids)
+        way.assert_logprobs(together[i].prompt_logprobs, alone.prompt_logprobs)
+        assert len(together[i].prompt_logprobs or ()) == len(one.prompt_ids)
 
 
 def any_batch(way: "type[Way]", engine: Engine, dice: random.Random) -> tuple["Way", list[GenerationRequest]]:
@@ -275,12 +272,7 @@ def any_batch(way: "type[Way]", engine: Engine, dice: random.Random) -> tuple["W
         positions="all" if chooses else dice.choice(["all", "all", "prompt", "generated", "last"]),
         shaping=shaping,
         dtype=dice.choice(["model", "float32"]),
-        options=BufferOptions(
-            host_buffer_bytes=dice.choice([30_000, 1 << 30]),
-            shard_bytes=dice.choice([8_000, 1 << 30]),
-            max_block_steps=dice.randint(1, 9),
-            hand_out_early=dice.choice([True, False]),
-        ),
+        options=RunOptions(slots=dice.choice([0, 2, 3]), shard_bytes=dice.choice([8_000, 1 << 28])),
     )
     kinds = list(
         edited(Edit(hook="resid_post.0", op="add", vector=vector(width, 3), coefficient=0.7), width).values()
@@ -319,14 +311,15 @@ def test_a_member_that_is_dropped_changes_no_other(
     engine = engine_of("tiny-qwen3")
     requests = [request(engine, text, str(i), seed=i) for i, text in enumerate(PROMPTS)]
     whole, kept = way(sampling=SAMPLED).run(engine, requests)
-    asked: list[int] = []
-
-    def drop(index: int) -> bool:
-        asked.append(index)
-        return index == 2 and asked.count(2) >= 4
-
     sink = keeping_sink()
-    made = engine.generate(requests, sampling=SAMPLED, hooks=HOOKS, sink=sink, should_drop=drop)
+    made = generate(
+        engine,
+        requests,
+        sampling=SAMPLED,
+        hooks=HOOKS,
+        sink=sink,
+        drop=lambda index, tokens: index == 2 and tokens >= 4,
+    )
     assert [one.finish_reason for one in made].count("dropped") == 1
     assert made[2].finish_reason == "dropped" and len(made[2].generated_ids) == 4
     for i in (0, 1, 3, 4):

@@ -1,8 +1,8 @@
 """Captured rows and tokens against transformers itself."""
 
-import threading
-import time
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +11,10 @@ import torch
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
 from actograph.contract.row_selection import NamedPositions
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate
 from worker.engine.engine import Engine
-from worker.engine.model.memory import LearnedLimit
-from worker.engine.requests import BufferOptions, GenerationRequest
+from worker.engine.requests import GenerationRequest
+from worker.engine.runs import RunOptions
 
 pytestmark = pytest.mark.integration
 
@@ -32,14 +33,22 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("traced", [False, True])
 def test_every_point_of_every_token_equals_a_plain_forward(
-    name: str, engine_of: EngineOf, keeping_sink: Any, requests_for: Any, reference: Any
+    name: str,
+    traced: bool,
+    *,
+    engine_of: EngineOf,
+    keeping_sink: Any,
+    requests_for: Any,
+    reference: Any,
+    as_traced: Any,
 ) -> None:
     engine = engine_of(name)
     hooks = list(engine.structure.hooks)
     sink = keeping_sink()
-    made = engine.generate(
-        requests_for(engine, PROMPTS), sampling=SamplingSpec(max_tokens=24), hooks=hooks, sink=sink
+    made = generate(
+        engine, requests_for(engine, PROMPTS), sampling=SamplingSpec(max_tokens=24), hooks=hooks, sink=sink
     )
     for i, generation in enumerate(made):
         assert generation.error is None
@@ -56,12 +65,16 @@ def test_every_point_of_every_token_equals_a_plain_forward(
 def test_stop_strings(engine_of: EngineOf, requests_for: Any, keeping_sink: Any) -> None:
     engine = engine_of("stories260k")
     requests = requests_for(engine, ["Once upon a time", "Lily and Tom went to"])
-    free = engine.generate(requests, sampling=SamplingSpec(max_tokens=60))
+    free = generate(engine, requests, sampling=SamplingSpec(max_tokens=60))
     texts = [engine.model.tokenizer.decode(list(g.generated_ids)) for g in free]
     stop = texts[0][20:26]
     sink = keeping_sink()
-    made = engine.generate(
-        requests, sampling=SamplingSpec(max_tokens=60, stop=[stop, "§§"]), hooks=["resid_post.4"], sink=sink
+    made = generate(
+        engine,
+        requests,
+        sampling=SamplingSpec(max_tokens=60, stop=[stop, "§§"]),
+        hooks=["resid_post.4"],
+        sink=sink,
     )
     for i, (g, text) in enumerate(zip(made, texts, strict=True)):
         got = engine.model.tokenizer.decode(list(g.generated_ids))
@@ -83,9 +96,9 @@ def test_positions_are_slices_of_all(
     requests = requests_for(engine, PROMPTS)
     hooks = ["embed", "attn_in.0", "resid_post.1", "logits"]
     whole, part = keeping_sink(), keeping_sink()
-    made = engine.generate(requests, sampling=SamplingSpec(max_tokens=15), hooks=hooks, sink=whole)
-    engine.generate(
-        requests, sampling=SamplingSpec(max_tokens=15), hooks=hooks, sink=part, positions=positions
+    made = generate(engine, requests, sampling=SamplingSpec(max_tokens=15), hooks=hooks, sink=whole)
+    generate(
+        engine, requests, sampling=SamplingSpec(max_tokens=15), hooks=hooks, sink=part, positions=positions
     )
     for i, g in enumerate(made):
         prompt, rows = len(g.prompt_ids), len(g.prompt_ids) + len(g.generated_ids) - 1
@@ -109,8 +122,8 @@ def test_any_module_location_can_be_captured(
     hooks = list(engine.structure.module_locations)
     assert "model.layers.1.self_attn.q_norm.output" in hooks
     sink = keeping_sink()
-    made = engine.generate(
-        requests_for(engine, PROMPTS[:2]), sampling=SamplingSpec(max_tokens=6), hooks=hooks, sink=sink
+    made = generate(
+        engine, requests_for(engine, PROMPTS[:2]), sampling=SamplingSpec(max_tokens=6), hooks=hooks, sink=sink
     )
     for i, g in enumerate(made):
         want = reference(engine, g, hooks)
@@ -123,13 +136,14 @@ def test_small_buffers_give_the_same_rows(engine_of: EngineOf, keeping_sink: Any
     requests = requests_for(engine, PROMPTS)
     hooks = list(engine.structure.hooks)
     one, many = keeping_sink(), keeping_sink()
-    engine.generate(requests, sampling=SamplingSpec(max_tokens=40), hooks=hooks, sink=one)
-    engine.generate(
+    generate(engine, requests, sampling=SamplingSpec(max_tokens=40), hooks=hooks, sink=one)
+    generate(
+        engine,
         requests,
         sampling=SamplingSpec(max_tokens=40),
         hooks=hooks,
         sink=many,
-        options=BufferOptions(host_buffer_bytes=50_000, shard_bytes=20_000, device_buffer_bytes=20_000),
+        options=RunOptions(shard_bytes=20_000),
     )
     for i in range(len(requests)):
         assert len(many.chunks[i]["resid_post.0"]) > 2
@@ -150,9 +164,9 @@ def test_bfloat16_model_keeps_the_bits(
     assert engine.structure.dtype == "bfloat16"
     request = requests_for(engine, PROMPTS[:1])
     raw, wide = keeping_sink(), keeping_sink()
-    engine.generate(request, sampling=SamplingSpec(max_tokens=8), hooks=["attn_in.1"], sink=raw)
-    engine.generate(
-        request, sampling=SamplingSpec(max_tokens=8), hooks=["attn_in.1"], sink=wide, dtype="float32"
+    generate(engine, request, sampling=SamplingSpec(max_tokens=8), hooks=["attn_in.1"], sink=raw)
+    generate(
+        engine, request, sampling=SamplingSpec(max_tokens=8), hooks=["attn_in.1"], sink=wide, dtype="float32"
     )
     assert raw.rows(0, "attn_in.1").dtype == torch.bfloat16
     assert wide.rows(0, "attn_in.1").dtype == torch.float32
@@ -164,145 +178,77 @@ def test_a_raising_sink_fails_only_its_sample(
 ) -> None:
     engine = engine_of("stories260k")
     sink = keeping_sink(fail=[1])
-    made = engine.generate(
-        requests_for(engine, PROMPTS[:3]), sampling=SamplingSpec(max_tokens=9), hooks=["mlp_out.2"], sink=sink
+    made = generate(
+        engine,
+        requests_for(engine, PROMPTS[:3]),
+        sampling=SamplingSpec(max_tokens=9),
+        hooks=["mlp_out.2"],
+        sink=sink,
     )
     assert isinstance(made[1].error, OSError)
-    assert made[1].generated_ids
     for i in (0, 2):
         assert made[i].error is None
         assert close(sink.rows(i, "mlp_out.2"), reference(engine, made[i], ["mlp_out.2"])["mlp_out.2"])
-
-
-def test_cancel_between_steps(engine_of: EngineOf, keeping_sink: Any, requests_for: Any) -> None:
-    engine = engine_of("stories260k")
-    steps: list[int] = []
-    sink = keeping_sink()
-    made = engine.generate(
-        requests_for(engine, PROMPTS[:2]),
-        sampling=SamplingSpec(max_tokens=300),
-        hooks=["resid_post.0"],
-        sink=sink,
-        on_step=steps.append,
-        should_stop=lambda: bool(steps) and steps[-1] >= 7,
-    )
-    assert steps == list(range(1, 8))
-    assert [g.finish_reason for g in made] == ["cancelled", "cancelled"]
-    assert all(len(g.generated_ids) == 7 for g in made)
-    assert not sink.chunks
-    again = engine.generate(requests_for(engine, PROMPTS[:2]), sampling=SamplingSpec(max_tokens=5))
-    assert [g.finish_reason for g in again] == ["length", "length"]
-
-
-def test_cancel_while_the_sink_is_slow(engine_of: EngineOf, keeping_sink: Any, requests_for: Any) -> None:
-    engine = engine_of("stories260k")
-    asked = threading.Event()
-
-    class Slow(keeping_sink):  # type: ignore[misc]
-        def write(self, index: int, rows: Any) -> None:
-            asked.set()  # from now on the caller wants to stop
-            time.sleep(0.5)
-
-    made = engine.generate(
-        requests_for(engine, ["a"]),
-        sampling=SamplingSpec(max_tokens=12),
-        hooks=["resid_post.0"],
-        sink=Slow(),
-        should_stop=asked.is_set,
-        options=BufferOptions(host_buffer_bytes=1, max_block_steps=1, queue_blocks=1),
-    )
-    assert made[0].finish_reason == "cancelled"
 
 
 class TraceBroke(Exception):
     pass
 
 
-def test_an_error_inside_a_trace_leaves_the_next_one_clean(
-    engine_of: EngineOf, keeping_sink: Any, requests_for: Any, reference: Any
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_error_inside_a_run_leaves_the_next_one_clean(
+    traced: bool, *, engine_of: EngineOf, keeping_sink: Any, requests_for: Any, reference: Any, as_traced: Any
 ) -> None:
     engine = engine_of("tiny-qwen3")
     requests = requests_for(engine, PROMPTS[:2])
     call: dict[str, Any] = {"sampling": SamplingSpec(max_tokens=10), "hooks": ["resid_post.0"]}
 
-    def fail(step: int) -> None:
-        if step == 4:
+    def fail(index: int, generated: int) -> bool:
+        if generated == 4:
             raise TraceBroke
+        return False
 
-    with pytest.raises(TraceBroke):
-        engine.generate(requests, sink=keeping_sink(), on_step=fail, **call)
-    sink = keeping_sink()
-    made = engine.generate(requests, sink=sink, **call)
+    with as_traced(engine, traced):
+        with pytest.raises(TraceBroke):
+            generate(engine, requests, sink=keeping_sink(), drop=fail, **call)
+        sink = keeping_sink()
+        made = generate(engine, requests, sink=sink, **call)
     for i, g in enumerate(made):
         assert close(sink.rows(i, "resid_post.0"), reference(engine, g, ["resid_post.0"])["resid_post.0"])
 
 
-def test_out_of_memory_halves_the_batch_and_fails_only_what_does_not_fit_alone(
-    engine_of: EngineOf, keeping_sink: Any, requests_for: Any, reference: Any
-) -> None:
-    engine = engine_of("stories260k")
-    requests = requests_for(engine, [*PROMPTS, "Lily"])
-    sink = keeping_sink()
-    layer = engine.model.hf.get_submodule("model.layers.3")
-
-    def scarce(module: Any, args: Any, kwargs: Any) -> None:
-        hidden = args[0]
-        if hidden.shape[0] > 2 or (hidden.shape[1] == 1 and hidden.shape[0] == 1 and tight):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    tight: list[int] = []
-    handle = layer.register_forward_pre_hook(scarce, with_kwargs=True)
-    try:
-        made = engine.generate(
-            requests, sampling=SamplingSpec(max_tokens=6), hooks=["embed", "resid_mid.4"], sink=sink
-        )
-        longest = max(len(r.prompt_ids) for r in requests)
-        assert engine.plan_batch_size([], prompt_tokens=longest, max_tokens=6) == 2
-        assert engine.plan_batch_size([], prompt_tokens=3 * longest, max_tokens=3 * 6) == 1
-        tight.append(1)
-        alone = engine.generate(requests[:1], sampling=SamplingSpec(max_tokens=6))
-    finally:
-        handle.remove()
-        engine.limit = LearnedLimit()
-    assert set(sink.resets) == set(range(5))
-    for i, g in enumerate(made):
-        assert g.error is None
-        want = reference(engine, g, ["embed", "resid_mid.4"])
-        assert close(sink.rows(i, "embed"), want["embed"])
-        assert close(sink.rows(i, "resid_mid.4"), want["resid_mid.4"])
-    assert alone[0].finish_reason == "error"
-    assert alone[0].error is not None
-    assert "rss_bytes" in str(alone[0].error)
-
-
-def test_requests_that_cannot_run_are_refused_first(
+def test_requests_that_cannot_run_fail_alone(
     engine_of: EngineOf, keeping_sink: Any, requests_for: Any
 ) -> None:
     engine = engine_of("llama")
     good = requests_for(engine, ["a"])
-    with pytest.raises(InvalidRequest, match="no tokens"):
-        engine.generate(
-            [*good, GenerationRequest(key="x", prompt_ids=(), seed=0)], sampling=SamplingSpec(max_tokens=5)
+    long = SamplingSpec(max_tokens=159 + len(good[0].prompt_ids) // 2 + 1)
+    five = SamplingSpec(max_tokens=5)
+    for ids, sampling, kind, message in (
+        ((), five, InvalidRequest, "no tokens"),
+        ((3, 512), five, InvalidRequest, "0 to 511"),
+        ((-1,), five, InvalidRequest, "0 to 511"),
+        (good[0].prompt_ids, long, ContextLengthExceeded, r"need 16\d tokens; the model's context is 160"),
+    ):
+        bad, other = generate(
+            engine,
+            [GenerationRequest(key="x", prompt_ids=ids, seed=0), replace(good[0], max_tokens=3)],
+            sampling=sampling,
         )
-    for wrong in ((3, 512), (-1,)):
-        with pytest.raises(InvalidRequest, match="0 to 511"):
-            engine.generate(
-                [GenerationRequest(key="x", prompt_ids=wrong, seed=0)], sampling=SamplingSpec(max_tokens=5)
-            )
-    with pytest.raises(ContextLengthExceeded, match=r"need 16\d tokens; the model's context is 160"):
-        engine.generate(good, sampling=SamplingSpec(max_tokens=159 + len(good[0].prompt_ids) // 2 + 1))
+        assert isinstance(bad.error, kind) and re.search(message, str(bad.error))
+        assert other.error is None
     for name in ("resid_post.99", "model.layers.1.__class__", "config", "model.layers.1.output.x"):
-        with pytest.raises(UnknownHook):
-            engine.generate(good, sampling=SamplingSpec(max_tokens=5), hooks=[name], sink=keeping_sink())
-    with pytest.raises(ValueError, match="sink"):
-        engine.generate(good, sampling=SamplingSpec(max_tokens=5), hooks=["embed"])
+        (bad,) = generate(engine, good, sampling=five, hooks=[name], sink=keeping_sink())
+        assert isinstance(bad.error, UnknownHook)
+    (bad,) = generate(engine, good, sampling=five, hooks=["embed"])
+    assert "sink" in str(bad.error)
 
 
 def test_the_whole_context_can_be_used(engine_of: EngineOf, keeping_sink: Any) -> None:
     engine = engine_of("llama")
     request = GenerationRequest(key="x", prompt_ids=(3,) * 100, seed=0)
-    made = engine.generate(
-        [request], sampling=SamplingSpec(max_tokens=60), hooks=["embed"], sink=keeping_sink()
+    made = generate(
+        engine, [request], sampling=SamplingSpec(max_tokens=60), hooks=["embed"], sink=keeping_sink()
     )
     assert made[0].error is None
     assert made[0].finish_reason == "stop" or len(made[0].generated_ids) == 60

@@ -1,4 +1,4 @@
-"""What a checkpoint's generation config may do to a batch, and what it may not."""
+"""What a checkpoint's generation config cannot change."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,12 +8,12 @@ import torch
 from transformers import GenerationConfig
 
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate
 from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration
 
 PROMPTS = ["Once upon a time there was a little girl who had 12 apples.", "a", "The cat and the dog", "One"]
-TOKENS = 16
 Config: Any = GenerationConfig
 
 
@@ -24,42 +24,6 @@ def engine(engine_of: Callable[[str], Engine]) -> Iterator[Engine]:
     before = engine.model.hf.generation_config
     yield engine
     engine.model.hf.generation_config = before
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [{"repetition_penalty": 3.0}, {"no_repeat_ngram_size": 2}, {"min_length": 17}],
-    ids=lambda asked: next(iter(asked)),
-)
-def test_what_it_asks_for_knows_no_padding(asked: dict[str, Any], engine: Engine, requests_for: Any) -> None:
-    hf: Any = engine.model.hf
-    sampling = SamplingSpec(max_tokens=TOKENS)
-    requests = requests_for(engine, PROMPTS)
-    plain = [g.generated_ids for g in engine.generate(requests, sampling=sampling)]
-    # the token that pads is one that the texts are full of, and one ends a text
-    pad, end = plain[0][3], plain[1][2]
-    hf.generation_config = Config(eos_token_id=[end], pad_token_id=pad, **asked)
-    tokenizer, before = engine.model.tokenizer, engine.model.tokenizer.pad_token_id
-    tokenizer.pad_token_id = pad
-    try:
-        made = [g.generated_ids for g in engine.generate(requests, sampling=sampling)]
-        alone = [engine.generate([one], sampling=sampling)[0].generated_ids for one in requests]
-    finally:
-        tokenizer.pad_token_id = before
-    ends = list(engine.model.eos_token_ids)
-    expected = []
-    for request in requests:
-        ids = torch.tensor([request.prompt_ids])
-        out = hf.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            eos_token_id=ends,
-        )
-        expected.append(tuple(out[0, len(request.prompt_ids) :].tolist()))
-    assert made == alone == expected
-    assert made != plain
 
 
 @pytest.mark.covering(5)
@@ -87,9 +51,9 @@ def test_it_cannot_change_what_a_step_is(
     requests, hooks = requests_for(engine, PROMPTS[:2]), ["resid_pre.1", "mlp_out.0", "logits"]
     plain, odd = keeping_sink(), keeping_sink()
     sampling = SamplingSpec(max_tokens=6)
-    expected = engine.generate(requests, sampling=sampling, hooks=hooks, sink=plain)
+    expected = generate(engine, requests, sampling=sampling, hooks=hooks, sink=plain)
     engine.model.hf.generation_config = Config(eos_token_id=[], **asked)
-    made = engine.generate(requests, sampling=sampling, hooks=hooks, sink=odd)
+    made = generate(engine, requests, sampling=sampling, hooks=hooks, sink=odd)
     assert [g.generated_ids for g in made] == [g.generated_ids for g in expected]
     assert [g.finish_reason for g in made] == [g.finish_reason for g in expected]
     for i in range(len(requests)):

@@ -9,6 +9,7 @@ import torch
 
 from actograph.contract.errors import InterventionFailed
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate
 from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.requests import Edit
@@ -37,7 +38,9 @@ def test_the_same_tensor_by_two_names(engine_of: EngineOf, requests_for: Any, ke
         edit = Edit(hook=hook, op="add", vector=vector(engine, hook))
         sink = keeping_sink()
         requests = [replace(r, edits=(edit,)) for r in requests_for(engine, PROMPTS)]
-        engine.generate(requests, sampling=GREEDY, hooks=["resid_post.0", "resid_pre.1", "logits"], sink=sink)
+        generate(
+            engine, requests, sampling=GREEDY, hooks=["resid_post.0", "resid_pre.1", "logits"], sink=sink
+        )
         assert torch.equal(sink.rows(0, "resid_post.0"), sink.rows(0, "resid_pre.1"))
         rows.append(sink.rows(0, "logits"))
     assert torch.equal(*rows)
@@ -57,9 +60,9 @@ def test_what_changes_nothing_leaves_every_bit(
     requests = requests_for(engine, PROMPTS)
     hooks = list(engine.structure.hooks)
     plain_sink, sink = keeping_sink(), keeping_sink()
-    want = engine.generate(requests, sampling=SAMPLED, hooks=hooks, sink=plain_sink)
-    got = engine.generate(
-        [replace(r, edits=nothing) for r in requests], sampling=SAMPLED, hooks=hooks, sink=sink
+    want = generate(engine, requests, sampling=SAMPLED, hooks=hooks, sink=plain_sink)
+    got = generate(
+        engine, [replace(r, edits=nothing) for r in requests], sampling=SAMPLED, hooks=hooks, sink=sink
     )
     assert got == want
     for i in range(len(requests)):
@@ -73,13 +76,14 @@ def test_half_precision_is_rounded_once_per_edit(
 ) -> None:
     engine = random_engine_of(engine_of("llama").model.hf.config, engine_of("llama").model.tokenizer, "bf16")
     engine.model.hf.to(torch.bfloat16)
+    engine = Engine(engine.model)
     hook = "mlp_out.0"
     v = vector(engine, hook)
     requests = requests_for(engine, PROMPTS[:1])
     before, after = keeping_sink(), keeping_sink()
-    engine.generate(requests, sampling=GREEDY, hooks=[hook], sink=before)
+    generate(engine, requests, sampling=GREEDY, hooks=[hook], sink=before)
     edit = Edit(hook=hook, op="add", vector=v, coefficient=0.3, positions="prompt")
-    engine.generate([replace(requests[0], edits=(edit,))], sampling=GREEDY, hooks=[hook], sink=after)
+    generate(engine, [replace(requests[0], edits=(edit,))], sampling=GREEDY, hooks=[hook], sink=after)
     prompt = len(requests[0].prompt_ids)
     x = before.rows(0, hook)[:prompt]
     assert x.dtype == torch.bfloat16
@@ -100,10 +104,10 @@ def test_a_model_driven_beyond_its_range_fails_that_sample_alone(
         chooser=TheseTokens((third,)),
     )
     mixed = [requests[0], replace(requests[1], edits=(huge,)), requests[2]]
-    made = engine.generate(mixed, sampling=GREEDY, hooks=["resid_mid.0"], sink=keeping_sink())
-    plain = engine.generate(requests, sampling=GREEDY)
+    made = generate(engine, mixed, sampling=GREEDY, hooks=["resid_mid.0"], sink=keeping_sink())
+    plain = generate(engine, requests, sampling=GREEDY)
     assert [made[0], made[2]] == [plain[0], plain[2]]
     assert isinstance(made[1].error, InterventionFailed)
     assert "generated token 3" in str(made[1].error)
     # what comes after the sample's end is no failure
-    assert engine.generate(mixed, sampling=SamplingSpec(max_tokens=3))[1].error is None
+    assert generate(engine, mixed, sampling=SamplingSpec(max_tokens=3))[1].error is None

@@ -10,11 +10,10 @@ from transformers import AutoTokenizer, Gemma2Config
 
 from actograph.contract.errors import InterventionFailed
 from actograph.contract.specs import SamplingSpec
-from actograph.plans import scored_token_bytes
+from tests.support.engine_run import generate, read_texts
 from worker.engine.engine import Engine
-from worker.engine.model.handoffs import run_unseen
 from worker.engine.requests import Edit, Generation, GenerationRequest, TokenLogprobs
-from worker.engine.tokens import prompt_scores
+from worker.engine.stream import loop
 
 pytestmark = pytest.mark.integration
 
@@ -25,9 +24,8 @@ GREEDY = SamplingSpec(max_tokens=4)
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """About three tokens of the whole batch at a time."""
-    size = 3 * len(PROMPTS) * scored_token_bytes(512)
-    monkeypatch.setattr(prompt_scores, "SCORED_PIECE_BYTES", size)
+    """Three tokens at a time."""
+    monkeypatch.setattr(loop, "scored_tokens", lambda vocabulary: 3)
 
 
 def asking(requests: list[GenerationRequest], top: int = 2) -> list[GenerationRequest]:
@@ -66,9 +64,9 @@ def test_scores_are_those_of_a_forward_alone_and_while_generating(
     requests = asking(requests_for(engine, PROMPTS))
     hooks = ["resid_post.1", "final_norm", "logits"]
     plain_sink, sink = keeping_sink(), keeping_sink()
-    plain = engine.generate(requests_for(engine, PROMPTS), sampling=GREEDY, hooks=hooks, sink=plain_sink)
-    made = engine.generate(requests, sampling=GREEDY, hooks=hooks, sink=sink)
-    scored = engine.score(requests)
+    plain = generate(engine, requests_for(engine, PROMPTS), sampling=GREEDY, hooks=hooks, sink=plain_sink)
+    made = generate(engine, requests, sampling=GREEDY, hooks=hooks, sink=sink)
+    scored = read_texts(engine, requests)
     assert [one.generated_ids for one in scored] == [()] * len(requests)
     for i, (one, other, alone) in enumerate(zip(made, plain, scored, strict=True)):
         wanted = forward(engine, one.prompt_ids)
@@ -83,27 +81,23 @@ def test_scores_are_those_of_a_forward_alone_and_while_generating(
 
 
 def test_only_who_asks_is_scored_and_no_more_logits_are_held_than_said(
-    engine_of: EngineOf, requests_for: Any, monkeypatch: pytest.MonkeyPatch
+    engine_of: EngineOf, requests_for: Any
 ) -> None:
     engine = engine_of("qwen3")
     plain = requests_for(engine, PROMPTS)
     asked = asking(plain, top=0)
-    seen: list[tuple[int, ...]] = []
-
-    def noted(head: torch.nn.Module, piece: torch.Tensor) -> Any:
-        seen.append(tuple(piece.shape[:2]))
-        return run_unseen(head, piece)
-
-    monkeypatch.setattr(prompt_scores, "run_unseen", noted)
-    made = engine.generate([plain[0], asked[1], plain[2], asked[3]], sampling=GREEDY)
+    seen: list[int] = []
+    head: Any = engine.model.hf.get_output_embeddings()
+    handle = head.register_forward_hook(lambda _, __, output: seen.append(output.shape[1]))
+    try:
+        made = generate(engine, [plain[0], asked[1], plain[2], asked[3]], sampling=GREEDY)
+    finally:
+        handle.remove()
     assert [one.prompt_logprobs is not None for one in made] == [False, True, False, True]
     assert made[0].logprobs is None
-    longest = max(len(plain[1].prompt_ids), len(plain[3].prompt_ids))
-    assert {rows for rows, _ in seen} == {2} and sum(tokens for _, tokens in seen) == longest - 1
     assert [score.top for score in scores_of(made[3])] == [()] * (len(plain[3].prompt_ids) - 1)
-    seen.clear()
-    engine.score(asked)
-    assert max(rows * tokens for rows, tokens in seen) == 3 * len(PROMPTS) and len(seen) > 2
+    assert max(seen) <= 3 + len(PROMPTS)  # besides, one for each token that is chosen
+    assert sum(seen) < sum(len(one.prompt_ids) for one in (plain[1], plain[3])) + 2 * 4 * len(PROMPTS)
 
 
 def test_a_prompt_may_fill_the_context_and_have_one_token(engine_of: EngineOf) -> None:
@@ -114,10 +108,10 @@ def test_a_prompt_may_fill_the_context_and_have_one_token(engine_of: EngineOf) -
         GenerationRequest(key=str(len(ids)), prompt_ids=ids, seed=0, top_logprobs=1, score_prompt=True)
         for ids in (full, (7,))
     ]
-    long, short = engine.score(requests)
+    long, short = read_texts(engine, requests)
     assert_right(long, forward(engine, full), top=1)
     assert short.prompt_logprobs == (None,)
-    (alone,) = engine.score(requests[1:])
+    (alone,) = read_texts(engine, requests[1:])
     assert alone.prompt_logprobs == (None,)
 
 
@@ -135,17 +129,17 @@ def test_steered_prompts_have_the_scores_of_the_steered_model(
     plain = asking(requests_for(engine, PROMPTS))
     steered = [replace(request, edits=edits) for request in plain]
     sink = keeping_sink()
-    engine.prefill(steered, hooks=["logits"], sink=sink)
+    read_texts(engine, steered, hooks=["logits"], sink=sink)
     mixed = [steered[0], plain[1], steered[2], steered[3]]
-    for made in (engine.score(mixed), engine.generate(mixed, sampling=GREEDY)):
+    for made in (read_texts(engine, mixed), generate(engine, mixed, sampling=GREEDY)):
         for i in (0, 2, 3):
             assert_right(made[i], sink.rows(i, "logits").log_softmax(-1))
         assert_right(made[1], forward(engine, plain[1].prompt_ids))
-    (alone,) = engine.score([steered[0]])
+    (alone,) = read_texts(engine, [steered[0]])
     assert_right(alone, sink.rows(0, "logits").log_softmax(-1))
 
     broken = [replace(plain[0], edits=(Edit(hook="resid_post.0", op="scale", coefficient=1e38),)), plain[1]]
-    bad, good = engine.score(broken)
+    bad, good = read_texts(engine, broken)
     assert isinstance(bad.error, InterventionFailed) and bad.prompt_logprobs is None
     assert_right(good, forward(engine, plain[1].prompt_ids))
 
@@ -162,11 +156,11 @@ def test_a_model_that_caps_its_logits_is_scored_by_the_capped_ones(
     engine = random_engine_of(config, tokenizer, "gemma2")
     assert "logits" not in engine.structure.hooks
     requests = asking(requests_for(engine, PROMPTS))
-    for made in (engine.score(requests), engine.generate(requests, sampling=GREEDY)):
+    for made in (read_texts(engine, requests), generate(engine, requests, sampling=GREEDY)):
         for one in made:
             assert_right(one, forward(engine, one.prompt_ids))
     edit = Edit(hook="lm_head.output", op="zero")
-    (flat,) = engine.score([replace(requests[0], edits=(edit,), top_logprobs=0)])
+    (flat,) = read_texts(engine, [replace(requests[0], edits=(edit,), top_logprobs=0)])
     assert {round(score.logprob, 4) for score in scores_of(flat)} == {
         round(-float(torch.tensor(512).log()), 4)
     }

@@ -14,10 +14,10 @@ from transformers import AutoTokenizer, Qwen3Config
 
 from actograph.contract.row_selection import Stride
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate
 from tests.support.one_turn import due_tokens
 from worker.engine.engine import Engine
-from worker.engine.model.memory import LearnedLimit
-from worker.engine.requests import BufferOptions, Edit, Generation, GenerationRequest
+from worker.engine.requests import Edit, Generation, GenerationRequest
 from worker.sample.segments import Markup, segments
 from worker.sample.steering import edited_tokens
 
@@ -105,7 +105,7 @@ def test_exactly_the_rows_that_the_manifest_names_are_changed(
     markup = Markup(engine.model.tokenizer)
     requests, vector, hook = steered(engine, requests_for(engine, PROMPTS, seed=5), positions, markup)
     sink = keeping_sink()
-    made = engine.generate(requests, sampling=sampling, hooks=[hook], sink=sink)
+    made = generate(engine, requests, sampling=sampling, hooks=[hook], sink=sink)
     for i, generation in enumerate(made):
         prompt, count = len(generation.prompt_ids), len(generation.generated_ids)
         wanted = positions
@@ -121,7 +121,7 @@ def test_exactly_the_rows_that_the_manifest_names_are_changed(
             assert torch.allclose(rows[places] - plain[places], vector.expand(len(due), -1), atol=2e-3)
         # alone: the same tokens, and the same rows
         alone = keeping_sink()
-        assert engine.generate([requests[i]], sampling=sampling, hooks=[hook], sink=alone) == [generation]
+        assert generate(engine, [requests[i]], sampling=sampling, hooks=[hook], sink=alone) == [generation]
         assert torch.allclose(alone.rows(0, hook), rows, atol=1e-4)
 
 
@@ -134,7 +134,7 @@ def test_the_samples_have_thoughts_and_answers_of_their_own(
     markup = Markup(engine.model.tokenizer)
     requests, _, _ = steered(engine, requests_for(engine, PROMPTS, seed=5), "think", markup)
     for sampling in (GREEDY, SAMPLED):
-        made = engine.generate(requests, sampling=sampling)
+        made = generate(engine, requests, sampling=sampling)
         runs = [[s.name for s in segments(markup, g.prompt_ids, g.generated_ids)] for g in made]
         assert any("think" in names and "answer" in names for names in runs), runs
 
@@ -142,12 +142,12 @@ def test_the_samples_have_thoughts_and_answers_of_their_own(
 def test_memory_that_runs_out_midway_leaves_the_edits_right(
     engine_for: Any, requests_for: Any, keeping_sink: Any
 ) -> None:
-    """The batch is halved and run again: what was followed of the first attempt must not count twice."""
+    """The pass runs again in halves: what was followed of the first attempt must not count twice."""
     engine = engine_for("tiny-qwen3")
     markup = Markup(engine.model.tokenizer)
     requests, _, hook = steered(engine, requests_for(engine, PROMPTS, seed=5), "think", markup)
     want, sink, due = keeping_sink(), keeping_sink(), [9]
-    made = engine.generate(requests, sampling=SAMPLED, hooks=[hook], sink=want)
+    made = generate(engine, requests, sampling=SAMPLED, hooks=[hook], sink=want)
 
     def fail(*_: Any) -> None:
         due[0] -= 1
@@ -156,12 +156,15 @@ def test_memory_that_runs_out_midway_leaves_the_edits_right(
 
     handle = engine.model.hf.get_submodule("model.layers.1.mlp").register_forward_pre_hook(fail)
     try:
-        again = engine.generate(
-            requests, sampling=SAMPLED, hooks=[hook], sink=sink, options=BufferOptions(max_block_steps=4)
+        again = generate(
+            engine,
+            requests,
+            sampling=SAMPLED,
+            hooks=[hook],
+            sink=sink,
         )
     finally:
         handle.remove()
-        engine.limit = LearnedLimit()
-    assert sink.resets and again == made
+    assert due[0] <= 0 and again == made
     for i in range(len(requests)):
         assert torch.allclose(sink.rows(i, hook), want.rows(i, hook), atol=1e-4)

@@ -11,6 +11,7 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate, read_texts
 from worker.engine.engine import Engine
 from worker.engine.model import devices, placement
 from worker.engine.model.load import load_model
@@ -86,7 +87,7 @@ def test_tokens_and_rows_are_the_same(
     sinks, made = [], []
     for engine in (plain, spread):
         sinks.append(keeping_sink())
-        made.append(engine.generate(requests(width), sampling=sampling, hooks=hooks, sink=sinks[-1]))
+        made.append(generate(engine, requests(width), sampling=sampling, hooks=hooks, sink=sinks[-1]))
     for i, (one, other) in enumerate(zip(*made, strict=True)):
         assert one.error is None and other.error is None
         assert one.generated_ids == other.generated_ids
@@ -98,7 +99,7 @@ def test_texts_are_read_the_same(plain: Engine, spread: Engine, keeping_sink: An
     hooks = list(plain.structure.hooks)
     sinks = [keeping_sink(), keeping_sink()]
     for engine, sink in zip((plain, spread), sinks, strict=True):
-        made = engine.prefill(requests(plain.structure.hidden_size), hooks=hooks, sink=sink)
+        made = read_texts(engine, requests(plain.structure.hidden_size), hooks=hooks, sink=sink)
         assert all(g.error is None for g in made)
     for i in range(len(PROMPTS)):
         for hook in hooks:

@@ -12,6 +12,7 @@ from transformers import GPT2Config, PreTrainedTokenizerBase
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate
 from worker.engine.engine import Engine
 from worker.engine.model.devices import resolve_device
 from worker.engine.model.load import load_model, wrap_model
@@ -38,8 +39,8 @@ def test_one_copy_of_the_weights_and_every_wrapper_of_it_works(
     rows = []
     for engine in (first, second, Engine(first.model), first):
         sink = keeping_sink()
-        made = engine.generate(
-            requests, sampling=SamplingSpec(max_tokens=5), hooks=["resid_mid.1"], sink=sink
+        made = generate(
+            engine, requests, sampling=SamplingSpec(max_tokens=5), hooks=["resid_mid.1"], sink=sink
         )
         assert made[0].error is None
         rows.append(sink.rows(0, "resid_mid.1"))
@@ -51,8 +52,12 @@ def test_a_dropped_model_gives_its_memory_back(
     tokenizer: PreTrainedTokenizerBase, random_engine_of: Any, keeping_sink: Any, requests_for: Any
 ) -> None:
     engine = random_engine_of(GPT2, tokenizer, "passing")
-    engine.generate(
-        requests_for(engine, ["a"]), sampling=SamplingSpec(max_tokens=2), hooks=["embed"], sink=keeping_sink()
+    generate(
+        engine,
+        requests_for(engine, ["a"]),
+        sampling=SamplingSpec(max_tokens=2),
+        hooks=["embed"],
+        sink=keeping_sink(),
     )
     weights = weakref.ref(next(engine.model.hf.parameters()))
     del engine

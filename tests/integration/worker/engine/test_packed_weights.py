@@ -11,6 +11,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate
 from worker.engine.engine import Engine
 from worker.engine.model.load import wrap_model
 from worker.engine.packed import weights
@@ -58,7 +59,7 @@ def test_traces_read_and_edit_a_packed_model(
     for engine in (plain, packed):
         requests = [replace(one, edits=(edit,)) for one in requests_for(engine, ["The cat", "Tom has 34"])]
         sinks.append(keeping_sink())
-        made = engine.generate(requests, sampling=SamplingSpec(max_tokens=12), hooks=hooks, sink=sinks[-1])
+        made = generate(engine, requests, sampling=SamplingSpec(max_tokens=12), hooks=hooks, sink=sinks[-1])
         answers.append([one.generated_ids for one in made])
     assert answers[0] == answers[1]
     for sample in range(2):

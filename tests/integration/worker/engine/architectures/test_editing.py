@@ -10,6 +10,7 @@ import torch
 
 from actograph.contract.interventions import READ_ONLY_POINTS
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate
 from worker.engine.engine import Engine
 from worker.engine.requests import Edit
 
@@ -122,7 +123,7 @@ def test_adding_a_vector_reaches_everything_after_it(
     edit = Edit(hook=hook, op="add", vector=v)
     requests = [replace(r, edits=(edit,)) for r in requests_for(engine, PROMPTS)]
     sink = keeping_sink()
-    made = engine.generate(requests, sampling=SamplingSpec(max_tokens=4), hooks=hooks, sink=sink)
+    made = generate(engine, requests, sampling=SamplingSpec(max_tokens=4), hooks=hooks, sink=sink)
     changed_something = False
     for i, generation in enumerate(made):
         assert generation.error is None
@@ -134,7 +135,7 @@ def test_adding_a_vector_reaches_everything_after_it(
         for name in want:
             if name == hook:
                 expected = plain[name] + v  # by the definition
-            elif engine._hooks.edited_at(name) == engine._hooks.edited_at(hook):
+            elif engine.hooks.edited_at(name) == engine.hooks.edited_at(hook):
                 expected = want[hook]
             elif hook == "resid_mid.1" and engine.structure.hooks[name].location.startswith(
                 _attention_delta(engine, ids)

@@ -1,12 +1,12 @@
 """Every hook point of every architecture against transformers alone, for every token.
 
-The oracle is a second forward pass over prompt and continuation at once, without cache, padding or
-nnsight: transformers' own `output_hidden_states`, and plain forward hooks on modules whose paths
-are found here by reading the model's source, not by the structure under test.
-Everything is float32. A router's choice is not continuous: two experts with all but equal scores
-may swap places between a padded batch and a single row. The random weights are drawn wide, so that
-scores lie apart, and each MoE test checks that the margin between the last expert chosen and the
-first one left out exceeds the rounding by far, so a tie would be reported as what it is.
+The oracle is a second forward pass over prompt and continuation at once, without cache or nnsight:
+transformers' own `output_hidden_states`, and plain forward hooks on modules whose paths are found here by
+reading the model's source, not by the structure under test.
+Everything is float32. A router's choice is not continuous: two experts with all but equal scores may swap
+places between a pass of several requests and one of a single request. The random weights are drawn wide, so
+that scores lie apart, and each MoE test checks that the margin between the last expert chosen and the first
+one left out exceeds the rounding by far, so a tie would be reported as what it is.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate, read_texts
 from worker.engine.engine import Engine
-from worker.engine.prefill import prefill
-from worker.engine.requests import BufferOptions, Generation
+from worker.engine.requests import Generation
 
 pytestmark = pytest.mark.integration
 
@@ -207,7 +207,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def early_end(engine: Engine, requests: Any, sampling: SamplingSpec) -> int:
     """A token that ends some samples of the batch early, and not all of them."""
-    made = engine.generate(requests, sampling=sampling)
+    made = generate(engine, requests, sampling=sampling)
     firsts = {g.generated_ids[0] for g in made}
     for token in [t for g in made for t in g.generated_ids[2:-2] if t not in firsts]:
         if not all(token in g.generated_ids for g in made):
@@ -233,42 +233,27 @@ def test_every_point_equals_an_independent_forward(
     hooks = list(engine.structure.hooks)
 
     batched, single = keeping_sink(), keeping_sink()
-    made = engine.generate(requests, sampling=sampling, hooks=hooks, sink=batched)
+    made = generate(engine, requests, sampling=sampling, hooks=hooks, sink=batched)
     lengths = {len(g.generated_ids) for g in made}
     assert len(lengths) > 1 and max(lengths) == TOKENS  # ragged at both ends
     check(architecture, engine, made, batched)
 
-    alone = engine.generate(requests[2:3], sampling=sampling, hooks=hooks, sink=single)
+    alone = generate(engine, requests[2:3], sampling=sampling, hooks=hooks, sink=single)
     assert alone[0].generated_ids == made[2].generated_ids
     check(architecture, engine, alone, single)
 
 
-def test_prefill_gives_every_point_of_every_token_in_chunks_as_in_one_piece(
-    architecture: str,
-    *,
-    engine_for: Callable[[str], Engine],
-    keeping_sink: Any,
-    requests_for: Any,
-    monkeypatch: pytest.MonkeyPatch,
+def test_reading_gives_every_point_of_every_token(
+    architecture: str, *, engine_for: Callable[[str], Engine], keeping_sink: Any, requests_for: Any
 ) -> None:
     engine = engine_for(architecture)
-    requests = requests_for(engine, PROMPTS)
-    hooks = list(engine.structure.hooks)
-    unchunked, chunked, single = keeping_sink(), keeping_sink(), keeping_sink()
-    check(architecture, engine, engine.prefill(requests, hooks=hooks, sink=unchunked), unchunked)
-
-    row_bytes = engine.structure.vocab_size * 4
-    monkeypatch.setattr(prefill, "_LEAST_PIECE_BYTES", 5 * len(requests) * row_bytes)
-    options = BufferOptions(device_buffer_bytes=1)  # logits: five tokens at a time
-    made = engine.prefill(requests, hooks=hooks, sink=chunked, options=options)
-    check(architecture, engine, made, chunked)
-    for i in range(len(requests)):
-        for hook in hooks:
-            same = torch.equal if hook != "logits" else close  # pieces are other matrix products
-            assert same(chunked.rows(i, hook), unchunked.rows(i, hook)), hook
-
-    alone = engine.prefill(requests[2:3], hooks=hooks, sink=single)
-    check(architecture, engine, alone, single)
+    requests, sink = requests_for(engine, PROMPTS), keeping_sink()
+    check(
+        architecture,
+        engine,
+        read_texts(engine, requests, hooks=list(engine.structure.hooks), sink=sink),
+        sink,
+    )
 
 
 def test_greedy_tokens_are_those_of_transformers(
@@ -278,14 +263,14 @@ def test_greedy_tokens_are_those_of_transformers(
     hf: Any = engine.model.hf
     requests = requests_for(engine, PROMPTS)
     sampling = SamplingSpec(max_tokens=TOKENS)
-    made = engine.generate(requests, sampling=sampling, hooks=["resid_post.1"], sink=keeping_sink())
-    assert engine.generate(requests, sampling=sampling) == made
+    made = generate(engine, requests, sampling=sampling, hooks=["resid_post.1"], sink=keeping_sink())
+    assert generate(engine, requests, sampling=sampling) == made
     for request, generation in zip(requests, made, strict=True):
         ids = torch.tensor([request.prompt_ids])
         with torch.inference_mode():
             plain = hf.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False,
-                pad_token_id=engine.model.pad_token_id,
+                pad_token_id=0,
             )  # fmt: skip
         want = tuple(plain[0, ids.shape[1] :].tolist())
         assert generation.generated_ids == want

@@ -11,10 +11,12 @@ import torch
 from actograph.contract.interventions import Op
 from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate, read_texts
 from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.locations import place_of
-from worker.engine.requests import BufferOptions, Edit, Generation, GenerationRequest
+from worker.engine.requests import Edit, Generation, GenerationRequest
+from worker.engine.runs import RunOptions
 
 pytestmark = pytest.mark.integration
 
@@ -141,14 +143,11 @@ def test_rows_and_tokens_are_those_of_plain_hooks(
         )
         for i, (n, own) in enumerate(zip(lengths, edits, strict=True))
     ]
-    options = BufferOptions(
-        max_block_steps=rng.choice([1, 3, 64]), host_buffer_bytes=rng.choice([1 << 12, 1 << 30]),
-        shard_bytes=rng.choice([1 << 11, 1 << 28]),
-    )  # fmt: skip
+    options = RunOptions(slots=rng.choice([1, 2, 8]), shard_bytes=rng.choice([1 << 11, 1 << 28]))
     made, read = keeping_sink(), keeping_sink()
     sampling = SamplingSpec(max_tokens=rng.choice([1, 2, 9]), temperature=rng.choice([0.0, 0.8]))
-    generations = engine.generate(requests, sampling=sampling, hooks=hooks, sink=made, options=options)
-    texts = engine.prefill(requests, hooks=hooks, sink=read, options=options)
+    generations = generate(engine, requests, sampling=sampling, hooks=hooks, sink=made, options=options)
+    texts = read_texts(engine, requests, hooks=hooks, sink=read, options=options)
     for sink, outcomes in ((made, generations), (read, texts)):
         for i, (outcome, own) in enumerate(zip(outcomes, edits, strict=True)):
             assert outcome.error is None

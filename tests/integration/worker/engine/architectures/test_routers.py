@@ -11,6 +11,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused, UnknownHook
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import generate
 from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration
@@ -68,9 +69,9 @@ def test_numbers_of_experts_are_never_made_into_fractions(
     hooks = ["resid_post.1", *(f"{point}.1" for point in POINTS)]
     kept, converted = keeping_sink(), keeping_sink()
     request = requests_for(engine, ["The cat sat"])
-    engine.generate(request, sampling=SamplingSpec(max_tokens=5), hooks=hooks, sink=kept)
-    engine.generate(
-        request, sampling=SamplingSpec(max_tokens=5), hooks=hooks, sink=converted, dtype="float16"
+    generate(engine, request, sampling=SamplingSpec(max_tokens=5), hooks=hooks, sink=kept)
+    generate(
+        engine, request, sampling=SamplingSpec(max_tokens=5), hooks=hooks, sink=converted, dtype="float16"
     )
     assert converted.rows(0, "expert_indices.1").dtype == torch.int64
     assert torch.equal(converted.rows(0, "expert_indices.1"), kept.rows(0, "expert_indices.1"))
@@ -87,7 +88,8 @@ def test_modules_below_the_router_by_their_path(
     hooks = ["model.layers.1.mlp.experts.input", "model.layers.1.mlp.experts.output"]
     assert set(hooks) <= set(engine.structure.module_locations)
     sink = keeping_sink()
-    made = engine.generate(
+    made = generate(
+        engine,
         requests_for(engine, ["The cat sat on the mat", "a", "Tom has"]),
         sampling=SamplingSpec(max_tokens=6),
         hooks=hooks,

@@ -1,6 +1,5 @@
 """What a structure shows of a model: its config's numbers, and every name by which a hook may be called."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -33,8 +32,9 @@ def test_the_numbers_are_those_of_the_model(architecture: str, engine_for: Engin
         tensor = structure.module_tensors[info.location]
         assert (tensor.width, tensor.dtype) == (info.width, info.dtype)
     tails = {location for location, tensor in structure.module_tensors.items() if tensor.tail_only}
-    head = re.sub("output$", "", engine._hooks.head)
-    assert tails == {f"{head}input", f"{head}output"}
+    modules: Any = engine.model.hf
+    head = next(n for n, module in modules.named_modules() if module is modules.get_output_embeddings())
+    assert tails == {f"{head}.input", f"{head}.output"}
 
 
 def test_every_name_is_shown_and_means_its_hook(architecture: str, engine_for: EngineFor) -> None:

@@ -1,7 +1,6 @@
-"""Members of a batch that differ in one thing each: every one equals its run alone in the lockstep engine."""
+"""Members of a batch that differ in one thing each: every one equals its run alone, traced."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import SamplingSpec
 from tests.support.stream_run import RANDOM, TRAINED, StreamRun, ask, plan_of, prompts, stream_model
 from tests.support.token_choosers import EveryKth, TheseTokens
-from worker.engine.engine import Engine
 from worker.engine.locations import ModelHooks
-from worker.engine.requests import Edit, Generation, RowChunk, RowShaping, StatisticsOptions, TextEnd
+from worker.engine.requests import Edit, RowShaping, StatisticsOptions, TextEnd
 from worker.engine.runs import CapturePlan, RunRequest
 
 MOST = 12
@@ -90,30 +88,6 @@ def members(hooks: ModelHooks) -> list[RunRequest]:
     ]
 
 
-class Alone:
-    """One request in the lockstep engine."""
-
-    def __init__(self, engine: Engine, item: RunRequest) -> None:
-        plan, request = item.capture, item.request
-        self.chunks: dict[str, list[RowChunk]] = {}
-        given: dict[str, Any] = {"sink": self}
-        if plan is not None:
-            given |= {"hooks": plan.hooks, "positions": plan.positions, "dtype": plan.dtype}
-            given |= {"shaping": plan.shaping}
-        if request.max_tokens == 0:
-            made = engine.prefill([request], **given)
-        else:
-            made = engine.generate([request], sampling=item.sampling, **given)
-        self.made: Generation = made[0]
-
-    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
-        for hook, chunk in rows.items():
-            self.chunks.setdefault(hook, []).append(chunk)
-
-    def reset(self, index: int) -> None:
-        raise AssertionError("memory ran out")
-
-
 def _assert_logprobs(got: Any, due: Any) -> None:
     assert (got is None) == (due is None)
     for one, other in zip(got or (), due or (), strict=True):
@@ -124,10 +98,11 @@ def _assert_logprobs(got: Any, due: Any) -> None:
             assert [p for _, p in one.top] == pytest.approx([p for _, p in other.top], abs=1e-4)
 
 
-def _assert_rows(run: StreamRun, key: str, alone: Alone) -> None:
+def _assert_rows(run: StreamRun, key: str, alone: StreamRun) -> None:
     got = run.chunks.get(key, {})
-    assert got.keys() == alone.chunks.keys(), key
-    for hook, due in alone.chunks.items():
+    wanted = alone.chunks.get(key, {})
+    assert got.keys() == wanted.keys(), key
+    for hook, due in wanted.items():
         rows = torch.cat([chunk.tensor for chunk in due])
         assert got[hook][0].tensor.dtype == rows.dtype, (key, hook)
         assert got[hook][0].first_row == (due[0].first_row if due[0].tokens is None else due[0].tokens[0])
@@ -147,7 +122,6 @@ def _assert_rows(run: StreamRun, key: str, alone: Alone) -> None:
 )
 def test_every_member_equals_its_run_alone(shared: Path, name: str, subtests: pytest.Subtests) -> None:
     hooks = stream_model(shared, name)
-    engine = Engine(hooks.model)
     items = members(hooks)
     arrivals = {item.key: turn for turn, item in enumerate(items[20:])}
     block = 64 * 4 * sum(info.width for info in hooks.structure.hooks.values())
@@ -158,16 +132,17 @@ def test_every_member_equals_its_run_alone(shared: Path, name: str, subtests: py
     }
     assert runs["packed"].statistics.shared and not runs["traced"].statistics.shared
     for item in items:
-        alone = Alone(engine, item)
-        assert alone.made.error is None
+        alone = StreamRun([item]).run(hooks, "traced")
+        expected = alone.made[item.key]
+        assert expected.error is None
         for kind, run in runs.items():
             if item.key not in run.made:
                 continue
             with subtests.test(kind=kind, member=item.key):
                 made = run.made[item.key]
                 assert made.error is None
-                assert made.generated_ids == alone.made.generated_ids
-                assert made.finish_reason == alone.made.finish_reason
-                _assert_logprobs(made.logprobs, alone.made.logprobs)
-                _assert_logprobs(made.prompt_logprobs, alone.made.prompt_logprobs)
+                assert made.generated_ids == expected.generated_ids
+                assert made.finish_reason == expected.finish_reason
+                _assert_logprobs(made.logprobs, expected.logprobs)
+                _assert_logprobs(made.prompt_logprobs, expected.prompt_logprobs)
                 _assert_rows(run, item.key, alone)

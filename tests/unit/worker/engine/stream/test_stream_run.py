@@ -105,6 +105,9 @@ def test_a_pass_that_fails_is_halved_until_one_request_is_alone(hooks: ModelHook
     finally:
         handle.remove()
     assert {key: type(error) for key, error in run.errors.items()} == {"heavy": OutOfDeviceMemory}
+    heavy = run.errors["heavy"]
+    assert isinstance(heavy, OutOfDeviceMemory) and "3 tokens" in heavy.message
+    assert heavy.as_record()["details"]["rss_bytes"] > 0
     assert run.statistics.retries > 2
     _assert_good(hooks, run, good)
 

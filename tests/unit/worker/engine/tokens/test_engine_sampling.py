@@ -10,16 +10,20 @@ from transformers import (
 )
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine.tokens.sampling import GumbelSampler, candidates, gumbel, mix64, uniform
-
-CPU = torch.device("cpu")
+from worker.engine.tokens.sampling import candidates, draw, gumbel, mix64, uniform
 
 
-def draw(logits: torch.Tensor, spec: SamplingSpec, seeds: list[int], step: int = 0) -> list[int]:
-    ids = torch.zeros(len(seeds), 5 + step, dtype=torch.long)
-    sampler = GumbelSampler(spec, seeds, 5, CPU)
-    scores = sampler(ids, logits.expand(len(seeds), -1))  # type: ignore[arg-type]
-    return [int(token) for token in scores.argmax(-1)]
+def drawn(logits: torch.Tensor, spec: SamplingSpec, seeds: list[int], step: int = 0) -> list[int]:
+    """Tokens drawn from [rows, vocabulary], or from one row for all seeds."""
+    tokens = draw(
+        logits.expand(len(seeds), -1),
+        seeds=seeds,
+        steps=[step] * len(seeds),
+        temperature=spec.temperature,
+        top_k=spec.top_k,
+        top_p=spec.top_p,
+    )
+    return [int(token) for token in tokens]
 
 
 def test_mix64_is_splitmix64() -> None:
@@ -49,7 +53,7 @@ def test_draws_follow_the_softmax(subtests: pytest.Subtests) -> None:
             torch.manual_seed(1)
             logits = torch.randn(1, 12)
             draws = 10_000
-            tokens = draw(logits, SamplingSpec(temperature=temperature), list(range(draws)))
+            tokens = drawn(logits, SamplingSpec(temperature=temperature), list(range(draws)))
             seen = torch.bincount(torch.tensor(tokens), minlength=12).double()
             want = (logits[0] / temperature).softmax(-1).double() * draws
             assert ((seen - want) ** 2 / want).sum() < 36.0  # 11 degrees of freedom: p = 0.0002
@@ -57,8 +61,8 @@ def test_draws_follow_the_softmax(subtests: pytest.Subtests) -> None:
 
 def test_steps_and_seeds_give_independent_draws() -> None:
     logits = torch.zeros(1, 10)
-    first = torch.tensor(draw(logits, SamplingSpec(temperature=1.0), list(range(20_000)), step=0))
-    second = torch.tensor(draw(logits, SamplingSpec(temperature=1.0), list(range(20_000)), step=1))
+    first = torch.tensor(drawn(logits, SamplingSpec(temperature=1.0), list(range(20_000)), step=0))
+    second = torch.tensor(drawn(logits, SamplingSpec(temperature=1.0), list(range(20_000)), step=1))
     table = torch.bincount(first * 10 + second, minlength=100).double()
     assert ((table - 200) ** 2 / 200).sum() < 155.0  # 99 degrees of freedom: p = 0.0003
 
@@ -108,25 +112,7 @@ def test_a_row_draws_what_it_draws_alone_whatever_stands_beside_it(subtests: pyt
             sampling = SamplingSpec(**{"temperature": 1.0} | spec)
             rows = rows_of_every_kind()
             for step in range(12):
-                ids = torch.zeros(len(rows), 5 + step, dtype=torch.long)
                 seeds = [100 * step + i for i in range(len(rows))]
-                together = GumbelSampler(sampling, seeds, 5, CPU)(ids, rows.clone())  # type: ignore[arg-type]
-                for i, seed in enumerate(seeds):
-                    alone = GumbelSampler(
-                        sampling, [seed], 5, CPU
-                    )(
-                        ids[:1],  # type: ignore[arg-type]
-                        rows[i : i + 1].clone(),  # type: ignore[arg-type]
-                    )
-                    assert torch.equal(together[i], alone[0]), (step, i)
-
-
-def test_large_batches_are_drawn_row_by_row_with_the_same_noise() -> None:
-    rows = rows_of_every_kind(60_000)  # more than one cache holds: the rows are drawn one by one
-    assert rows.numel() > 1 << 18
-    seeds = list(range(len(rows)))
-    ids = torch.zeros(len(rows), 7, dtype=torch.long)
-    for spec in (SamplingSpec(temperature=1.5), SamplingSpec(temperature=1.5, top_p=0.95)):
-        together = GumbelSampler(spec, seeds, 5, CPU)(ids, rows.clone()).argmax(-1)  # type: ignore[arg-type]
-        for i, seed in enumerate(seeds):
-            assert int(together[i]) == draw(rows[i : i + 1], spec, [seed], step=2)[0]
+                together = drawn(rows.clone(), sampling, seeds, step)
+                alone = [drawn(rows[i : i + 1], sampling, [seed], step)[0] for i, seed in enumerate(seeds)]
+                assert together == alone, step

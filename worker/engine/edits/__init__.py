@@ -1,1 +1,0 @@
-"""Interventions on a running model."""

@@ -1,1 +1,0 @@
-"""Rows of given texts, layer by layer."""

@@ -1,1 +1,0 @@
-"""Captured rows, from the device to the sink."""
