@@ -13,8 +13,8 @@ from actograph import __version__
 from actograph.contract.errors import ServiceUnavailable
 from api.dependencies import Services
 from storage.index import counters
-from storage.queue import gauges
-from storage.queue.gauges import Gauges
+from storage.queue import view
+from storage.queue.view import Gauges
 
 PREFIX = "actograph_"
 #: name of the counter in the index -> its labels and description
@@ -62,7 +62,7 @@ class _Index(Collector):
         yield _gauge("broker_up", "1 if the broker answers.", {(): broker_up})
         with suppress(SQLAlchemyError):
             with services.database.read() as session:
-                totals, now = counters.totals(session), gauges.read(session)
+                totals, now = counters.totals(session), view.gauges(session)
             database_up = 1
             yield from _counted(totals)
             yield from _standing(now)

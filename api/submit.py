@@ -34,11 +34,12 @@ from api.estimate import Submission
 from storage.accounts import quotas
 from storage.files import dataset_sources
 from storage.files.dataset_sources import Uploads
+from storage.jobs import jobs
 from storage.jobs.request_keys import RequestKey
-from storage.queue import pause, pins, routing
+from storage.queue import pause, workers
 from storage.samples import NewSample
 from storage.samples.expansion import capture_samples, chat_samples, evaluation_samples
-from storage.submission import admission, bulk_insert, named
+from storage.submission import bulk_insert, named
 from storage.submission.bulk_insert import NewJob
 from storage.submission.named import Spec
 from storage.tables.models import JobRow
@@ -135,15 +136,16 @@ def within_context(spec: G, structure: ModelStructure | None, most: int) -> G:
 
 def outlook(services: Services, session: Session, spec: Spec, owner: str | None) -> Submission:
     """A submission without samples: the state of the service for a job."""
-    found = admission.read(session, spec.model)
-    served = [spec.model] if found.is_held else routing.served_models(session)
+    holders = workers.holders(session, spec.model)
+    served = [spec.model] if holders else workers.served_models(session)
+    memory = [row.memory for row in holders if row.status in workers.LIVE and row.memory]
     return Submission(
         spec=spec,
         owner=owner,
         structure=services.structures.find(session, spec.model),
-        memory=max(found.memory, key=lambda one: one.get("device_available_bytes", 0), default={}),
+        memory=max(memory, key=lambda one: one.get("device_available_bytes", 0), default={}),
         quotas=quotas.read(session, services.settings),
-        waiting_reason=routing.why_unserved(spec.model, served),
+        waiting_reason=workers.why_unserved(spec.model, served),
     )
 
 
@@ -310,7 +312,7 @@ def insert(
         hooks=submission.hooks,
         total=submission.total,
         owner=submission.owner,
-        pinned=pins.of_structure(submission.structure),
+        pinned=jobs.pin_to(submission.structure),
         request_key=key,
         batch_id=batch_id,
     )

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError, Conflict
-from actograph.contract.models import PinnedModel
+from actograph.contract.models import ModelStructure, PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.specs import JobSpecBase
 from storage.index import events, pages, row_locks
@@ -125,11 +125,6 @@ def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
     return row_locks.lock(session, JobRow, job_ids)
 
 
-def keep(session: Session, job_ids: Collection[str]) -> list[str]:
-    """Protect jobs from deletion until the transaction ends. Returns the ids of the existing ones."""
-    return [row.id for row in row_locks.keep(session, JobRow, job_ids)]
-
-
 def start(session: Session, job_id: str) -> bool:
     """Move a queued job to in_progress. Returns False if it was not queued."""
     row = lock(session, job_id)
@@ -151,6 +146,41 @@ def set_total(session: Session, job_id: str, total: int) -> None:
 def set_hooks(session: Session, job_id: str, hooks: Sequence[str]) -> None:
     """Record the canonical hook names of a job that was submitted before its model was loaded."""
     session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(hooks=list(hooks)))
+
+
+def pin_to(structure: ModelStructure | None) -> PinnedModel | None:
+    """The pin of a job for a model with this structure; None if its identity is unknown."""
+    if structure is None or structure.identity is None:
+        return None
+    return PinnedModel(identity=structure.identity, savepoints=dict(structure.savepoints))
+
+
+def pin_of(row: JobRow) -> PinnedModel | None:
+    """The pin of a job; None if no worker has claimed it and its model's identity was unknown."""
+    return None if row.pinned is None else PinnedModel.model_validate(row.pinned)
+
+
+def pin(session: Session, job_id: str, pinned: PinnedModel) -> PinnedModel:
+    """Pin a job to the identity of its model, unless another worker was faster. Returns the valid pin.
+
+    Raises:
+        NotFound: no such job.
+    """
+    row = lock(session, job_id)
+    if row.pinned is not None:
+        return PinnedModel.model_validate(row.pinned)
+    row.pinned, row.identity_sha256 = pinned.model_dump(mode="json"), pinned.identity.sha256
+    session.flush()
+    data = {"identity_sha256": row.identity_sha256, **row.pinned}
+    events.append(session, job_id, "job.model_identity", data)
+    return pinned
+
+
+def note_reload(session: Session, job_id: str, pinned: PinnedModel, differences: str) -> None:
+    """Log in a job that a worker loaded the pinned model in place of the current one."""
+    if lock_all(session, [job_id]):
+        data = {"identity_sha256": pinned.identity.sha256, "differences": differences}
+        events.append(session, job_id, "model.reloaded", data)
 
 
 def count_finished(session: Session, job_id: str, *, completed: int, failed: int) -> None:

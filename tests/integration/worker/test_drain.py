@@ -12,7 +12,7 @@ from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index import counters
 from storage.index.counters import Counter
 from storage.jobs import deletion, jobs
-from storage.queue import gauges, job_view
+from storage.queue import view
 from storage.results import summary
 from storage.sessions.writer import SessionReader
 from tests.support import leasing
@@ -113,7 +113,7 @@ def test_what_was_done_is_counted_once_by_the_workers_that_did_it(bench: "Bench"
     done = [s for s in bench.samples(job_id) if s.status is SampleStatus.COMPLETED]
     with bench.database.read() as session:
         found = counters.totals(session)
-        stored = gauges.read(session)
+        stored = view.gauges(session)
     assert found.pop(Counter("batch_seconds", "evaluation")) > 0
     assert found == {
         Counter("batches", "evaluation"): 2,
@@ -131,7 +131,7 @@ def test_a_hook_that_the_model_lacks_fails_the_job_with_the_reason(bench: "Bench
     job_id = bench.submit(capture={"hooks": ["resid_post.7"]})
     bench.drain().look()
     with bench.database.read() as session:
-        job = job_view.resource(session, jobs.get(session, job_id))
+        job = view.job(session, jobs.get(session, job_id))
     assert job.status is JobStatus.FAILED
     assert job.error is not None and job.error.type == "unknown_hook"
     assert "layers 0 to 1" in job.error.message

@@ -97,7 +97,6 @@ def test_jobs_are_held_in_one_order_whatever_they_are_asked_in(
         assert [row.id for row in jobs.lock_all(session, [made[3], made[0], "job_none", made[4]])] == [
             made[0], made[3], made[4],
         ]  # fmt: skip
-        assert jobs.keep(session, made[::-1]) == made
 
 
 def test_entries_of_a_log_are_seen_in_the_order_of_their_ids(

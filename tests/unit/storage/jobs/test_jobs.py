@@ -17,7 +17,7 @@ from storage.index import events
 from storage.index.database import Database
 from storage.jobs import deletion, jobs
 from storage.queue import claim as queue_claim
-from storage.queue import job_view, waiting
+from storage.queue import view
 from storage.queue.leases import LeasedSample
 from storage.sessions import sessions
 from storage.tables.models import ArtifactRow, Base, EventRow, JobRow, JobTagRow, SampleRow, SessionRow
@@ -58,7 +58,7 @@ def log(database: Database, job_id: str) -> list[str]:
 def test_the_inputs_of_a_capture_job_are_its_samples_alone(database: Database, submit: Submit) -> None:
     job_id = submit(2)
     with database.read() as session:
-        shown = job_view.resource(session, jobs.get(session, job_id))
+        shown = view.job(session, jobs.get(session, job_id))
     assert "inputs" not in shown.spec
     assert shown.spec["sampling"]["max_tokens"] == 512
 
@@ -75,7 +75,7 @@ def test_it_completes_when_its_last_sample_has(database: Database, submit: Submi
         "job.queued", "job.started", "job.progress", "job.completed",
     ]  # fmt: skip
     with database.read() as session:
-        shown = job_view.resource(session, jobs.get(session, job_id))
+        shown = view.job(session, jobs.get(session, job_id))
     assert (shown.progress.total, shown.progress.completed, shown.progress.failed) == (2, 1, 1)
     assert shown.started_at is not None
     assert shown.finished_at is not None
@@ -86,7 +86,7 @@ def test_it_fails_when_every_sample_failed_and_says_why(database: Database, subm
     for lease in reversed(claim(database, job_id, 2)):
         fail(database, lease)
     with database.read() as session:
-        shown = job_view.resource(session, jobs.get(session, job_id))
+        shown = view.job(session, jobs.get(session, job_id))
     assert shown.status == JobStatus.FAILED
     assert shown.error is not None
     assert shown.error.type == "capture_failed"
@@ -200,21 +200,21 @@ def test_claimable_jobs_come_the_most_urgent_first(database: Database, submit: S
     claim(database, leased)
     complete(database, claim(database, done)[0])
     with database.read() as session:
-        assert list(waiting.with_work(session)) == [urgent, late]
+        assert leasing.with_work(session) == [urgent, late]
     leasing.lose(database)
     with database.read() as session:
-        assert list(waiting.with_work(session)) == [urgent, leased, late]
+        assert leasing.with_work(session) == [urgent, leased, late]
 
 
 def test_counts_and_positions(database: Database, submit: Submit) -> None:
     first, running, urgent = submit(2), submit(3), submit(priority=0)
     claim(database, running, 2)
     with database.read() as session:
-        assert waiting.counts(session) == {
+        assert view.job_counts(session) == {
             JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1,
         }  # fmt: skip
-        assert waiting.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
-        assert waiting.queued(session, 10) == [urgent, first]
+        assert view.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
+        assert view.next_jobs(session, 10) == [urgent, first]
         places = [queue_claim.position(session, jobs.get(session, i)) for i in (urgent, first, running)]
         assert places == [1, 2, None]
 

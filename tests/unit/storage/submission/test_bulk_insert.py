@@ -15,7 +15,7 @@ from storage.artifacts.local import LocalStore
 from storage.index import visible
 from storage.index.database import Database
 from storage.jobs import deletion, jobs
-from storage.queue import gauges, waiting
+from storage.queue import view
 from storage.samples import NewSample
 from storage.submission import bulk_insert
 from storage.submission.bulk_insert import NewJob
@@ -101,9 +101,9 @@ def test_a_job_appears_as_a_whole(
                 with database.write() as session:
                     assert jobs.find(session)[0] == []
                     assert jobs.find(session, tag="bulk")[0] == []
-                    assert waiting.with_work(session) == []
-                    assert waiting.queued(session, 10) == []
-                    assert sum(gauges.read(session).jobs.values()) == 0
+                    assert leasing.with_work(session) == []
+                    assert view.next_jobs(session, 10) == []
+                    assert sum(view.gauges(session).jobs.values()) == 0
                     assert not leasing.claim(session, job_id, worker_id="wrk_1", count=1)
                     for act in (jobs.get, jobs.lock, jobs.cancel, deletion.delete, jobs.end_if_done):
                         with pytest.raises(NotFound):
@@ -115,7 +115,7 @@ def test_a_job_appears_as_a_whole(
     with database.read() as session:
         row = jobs.get(session, job_id)
         assert (row.status, row.served_at) == (JobStatus.QUEUED, 0.0)
-        assert list(waiting.with_work(session)) == [job_id]
+        assert leasing.with_work(session) == [job_id]
     assert stored_samples(database) == list(range(count))
 
 
