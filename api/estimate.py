@@ -18,9 +18,9 @@ from actograph.contract.operations import Estimate, Need, PromptTokensSource
 from actograph.contract.specs import CaptureSpec
 from api.dependencies import Services
 from storage.accounts.quotas import Quotas
+from storage.jobs.jobs import Spec
 from storage.queue import pause
 from storage.samples import NewSample
-from storage.submission.named import Spec
 
 #: usual for English text and a vocabulary of 30,000 tokens or more
 USUAL_CHARACTERS_PER_TOKEN = 4.0

@@ -35,13 +35,12 @@ from storage.accounts import quotas
 from storage.files import dataset_sources
 from storage.files.dataset_sources import Uploads
 from storage.jobs import jobs
+from storage.jobs.jobs import Spec
 from storage.jobs.request_keys import RequestKey
 from storage.queue import pause, workers
 from storage.samples import NewSample
 from storage.samples.expansion import capture_samples, chat_samples, evaluation_samples
 from storage.submission import bulk_insert, named
-from storage.submission.bulk_insert import NewJob
-from storage.submission.named import Spec
 from storage.tables.models import JobRow
 
 S = TypeVar("S", bound=Spec)
@@ -307,16 +306,17 @@ def insert(
     services: Services, submission: Submission, *, key: RequestKey | None = None, batch_id: str | None = None
 ) -> JobRow:
     """Insert the job and its samples, and wake a worker. Raises the errors of `bulk_insert.insert_job`."""
-    new = NewJob(
-        spec=submission.spec,
+    row = bulk_insert.insert_job(
+        services.database,
+        submission.spec,
+        submission.samples(),
+        batch_id=batch_id,
         hooks=submission.hooks,
         total=submission.total,
         owner=submission.owner,
         pinned=jobs.pin_to(submission.structure),
         request_key=key,
-        batch_id=batch_id,
     )
-    row = bulk_insert.insert_job(services.database, new, submission.samples())
     # without the broker an idle worker finds the job
     services.broker.wake(row.model)
     return row

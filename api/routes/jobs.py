@@ -32,7 +32,7 @@ from api.reading import sse
 from storage import samples
 from storage.accounts import quotas
 from storage.index import pages
-from storage.jobs import control, deletion, jobs, request_keys
+from storage.jobs import control, jobs, request_keys
 from storage.queue import view, workers
 from storage.results import rescoring, summary
 from storage.results.export import folder, plan
@@ -140,7 +140,7 @@ def delete_job(
 ) -> Deleted:
     """Delete the job with its samples and sessions at once; files are removed in the background."""
     with services.database.write() as session:
-        deletion.delete(session, job_id, include_pinned=include_pinned)
+        control.delete(session, job_id, include_pinned=include_pinned)
     return Deleted(id=job_id, object="job")
 
 

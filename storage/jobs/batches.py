@@ -84,14 +84,6 @@ def unended(session: Session) -> list[str]:
     return list(session.scalars(statement))
 
 
-def reads_file(session: Session, file_id: str) -> str | None:
-    """A batch that is validating this input file, if any."""
-    statement = sa.select(BatchRow.id).where(
-        IS_OPEN_BATCH, BatchRow.input_file_id == file_id, BatchRow.status == BatchStatus.VALIDATING
-    )
-    return session.scalars(statement.limit(1)).first()
-
-
 def move(session: Session, row: BatchRow, status: BatchStatus, **values: Any) -> BatchRow | None:
     """Change the status of a batch. Returns None if another process changed it first."""
     moments = {**row.moments, status.value: now(session)}

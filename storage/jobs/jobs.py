@@ -1,23 +1,24 @@
 """Queries about jobs. Callers open and commit the transaction."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import ActographError, Conflict
+from actograph.contract.job_specs import AnyJobSpec
 from actograph.contract.models import ModelStructure, PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
-from actograph.contract.specs import JobSpecBase
 from storage.index import events, pages, row_locks
 from storage.index.database import now
 from storage.index.ids import new_job_id
 from storage.index.pages import PageOptions
-from storage.index.visible import of_everyone
 from storage.jobs.request_keys import RequestKey
-from storage.tables.models import FileRow, JobRow, JobTagRow, SampleRow
+from storage.tables.models import JobRow, JobTagRow, SampleRow
 
+Spec = AnyJobSpec | ChatJobSpec | BatchJobSpec
 #: kind of a job that loads a model, see `storage.queue.model_loads`; it has no samples
 LOAD = "load"
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
@@ -28,31 +29,29 @@ _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
 _INSERT_TAGS = sa.insert(cast(sa.Table, JobTagRow.__table__))
 
 
-def create(
-    session: Session,
-    *,
-    kind: str,
-    model: str,
-    spec: JobSpecBase,
-    hooks: Sequence[str] | None,
-    total: int | None,
-    owner: str | None = None,
-    pinned: PinnedModel | None = None,
-    request_key: RequestKey | None = None,
-) -> JobRow:
-    """Insert a queued job. The session does not track the returned row.
+class JobFields(TypedDict, total=False):
+    """Fields of a new job that are not in its spec."""
 
-    Args:
-        request_key: see `storage.jobs.request_keys`.
-        total: number of samples; None until a worker has read the dataset.
-        pinned: None until the model's identity is known.
-    """
-    moment = now(session)
+    #: canonical names of the captured hooks; None until the model's structure is known
+    hooks: Sequence[str] | None
+    #: number of samples; None until a worker has read the dataset
+    total: int | None
+    owner: str | None
+    #: None until the model's identity is known
+    pinned: PinnedModel | None
+    #: see `storage.jobs.request_keys`
+    request_key: RequestKey | None
+
+
+def create(session: Session, spec: Spec, **fields: Unpack[JobFields]) -> JobRow:
+    """Insert a queued job. The session does not track the returned row."""
+    moment, total = now(session), fields.get("total")
+    hooks, pinned, request_key = fields.get("hooks"), fields.get("pinned"), fields.get("request_key")
     values: dict[str, Any] = {
         "id": new_job_id(),
-        "kind": kind,
+        "kind": spec.kind,
         "status": JobStatus.QUEUED,
-        "model": model,
+        "model": spec.model,
         # the samples of a capture job have its inputs; a copy would slow down every list
         "spec": spec.model_dump(mode="json", exclude={"inputs"}),
         "priority": spec.priority,
@@ -65,7 +64,7 @@ def create(
         "created_at": moment,
         "deadline_at": deadline(spec.deadline_seconds, moment),
         "hooks": list(hooks) if hooks is not None else None,
-        "owner": owner,
+        "owner": fields.get("owner"),
         "pinned": None if pinned is None else pinned.model_dump(mode="json"),
         "identity_sha256": None if pinned is None else pinned.identity.sha256,
         "failed_in_a_row": 0,
@@ -272,23 +271,6 @@ def counts_of(row: JobRow) -> dict[str, Any]:
 def deadline(seconds: float | None, moment: float) -> float | None:
     """The deadline of a job that is queued at `moment`, if its spec has `deadline_seconds`."""
     return None if seconds is None else moment + seconds
-
-
-@of_everyone
-def refers_to_file(session: Session, file_id: str) -> str | None:
-    """An active job that reads this uploaded file, if any."""
-    if session.get(FileRow, file_id) is None:
-        return None
-    for row in session.scalars(sa.select(JobRow).where(JobRow.status.in_(ACTIVE))):
-        for field in ("dataset", "fewshot_dataset"):
-            if (row.spec.get(field) or {}).get("file_id") == file_id:
-                return row.id
-    return None
-
-
-def lock_to_delete(session: Session, job_id: str) -> JobRow:
-    """The job, locked for deletion: no new row can refer to it. Raises NotFound."""
-    return row_locks.one(row_locks.lock(session, JobRow, [job_id], to_delete=True), f"job {job_id}")
 
 
 def _first_error(session: Session, job_id: str) -> dict[str, Any]:

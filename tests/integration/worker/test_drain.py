@@ -11,7 +11,7 @@ import torch
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index import counters
 from storage.index.counters import Counter
-from storage.jobs import deletion, jobs
+from storage.jobs import control, jobs
 from storage.queue import view
 from storage.results import summary
 from storage.sessions.writer import SessionReader
@@ -226,7 +226,7 @@ def test_a_job_deleted_in_mid_unit_leaves_no_files(bench: "Bench") -> None:
             row = jobs.get(session, job_id)
             row.status = JobStatus.CANCELLED
             session.flush()
-            deletion.delete(session, job_id)
+            control.delete(session, job_id)
 
     run_until(bench, job_id, remove)
     assert bench.status(job_id) is None

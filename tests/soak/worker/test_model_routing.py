@@ -125,7 +125,7 @@ def submit(database: Database, queues: Queues, model: str, count: int = 3) -> st
     }
     spec: Any = job_spec_adapter.validate_python(body)
     with database.write() as session:
-        row = jobs.create(session, kind="capture", model=model, spec=spec, hooks=[], total=count)
+        row = jobs.create(session, spec, hooks=[], total=count)
         samples.insert(session, row.id, capture_samples(spec))
     queues.wake(model)
     return row.id

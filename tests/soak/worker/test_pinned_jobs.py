@@ -111,9 +111,7 @@ class Bench:
         with self.database.write() as session:
             known = workers.structure(session, MODEL)
             pinned = jobs.pin_to(known) if is_pinned else None
-            row = jobs.create(
-                session, kind="capture", model=MODEL, spec=spec, hooks=None, total=count, pinned=pinned
-            )
+            row = jobs.create(session, spec, total=count, pinned=pinned)
             samples.insert(session, row.id, capture_samples(spec))
         return row.id
 

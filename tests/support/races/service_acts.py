@@ -12,7 +12,7 @@ from api.openai.batches import advance_all
 from storage.accounts import quotas
 from storage.index import events
 from storage.index.ids import new_worker_id
-from storage.jobs import deletion, jobs
+from storage.jobs import control, jobs
 from storage.queue import leases, workers
 from storage.queue.leases import LeasedSample
 from storage.sessions import changes
@@ -104,7 +104,7 @@ class ApiActs:
         advance_all(self._services)
 
     def forget_chats(self) -> None:
-        deletion.delete_old(self._services.database, "chats", 0.2, limit=5)
+        control.delete_old(self._services.database, "chats", 0.2, limit=5)
 
     def reap(self) -> None:
         reaper.reap(self._services.database, self._services.store)

@@ -13,9 +13,10 @@ from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.resources import JobStatus, SampleStatus, SessionFile
 from storage import samples
 from storage.artifacts.local import LocalStore
+from storage.files import files
 from storage.index import events
 from storage.index.database import Database
-from storage.jobs import deletion, jobs
+from storage.jobs import control, jobs
 from storage.queue import claim as queue_claim
 from storage.queue import view
 from storage.queue.leases import LeasedSample
@@ -177,7 +178,7 @@ def test_deleting_a_job_takes_everything_that_hangs_on_it(
     tables = (JobRow, JobTagRow, SampleRow, SessionRow, ArtifactRow, EventRow)
     before = [count(database, table) for table in tables]
     with database.write() as session:
-        deletion.delete(session, gone)
+        control.delete(session, gone)
     reaper.reap(database, LocalStore(tmp_path))
     assert [count(database, table) for table in tables] == [1, 1, 1, 1, 1, before[5] // 2]
     with database.read() as session:
@@ -191,7 +192,7 @@ def test_a_job_that_is_being_run_is_not_deleted(database: Database, submit: Subm
     job_id = submit()
     claim(database, job_id)
     with pytest.raises(Conflict, match="cancel it"), database.write() as session:
-        deletion.delete(session, job_id)
+        control.delete(session, job_id)
     assert status(database, job_id) == JobStatus.IN_PROGRESS
 
 
@@ -230,7 +231,7 @@ def test_the_files_that_active_jobs_read_are_known(database: Database) -> None:
         }
     )
     with database.write() as session:
-        row = jobs.create(session, kind="evaluation", model="demo", spec=spec, hooks=None, total=None)
-        assert [jobs.refers_to_file(session, i) for i in ids] == [row.id, row.id, None]
+        row = jobs.create(session, spec)
+        assert [files.reader_of(session, i) for i in ids] == [f"job {row.id}"] * 2 + [None]
         jobs.cancel(session, row.id)
-        assert [jobs.refers_to_file(session, i) for i in ids] == [None, None, None]
+        assert [files.reader_of(session, i) for i in ids] == [None, None, None]
