@@ -83,8 +83,7 @@ def note_failed_preparation(session: Session, job_id: str, error: ActographError
 
     Attempts count from the submission or the last retry.
     """
-    held = jobs.lock_all(session, [job_id])
-    if not held or held[0].status not in jobs.ACTIVE:
+    if jobs.lock_active(session, job_id) is None:
         return
     of_job = sa.select(EventRow.event).where(
         EventRow.job_id == job_id, EventRow.event.in_((PREPARATION_FAILED, "job.retried"))

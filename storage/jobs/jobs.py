@@ -124,15 +124,19 @@ def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
     return row_locks.lock(session, JobRow, job_ids)
 
 
-def start(session: Session, job_id: str) -> bool:
-    """Move a queued job to in_progress. Returns False if it was not queued."""
+def lock_active(session: Session, job_id: str) -> JobRow | None:
+    """Lock a job; None if it has ended or was deleted."""
+    held = lock_all(session, [job_id])
+    return held[0] if held and held[0].status in ACTIVE else None
+
+
+def start(session: Session, job_id: str) -> None:
+    """Move a queued job to in_progress."""
     row = lock(session, job_id)
-    if row.status != JobStatus.QUEUED:
-        return False
-    row.status, row.started_at = JobStatus.IN_PROGRESS, now(session)
-    session.flush()
-    events.append(session, job_id, "job.started", counts_of(row))
-    return True
+    if row.status == JobStatus.QUEUED:
+        row.status, row.started_at = JobStatus.IN_PROGRESS, now(session)
+        session.flush()
+        events.append(session, job_id, "job.started", counts_of(row))
 
 
 def set_total(session: Session, job_id: str, total: int) -> None:
@@ -204,23 +208,17 @@ def cancel(session: Session, job_id: str) -> JobRow:
     if status in (JobStatus.COMPLETED, JobStatus.FAILED):
         raise Conflict(f"job {job_id} is {status} already")
     if status in ACTIVE:
-        row.status, row.finished_at, row.pending = JobStatus.CANCELLED, now(session), 0
         _cancel_rest(session, job_id)
-        events.append(session, job_id, "job.cancelled", counts_of(row))
-        session.flush()
+        _end(session, row, JobStatus.CANCELLED)
     return row
 
 
 def fail(session: Session, job_id: str, error: ActographError) -> None:
     """Fail an active job with a reason. Its open samples are cancelled."""
-    held = lock_all(session, [job_id])
-    if held and held[0].status in ACTIVE:
-        row = held[0]
-        row.status, row.finished_at, row.error = JobStatus.FAILED, now(session), error.as_record()
-        row.pending = 0
+    row = lock_active(session, job_id)
+    if row is not None:
         _cancel_rest(session, job_id)
-        events.append(session, job_id, "job.failed", counts_of(row) | {"error": row.error})
-        session.flush()
+        _end(session, row, JobStatus.FAILED, error.as_record())
 
 
 def end_if_done(session: Session, job_id: str) -> JobStatus:
@@ -229,20 +227,19 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
     A job fails if every sample failed, with the reason of the first one.
     """
     row = lock(session, job_id)
-    status = JobStatus(row.status)
-    if status.is_terminal() or row.total is None:
-        return status
-    if not has_open_samples(session, job_id):
-        row.finished_at, row.pending = now(session), 0
-        if row.completed == 0 and row.failed > 0:
-            row.status = JobStatus.FAILED
-            row.error = _first_error(session, job_id)
-            events.append(session, job_id, "job.failed", counts_of(row) | {"error": row.error})
-        else:
-            row.status = JobStatus.COMPLETED
-            events.append(session, job_id, "job.completed", counts_of(row))
     session.flush()
+    if row.status in ACTIVE and row.total is not None and not has_open_samples(session, job_id):
+        if row.completed == 0 and row.failed > 0:
+            _end(session, row, JobStatus.FAILED, _first_error(session, job_id))
+        else:
+            _end(session, row, JobStatus.COMPLETED)
     return JobStatus(row.status)
+
+
+def _end(session: Session, row: JobRow, status: JobStatus, error: dict[str, Any] | None = None) -> None:
+    row.status, row.finished_at, row.error, row.pending = status, now(session), error, 0
+    events.append(session, row.id, f"job.{status}", counts_of(row) | ({"error": error} if error else {}))
+    session.flush()
 
 
 def status_of(session: Session, job_id: str) -> JobStatus | None:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SampleResult:
-    """Result of a completed sample."""
+    """Result of a completed sample: the columns of its row."""
 
     prompt: str
     completion: str
@@ -102,7 +102,7 @@ def commit(
     without = [one.lease for one in given if one.lease.id not in done] + [
         one.lease for one in kept if one.error is not None
     ]
-    lost = {lease.id for lease in without} - _completed(session, without)
+    lost = {lease.id for lease in without} - (_completed(session, without) if without else set())
     return Committed(kept=kept, lost=lost, ended_jobs=ended_jobs)
 
 
@@ -181,11 +181,15 @@ def _reason(one: Ended, error: BaseException) -> ActographError:
 
 def _end(session: Session, one: Ended) -> bool:
     """Store a result or an error under the lease. False if the lease is lost."""
-    values: dict[str, Any] = {"error": None if one.error is None else one.error.as_record()}
-    if one.result is None:
-        values |= {"status": SampleStatus.FAILED, "prompt": one.prompt}
-    else:
-        values |= _values(one.result)
+    values: dict[str, Any] = {"status": SampleStatus.FAILED, "prompt": one.prompt}
+    if one.result is not None:
+        values = vars(one.result) | {
+            "status": SampleStatus.COMPLETED,
+            "scores": {key: score.model_dump() for key, score in one.result.scores.items()},
+            "tool_use": one.result.tool_use.model_dump() if one.result.tool_use else None,
+            "messages": [message.model_dump() for message in one.result.messages] or None,
+        }
+    values["error"] = None if one.error is None else one.error.as_record()
     moved = session.execute(
         sa.update(SampleRow)
         .where(*leases.ours(one.lease))
@@ -197,30 +201,11 @@ def _end(session: Session, one: Ended) -> bool:
     return changed(moved) > 0
 
 
-def _values(result: SampleResult) -> dict[str, Any]:
-    return {
-        "status": SampleStatus.COMPLETED,
-        "prompt": result.prompt,
-        "completion": result.completion,
-        "finish_reason": result.finish_reason,
-        "prompt_tokens": result.prompt_tokens,
-        "generated_tokens": result.generated_tokens,
-        "scores": {key: score.model_dump() for key, score in result.scores.items()},
-        "tool_use": result.tool_use.model_dump() if result.tool_use else None,
-        "messages": [message.model_dump() for message in result.messages] or None,
-        "logprobs": None if result.logprobs is None else list(result.logprobs),
-        "session_id": result.session_id,
-    }
-
-
 def _completed(session: Session, held: Sequence[LeasedSample]) -> set[str]:
     """Samples that were completed under these leases."""
-    if not held:
-        return set()
     tokens = {lease.id: lease.token for lease in held}
-    statement = sa.select(SampleRow.id, SampleRow.lease_token).where(
-        SampleRow.id.in_(tokens), SampleRow.status == SampleStatus.COMPLETED
-    )
+    completed = SampleRow.status == SampleStatus.COMPLETED
+    statement = sa.select(SampleRow.id, SampleRow.lease_token).where(SampleRow.id.in_(tokens), completed)
     return {row.id for row in session.execute(statement) if row.lease_token == tokens[row.id]}
 
 

@@ -51,8 +51,7 @@ def begin(session: Session, row: JobRow, worker_id: str) -> bool:
 
     A request that killed its workers fails here.
     """
-    held = jobs.lock_all(session, [row.id])
-    if not held or held[0].status not in jobs.ACTIVE:
+    if jobs.lock_active(session, row.id) is None:
         return False
     if len(_attempts(session, row.id)) >= MAX_ATTEMPTS:
         error = ModelRefused(
@@ -67,12 +66,10 @@ def begin(session: Session, row: JobRow, worker_id: str) -> bool:
 
 def complete(session: Session, job_id: str) -> None:
     """Complete the request of a loaded and verified model, unless it was cancelled."""
-    held = jobs.lock_all(session, [job_id])
-    if not held or held[0].status not in jobs.ACTIVE:
-        return
-    jobs.set_total(session, job_id, 1)
-    jobs.count_finished(session, job_id, completed=1, failed=0)
-    jobs.end_if_done(session, job_id)
+    if jobs.lock_active(session, job_id) is not None:
+        jobs.set_total(session, job_id, 1)
+        jobs.count_finished(session, job_id, completed=1, failed=0)
+        jobs.end_if_done(session, job_id)
 
 
 def options_in_force(session: Session, model: str) -> ModelLoadOptions:
