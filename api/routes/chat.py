@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import anyio
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
@@ -86,7 +85,14 @@ async def _answer(
     try:
         running = await run_in_threadpool(submit)
         if not request.stream:
-            return await _at_the_end(http, route, running)
+            end = asyncio.ensure_future(running.end())
+            if not await first_of(end, http):
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            end.result()
+            answer = await run_in_threadpool(
+                lambda: route.answer(chat_results.read(services, running.job.id)).model_dump(mode="json")
+            )
+            return JSONResponse(answer)
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         events = chat_stream.stream(running, route.chunks, include_usage=include_usage)
         first = asyncio.ensure_future(anext(events))
@@ -97,26 +103,7 @@ async def _answer(
         return StreamingResponse(stream, headers=sse.HEADERS, media_type="text/event-stream")
     except ActographError as error:
         # OpenAI's clients must not send a failed request again
-        answer = problem_of(error, http.url.path, status=chat_results.status_of(error))
+        refusal = problem_of(error, http.url.path, status=chat_results.status_of(error))
         if isinstance(error, chat_results.ChatFailed) and error.status != 503:
-            answer.headers["x-should-retry"] = "false"
-        return answer
-
-
-async def _at_the_end(http: Request, route: Route, running: Running) -> Response:
-    has_ended = False
-    try:
-        with running.watch.follow(running.job.id) as feed:
-            if not await first_of(asyncio.ensure_future(feed.get()), http):
-                return Response(status_code=CLIENT_CLOSED_REQUEST)
-        running.watch.require_running()
-        has_ended = True
-    finally:
-        if not has_ended:
-            with anyio.CancelScope(shield=True):
-                await run_in_threadpool(running.cancel)
-
-    def answer() -> BaseModel:
-        return route.answer(chat_results.read(running.services, running.job.id))
-
-    return JSONResponse((await run_in_threadpool(answer)).model_dump(mode="json"))
+            refusal.headers["x-should-retry"] = "false"
+        return refusal
