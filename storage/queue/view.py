@@ -1,7 +1,6 @@
 """The queue as readers see it: jobs with their place, rate and time left, and counts for monitoring."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -15,7 +14,9 @@ from storage.index.database import now
 from storage.index.visible import of_everyone
 from storage.jobs import jobs
 from storage.queue import claim, pause, workers
-from storage.tables.models import IS_LEASED, FileRow, JobRow, SampleRow, SessionRow, WorkerRow
+from storage.sessions import sessions
+from storage.sessions.filter import SessionFilter
+from storage.tables.models import IS_LEASED, FileRow, JobRow, SampleRow, WorkerRow
 
 #: period of the shown rate
 RATE_SECONDS = 60.0
@@ -129,52 +130,21 @@ def open_samples(session: Session) -> dict[str, int]:
     return {str(SampleStatus.PENDING): pending, str(SampleStatus.LEASED): leased}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gauges:
-    """State of queue, workers and store at one moment."""
-
-    jobs: dict[str, int]
-    #: age of the longest waiting job; 0 if none waits
-    oldest_queued_seconds: float
-    #: samples of active jobs
-    samples: dict[str, int]
-    is_paused: bool
-    workers: dict[str, int]
-    #: workers that have not ended
-    live: Sequence[WorkerRow]
-    #: time of the reading in Unix seconds
-    moment: float
-    sessions: int
-    session_rows: int
-    session_bytes: int
-    files: int
-    file_bytes: int
-
-
-def gauges(session: Session) -> Gauges:
-    """Read all gauges. Indexes count all but the few workers."""
-    moment = now(session)
+def gauges(session: Session) -> dict[str, float]:
+    """Numbers of queue and store for monitoring, by name. Indexes count them."""
     queued = sa.select(sa.func.min(JobRow.created_at)).where(JobRow.status == JobStatus.QUEUED)
     oldest = session.scalar(queued)
-    known = workers.find(session)
-    sessions = session.execute(
-        sa.select(sa.func.count(), sa.func.sum(SessionRow.rows), sa.func.sum(SessionRow.bytes))
-    ).one()
+    stored = sessions.totals(session, SessionFilter())
     files = session.execute(sa.select(sa.func.count(), sa.func.sum(FileRow.bytes))).one()
-    return Gauges(
-        jobs=job_counts(session, list(JobStatus)),
-        oldest_queued_seconds=max(0.0, moment - oldest) if oldest is not None else 0.0,
-        samples=open_samples(session),
-        is_paused=pause.holds(session),
-        workers=worker_counts(known),
-        live=[row for row in known if row.status in workers.LIVE],
-        moment=moment,
-        sessions=sessions[0],
-        session_rows=int(sessions[1] or 0),
-        session_bytes=int(sessions[2] or 0),
-        files=files[0],
-        file_bytes=int(files[1] or 0),
-    )
+    return {
+        "oldest_queued_job_age_seconds": max(0.0, now(session) - oldest) if oldest is not None else 0.0,
+        "queue_paused": pause.holds(session),
+        "stored_sessions": stored.sessions,
+        "stored_session_rows": stored.rows,
+        "stored_session_bytes": stored.bytes,
+        "stored_files": files[0],
+        "stored_file_bytes": int(files[1] or 0),
+    }
 
 
 def worker_counts(known: Sequence[WorkerRow]) -> dict[str, int]:

@@ -122,8 +122,8 @@ def test_what_was_done_is_counted_once_by_the_workers_that_did_it(bench: "Bench"
         Counter("prompt_tokens", "evaluation"): sum(s.prompt_tokens or 0 for s in done),
         Counter("generated_tokens", "evaluation"): sum(s.generated_tokens or 0 for s in done),
         Counter("sessions_written", "evaluation"): 3,
-        Counter("session_rows_written", "evaluation"): stored.session_rows,
-        Counter("session_bytes_written", "evaluation"): stored.session_bytes,
+        Counter("session_rows_written", "evaluation"): stored["stored_session_rows"],
+        Counter("session_bytes_written", "evaluation"): stored["stored_session_bytes"],
     }
 
 
