@@ -21,7 +21,7 @@ from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import ExpiresAfter, FileDataset, GeneratingSpec, HubDataset, PathDataset
 from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
-from actograph.datasets.dataset_rows import DatasetRow, R, RowForm, Texts
+from actograph.datasets.dataset_rows import R, RowForm, Texts
 from actograph.datasets.readers import format_of
 from actograph.scoring.scorers import JobScoring
 from actograph.tasks import rows as task_rows
@@ -219,40 +219,42 @@ def _expand(services: Services, spec: Spec) -> _Samples:
 
 
 def _capture(services: Services, spec: CaptureJobSpec) -> _Samples:
-    per_row = max(1, len(spec.conditions)) * spec.epochs
     if spec.dataset is None:
-        return partial(capture_samples, spec), len(spec.inputs or ()) * per_row
+        return partial(capture_samples, spec), len(spec.inputs or ()) * _per_row(spec)
     if isinstance(spec.dataset, HubDataset):
         return partial(capture_samples, spec), None
-    most = _most_rows(spec.limit, per_row)
-    rows = list(_rows(services, spec.dataset, Texts(spec.text_field), limit=most, offset=spec.offset))
-    return partial(capture_samples, spec, rows), len(rows) * per_row
+    rows = _chosen(services, spec, spec.dataset, Texts(spec.text_field))
+    return partial(capture_samples, spec, rows), len(rows) * _per_row(spec)
 
 
 def _evaluation(services: Services, spec: EvaluationSpec) -> _Samples:
     scoring = JobScoring(spec)
     if isinstance(spec.dataset, HubDataset):
         return partial(evaluation_samples, spec, ()), None
-    per_row = len(spec.conditions) * spec.epochs
-    most = _most_rows(spec.limit, per_row)
-    rows: list[DatasetRow] = []
-    fault: InvalidDataset | None = None
-    for row in _rows(services, spec.dataset, row_form(spec.task), limit=most, offset=spec.offset):
+    rows = _chosen(services, spec, spec.dataset, row_form(spec.task))
+    for row in rows:
         try:
             scoring.check(row.input)
         except InvalidDataset as error:
-            # a row that is no row at all is reported first
-            fault = fault or InvalidDataset(f"row {row.index}: {error.message}", param="dataset")
-        rows.append(row)
-    if fault is not None:
-        raise fault
-    return partial(evaluation_samples, spec, rows), len(rows) * per_row
+            raise InvalidDataset(f"row {row.index}: {error.message}", param="dataset") from None
+    return partial(evaluation_samples, spec, rows), len(rows) * _per_row(spec)
 
 
-def _most_rows(limit: int | None, per_row: int) -> int:
-    """Number of rows to read: one above the limit is enough to refuse the job."""
-    most = MAX_SAMPLES // per_row + 1
-    return most if limit is None else min(limit, most)
+def _per_row(spec: EvaluationSpec | CaptureJobSpec) -> int:
+    """Number of samples of one row or input."""
+    return max(1, len(spec.conditions)) * spec.epochs
+
+
+def _chosen(
+    services: Services,
+    spec: EvaluationSpec | CaptureJobSpec,
+    dataset: FileDataset | PathDataset,
+    form: RowForm[R],
+) -> list[R]:
+    # one row above the limit is enough to refuse the job
+    most = MAX_SAMPLES // _per_row(spec) + 1
+    limit = most if spec.limit is None else min(spec.limit, most)
+    return list(_rows(services, dataset, form, limit=limit, offset=spec.offset))
 
 
 def _check_fewshot(services: Services, spec: EvaluationSpec) -> None:

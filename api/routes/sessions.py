@@ -106,7 +106,8 @@ def get_store_usage(services: ServicesDep) -> StoreUsage:
 @router.get("/sessions/{session_id}", summary="One session")
 @router.get(ALIAS, summary="Alias of the route above", name="get_session_alias")
 def get_session(services: ServicesDep, session_id: SessionId) -> resources.Session:
-    return _session(services, session_id)
+    with services.database.read() as session:
+        return sessions.resources_of(session, [sessions.get(session, session_id)])[0]
 
 
 @router.delete("/sessions/{session_id}", summary="Delete a session and its files", dependencies=[SUBMIT])
@@ -127,7 +128,7 @@ def update_session(services: ServicesDep, session_id: SessionId, change: Session
     with services.database.write() as session:
         sessions.get(session, session_id)
         changes.update(session, [session_id], change)
-    return _session(services, session_id)
+    return get_session(services, session_id)
 
 
 @router.get("/sessions/{session_id}/manifest", summary="Origin and layout of a session")
@@ -192,12 +193,6 @@ def _require_filter(wanted: SessionFilter, *, everything: bool) -> None:
 def _require_future(change: SessionUpdate) -> None:
     if change.expires_at is not None and change.expires_at <= time.time():
         raise InvalidRequest("expires_at lies in the past; delete the sessions instead", param="expires_at")
-
-
-def _session(services: Services, session_id: SessionId) -> resources.Session:
-    with services.database.read() as session:
-        row = sessions.get(session, session_id)
-        return sessions.resources_of(session, [row])[0]
 
 
 def _reader(services: Services, session_id: SessionId) -> SessionReader:
