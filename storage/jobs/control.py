@@ -1,4 +1,4 @@
-"""End a job before its last sample, retry it, and delete it.
+"""Count the ended samples of a job, end it early, retry it, and delete it.
 
 A deleted job disappears at once; `storage.upkeep.reaper` removes its rows and files.
 """
@@ -24,6 +24,8 @@ from storage.jobs import jobs
 from storage.tables.models import IS_OPEN_BATCH, BatchRow, EventRow, JobRow, SampleRow, SessionRow
 
 Kind = Literal["chats", "jobs"]
+#: a job's progress is logged once in so many seconds at most; its end is always logged
+EVENT_SECONDS = 1.0
 PREPARATION_FAILED = "job.preparation_failed"
 #: a job fails after so many failed attempts to make it ready, counted in its log
 MAX_PREPARATIONS = 3
@@ -50,16 +52,25 @@ def fail_overdue(session: Session) -> list[str]:
     return failed
 
 
-def follow_failures(session: Session, job_id: str, errors: Sequence[ActographError | None]) -> None:
-    """Count consecutive failures, and fail the job after `max_consecutive_failures`.
+def count_ended(session: Session, job_id: str, errors: Sequence[ActographError | None]) -> bool:
+    """Count ended samples of a job, and end it with its last one or after `max_consecutive_failures`.
 
-    Samples with an invalid input (`InvalidRequest`: a prompt beyond the context) do not count, and do not
-    reset the count either.
+    Progress is logged once a second at most. Samples with an invalid input (`InvalidRequest`: a prompt beyond
+    the context) are no consecutive failures, and do not end a row of them either.
 
     Args:
         errors: errors of ended samples in order; None for a completed sample.
+
+    Returns:
+        Whether the job has ended.
     """
-    row = jobs.lock(session, job_id)
+    row, moment = jobs.lock(session, job_id), now(session)
+    failed = sum(error is not None for error in errors)
+    row.completed += len(errors) - failed
+    row.failed += failed
+    if moment - row.logged_at >= EVENT_SECONDS:
+        row.logged_at = moment
+        events.append(session, job_id, "job.progress", jobs.counts_of(row))
     limit = row.spec.get("max_consecutive_failures") or 0
     last: ActographError | None = None
     for error in errors:
@@ -76,6 +87,7 @@ def follow_failures(session: Session, job_id: str, errors: Sequence[ActographErr
             f"{last.message}; solve this and retry the job, which runs the remaining samples"
         )
         jobs.fail(session, job_id, TooManyFailures(reason))
+    return jobs.end_if_done(session, job_id).is_terminal()
 
 
 def note_failed_preparation(session: Session, job_id: str, error: ActographError) -> None:

@@ -23,8 +23,6 @@ Spec = AnyJobSpec | ChatJobSpec | BatchJobSpec
 LOAD = "load"
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.SUSPECT, SampleStatus.LEASED)
-#: a job's progress is logged once in so many seconds at most; its end is always logged
-EVENT_SECONDS = 1.0
 _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
 _INSERT_TAGS = sa.insert(cast(sa.Table, JobTagRow.__table__))
 
@@ -184,16 +182,6 @@ def note_reload(session: Session, job_id: str, pinned: PinnedModel, differences:
     if lock_all(session, [job_id]):
         data = {"identity_sha256": pinned.identity.sha256, "differences": differences}
         events.append(session, job_id, "model.reloaded", data)
-
-
-def count_finished(session: Session, job_id: str, *, completed: int, failed: int) -> None:
-    """Add to the job's counters, and log them once a second at most."""
-    row, moment = lock(session, job_id), now(session)
-    row.completed += completed
-    row.failed += failed
-    if moment - row.logged_at >= EVENT_SECONDS:
-        row.logged_at = moment
-        events.append(session, job_id, "job.progress", counts_of(row))
 
 
 def cancel(session: Session, job_id: str) -> JobRow:

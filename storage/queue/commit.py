@@ -93,8 +93,10 @@ def commit(
     announced.abandon(
         session, [one.lease.session_id for one in given if one.lease.session_id not in published]
     )
-    of_jobs = sorted({one.lease.job_id for one in kept})
-    ended_jobs = [job_id for job_id in of_jobs if _count(session, job_id, kept)]
+    errors: dict[str, list[ActographError | None]] = defaultdict(list)
+    for one in kept:
+        errors[one.lease.job_id].append(one.error)
+    ended_jobs = [job_id for job_id in sorted(errors) if control.count_ended(session, job_id, errors[job_id])]
     if kept:
         kind = jobs.lock(session, kept[0].lease.job_id).kind
         counters.add(session, worker_id, _tally(kind, kept, seconds))
@@ -119,15 +121,6 @@ def _with_sessions(session: Session, given: Sequence[Ended]) -> list[Ended]:
         else one
         for one in given
     ]
-
-
-def _count(session: Session, job_id: str, kept: Sequence[Ended]) -> bool:
-    """Count what ended of a locked job. Returns whether the job ends with it."""
-    errors = [one.error for one in kept if one.lease.job_id == job_id]
-    failed = sum(error is not None for error in errors)
-    jobs.count_finished(session, job_id, completed=len(errors) - failed, failed=failed)
-    control.follow_failures(session, job_id, errors)
-    return jobs.end_if_done(session, job_id).is_terminal()
 
 
 class _RefusedError(Exception):

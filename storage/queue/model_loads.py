@@ -13,7 +13,7 @@ from actograph.contract.resources import JobStatus
 from storage.index import events, row_locks
 from storage.index.database import now
 from storage.index.ids import new_job_id
-from storage.jobs import jobs
+from storage.jobs import control, jobs
 from storage.tables.models import JobRow
 
 #: more urgent than all other jobs
@@ -68,8 +68,7 @@ def complete(session: Session, job_id: str) -> None:
     """Complete the request of a loaded and verified model, unless it was cancelled."""
     if jobs.lock_active(session, job_id) is not None:
         jobs.set_total(session, job_id, 1)
-        jobs.count_finished(session, job_id, completed=1, failed=0)
-        jobs.end_if_done(session, job_id)
+        control.count_ended(session, job_id, [None])
 
 
 def options_in_force(session: Session, model: str) -> ModelLoadOptions:

@@ -27,7 +27,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("jobs.jobs", "index.events", "queue.claim", "queue.leases", "queue.commit"):
+    modules = "jobs.jobs jobs.control index.events queue.claim queue.leases queue.commit"
+    for module in modules.split():
         monkeypatch.setattr(f"storage.{module}.now", clock)
     return clock
 
