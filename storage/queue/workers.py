@@ -21,7 +21,7 @@ LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
 #: a worker that loads its first model counts as its holder
 ALIVE = (WorkerStatus.STARTING, *LIVE)
 WAITING = "job.waiting"
-#: jobs that one round of `log_unserved` logs
+#: jobs that one round of upkeep logs
 MOST_AT_ONCE = 500
 
 
@@ -189,25 +189,25 @@ def why_unserved(model: str, served: Collection[str]) -> str | None:
     )
 
 
-def log_unserved(session: Session, patience_seconds: float) -> list[str]:
-    """Log `job.waiting` with the reason, once in each job that no worker can serve. Returns their ids.
+def unserved_jobs(session: Session, patience_seconds: float) -> Sequence[str]:
+    """Active jobs whose model had no worker for `patience_seconds`, if their log does not say so yet.
 
-    A job is logged only if its model had no worker for `patience_seconds`: workers may be restarting.
+    Shorter gaps are left out: workers may be restarting.
     """
-    served, since = served_models(session), now(session) - patience_seconds
-    lately = served | served_models(session, WorkerRow.heartbeat_at > since)
+    since = now(session) - patience_seconds
+    served = served_models(session) | served_models(session, WorkerRow.heartbeat_at > since)
     logged = sa.exists().where(EventRow.job_id == JobRow.id, EventRow.event == WAITING)
-    unserved = (
-        sa.select(JobRow.id)
-        .where(JobRow.status.in_(jobs.ACTIVE), JobRow.created_at <= since)
-        .where(JobRow.model.not_in(lately), ~logged)
-        .order_by(JobRow.created_at, JobRow.id)
-        .limit(MOST_AT_ONCE)
-    )
-    rows = jobs.lock_all(session, session.scalars(unserved).all())
-    for row in rows:
-        events.append(session, row.id, WAITING, {"reason": why_unserved(row.model, served)})
-    return [row.id for row in rows]
+    statement = sa.select(JobRow.id).where(JobRow.status.in_(jobs.ACTIVE), JobRow.created_at <= since)
+    statement = statement.where(JobRow.model.not_in(served), ~logged)
+    return session.scalars(statement.order_by(JobRow.created_at, JobRow.id).limit(MOST_AT_ONCE)).all()
+
+
+def log_unserved(session: Session, job_ids: Sequence[str]) -> None:
+    """Log `job.waiting` with the reason in jobs that no worker can serve."""
+    served = served_models(session)
+    for row in jobs.lock_all(session, job_ids):
+        if reason := why_unserved(row.model, served):
+            events.append(session, row.id, WAITING, {"reason": reason})
 
 
 def model_loaded_last(session: Session) -> str | None:

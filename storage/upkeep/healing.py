@@ -110,9 +110,11 @@ class Healing:
             self._failing = False
 
     def _log_unserved(self) -> None:
-        with self._database.write() as session:
-            unserved = workers.log_unserved(session, self._settings.lease_seconds)
+        with self._database.read() as session:
+            unserved = workers.unserved_jobs(session, self._settings.lease_seconds)
         if unserved:
+            with self._database.write() as session:
+                workers.log_unserved(session, unserved)
             log.warning("%d job(s) wait for a worker of their model, %s first", len(unserved), unserved[0])
 
     def _expire_workers(self) -> None:

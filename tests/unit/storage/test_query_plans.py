@@ -50,7 +50,7 @@ OTHERS: dict[str, Query] = {
     "next input": claim.next_input,
     "next job": lambda session, job: claim.choose(session, ASKING),
     "place": lambda session, job: claim.position(session, jobs.get(session, job)),
-    "unserved jobs": lambda session, job: workers.log_unserved(session, 0.0),
+    "unserved jobs": lambda session, job: workers.unserved_jobs(session, 0.0),
     "overdue jobs": lambda session, job: control.fail_overdue(session),
     "open samples": lambda session, job: view.open_samples(session),
     "rate": events.last_progress,

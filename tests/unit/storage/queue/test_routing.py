@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from storage.index import events
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import view, workers
@@ -44,3 +45,24 @@ def test_why_a_job_waits_is_said_where_nobody_can_serve_it(
     start(database, "wrk_2", "third", row.model)
     with database.read() as session:
         assert view.job(session, row).waiting_reason is None
+
+
+def test_a_job_without_a_worker_is_logged_once_after_a_while(
+    database: Database, submit: Callable[..., str]
+) -> None:
+    job_id, served = submit(1, model="demo"), submit(1, model="another")
+    start(database, "wrk_1", "another")
+
+    def log() -> list[str]:
+        with database.read() as session:
+            unserved = list(workers.unserved_jobs(session, -1.0))
+            assert workers.unserved_jobs(session, 60.0) == [], "workers may be restarting"
+        with database.write() as session:
+            workers.log_unserved(session, unserved)
+        return unserved
+
+    assert [log(), log()] == [[job_id], []]
+    with database.read() as session:
+        (entry,) = [one for one in events.after(session, job_id, 0) if one.event == "job.waiting"]
+        assert "they serve another" in entry.data["reason"]
+        assert "job.waiting" not in [one.event for one in events.after(session, served, 0)]
