@@ -52,10 +52,15 @@ LOCAL = Access(owner="local", role=Role.ADMIN)
 NOBODY = Access(owner="", role=Role.READ)
 
 
-class Keys:
-    """The keys of the settings, and those of the index. Keys are looked up by their sha256."""
+class Authentication:
+    """ASGI middleware that authenticates before the request body is read.
 
-    def __init__(self, settings: Settings) -> None:
+    Keys are in the settings and in the index, and are looked up by their sha256.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._open = OPEN_PATHS | {"/metrics"} if settings.metrics_open else OPEN_PATHS
         # the supervisor's key does not make the service require keys
         self._has_fixed = bool(settings.api_keys)
         digests = [api_keys.digest_of(key) for key in (*settings.api_keys, settings.supervisor_key) if key]
@@ -63,7 +68,28 @@ class Keys:
             digest: Access(owner=api_keys.owner_of_digest(digest), role=Role.ADMIN) for digest in digests
         }
 
-    def find(self, database: Database, key: str) -> Access | None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            access = NOBODY
+            try:
+                if scope["path"] not in self._open:
+                    access = await self._admit(scope)
+            except ActographError as error:
+                await problem_of(error, scope["path"])(scope, receive, send)
+                return
+            scope.setdefault("state", {})["access"] = access
+        await self._app(scope, receive, send)
+
+    async def _admit(self, scope: Scope) -> Access:
+        """Identify the caller. Raises Unauthorized, Forbidden or ServiceUnavailable."""
+        headers = Headers(scope=scope)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else ""
+        database = scope["app"].state.services.database
+        access = await run_in_threadpool(self._find, database, key)
+        return access if access is not None else _neighbour(scope, headers)
+
+    def _find(self, database: Database, key: str) -> Access | None:
         """Find the access of a key; None if the service has no keys at all.
 
         Raises:
@@ -86,36 +112,6 @@ class Keys:
             raise Unauthorized
         api_keys.touch(database, row)
         return Access(owner=row.owner, role=Role(row.role))
-
-
-class Authentication:
-    """ASGI middleware that authenticates before the request body is read."""
-
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
-        self._keys = Keys(settings)
-        self._open = OPEN_PATHS | {"/metrics"} if settings.metrics_open else OPEN_PATHS
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            access = NOBODY
-            try:
-                if scope["path"] not in self._open:
-                    access = await self._admit(scope)
-            except ActographError as error:
-                await problem_of(error, scope["path"])(scope, receive, send)
-                return
-            scope.setdefault("state", {})["access"] = access
-        await self._app(scope, receive, send)
-
-    async def _admit(self, scope: Scope) -> Access:
-        """Identify the caller. Raises Unauthorized, Forbidden or ServiceUnavailable."""
-        headers = Headers(scope=scope)
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        key = key.strip() if scheme.lower() == "bearer" else ""
-        database = scope["app"].state.services.database
-        access = await run_in_threadpool(self._keys.find, database, key)
-        return access if access is not None else _neighbour(scope, headers)
 
 
 def _neighbour(scope: Scope, headers: Headers) -> Access:

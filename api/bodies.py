@@ -13,10 +13,9 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actograph.contract.errors import ActographError, PayloadTooLarge
+from actograph.contract.errors import PayloadTooLarge
 from actograph.settings import Settings
 from api.errors import FieldError, InvalidFields, field_errors, problem_of
-from storage.queue import pause
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,14 +45,8 @@ class BodyLimit:
         most += MULTIPART_OVERHEAD if is_upload else 0
         declared = Headers(scope=scope).get("content-length", "")
         size = int(declared) if declared.isdecimal() and declared.isascii() else 0
-        try:
-            if size > most:
-                raise too_large
-            if is_upload and "app" in scope:
-                store = scope["app"].state.services.store
-                await to_thread.run_sync(pause.require_room, store, settings.disk_floor_bytes, size)
-        except ActographError as error:
-            await problem_of(error, scope["path"])(scope, receive, send)
+        if size > most:
+            await problem_of(too_large, scope["path"])(scope, receive, send)
             return
         received = 0
 

@@ -12,7 +12,7 @@ from actograph.contract.interventions import StoredVector, check_stored, check_w
 from actograph.contract.job_specs import CaptureInput, EvaluationSpec, check_capture, check_sampling
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import CaptureSpec, GeneratingSpec
-from storage.submission.named import Spec
+from storage.jobs.jobs import Spec
 
 
 def check_length(spec: Spec, structure: ModelStructure | None) -> None:

@@ -17,9 +17,9 @@ from actograph.contract.operations import Estimate, Need, PromptTokensSource
 from actograph.contract.specs import CaptureSpec
 from api.dependencies import Services
 from storage.accounts.quotas import Quotas
+from storage.jobs.jobs import Spec
 from storage.queue import pause
 from storage.samples import NewSample
-from storage.submission.named import Spec
 
 #: usual for English text and a vocabulary of 30,000 tokens or more
 USUAL_CHARACTERS_PER_TOKEN = 4.0
@@ -168,10 +168,10 @@ def _estimate(
         disk_bytes: bytes that the job may store; None if unknown.
         batch: samples that run at once; None lets the plan choose.
     """
-    spec, structure, names = submission.spec, submission.structure, submission.hooks
+    spec, structure, names, total = submission.spec, submission.structure, submission.hooks, submission.total
     found: dict[str, Any] = {
         "model": spec.model,
-        "samples": submission.total,
+        "samples": total,
         "hooks": names,
         "prompt_tokens_mean": lengths and lengths.mean,
         "prompt_tokens_longest": lengths and lengths.longest,
@@ -183,20 +183,14 @@ def _estimate(
     if plans.stores_every_row(capture):
         row_bytes = plans.bytes_per_token(structure, names, capture.dtype, capture.features)
     found |= {"bytes_per_token": row_bytes, "weights_bytes": plans.weights_bytes(structure)}
+    if not names:
+        found["disk"] = _need(0, disk_bytes)
     if lengths is not None:
         # stored sizes grow linearly with the prompt, so the mean prompt gives the sum
-        one = plans.stored_bytes(
-            structure,
-            names,
-            capture,
-            prompt_tokens=min(lengths.mean, structure.context_length),
-            generated_tokens=spec.max_tokens,
-        )
-        total = None if submission.total is None else one * submission.total
-        found |= {"bytes_per_sample": one, "disk": _need(total, disk_bytes)}
+        mean, generated = min(lengths.mean, structure.context_length), spec.max_tokens
+        one = plans.stored_bytes(structure, names, capture, prompt_tokens=mean, generated_tokens=generated)
+        found |= {"bytes_per_sample": one, "disk": _need(None if total is None else one * total, disk_bytes)}
         found |= _memory(submission, structure, names, lengths.longest, batch)
-    elif not names:
-        found["disk"] = _need(0, disk_bytes)
     values = Estimate(**found)
     verdicts = [need.fits for need in (values.device, values.host, values.disk)]
     fits = False if False in verdicts else None if None in verdicts else True

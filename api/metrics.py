@@ -8,13 +8,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from actograph import __version__
 from actograph.contract.errors import ServiceUnavailable
+from actograph.contract.resources import JobStatus
 from api.dependencies import Services
 from storage.index import counters
-from storage.queue import gauges
-from storage.queue.gauges import Gauges
+from storage.index.database import now
+from storage.queue import view, workers
 
 PREFIX = "actograph_"
 #: name of the counter in the index -> its labels and description
@@ -29,6 +31,16 @@ COUNTERS = {
     "damaged_reads": ((), "Reads of stored files that did not match their recorded sha256."),
     "sessions_removed": (("status",), "Sessions that expired or were deleted."),
     "session_bytes_removed": (("status",), "Bytes of sessions that expired or were deleted."),
+}
+#: name in `view.gauges` -> description
+GAUGES = {
+    "oldest_queued_job_age_seconds": "Since the queued job that has waited longest was submitted.",
+    "queue_paused": "1 while the queue is paused.",
+    "stored_sessions": "Sessions in the store.",
+    "stored_session_rows": "Rows of activations in the store.",
+    "stored_session_bytes": "Bytes of sessions in the store.",
+    "stored_files": "Uploaded files in the store.",
+    "stored_file_bytes": "Bytes of uploaded files in the store.",
 }
 #: labels that identify a worker
 _WORKER = ("worker", "hostname", "model", "device")
@@ -61,10 +73,9 @@ class _Index(Collector):
         yield _gauge("broker_up", "1 if the broker answers.", {(): broker_up})
         with suppress(SQLAlchemyError):
             with services.database.read() as session:
-                totals, now = counters.totals(session), gauges.read(session)
+                found = [*_counted(counters.totals(session)), *_standing(session)]
             database_up = 1
-            yield from _counted(totals)
-            yield from _standing(now)
+            yield from found
         yield _gauge("database_up", "1 if the database answers.", {(): database_up})
 
 
@@ -79,29 +90,20 @@ def _counted(totals: dict[counters.Counter, float]) -> Iterator[Metric]:
         yield family
 
 
-def _standing(now: Gauges) -> Iterator[Metric]:
-    yield _by_status("jobs", "Jobs in the index.", now.jobs)
-    yield _by_status("open_samples", "Waiting and leased samples of unfinished jobs.", now.samples)
-    yield _by_status("workers", "Workers known.", now.workers)
-    for name, text, value in (
-        (
-            "oldest_queued_job_age_seconds",
-            "Since the queued job that has waited longest was submitted.",
-            now.oldest_queued_seconds,
-        ),
-        ("queue_paused", "1 while the queue is paused.", now.is_paused),
-        ("stored_sessions", "Sessions in the store.", now.sessions),
-        ("stored_session_rows", "Rows of activations in the store.", now.session_rows),
-        ("stored_session_bytes", "Bytes of sessions in the store.", now.session_bytes),
-        ("stored_files", "Uploaded files in the store.", now.files),
-        ("stored_file_bytes", "Bytes of uploaded files in the store.", now.file_bytes),
-    ):
-        yield _gauge(name, text, {(): value})
-    own = [(one, (one.id, one.hostname, one.model or "", one.device or "")) for one in now.live]
+def _standing(session: Session) -> Iterator[Metric]:
+    known, moment = workers.find(session), now(session)
+    jobs, samples = view.job_counts(session, list(JobStatus)), view.open_samples(session)
+    yield _by_status("jobs", "Jobs in the index.", jobs)
+    yield _by_status("open_samples", "Waiting and leased samples of unfinished jobs.", samples)
+    yield _by_status("workers", "Workers known.", view.worker_counts(known))
+    for name, value in view.gauges(session).items():
+        yield _gauge(name, GAUGES[name], {(): value})
+    live = [one for one in known if one.status in workers.LIVE]
+    own = [(one, (one.id, one.hostname, one.model or "", one.device or "")) for one in live]
     yield _gauge(
         "worker_heartbeat_age_seconds",
         "Time since the last heartbeat of a live worker.",
-        {labels: max(0.0, now.moment - one.heartbeat_at) for one, labels in own},
+        {labels: max(0.0, moment - one.heartbeat_at) for one, labels in own},
         _WORKER,
     )
     yield _gauge(

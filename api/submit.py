@@ -21,7 +21,7 @@ from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import ExpiresAfter, FileDataset, GeneratingSpec, HubDataset, PathDataset
 from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
-from actograph.datasets.dataset_rows import DatasetRow, R, RowForm, Texts
+from actograph.datasets.dataset_rows import R, RowForm, Texts
 from actograph.datasets.readers import format_of
 from actograph.scoring.scorers import JobScoring
 from actograph.tasks import rows as task_rows
@@ -34,13 +34,13 @@ from api.estimate import Submission
 from storage.accounts import quotas
 from storage.files import dataset_sources
 from storage.files.dataset_sources import Uploads
+from storage.jobs import jobs
+from storage.jobs.jobs import Spec
 from storage.jobs.request_keys import RequestKey
-from storage.queue import pause, pins, routing
+from storage.queue import pause, workers
 from storage.samples import NewSample
 from storage.samples.expansion import capture_samples, chat_samples, evaluation_samples
-from storage.submission import admission, bulk_insert, named
-from storage.submission.bulk_insert import NewJob
-from storage.submission.named import Spec
+from storage.submission import bulk_insert, named
 from storage.tables.models import JobRow
 
 S = TypeVar("S", bound=Spec)
@@ -135,15 +135,16 @@ def within_context(spec: G, structure: ModelStructure | None, most: int) -> G:
 
 def outlook(services: Services, session: Session, spec: Spec, owner: str | None) -> Submission:
     """A submission without samples: the state of the service for a job."""
-    found = admission.read(session, spec.model)
-    served = [spec.model] if found.is_held else routing.served_models(session)
+    holders = workers.holders(session, spec.model)
+    served = [spec.model] if holders else workers.served_models(session)
+    memory = [row.memory for row in holders if row.status in workers.LIVE and row.memory]
     return Submission(
         spec=spec,
         owner=owner,
         structure=services.structures.find(session, spec.model),
-        memory=max(found.memory, key=lambda one: one.get("device_available_bytes", 0), default={}),
+        memory=max(memory, key=lambda one: one.get("device_available_bytes", 0), default={}),
         quotas=quotas.read(session, services.settings),
-        waiting_reason=routing.why_unserved(spec.model, served),
+        waiting_reason=workers.why_unserved(spec.model, served),
     )
 
 
@@ -218,40 +219,42 @@ def _expand(services: Services, spec: Spec) -> _Samples:
 
 
 def _capture(services: Services, spec: CaptureJobSpec) -> _Samples:
-    per_row = max(1, len(spec.conditions)) * spec.epochs
     if spec.dataset is None:
-        return partial(capture_samples, spec), len(spec.inputs or ()) * per_row
+        return partial(capture_samples, spec), len(spec.inputs or ()) * _per_row(spec)
     if isinstance(spec.dataset, HubDataset):
         return partial(capture_samples, spec), None
-    most = _most_rows(spec.limit, per_row)
-    rows = list(_rows(services, spec.dataset, Texts(spec.text_field), limit=most, offset=spec.offset))
-    return partial(capture_samples, spec, rows), len(rows) * per_row
+    rows = _chosen(services, spec, spec.dataset, Texts(spec.text_field))
+    return partial(capture_samples, spec, rows), len(rows) * _per_row(spec)
 
 
 def _evaluation(services: Services, spec: EvaluationSpec) -> _Samples:
     scoring = JobScoring(spec)
     if isinstance(spec.dataset, HubDataset):
         return partial(evaluation_samples, spec, ()), None
-    per_row = len(spec.conditions) * spec.epochs
-    most = _most_rows(spec.limit, per_row)
-    rows: list[DatasetRow] = []
-    fault: InvalidDataset | None = None
-    for row in _rows(services, spec.dataset, row_form(spec.task), limit=most, offset=spec.offset):
+    rows = _chosen(services, spec, spec.dataset, row_form(spec.task))
+    for row in rows:
         try:
             scoring.check(row.input)
         except InvalidDataset as error:
-            # a row that is no row at all is reported first
-            fault = fault or InvalidDataset(f"row {row.index}: {error.message}", param="dataset")
-        rows.append(row)
-    if fault is not None:
-        raise fault
-    return partial(evaluation_samples, spec, rows), len(rows) * per_row
+            raise InvalidDataset(f"row {row.index}: {error.message}", param="dataset") from None
+    return partial(evaluation_samples, spec, rows), len(rows) * _per_row(spec)
 
 
-def _most_rows(limit: int | None, per_row: int) -> int:
-    """Number of rows to read: one above the limit is enough to refuse the job."""
-    most = MAX_SAMPLES // per_row + 1
-    return most if limit is None else min(limit, most)
+def _per_row(spec: EvaluationSpec | CaptureJobSpec) -> int:
+    """Number of samples of one row or input."""
+    return max(1, len(spec.conditions)) * spec.epochs
+
+
+def _chosen(
+    services: Services,
+    spec: EvaluationSpec | CaptureJobSpec,
+    dataset: FileDataset | PathDataset,
+    form: RowForm[R],
+) -> list[R]:
+    # one row above the limit is enough to refuse the job
+    most = MAX_SAMPLES // _per_row(spec) + 1
+    limit = most if spec.limit is None else min(spec.limit, most)
+    return list(_rows(services, dataset, form, limit=limit, offset=spec.offset))
 
 
 def _check_fewshot(services: Services, spec: EvaluationSpec) -> None:
@@ -305,16 +308,17 @@ def insert(
     services: Services, submission: Submission, *, key: RequestKey | None = None, batch_id: str | None = None
 ) -> JobRow:
     """Insert the job and its samples, and wake a worker. Raises the errors of `bulk_insert.insert_job`."""
-    new = NewJob(
-        spec=submission.spec,
+    row = bulk_insert.insert_job(
+        services.database,
+        submission.spec,
+        submission.samples(),
+        batch_id=batch_id,
         hooks=submission.hooks,
         total=submission.total,
         owner=submission.owner,
-        pinned=pins.of_structure(submission.structure),
+        pinned=jobs.pin_to(submission.structure),
         request_key=key,
-        batch_id=batch_id,
     )
-    row = bulk_insert.insert_job(services.database, new, submission.samples())
     # without the broker an idle worker finds the job
     services.broker.wake(row.model)
     return row

@@ -148,15 +148,12 @@ class _Lines:
     def _spec(self, number: int, line: BatchLine) -> ChatJobSpec:
         """The request of a line as a job of its own."""
         services = self._services
+        is_chat = line.url == "/v1/chat/completions"
         request: CompletionBase
-        if line.url == "/v1/chat/completions":
-            request = chat = validate(ChatCompletionRequest, line.body)
-            spec = chat_requests.chat_spec(chat, services)
-        else:
-            request = text = validate(CompletionRequest, line.body)
-            if len(text.prompts) != 1:
-                raise InvalidRequest("one prompt for each line; write a line for each prompt", param="prompt")
-            spec = chat_requests.completion_spec(text, services)
+        request = validate(ChatCompletionRequest if is_chat else CompletionRequest, line.body)
+        spec = chat_requests.job_spec(request, services)
+        if len(spec.inputs) != 1:
+            raise InvalidRequest("one prompt for each line; write a line for each prompt", param="prompt")
         if request.stream:
             raise InvalidRequest("a batch does not stream; leave stream out", param="stream")
         model = services.models.require(spec.model)

@@ -83,10 +83,9 @@ def _line(result: ChatResult, end: BatchStatus) -> dict[str, Any]:
         return line | {"response": {"status_code": status, "request_id": own, "body": {"error": error}}}
     if any(row.status != SampleStatus.COMPLETED for row in rows):
         return line | {"error": _unfinished(result.job, end)}
-    is_chat = result.job.spec["endpoint"] == "/v1/chat/completions"
-    answer = chat_results.chat_completion(result) if is_chat else chat_results.completion(result)
+    answer = chat_results.answer(result)
     # the id of the job would be the same for all
-    prefix = "chatcmpl" if is_chat else "cmpl"
+    prefix = answer.id.partition("-")[0]
     body = answer.model_copy(update={"id": f"{prefix}-{own}"}).model_dump(mode="json")
     return line | {"response": {"status_code": 200, "request_id": own, "body": body}}
 

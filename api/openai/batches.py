@@ -127,7 +127,7 @@ def _end(services: Services, row: BatchRow) -> None:
         }
     with database.write() as session:
         # its deletion takes the job first and then the batch
-        jobs.keep(session, [job.id])
+        jobs.lock_all(session, [job.id])
         reasons = [reason.model_dump()] if reason else None
         ids_of = {f"{name}_file_id": file and file.id for name, file in stored.items()}
         if batches.move(session, row, end, counts=counts, errors=reasons, **ids_of) is None:

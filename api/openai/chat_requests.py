@@ -16,45 +16,13 @@ from storage.tables.models import JobRow, SampleRow
 COMPLETION_MAX_TOKENS = 16
 
 
-def chat_spec(request: ChatCompletionRequest, services: Services) -> ChatJobSpec:
-    """Build the job of a chat request."""
-    given = ChatInput(
-        messages=[message.for_template() for message in request.messages],
-        tools=[tool.for_template() for tool in request.offered_tools] or None,
-        must_call=request.must_call,
-        call_name=request.call_name,
-        one_call=request.one_call,
-        enable_thinking=request.thinks,
-        max_tokens=request.max_completion_tokens or request.max_tokens,
-        default_max_tokens=services.settings.chat_max_tokens,
-        top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        # tool calls are sent whole
-        live=bool(request.stream) and not request.logprobs and not request.must_call,
-    )
-    return _spec(request, [given], services, metadata=request.metadata or {})
-
-
-def completion_spec(request: CompletionRequest, services: Services) -> ChatJobSpec:
-    """Build the job of a text completion request."""
-    shared: dict[str, Any] = {
-        "top_logprobs": request.logprobs,
-        "max_tokens": request.max_tokens,
-        "default_max_tokens": COMPLETION_MAX_TOKENS,
-        "echo": bool(request.echo),
-        "live": bool(request.stream) and request.logprobs is None and not request.echo,
-    }
-    inputs = [
-        ChatInput(prompt=prompt, **shared)
-        if isinstance(prompt, str)
-        else ChatInput(prompt_token_ids=prompt, **shared)
-        for prompt in request.prompts
-    ]
-    return _spec(request, inputs, services, metadata={})
-
-
-def _spec(
-    request: CompletionBase, inputs: list[ChatInput], services: Services, metadata: dict[str, str]
-) -> ChatJobSpec:
+def job_spec(request: CompletionBase, services: Services) -> ChatJobSpec:
+    """Build the job of a request to one of OpenAI's routes."""
+    if isinstance(request, ChatCompletionRequest):
+        inputs, metadata = [_conversation(request, services)], request.metadata or {}
+    else:
+        assert isinstance(request, CompletionRequest)
+        inputs, metadata = _texts(request), {}
     seed = secrets.randbits(63) if request.seed is None else request.seed % 2**63
     # a job without generation needs a valid number too
     most = max(1, inputs[0].most_tokens)
@@ -70,6 +38,36 @@ def _spec(
         metadata=metadata,
         deadline_seconds=services.settings.chat_timeout_seconds,
     )
+
+
+def _conversation(request: ChatCompletionRequest, services: Services) -> ChatInput:
+    return ChatInput(
+        messages=[message.for_template() for message in request.messages],
+        tools=[tool.for_template() for tool in request.offered_tools] or None,
+        must_call=request.must_call,
+        call_name=request.call_name,
+        one_call=request.one_call,
+        enable_thinking=request.thinks,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        default_max_tokens=services.settings.chat_max_tokens,
+        top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        # tool calls are sent whole
+        live=bool(request.stream) and not request.logprobs and not request.must_call,
+    )
+
+
+def _texts(request: CompletionRequest) -> list[ChatInput]:
+    shared: dict[str, Any] = {
+        "top_logprobs": request.logprobs,
+        "max_tokens": request.max_tokens,
+        "default_max_tokens": COMPLETION_MAX_TOKENS,
+        "echo": bool(request.echo),
+        "live": bool(request.stream) and request.logprobs is None and not request.echo,
+    }
+    return [
+        ChatInput(**{"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}, **shared)
+        for prompt in request.prompts
+    ]
 
 
 def submit_chat(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, Sequence[SampleRow]]:

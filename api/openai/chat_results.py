@@ -101,8 +101,15 @@ def sessions_of(session: Session, rows: Iterable[SampleRow]) -> dict[str, resour
     return {one.id: one for one in sessions.resources_of(session, found)}
 
 
-def chat_completion(result: ChatResult) -> answers.ChatCompletion:
-    """The answer to `/v1/chat/completions`."""
+def answer(result: ChatResult) -> answers.ChatCompletion | answers.Completion:
+    """The answer of the request's route."""
+    if result.samples[0].input.get("messages") is None:
+        return answers.Completion(
+            choices=[completion_choice(result, row, place) for place, row in enumerate(result.samples)],
+            usage=result.usage,
+            **envelope(result.job, "cmpl"),
+            **_captured(result, result.samples[0]),
+        )
     return answers.ChatCompletion(
         choices=[chat_choice(result, row) for row in result.samples],
         usage=result.usage,
@@ -151,16 +158,6 @@ def split_answer(row: SampleRow) -> tuple[str | None, list[answers.ToolCall]]:
         )
         for place, call in enumerate(calls)
     ]
-
-
-def completion(result: ChatResult) -> answers.Completion:
-    """The answer to `/v1/completions`."""
-    return answers.Completion(
-        choices=[completion_choice(result, row, place) for place, row in enumerate(result.samples)],
-        usage=result.usage,
-        **envelope(result.job, "cmpl"),
-        **_captured(result, result.samples[0]),
-    )
 
 
 def completion_choice(result: ChatResult, row: SampleRow, place: int) -> answers.CompletionChoice:

@@ -5,12 +5,11 @@ index, as without a stream. Every piece of text is sent once: if a killed worker
 continues.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
-import anyio
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
@@ -22,7 +21,6 @@ from api.openai.chat_results import ChatResult
 from api.openai.chat_watch import Running
 from storage.tables.models import SampleRow
 
-PING_SECONDS = 15.0
 PING = ": ping\n\n"
 DONE = "data: [DONE]\n\n"
 
@@ -101,9 +99,8 @@ async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> As
         return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
 
     opening = [event([first]) for choice in choices for first in chunks.opening(choice.place)]
-    has_ended = False
-    try:
-        async for found in _pieces(running):
+    async with aclosing(running.pieces(texts=True)) as pieces:
+        async for found in pieces:
             if found is None:
                 yield PING
                 continue
@@ -113,23 +110,18 @@ async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> As
             place, text = found
             if said := choices[place].more(text):
                 yield event([chunks.piece(place, said)])
-        has_ended = True
-        result = await run_in_threadpool(chat_results.read, running.services, running.job.id)
-        for first in opening:
-            yield first
-        for choice, row in zip(choices, result.samples, strict=True):
-            ending = chunks.ending(result, row, choice)
-            for one in ending[:-1]:
-                yield event([one])
-            # activations of the first choice belong to the answer too
-            yield event(ending[-1:], **({} if choice.place else _captured(ending[-1])))
-        if include_usage:
-            yield event([], usage=result.usage)
-        yield DONE
-    finally:
-        if not has_ended:
-            with anyio.CancelScope(shield=True):
-                await run_in_threadpool(running.cancel)
+    result = await run_in_threadpool(chat_results.read, running.services, running.job.id)
+    for first in opening:
+        yield first
+    for choice, row in zip(choices, result.samples, strict=True):
+        ending = chunks.ending(result, row, choice)
+        for one in ending[:-1]:
+            yield event([one])
+        # activations of the first choice belong to the answer too
+        yield event(ending[-1:], **({} if choice.place else _captured(ending[-1])))
+    if include_usage:
+        yield event([], usage=result.usage)
+    yield DONE
 
 
 async def guarded(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
@@ -143,25 +135,6 @@ async def guarded(first: str, events: AsyncGenerator[str, None]) -> AsyncIterato
         yield f"data: {json.dumps({'error': told})}\n\n"
     finally:
         await events.aclose()
-
-
-async def _pieces(running: Running) -> AsyncIterator[tuple[int, str] | None]:
-    """Yield pieces of text until the job has ended; None after a while without text.
-
-    Raises:
-        ServiceUnavailable: this process is stopping.
-    """
-    with running.watch.follow(running.job.id, [row.id for row in running.samples]) as feed:
-        while True:
-            try:
-                found = await asyncio.wait_for(feed.get(), PING_SECONDS)
-            except TimeoutError:
-                yield None
-                continue
-            if found is None:
-                running.watch.require_running()
-                return
-            yield found
 
 
 def _captured(choice: BaseModel) -> dict[str, Any]:

@@ -5,11 +5,12 @@ One task of a process reads the index and the live text for all of its chats.
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+import anyio
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 PERIOD_SECONDS = 0.025
 #: reads of live text for one read of the index
 READS_PER_LOOK = 2
+#: seconds without text after which a stream is kept alive
+PING_SECONDS = 15.0
 #: pause between two looks whether a client is still there
 CLIENT_SECONDS = 0.25
 
@@ -66,11 +69,6 @@ class ChatWatch:
             self._jobs.pop(job_id, None)
             for sample_id in sample_ids:
                 self._texts.pop(sample_id, None)
-
-    def require_running(self) -> None:
-        """Raises ServiceUnavailable if this process is stopping, so that its chats did not end."""
-        if self._services.stopping.is_set():
-            raise ServiceUnavailable("the service is stopping; send the request again")
 
     async def close(self) -> None:
         if self._task is not None:
@@ -121,8 +119,43 @@ class Running:
     job: JobRow
     samples: Sequence[SampleRow]
 
-    def cancel(self) -> None:
-        """Cancel the job; its client is gone."""
+    async def pieces(self, *, texts: bool) -> AsyncGenerator[Piece, None]:
+        """Yield pieces of the samples' texts until the job has ended; None after a while without text.
+
+        The job is cancelled if the reader stops earlier.
+
+        Args:
+            texts: False waits for the end alone.
+
+        Raises:
+            ServiceUnavailable: this process is stopping.
+        """
+        has_ended = False
+        try:
+            with self.watch.follow(self.job.id, [row.id for row in self.samples] if texts else ()) as feed:
+                while True:
+                    try:
+                        found = await asyncio.wait_for(feed.get(), PING_SECONDS)
+                    except TimeoutError:
+                        yield None
+                        continue
+                    if found is None:
+                        break
+                    yield found
+            if self.services.stopping.is_set():
+                raise ServiceUnavailable("the service is stopping; send the request again")
+            has_ended = True
+        finally:
+            if not has_ended:
+                with anyio.CancelScope(shield=True):
+                    await run_in_threadpool(self._cancel)
+
+    async def end(self) -> None:
+        """Wait for the end of the job; errors as `pieces`."""
+        async for _ in self.pieces(texts=False):
+            pass
+
+    def _cancel(self) -> None:
         with suppress(NotFound, Conflict), self.services.database.write() as session:
             jobs.cancel(session, self.job.id)
 

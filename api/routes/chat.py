@@ -1,16 +1,12 @@
 """/v1/chat/completions and /v1/completions, in OpenAI's form. Requests run through the job queue."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import anyio
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import ActographError
 from actograph.contract.openai import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.openai_answers import ChatCompletion, Completion
@@ -19,7 +15,6 @@ from api.bodies import JsonRoute
 from api.dependencies import Services, ServicesDep
 from api.errors import CLIENT_CLOSED_REQUEST, problem_of
 from api.openai import chat_requests, chat_results, chat_stream
-from api.openai.chat_results import ChatResult
 from api.openai.chat_stream import ChatChunks, CompletionChunks
 from api.openai.chat_watch import Running, first_of
 from api.reading import sse
@@ -35,18 +30,6 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Route(NamedTuple):
-    """Differences between the two routes."""
-
-    spec: Callable[[Any, Services], ChatJobSpec]
-    answer: Callable[[ChatResult], BaseModel]
-    chunks: chat_stream.Chunks
-
-
-CHAT = Route(chat_requests.chat_spec, chat_results.chat_completion, ChatChunks())
-TEXT = Route(chat_requests.completion_spec, chat_results.completion, CompletionChunks())
-
-
 @router.post(
     "/chat/completions",
     summary="Answer a conversation",
@@ -57,7 +40,7 @@ async def create_chat_completion(
     http: Request, services: ServicesDep, by: Caller, request: ChatCompletionRequest
 ) -> Response:
     """OpenAI's chat completion, with activations if `capture` or `store_activations` asks for them."""
-    return await _answer(http, services, by, CHAT, request)
+    return await _answer(http, services, by, request, ChatChunks())
 
 
 @router.post(
@@ -70,25 +53,32 @@ async def create_completion(
     http: Request, services: ServicesDep, by: Caller, request: CompletionRequest
 ) -> Response:
     """OpenAI's text completion: a prompt, several, or token ids."""
-    return await _answer(http, services, by, TEXT, request)
+    return await _answer(http, services, by, request, CompletionChunks())
 
 
 async def _answer(
-    http: Request, services: Services, owner: str, route: Route, request: CompletionBase
+    http: Request, services: Services, owner: str, request: CompletionBase, chunks: chat_stream.Chunks
 ) -> Response:
     """Submit and answer, whole or streamed. A client that disconnects cancels its job."""
 
     def submit() -> Running:
-        spec = route.spec(request, services)
+        spec = chat_requests.job_spec(request, services)
         job, samples = chat_requests.submit_chat(services, spec, owner)
         return Running(services=services, watch=http.app.state.chats, job=job, samples=samples)
+
+    def read(job_id: str) -> dict[str, Any]:
+        return chat_results.answer(chat_results.read(services, job_id)).model_dump(mode="json")
 
     try:
         running = await run_in_threadpool(submit)
         if not request.stream:
-            return await _at_the_end(http, route, running)
+            end = asyncio.ensure_future(running.end())
+            if not await first_of(end, http):
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            end.result()
+            return JSONResponse(await run_in_threadpool(read, running.job.id))
         include_usage = request.stream_options is not None and request.stream_options.include_usage
-        events = chat_stream.stream(running, route.chunks, include_usage=include_usage)
+        events = chat_stream.stream(running, chunks, include_usage=include_usage)
         first = asyncio.ensure_future(anext(events))
         # before the first text an error is an answer of its own
         if not await first_of(first, http):
@@ -97,26 +87,7 @@ async def _answer(
         return StreamingResponse(stream, headers=sse.HEADERS, media_type="text/event-stream")
     except ActographError as error:
         # OpenAI's clients must not send a failed request again
-        answer = problem_of(error, http.url.path, status=chat_results.status_of(error))
+        refusal = problem_of(error, http.url.path, status=chat_results.status_of(error))
         if isinstance(error, chat_results.ChatFailed) and error.status != 503:
-            answer.headers["x-should-retry"] = "false"
-        return answer
-
-
-async def _at_the_end(http: Request, route: Route, running: Running) -> Response:
-    has_ended = False
-    try:
-        with running.watch.follow(running.job.id) as feed:
-            if not await first_of(asyncio.ensure_future(feed.get()), http):
-                return Response(status_code=CLIENT_CLOSED_REQUEST)
-        running.watch.require_running()
-        has_ended = True
-    finally:
-        if not has_ended:
-            with anyio.CancelScope(shield=True):
-                await run_in_threadpool(running.cancel)
-
-    def answer() -> BaseModel:
-        return route.answer(chat_results.read(running.services, running.job.id))
-
-    return JSONResponse((await run_in_threadpool(answer)).model_dump(mode="json"))
+            refusal.headers["x-should-retry"] = "false"
+        return refusal

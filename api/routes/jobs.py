@@ -32,8 +32,8 @@ from api.reading import sse
 from storage import samples
 from storage.accounts import quotas
 from storage.index import pages
-from storage.jobs import control, deletion, jobs, request_keys
-from storage.queue import job_view, routing
+from storage.jobs import control, jobs, request_keys
+from storage.queue import view, workers
 from storage.results import rescoring, summary
 from storage.results.export import folder, plan
 from storage.results.export.sample import Detail
@@ -101,7 +101,7 @@ def _job_answer(status: int, job: Job) -> JSONResponse:
 
 def _shown(services: Services, session: Session, row: JobRow) -> Job:
     limits = quotas.read(session, services.settings)
-    return job_view.resource(session, row, limits, broker_trouble=services.broker.trouble)
+    return view.job(session, row, limits, broker_trouble=services.broker.trouble)
 
 
 @router.get("/jobs", summary="List jobs")
@@ -116,13 +116,11 @@ def list_jobs(
 ) -> ListPage[Job]:
     with services.database.read() as session:
         rows, has_more = jobs.find(session, id_prefix=id_prefix, status=status, kind=kind, tag=tag, **page)
-        limits, served = quotas.read(session, services.settings), routing.served_models(session)
+        limits, served = quotas.read(session, services.settings), workers.served_models(session)
         return pages.page(
             rows,
             has_more,
-            lambda row: job_view.resource(
-                session, row, limits, broker_trouble=services.broker.trouble, served=served
-            ),
+            lambda row: view.job(session, row, limits, broker_trouble=services.broker.trouble, served=served),
         )
 
 
@@ -142,7 +140,7 @@ def delete_job(
 ) -> Deleted:
     """Delete the job with its samples and sessions at once; files are removed in the background."""
     with services.database.write() as session:
-        deletion.delete(session, job_id, include_pinned=include_pinned)
+        control.delete(session, job_id, include_pinned=include_pinned)
     return Deleted(id=job_id, object="job")
 
 
@@ -152,7 +150,7 @@ def delete_job(
 def cancel_job(services: ServicesDep, job_id: JobId) -> Job:
     """The worker stops between two tokens. Cancelling twice changes nothing."""
     with services.database.write() as session:
-        return job_view.resource(session, jobs.cancel(session, job_id))
+        return view.job(session, jobs.cancel(session, job_id))
 
 
 @router.post(
@@ -171,7 +169,7 @@ def retry_job(services: ServicesDep, job_id: JobId) -> JSONResponse:
     """
     with services.database.write() as session:
         row = control.retry(session, job_id)
-        job = job_view.resource(session, row)
+        job = view.job(session, row)
     services.broker.wake(row.model)
     return _job_answer(202, job)
 

@@ -18,8 +18,7 @@ def create_key(services: ServicesDep, new: NewKey) -> CreatedKey:
     """Create a key. The first key must be an admin's; from then on every request needs a key."""
     with services.database.write() as session:
         row, key = api_keys.create(session, new, needs_admin=not services.settings.api_keys)
-        shown = CreatedKey.of(api_keys.resource(row), key)
-    return shown
+        return CreatedKey.of(api_keys.resource(row), key)
 
 
 @router.get("", summary="List keys, including revoked and expired ones")
@@ -39,8 +38,7 @@ def get_key(services: ServicesDep, key_id: KeyId) -> ApiKey:
 def update_key(services: ServicesDep, key_id: KeyId, change: KeyUpdate) -> ApiKey:
     """Change a key. Its role and owner cannot change; create another key instead."""
     with services.database.write() as session:
-        shown = api_keys.resource(api_keys.update(session, key_id, change))
-    return shown
+        return api_keys.resource(api_keys.update(session, key_id, change))
 
 
 @router.delete("/{key_id}", summary="Revoke a key for good")
@@ -48,5 +46,4 @@ def revoke_key(services: ServicesDep, key_id: KeyId) -> ApiKey:
     """Revoke a key. The data of its owner stays."""
     with services.database.write() as session:
         row = api_keys.revoke(session, key_id, needs_admin=not services.settings.api_keys)
-        shown = api_keys.resource(row)
-    return shown
+        return api_keys.resource(row)

@@ -104,5 +104,5 @@ def _model(services: Services, session: Session, name: str) -> Model:
     return Model(
         id=name,
         created=int(loaded_at if loaded_at is not None else services.started_at),
-        status="loaded" if name in workers.loaded_models(session) else "available",
+        status="loaded" if name in workers.held_models(session, workers.LIVE) else "available",
     )

@@ -1,7 +1,6 @@
 """Care for a service: its features, queue, workers and store, probes for everyone, and metrics."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Literal
@@ -23,7 +22,6 @@ from actograph.contract.operations import (
     StoreGc,
     StoreVerification,
     Worker,
-    WorkerStatus,
     of_contract,
 )
 from actograph.contract.specs import PauseRequest
@@ -35,7 +33,7 @@ from api.routes.models import list_models
 from api.submit import MAX_SAMPLES
 from storage.accounts import api_keys, quotas
 from storage.index import pages
-from storage.queue import pause, waiting, workers
+from storage.queue import pause, view, workers
 from storage.upkeep import store_gc, store_verify
 
 log = logging.getLogger(__name__)
@@ -120,16 +118,15 @@ def get_queue(services: ServicesDep) -> Queue:
         messages = services.broker.messages()
     with services.database.read() as session:
         held = pause.active(session, services.store, services.settings)
-        statuses = Counter(row.status for row in workers.find(session))
         return Queue(
             paused=bool(held),
             paused_reason=pause.in_words(held),
             pauses=held,
-            jobs={str(status): count for status, count in waiting.counts(session).items()},
-            samples={str(status): count for status, count in waiting.open_samples(session).items()},
-            next=list(waiting.queued(session, SHOWN_JOBS)),
+            jobs=view.job_counts(session),
+            samples=view.open_samples(session),
+            next=list(view.next_jobs(session, SHOWN_JOBS)),
             messages=messages,
-            workers={str(status): statuses[status] for status in WorkerStatus},
+            workers=view.worker_counts(workers.find(session)),
         )
 
 
@@ -194,7 +191,7 @@ def _outcome(check: Callable[[], None]) -> str:
 
 def _check_worker(services: Services) -> None:
     with services.database.read() as session:
-        if not workers.loaded_models(session):
+        if not workers.held_models(session, workers.LIVE):
             raise ServiceUnavailable("no worker has a model loaded; jobs wait until one has")
 
 

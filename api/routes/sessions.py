@@ -4,7 +4,6 @@ import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from actograph.contract import resources
@@ -31,27 +30,10 @@ router = APIRouter(prefix="/v1/activations", tags=["sessions"], dependencies=[RE
 ALIAS = "/session/{session_id}"
 
 
-class FilterQuery(BaseModel):
-    """Query parameters of `SessionFilter`."""
-
-    id_prefix: str | None = Field(None, pattern="^ses_[0-9a-f]{1,32}$")
-    job_id: str | None = Field(None, max_length=64)
-    model: str | None = Field(None, max_length=1024)
-    condition: str | None = Field(None, max_length=64)
-    sample_index: int | None = Field(None, ge=0, le=2**31 - 1)
-    correct: bool | None = Field(None, description="Result of the task's first scorer.")
-    tag: str | None = Field(None, max_length=64)
-    owner: str | None = Field(None, max_length=64, description="Owner of the job.")
-    pinned: bool | None = None
-    created_after: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")
-    created_before: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")
-    expires_before: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")
-
-
-async def _filter(services: ServicesDep, query: Annotated[FilterQuery, Query()]) -> SessionFilter:
+async def _filter(services: ServicesDep, wanted: Annotated[SessionFilter, Query()]) -> SessionFilter:
     # sessions outlive the service of their model
-    model = query.model and (services.models.find(query.model) or query.model)
-    return SessionFilter(**query.model_dump(exclude={"model"}), model=model)
+    name = wanted.model and services.models.find(wanted.model)
+    return wanted.model_copy(update={"model": name}) if name else wanted
 
 
 EverythingQuery = Annotated[bool, Query(alias="all", description="Required without a filter.")]
@@ -124,7 +106,8 @@ def get_store_usage(services: ServicesDep) -> StoreUsage:
 @router.get("/sessions/{session_id}", summary="One session")
 @router.get(ALIAS, summary="Alias of the route above", name="get_session_alias")
 def get_session(services: ServicesDep, session_id: SessionId) -> resources.Session:
-    return _session(services, session_id)
+    with services.database.read() as session:
+        return sessions.resources_of(session, [sessions.get(session, session_id)])[0]
 
 
 @router.delete("/sessions/{session_id}", summary="Delete a session and its files", dependencies=[SUBMIT])
@@ -145,7 +128,7 @@ def update_session(services: ServicesDep, session_id: SessionId, change: Session
     with services.database.write() as session:
         sessions.get(session, session_id)
         changes.update(session, [session_id], change)
-    return _session(services, session_id)
+    return get_session(services, session_id)
 
 
 @router.get("/sessions/{session_id}/manifest", summary="Origin and layout of a session")
@@ -210,12 +193,6 @@ def _require_filter(wanted: SessionFilter, *, everything: bool) -> None:
 def _require_future(change: SessionUpdate) -> None:
     if change.expires_at is not None and change.expires_at <= time.time():
         raise InvalidRequest("expires_at lies in the past; delete the sessions instead", param="expires_at")
-
-
-def _session(services: Services, session_id: SessionId) -> resources.Session:
-    with services.database.read() as session:
-        row = sessions.get(session, session_id)
-        return sessions.resources_of(session, [row])[0]
 
 
 def _reader(services: Services, session_id: SessionId) -> SessionReader:

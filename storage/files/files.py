@@ -8,14 +8,15 @@ from sqlalchemy.orm import Session
 
 from actograph.contract import operations
 from actograph.contract.errors import NotFound, ServiceUnavailable
+from actograph.contract.openai_answers import BatchStatus
 from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.store import ArtifactStore
 from storage.index import pages, row_locks, visible
 from storage.index.database import Database, changed, now
 from storage.index.ids import new_file_id
 from storage.index.pages import PageOptions
-from storage.jobs import batches, jobs
-from storage.tables.models import FileRow
+from storage.jobs import jobs
+from storage.tables.models import IS_OPEN_BATCH, BatchRow, FileRow, JobRow
 
 
 def announce(
@@ -130,13 +131,18 @@ def expire(database: Database) -> int:
     return count
 
 
+@visible.of_everyone
 def reader_of(session: Session, file_id: str) -> str | None:
-    """The active job or batch that reads this file, if any."""
-    job = jobs.refers_to_file(session, file_id)
-    if job is not None:
-        return f"job {job}"
-    batch = batches.reads_file(session, file_id)
-    return None if batch is None else f"batch {batch}"
+    """The active job that reads this file, or the batch that validates it, if any. The file is locked."""
+    active = sa.select(JobRow.id, JobRow.spec).where(JobRow.status.in_(jobs.ACTIVE))
+    for job_id, spec in session.execute(active):
+        datasets = (spec.get("dataset"), spec.get("fewshot_dataset"))
+        if any(one and one.get("file_id") == file_id for one in datasets):
+            return f"job {job_id}"
+    validating = (IS_OPEN_BATCH, BatchRow.status == BatchStatus.VALIDATING)
+    reading = sa.select(BatchRow.id).where(BatchRow.input_file_id == file_id, *validating)
+    batch_id = session.scalars(reading.limit(1)).first()
+    return None if batch_id is None else f"batch {batch_id}"
 
 
 def resource(row: FileRow) -> operations.File:

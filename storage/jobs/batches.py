@@ -55,12 +55,6 @@ def get(session: Session, batch_id: str) -> BatchRow:
     return row_locks.one([session.get(BatchRow, batch_id)], f"batch {batch_id}")
 
 
-def lock(session: Session, batch_id: str) -> BatchRow | None:
-    """Lock a batch. Returns its current state, or None if it does not exist."""
-    found = row_locks.lock(session, BatchRow, [batch_id])
-    return found[0] if found else None
-
-
 def find(session: Session, **page: Unpack[PageOptions]) -> tuple[Sequence[BatchRow], bool]:
     """One page of batches, newest first by default."""
     return pages.fetch(session, sa.select(BatchRow), BatchRow.created_at, BatchRow.id, **page)
@@ -68,28 +62,11 @@ def find(session: Session, **page: Unpack[PageOptions]) -> tuple[Sequence[BatchR
 
 def unended(session: Session) -> list[str]:
     """Batches with work to do: to be validated, or with a job that has ended or was deleted."""
-    statement = (
-        sa.select(BatchRow.id)
-        .outerjoin(JobRow, JobRow.id == BatchRow.job_id)
-        .where(
-            IS_OPEN_BATCH,
-            sa.or_(
-                BatchRow.status == BatchStatus.VALIDATING,
-                JobRow.id.is_(None),
-                JobRow.finished_at.is_not(None),
-            ),
-        )
-        .order_by(BatchRow.created_at, BatchRow.id)
-    )
+    # a batch without a job is to be validated, or its job was deleted
+    has_work = sa.or_(JobRow.id.is_(None), JobRow.finished_at.is_not(None))
+    statement = sa.select(BatchRow.id).outerjoin(JobRow, JobRow.id == BatchRow.job_id)
+    statement = statement.where(IS_OPEN_BATCH, has_work).order_by(BatchRow.created_at, BatchRow.id)
     return list(session.scalars(statement))
-
-
-def reads_file(session: Session, file_id: str) -> str | None:
-    """A batch that is validating this input file, if any."""
-    statement = sa.select(BatchRow.id).where(
-        IS_OPEN_BATCH, BatchRow.input_file_id == file_id, BatchRow.status == BatchStatus.VALIDATING
-    )
-    return session.scalars(statement.limit(1)).first()
 
 
 def move(session: Session, row: BatchRow, status: BatchStatus, **values: Any) -> BatchRow | None:
@@ -108,10 +85,10 @@ def move(session: Session, row: BatchRow, status: BatchStatus, **values: Any) ->
 
 def begin(session: Session, batch_id: str, job: JobRow) -> None:
     """Move a batch on to its job. Raises Conflict if another process did, or it was cancelled."""
-    row = lock(session, batch_id)
-    if row is None or row.status != BatchStatus.VALIDATING:
+    held = row_locks.lock(session, BatchRow, [batch_id])
+    if not held or held[0].status != BatchStatus.VALIDATING:
         raise Conflict(f"batch {batch_id} has begun already, or was cancelled")
-    move(session, row, BatchStatus.IN_PROGRESS, job_id=job.id, model=job.model)
+    move(session, held[0], BatchStatus.IN_PROGRESS, job_id=job.id, model=job.model)
 
 
 def cancel(session: Session, batch_id: str) -> BatchRow:
@@ -128,18 +105,17 @@ def cancel(session: Session, batch_id: str) -> BatchRow:
     if status.is_terminal() or status is BatchStatus.FINALIZING:
         raise Conflict(f"batch {batch_id} is {status} already")
     if row.job_id is None:
-        ended = move(session, row, BatchStatus.CANCELLED, counts=RequestCounts().model_dump())
-        if ended is None:
+        cancelled = move(session, row, BatchStatus.CANCELLED, counts=RequestCounts().model_dump())
+        if cancelled is None:
             raise Conflict(f"batch {batch_id} has just begun; cancel it again")
-        return ended
+        return cancelled
     held = jobs.lock_all(session, [row.job_id])
-    if not held or held[0].finished_at is not None:
-        raise Conflict(f"all requests of batch {batch_id} have ended already")
-    cancelling = move(session, row, BatchStatus.CANCELLING)
-    if cancelling is None:
+    is_running = held and held[0].finished_at is None
+    cancelled = move(session, row, BatchStatus.CANCELLING) if is_running else None
+    if cancelled is None:
         raise Conflict(f"all requests of batch {batch_id} have ended already")
     jobs.cancel(session, row.job_id)
-    return cancelling
+    return cancelled
 
 
 def lines(session: Session, job_id: str) -> Iterator[list[SampleRow]]:
@@ -175,22 +151,13 @@ def counts(session: Session, row: BatchRow) -> RequestCounts:
     if job.spec.get("requests") == job.total:
         # one sample for each request, and samples are counted already
         return RequestCounts(total=job.total or 0, completed=job.completed, failed=job.failed)
-    failed = sa.func.sum(sa.case((SampleRow.status == SampleStatus.FAILED, 1), else_=0))
-    completed = sa.func.sum(sa.case((SampleRow.status == SampleStatus.COMPLETED, 1), else_=0))
-    line = (
-        sa.select(failed.label("failed"), completed.label("completed"), sa.func.count().label("choices"))
-        .where(SampleRow.job_id == row.job_id)
-        .group_by(SampleRow.sample_index)
-        .subquery()
-    )
-    found = session.execute(
-        sa.select(
-            sa.func.count(),
-            sa.func.coalesce(sa.func.sum(sa.case((line.c.completed == line.c.choices, 1), else_=0)), 0),
-            sa.func.coalesce(sa.func.sum(sa.case((line.c.failed > 0, 1), else_=0)), 0),
-        )
-    ).one()
-    return RequestCounts(total=int(found[0]), completed=int(found[1]), failed=int(found[2]))
+    completed = sa.func.min(sa.case((SampleRow.status == SampleStatus.COMPLETED, 1), else_=0))
+    failed = sa.func.max(sa.case((SampleRow.status == SampleStatus.FAILED, 1), else_=0))
+    of_job = sa.select(completed.label("completed"), failed.label("failed"))
+    lines = of_job.where(SampleRow.job_id == row.job_id).group_by(SampleRow.sample_index).subquery()
+    sums = sa.select(sa.func.count(), sa.func.sum(lines.c.completed), sa.func.sum(lines.c.failed))
+    total, completed_lines, failed_lines = session.execute(sums).one()
+    return RequestCounts(total=total, completed=int(completed_lines or 0), failed=int(failed_lines or 0))
 
 
 def resource(session: Session, row: BatchRow) -> Batch:

@@ -1,11 +1,15 @@
-"""End a job before its last sample, and retry it."""
+"""Count the ended samples of a job, end it early, retry it, and delete it.
+
+A deleted job disappears at once; `storage.upkeep.reaper` removes its rows and files.
+"""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.chat_job import BATCH
+from actograph.contract.chat_job import BATCH, CHAT
 from actograph.contract.errors import (
     ActographError,
     Conflict,
@@ -14,46 +18,59 @@ from actograph.contract.errors import (
     TooManyFailures,
 )
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage.index import events
-from storage.index.database import changed, now
+from storage.index import counters, events, row_locks
+from storage.index.database import Database, changed, now
 from storage.jobs import jobs
-from storage.tables.models import EventRow, JobRow, SampleRow
+from storage.tables.models import IS_OPEN_BATCH, BatchRow, EventRow, JobRow, SampleRow, SessionRow
 
+Kind = Literal["chats", "jobs"]
+#: a job's progress is logged once in so many seconds at most; its end is always logged
+EVENT_SECONDS = 1.0
 PREPARATION_FAILED = "job.preparation_failed"
 #: a job fails after so many failed attempts to make it ready, counted in its log
 MAX_PREPARATIONS = 3
+_REMOVABLE = (
+    JobRow.status.not_in(jobs.ACTIVE),
+    ~sa.exists().where(SessionRow.job_id == JobRow.id),
+    ~sa.exists().where(BatchRow.job_id == JobRow.id, IS_OPEN_BATCH),
+)
 
 
-def fail_overdue(session: Session, job_id: str | None = None) -> list[str]:
-    """Fail active jobs, or only this one, after their deadline. Returns their ids."""
-    statement = sa.select(JobRow.id).where(JobRow.status.in_(jobs.ACTIVE), JobRow.deadline_at < now(session))
-    if job_id is not None:
-        statement = statement.where(JobRow.id == job_id)
-    overdue = list(session.scalars(statement))
+def fail_overdue(session: Session) -> list[str]:
+    """Fail active jobs after their deadline. Returns their ids."""
+    overdue = sa.select(JobRow.id).where(JobRow.status.in_(jobs.ACTIVE), JobRow.deadline_at < now(session))
     failed = []
-    for row in jobs.lock_all(session, overdue):
+    for row in jobs.lock_all(session, session.scalars(overdue).all()):
         # it may have ended or been retried meanwhile
-        if row.status not in jobs.ACTIVE or row.deadline_at is None or row.deadline_at >= now(session):
-            continue
-        reason = (
-            f"the job had not ended {row.spec['deadline_seconds']:g} s after it was submitted or retried "
-            "(deadline_seconds); what finished is kept, a retry runs the rest"
-        )
-        jobs.fail(session, row.id, DeadlineExceeded(reason))
-        failed.append(row.id)
+        if row.status in jobs.ACTIVE and row.deadline_at is not None and row.deadline_at < now(session):
+            reason = (
+                f"the job had not ended {row.spec['deadline_seconds']:g} s after it was submitted or retried "
+                "(deadline_seconds); what finished is kept, a retry runs the rest"
+            )
+            jobs.fail(session, row.id, DeadlineExceeded(reason))
+            failed.append(row.id)
     return failed
 
 
-def follow_failures(session: Session, job_id: str, errors: Sequence[ActographError | None]) -> None:
-    """Count consecutive failures, and fail the job after `max_consecutive_failures`.
+def count_ended(session: Session, job_id: str, errors: Sequence[ActographError | None]) -> bool:
+    """Count ended samples of a job, and end it with its last one or after `max_consecutive_failures`.
 
-    Samples with an invalid input (`InvalidRequest`: a prompt beyond the context) do not count, and do not
-    reset the count either.
+    Progress is logged once a second at most. Samples with an invalid input (`InvalidRequest`: a prompt beyond
+    the context) are no consecutive failures, and do not end a row of them either.
 
     Args:
         errors: errors of ended samples in order; None for a completed sample.
+
+    Returns:
+        Whether the job has ended.
     """
-    row = jobs.lock(session, job_id)
+    row, moment = jobs.lock(session, job_id), now(session)
+    failed = sum(error is not None for error in errors)
+    row.completed += len(errors) - failed
+    row.failed += failed
+    if moment - row.logged_at >= EVENT_SECONDS:
+        row.logged_at = moment
+        events.append(session, job_id, "job.progress", jobs.counts_of(row))
     limit = row.spec.get("max_consecutive_failures") or 0
     last: ActographError | None = None
     for error in errors:
@@ -70,6 +87,25 @@ def follow_failures(session: Session, job_id: str, errors: Sequence[ActographErr
             f"{last.message}; solve this and retry the job, which runs the remaining samples"
         )
         jobs.fail(session, job_id, TooManyFailures(reason))
+    return jobs.end_if_done(session, job_id).is_terminal()
+
+
+def note_failed_preparation(session: Session, job_id: str, error: ActographError) -> None:
+    """Log a failed attempt to make a job ready, and fail the job after `MAX_PREPARATIONS`.
+
+    Attempts count from the submission or the last retry.
+    """
+    if jobs.lock_active(session, job_id) is None:
+        return
+    of_job = sa.select(EventRow.event).where(
+        EventRow.job_id == job_id, EventRow.event.in_((PREPARATION_FAILED, "job.retried"))
+    )
+    newest = session.scalars(of_job.order_by(EventRow.id.desc()).limit(MAX_PREPARATIONS)).all()
+    before = newest.index("job.retried") if "job.retried" in newest else len(newest)
+    data = {"attempt": before + 1, "of": MAX_PREPARATIONS, "error": error.as_record()}
+    events.append(session, job_id, PREPARATION_FAILED, data)
+    if before + 1 >= MAX_PREPARATIONS:
+        jobs.fail(session, job_id, error)
 
 
 def retry(session: Session, job_id: str) -> JobRow:
@@ -89,61 +125,81 @@ def retry(session: Session, job_id: str) -> JobRow:
         raise Conflict(f"job {job_id} loads a model; ask for the load again with POST /v1/models/load")
     if row.kind == BATCH:
         raise Conflict(f"job {job_id} is a batch's; send the lines of its error file as a new batch")
-    opened = session.execute(
-        sa.update(SampleRow)
-        .where(SampleRow.job_id == job_id, SampleRow.status != SampleStatus.COMPLETED)
-        .values(
-            status=SampleStatus.PENDING,
-            # the lease of a worker that was taken for dead must not become valid again
-            lease_token=SampleRow.lease_token + 1,
-            worker_id=None,
-            losses=0,
-            prompt=None,
-            error=None,
-            started_at=None,
-            finished_at=None,
+    unfinished = sa.update(SampleRow).where(
+        SampleRow.job_id == job_id, SampleRow.status != SampleStatus.COMPLETED
+    )
+    opened = changed(
+        session.execute(
+            unfinished.values(
+                status=SampleStatus.PENDING,
+                # the lease of a worker that was taken for dead must not become valid again
+                lease_token=SampleRow.lease_token + 1,
+                worker_id=None,
+                losses=0,
+                prompt=None,
+                error=None,
+                started_at=None,
+                finished_at=None,
+            )
         )
     )
     # a job that failed before its dataset was read has no samples yet
-    if not changed(opened) and row.total is not None:
+    if not opened and row.total is not None:
         raise Conflict(f"every sample of job {job_id} has completed; there is nothing to retry")
     row.status, row.error = JobStatus.QUEUED, None
     row.started_at = row.finished_at = None
-    row.served_at, row.pending = 0.0, 1 if row.total is None else changed(opened)
+    row.served_at, row.pending = 0.0, 1 if row.total is None else opened
     row.failed = row.failed_in_a_row = 0
     row.logged_at = 0.0
     row.deadline_at = jobs.deadline(row.spec.get("deadline_seconds"), now(session))
-    events.append(session, job_id, "job.retried", jobs.counts_of(row) | {"samples": changed(opened)})
+    events.append(session, job_id, "job.retried", jobs.counts_of(row) | {"samples": opened})
     session.flush()
     return row
 
 
-def note_failed_preparation(session: Session, job_id: str, error: ActographError) -> None:
-    """Log a failed attempt to make a job ready, and fail the job after `MAX_PREPARATIONS`.
+def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> None:
+    """Delete an ended or queued job with its samples, sessions and events.
 
-    Attempts count from the submission or the last retry.
+    Raises:
+        NotFound: no such job.
+        Conflict: a worker is running it, or it has pinned sessions and `include_pinned` is False.
     """
-    held = jobs.lock_all(session, [job_id])
-    if not held or held[0].status not in jobs.ACTIVE:
-        return
-    attempt = 1 + _failed_attempts(session, job_id)
-    events.append(
-        session,
-        job_id,
-        PREPARATION_FAILED,
-        {"attempt": attempt, "of": MAX_PREPARATIONS, "error": error.as_record()},
-    )
-    if attempt >= MAX_PREPARATIONS:
-        jobs.fail(session, job_id, error)
+    row = row_locks.one(row_locks.lock(session, JobRow, [job_id], to_delete=True), f"job {job_id}")
+    if row.status == JobStatus.IN_PROGRESS:
+        raise Conflict(f"job {job_id} is {row.status}; cancel it first")
+    # under the lock: its last samples may have been committed meanwhile
+    pinned, size = sa.func.sum(sa.case((SessionRow.pinned, 1), else_=0)), sa.func.sum(SessionRow.bytes)
+    held = session.execute(sa.select(sa.func.count(), size, pinned).where(SessionRow.job_id == job_id)).one()
+    if held[2] and not include_pinned:
+        raise Conflict(
+            f"{held[2]} sessions of job {job_id} are pinned; unpin them, or say include_pinned=true"
+        )
+    counters.add_removed(session, "deleted", sessions=held[0], size=int(held[1] or 0))
+    # the foreign key does so only when the row is removed
+    session.execute(sa.update(BatchRow).where(BatchRow.job_id == job_id).values(job_id=None))
+    _doom(session, JobRow.id == job_id)
+    session.expunge(row)
 
 
-def _failed_attempts(session: Session, job_id: str) -> int:
-    retried = (
-        sa.select(sa.func.coalesce(sa.func.max(EventRow.id), 0))
-        .where(EventRow.job_id == job_id, EventRow.event == "job.retried")
-        .scalar_subquery()
-    )
-    counted = sa.select(sa.func.count()).where(
-        EventRow.job_id == job_id, EventRow.event == PREPARATION_FAILED, EventRow.id > retried
-    )
-    return int(session.execute(counted).scalar_one())
+def delete_old(database: Database, kind: Kind, seconds: float, *, limit: int) -> int:
+    """Delete up to `limit` chats, or other jobs, that ended more than `seconds` ago. Returns their number.
+
+    A job with sessions stays, and so does the job of a batch that has not ended. Jobs that load models stay
+    too, because the last one has the options of its model.
+    """
+    of_kind = JobRow.kind == CHAT if kind == "chats" else JobRow.kind.not_in((CHAT, jobs.LOAD))
+    with database.read() as session:
+        old = sa.select(JobRow.id).where(of_kind, JobRow.finished_at < now(session) - seconds, *_REMOVABLE)
+        ids = session.scalars(old.order_by(JobRow.created_at).limit(limit)).all()
+    if not ids:
+        return 0
+    with database.write() as session:
+        row_locks.lock(session, JobRow, ids, to_delete=True)
+        # a job may have changed meanwhile
+        return _doom(session, JobRow.id.in_(ids), *_REMOVABLE)
+
+
+def _doom(session: Session, *which: sa.ColumnElement[bool]) -> int:
+    """Hide jobs, whose idempotency keys are free again. Returns their number."""
+    statement = sa.update(JobRow).where(*which).values(doomed_at=now(session), idempotency_key=None)
+    return changed(session.execute(statement.execution_options(synchronize_session=False)))

@@ -1,58 +1,55 @@
 """Queries about jobs. Callers open and commit the transaction."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import ActographError, Conflict
-from actograph.contract.models import PinnedModel
+from actograph.contract.job_specs import AnyJobSpec
+from actograph.contract.models import ModelStructure, PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
-from actograph.contract.specs import JobSpecBase
 from storage.index import events, pages, row_locks
 from storage.index.database import now
 from storage.index.ids import new_job_id
 from storage.index.pages import PageOptions
-from storage.index.visible import of_everyone
 from storage.jobs.request_keys import RequestKey
-from storage.tables.models import FileRow, JobRow, JobTagRow, SampleRow
+from storage.tables.models import JobRow, JobTagRow, SampleRow
 
+Spec = AnyJobSpec | ChatJobSpec | BatchJobSpec
 #: kind of a job that loads a model, see `storage.queue.model_loads`; it has no samples
 LOAD = "load"
 ACTIVE = (JobStatus.QUEUED, JobStatus.IN_PROGRESS)
 OPEN = (SampleStatus.PENDING, SampleStatus.SUSPECT, SampleStatus.LEASED)
-#: a job's progress is logged once in so many seconds at most; its end is always logged
-EVENT_SECONDS = 1.0
 _INSERT = sa.insert(cast(sa.Table, JobRow.__table__))
 _INSERT_TAGS = sa.insert(cast(sa.Table, JobTagRow.__table__))
 
 
-def create(
-    session: Session,
-    *,
-    kind: str,
-    model: str,
-    spec: JobSpecBase,
-    hooks: Sequence[str] | None,
-    total: int | None,
-    owner: str | None = None,
-    pinned: PinnedModel | None = None,
-    request_key: RequestKey | None = None,
-) -> JobRow:
-    """Insert a queued job. The session does not track the returned row.
+class JobFields(TypedDict, total=False):
+    """Fields of a new job that are not in its spec."""
 
-    Args:
-        request_key: see `storage.jobs.request_keys`.
-        total: number of samples; None until a worker has read the dataset.
-        pinned: None until the model's identity is known.
-    """
-    moment = now(session)
+    #: canonical names of the captured hooks; None until the model's structure is known
+    hooks: Sequence[str] | None
+    #: number of samples; None until a worker has read the dataset
+    total: int | None
+    owner: str | None
+    #: None until the model's identity is known
+    pinned: PinnedModel | None
+    #: see `storage.jobs.request_keys`
+    request_key: RequestKey | None
+
+
+def create(session: Session, spec: Spec, **fields: Unpack[JobFields]) -> JobRow:
+    """Insert a queued job. The session does not track the returned row."""
+    moment, total = now(session), fields.get("total")
+    hooks, pinned, request_key = fields.get("hooks"), fields.get("pinned"), fields.get("request_key")
     values: dict[str, Any] = {
         "id": new_job_id(),
-        "kind": kind,
+        "kind": spec.kind,
         "status": JobStatus.QUEUED,
-        "model": model,
+        "model": spec.model,
         # the samples of a capture job have its inputs; a copy would slow down every list
         "spec": spec.model_dump(mode="json", exclude={"inputs"}),
         "priority": spec.priority,
@@ -65,7 +62,7 @@ def create(
         "created_at": moment,
         "deadline_at": deadline(spec.deadline_seconds, moment),
         "hooks": list(hooks) if hooks is not None else None,
-        "owner": owner,
+        "owner": fields.get("owner"),
         "pinned": None if pinned is None else pinned.model_dump(mode="json"),
         "identity_sha256": None if pinned is None else pinned.identity.sha256,
         "failed_in_a_row": 0,
@@ -125,20 +122,19 @@ def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
     return row_locks.lock(session, JobRow, job_ids)
 
 
-def keep(session: Session, job_ids: Collection[str]) -> list[str]:
-    """Protect jobs from deletion until the transaction ends. Returns the ids of the existing ones."""
-    return [row.id for row in row_locks.keep(session, JobRow, job_ids)]
+def lock_active(session: Session, job_id: str) -> JobRow | None:
+    """Lock a job; None if it has ended or was deleted."""
+    held = lock_all(session, [job_id])
+    return held[0] if held and held[0].status in ACTIVE else None
 
 
-def start(session: Session, job_id: str) -> bool:
-    """Move a queued job to in_progress. Returns False if it was not queued."""
+def start(session: Session, job_id: str) -> None:
+    """Move a queued job to in_progress."""
     row = lock(session, job_id)
-    if row.status != JobStatus.QUEUED:
-        return False
-    row.status, row.started_at = JobStatus.IN_PROGRESS, now(session)
-    session.flush()
-    events.append(session, job_id, "job.started", counts_of(row))
-    return True
+    if row.status == JobStatus.QUEUED:
+        row.status, row.started_at = JobStatus.IN_PROGRESS, now(session)
+        session.flush()
+        events.append(session, job_id, "job.started", counts_of(row))
 
 
 def set_total(session: Session, job_id: str, total: int) -> None:
@@ -153,14 +149,39 @@ def set_hooks(session: Session, job_id: str, hooks: Sequence[str]) -> None:
     session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(hooks=list(hooks)))
 
 
-def count_finished(session: Session, job_id: str, *, completed: int, failed: int) -> None:
-    """Add to the job's counters, and log them once a second at most."""
-    row, moment = lock(session, job_id), now(session)
-    row.completed += completed
-    row.failed += failed
-    if moment - row.logged_at >= EVENT_SECONDS:
-        row.logged_at = moment
-        events.append(session, job_id, "job.progress", counts_of(row))
+def pin_to(structure: ModelStructure | None) -> PinnedModel | None:
+    """The pin of a job for a model with this structure; None if its identity is unknown."""
+    if structure is None or structure.identity is None:
+        return None
+    return PinnedModel(identity=structure.identity, savepoints=dict(structure.savepoints))
+
+
+def pin_of(row: JobRow) -> PinnedModel | None:
+    """The pin of a job; None if no worker has claimed it and its model's identity was unknown."""
+    return None if row.pinned is None else PinnedModel.model_validate(row.pinned)
+
+
+def pin(session: Session, job_id: str, pinned: PinnedModel) -> PinnedModel:
+    """Pin a job to the identity of its model, unless another worker was faster. Returns the valid pin.
+
+    Raises:
+        NotFound: no such job.
+    """
+    row = lock(session, job_id)
+    if row.pinned is not None:
+        return PinnedModel.model_validate(row.pinned)
+    row.pinned, row.identity_sha256 = pinned.model_dump(mode="json"), pinned.identity.sha256
+    session.flush()
+    data = {"identity_sha256": row.identity_sha256, **row.pinned}
+    events.append(session, job_id, "job.model_identity", data)
+    return pinned
+
+
+def note_reload(session: Session, job_id: str, pinned: PinnedModel, differences: str) -> None:
+    """Log in a job that a worker loaded the pinned model in place of the current one."""
+    if lock_all(session, [job_id]):
+        data = {"identity_sha256": pinned.identity.sha256, "differences": differences}
+        events.append(session, job_id, "model.reloaded", data)
 
 
 def cancel(session: Session, job_id: str) -> JobRow:
@@ -175,23 +196,17 @@ def cancel(session: Session, job_id: str) -> JobRow:
     if status in (JobStatus.COMPLETED, JobStatus.FAILED):
         raise Conflict(f"job {job_id} is {status} already")
     if status in ACTIVE:
-        row.status, row.finished_at, row.pending = JobStatus.CANCELLED, now(session), 0
         _cancel_rest(session, job_id)
-        events.append(session, job_id, "job.cancelled", counts_of(row))
-        session.flush()
+        _end(session, row, JobStatus.CANCELLED)
     return row
 
 
 def fail(session: Session, job_id: str, error: ActographError) -> None:
     """Fail an active job with a reason. Its open samples are cancelled."""
-    held = lock_all(session, [job_id])
-    if held and held[0].status in ACTIVE:
-        row = held[0]
-        row.status, row.finished_at, row.error = JobStatus.FAILED, now(session), error.as_record()
-        row.pending = 0
+    row = lock_active(session, job_id)
+    if row is not None:
         _cancel_rest(session, job_id)
-        events.append(session, job_id, "job.failed", counts_of(row) | {"error": row.error})
-        session.flush()
+        _end(session, row, JobStatus.FAILED, error.as_record())
 
 
 def end_if_done(session: Session, job_id: str) -> JobStatus:
@@ -200,20 +215,19 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
     A job fails if every sample failed, with the reason of the first one.
     """
     row = lock(session, job_id)
-    status = JobStatus(row.status)
-    if status.is_terminal() or row.total is None:
-        return status
-    if not has_open_samples(session, job_id):
-        row.finished_at, row.pending = now(session), 0
-        if row.completed == 0 and row.failed > 0:
-            row.status = JobStatus.FAILED
-            row.error = _first_error(session, job_id)
-            events.append(session, job_id, "job.failed", counts_of(row) | {"error": row.error})
-        else:
-            row.status = JobStatus.COMPLETED
-            events.append(session, job_id, "job.completed", counts_of(row))
     session.flush()
+    if row.status in ACTIVE and row.total is not None and not has_open_samples(session, job_id):
+        if row.completed == 0 and row.failed > 0:
+            _end(session, row, JobStatus.FAILED, _first_error(session, job_id))
+        else:
+            _end(session, row, JobStatus.COMPLETED)
     return JobStatus(row.status)
+
+
+def _end(session: Session, row: JobRow, status: JobStatus, error: dict[str, Any] | None = None) -> None:
+    row.status, row.finished_at, row.error, row.pending = status, now(session), error, 0
+    events.append(session, row.id, f"job.{status}", counts_of(row) | ({"error": error} if error else {}))
+    session.flush()
 
 
 def status_of(session: Session, job_id: str) -> JobStatus | None:
@@ -242,23 +256,6 @@ def counts_of(row: JobRow) -> dict[str, Any]:
 def deadline(seconds: float | None, moment: float) -> float | None:
     """The deadline of a job that is queued at `moment`, if its spec has `deadline_seconds`."""
     return None if seconds is None else moment + seconds
-
-
-@of_everyone
-def refers_to_file(session: Session, file_id: str) -> str | None:
-    """An active job that reads this uploaded file, if any."""
-    if session.get(FileRow, file_id) is None:
-        return None
-    for row in session.scalars(sa.select(JobRow).where(JobRow.status.in_(ACTIVE))):
-        for field in ("dataset", "fewshot_dataset"):
-            if (row.spec.get(field) or {}).get("file_id") == file_id:
-                return row.id
-    return None
-
-
-def lock_to_delete(session: Session, job_id: str) -> JobRow:
-    """The job, locked for deletion: no new row can refer to it. Raises NotFound."""
-    return row_locks.one(row_locks.lock(session, JobRow, [job_id], to_delete=True), f"job {job_id}")
 
 
 def _first_error(session: Session, job_id: str) -> dict[str, Any]:

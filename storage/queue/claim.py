@@ -22,7 +22,7 @@ from storage.index.database import now
 from storage.index.visible import of_everyone
 from storage.jobs import jobs
 from storage.jobs.jobs import LOAD
-from storage.queue import pause, routing, workers
+from storage.queue import pause, workers
 from storage.queue.leases import ALONE_AFTER, SUSPECT_AFTER, LeasedSample
 from storage.samples import announced
 from storage.tables.models import HAS_PENDING, JobRow, SampleRow, WorkerRow
@@ -183,7 +183,7 @@ def _other(session: Session, asking: Asking) -> JobRow | None:
     if others:
         # two workers must not load one model
         _one_at_a_time(session, "models")
-        others -= routing.held_models(session)
+        others -= workers.held_models(session)
     return _first([variant, *(_head(session, asking, model) for model in others)])
 
 

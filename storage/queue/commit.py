@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SampleResult:
-    """Result of a completed sample."""
+    """Result of a completed sample: the columns of its row."""
 
     prompt: str
     completion: str
@@ -91,17 +91,19 @@ def commit(
     announced.abandon(
         session, [one.lease.session_id for one in given if one.lease.session_id not in published]
     )
-    of_jobs = sorted({one.lease.job_id for one in kept})
-    for job_id in of_jobs:
-        _count(session, job_id, kept)
+    errors: dict[str, list[ActographError | None]] = defaultdict(list)
+    for one in kept:
+        errors[one.lease.job_id].append(one.error)
+    for job_id in sorted(errors):
+        control.count_ended(session, job_id, errors[job_id])
     if kept:
-        kinds = {row.id: row.kind for row in jobs.lock_all(session, of_jobs)}
+        kinds = {row.id: row.kind for row in jobs.lock_all(session, errors)}
         counters.add(session, worker_id, _tally(kinds, kept, seconds))
     # unless their first commit was stored, and its answer was lost
     without = [one.lease for one in given if one.lease.id not in done] + [
         one.lease for one in kept if one.error is not None
     ]
-    lost = {lease.id for lease in without} - _completed(session, without)
+    lost = {lease.id for lease in without} - (_completed(session, without) if without else set())
     return Committed(kept=kept, lost=lost)
 
 
@@ -118,15 +120,6 @@ def _with_sessions(session: Session, given: Sequence[Ended]) -> list[Ended]:
         else one
         for one in given
     ]
-
-
-def _count(session: Session, job_id: str, kept: Sequence[Ended]) -> None:
-    """Count what ended of a locked job, which may end with it."""
-    errors = [one.error for one in kept if one.lease.job_id == job_id]
-    failed = sum(error is not None for error in errors)
-    jobs.count_finished(session, job_id, completed=len(errors) - failed, failed=failed)
-    control.follow_failures(session, job_id, errors)
-    jobs.end_if_done(session, job_id)
 
 
 class _RefusedError(Exception):
@@ -180,11 +173,15 @@ def _reason(one: Ended, error: BaseException) -> ActographError:
 
 def _end(session: Session, one: Ended) -> bool:
     """Store a result or an error under the lease. False if the lease is lost."""
-    values: dict[str, Any] = {"error": None if one.error is None else one.error.as_record()}
-    if one.result is None:
-        values |= {"status": SampleStatus.FAILED, "prompt": one.prompt}
-    else:
-        values |= _values(one.result)
+    values: dict[str, Any] = {"status": SampleStatus.FAILED, "prompt": one.prompt}
+    if one.result is not None:
+        values = vars(one.result) | {
+            "status": SampleStatus.COMPLETED,
+            "scores": {key: score.model_dump() for key, score in one.result.scores.items()},
+            "tool_use": one.result.tool_use.model_dump() if one.result.tool_use else None,
+            "messages": [message.model_dump() for message in one.result.messages] or None,
+        }
+    values["error"] = None if one.error is None else one.error.as_record()
     moved = session.execute(
         sa.update(SampleRow)
         .where(*leases.ours(one.lease))
@@ -196,30 +193,11 @@ def _end(session: Session, one: Ended) -> bool:
     return changed(moved) > 0
 
 
-def _values(result: SampleResult) -> dict[str, Any]:
-    return {
-        "status": SampleStatus.COMPLETED,
-        "prompt": result.prompt,
-        "completion": result.completion,
-        "finish_reason": result.finish_reason,
-        "prompt_tokens": result.prompt_tokens,
-        "generated_tokens": result.generated_tokens,
-        "scores": {key: score.model_dump() for key, score in result.scores.items()},
-        "tool_use": result.tool_use.model_dump() if result.tool_use else None,
-        "messages": [message.model_dump() for message in result.messages] or None,
-        "logprobs": None if result.logprobs is None else list(result.logprobs),
-        "session_id": result.session_id,
-    }
-
-
 def _completed(session: Session, held: Sequence[LeasedSample]) -> set[str]:
     """Samples that were completed under these leases."""
-    if not held:
-        return set()
     tokens = {lease.id: lease.token for lease in held}
-    statement = sa.select(SampleRow.id, SampleRow.lease_token).where(
-        SampleRow.id.in_(tokens), SampleRow.status == SampleStatus.COMPLETED
-    )
+    completed = SampleRow.status == SampleStatus.COMPLETED
+    statement = sa.select(SampleRow.id, SampleRow.lease_token).where(SampleRow.id.in_(tokens), completed)
     return {row.id for row in session.execute(statement) if row.lease_token == tokens[row.id]}
 
 

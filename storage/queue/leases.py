@@ -186,11 +186,9 @@ def _fail(session: Session, job_id: str, sample_ids: Sequence[str], error: Actog
     record["message"] = f"{record['message']} ({FAILED_AFTER} times, the last time alone)"
     values = {"status": SampleStatus.FAILED, "losses": FAILED_AFTER, "error": record, "worker_id": None}
     _update(session, sample_ids, finished_at=now(session), **values)
-    jobs.count_finished(session, job_id, completed=0, failed=len(sample_ids))
     kind = jobs.lock(session, job_id).kind
     counters.add(session, counters.NOBODY, {Counter("samples", kind, SampleStatus.FAILED): len(sample_ids)})
-    control.follow_failures(session, job_id, [error] * len(sample_ids))
-    jobs.end_if_done(session, job_id)
+    control.count_ended(session, job_id, [error] * len(sample_ids))
 
 
 def _update(session: Session, sample_ids: Sequence[str], **values: Any) -> None:

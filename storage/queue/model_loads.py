@@ -13,7 +13,7 @@ from actograph.contract.resources import JobStatus
 from storage.index import events, row_locks
 from storage.index.database import now
 from storage.index.ids import new_job_id
-from storage.jobs import jobs
+from storage.jobs import control, jobs
 from storage.tables.models import JobRow
 
 #: more urgent than all other jobs
@@ -51,8 +51,7 @@ def begin(session: Session, row: JobRow, worker_id: str) -> bool:
 
     A request that killed its workers fails here.
     """
-    held = jobs.lock_all(session, [row.id])
-    if not held or held[0].status not in jobs.ACTIVE:
+    if jobs.lock_active(session, row.id) is None:
         return False
     if len(_attempts(session, row.id)) >= MAX_ATTEMPTS:
         error = ModelRefused(
@@ -67,12 +66,9 @@ def begin(session: Session, row: JobRow, worker_id: str) -> bool:
 
 def complete(session: Session, job_id: str) -> None:
     """Complete the request of a loaded and verified model, unless it was cancelled."""
-    held = jobs.lock_all(session, [job_id])
-    if not held or held[0].status not in jobs.ACTIVE:
-        return
-    jobs.set_total(session, job_id, 1)
-    jobs.count_finished(session, job_id, completed=1, failed=0)
-    jobs.end_if_done(session, job_id)
+    if jobs.lock_active(session, job_id) is not None:
+        jobs.set_total(session, job_id, 1)
+        control.count_ended(session, job_id, [None])
 
 
 def options_in_force(session: Session, model: str) -> ModelLoadOptions:

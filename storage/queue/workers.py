@@ -1,6 +1,6 @@
-"""Queries about workers and their models."""
+"""Workers: what they hold, which models they serve, and jobs that none of them can serve."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -9,14 +9,20 @@ from sqlalchemy.orm import Session
 from actograph.contract import base, models, operations
 from actograph.contract.errors import ActographError
 from actograph.contract.operations import WorkerStatus
-from storage.index import counters
+from storage.index import counters, events
 from storage.index.database import changed, now
 from storage.index.upsert import Upsert
+from storage.jobs import jobs
 from storage.queue import leases
-from storage.tables.models import ModelRow, WorkerRow
+from storage.tables.models import EventRow, JobRow, ModelRow, WorkerRow
 
 _keep_structure = Upsert(ModelRow, "structure", "loaded_at")
 LIVE = (WorkerStatus.READY, WorkerStatus.BUSY)
+#: a worker that loads its first model counts as its holder
+ALIVE = (WorkerStatus.STARTING, *LIVE)
+WAITING = "job.waiting"
+#: jobs that one round of upkeep logs
+MOST_AT_ONCE = 500
 
 
 def register(
@@ -98,51 +104,33 @@ def set_offline(session: Session, worker_id: str, error: ActographError | None =
     _update(session, worker_id, status=WorkerStatus.OFFLINE, job_id=None, **reason)
 
 
-def beat(session: Session, worker_id: str) -> None:
-    """Record a sign of life, which renews all leases of the worker."""
-    _update(session, worker_id, heartbeat_at=now(session))
+def heartbeat(session: Session, worker_id: str, memory: dict[str, int] | None = None) -> None:
+    """Record a sign of life, which renews all leases of the worker. An offline worker becomes ready again.
 
-
-def heartbeat(session: Session, worker_id: str, memory: dict[str, int] | None) -> None:
-    """Record a sign of life. An offline worker becomes ready again. None keeps the old `memory`."""
+    Args:
+        memory: its memory in bytes; None keeps the last report.
+    """
     reported = {} if memory is None else {"memory": memory}
-    _update(session, worker_id, heartbeat_at=now(session), **reported)
-    session.execute(
-        sa.update(WorkerRow)
-        .where(WorkerRow.id == worker_id, WorkerRow.status == WorkerStatus.OFFLINE)
-        .values(status=WorkerStatus.READY)
-    )
+    is_back = WorkerRow.status == WorkerStatus.OFFLINE
+    status = sa.case((is_back, WorkerStatus.READY), else_=WorkerRow.status)
+    _update(session, worker_id, heartbeat_at=now(session), status=status, **reported)
 
 
 def bury(session: Session, hostname: str, is_alive: Callable[[int], bool]) -> int:
     """End the workers of this host whose process is gone; take back what they held. Returns their number."""
-    alive = WorkerRow.status.in_((*LIVE, WorkerStatus.STARTING))
-    known = session.execute(
-        sa.select(WorkerRow.id, WorkerRow.pid).where(WorkerRow.hostname == hostname, alive)
-    ).all()
-    dead = [row.id for row in known if not is_alive(row.pid)]
+    known = sa.select(WorkerRow.id, WorkerRow.pid)
+    known = known.where(WorkerRow.hostname == hostname, WorkerRow.status.in_(ALIVE))
+    dead = [row.id for row in session.execute(known) if not is_alive(row.pid)]
     if not dead:
         return 0
     leases.take_back(session, dead)
-    ended = session.execute(
-        sa.update(WorkerRow)
-        .where(WorkerRow.id.in_(dead), alive)
-        .values(status=WorkerStatus.OFFLINE, job_id=None)
-    )
-    return changed(ended)
+    return _end(session, dead)
 
 
 def expire(session: Session, silent_seconds: float) -> int:
     """Mark live workers without a heartbeat for `silent_seconds` as offline. Returns their number."""
-    silent = _unwritten(
-        session,
-        WorkerRow.status.in_((*LIVE, WorkerStatus.STARTING)),
-        WorkerRow.heartbeat_at < now(session) - silent_seconds,
-    )
-    result = session.execute(
-        sa.update(WorkerRow).where(WorkerRow.id.in_(silent)).values(status=WorkerStatus.OFFLINE, job_id=None)
-    )
-    return changed(result)
+    is_silent = WorkerRow.heartbeat_at < now(session) - silent_seconds
+    return _end(session, _unwritten(session, WorkerRow.status.in_(ALIVE), is_silent))
 
 
 def forget(session: Session, older_than_seconds: float) -> None:
@@ -161,18 +149,65 @@ def find(session: Session) -> Sequence[WorkerRow]:
     return session.scalars(sa.select(WorkerRow).order_by(WorkerRow.started_at.desc(), WorkerRow.id)).all()
 
 
-def busy_job_ids(session: Session) -> Sequence[str]:
-    """Jobs of busy workers."""
-    statement = sa.select(WorkerRow.job_id).where(
-        WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id.is_not(None)
+def holders(session: Session, model: str) -> Sequence[WorkerRow]:
+    """Workers that hold a model or load it now."""
+    return session.scalars(
+        sa.select(WorkerRow).where(WorkerRow.model == model, WorkerRow.status.in_(ALIVE))
+    ).all()
+
+
+def another_holds(session: Session, worker_id: str, pinned: models.PinnedModel) -> bool:
+    """True if another live worker has the pinned model in memory."""
+    return any(
+        row.id != worker_id and row.identity_sha256 == pinned.identity.sha256 and row.status in LIVE
+        for row in holders(session, pinned.identity.model)
     )
-    return [job_id for job_id in session.scalars(statement) if job_id is not None]
 
 
-def loaded_models(session: Session) -> set[str]:
-    """Names of the models of live workers."""
-    statement = sa.select(WorkerRow.model).where(WorkerRow.status.in_(LIVE))
-    return {name for name in session.scalars(statement) if name is not None}
+def held_models(session: Session, statuses: Collection[WorkerStatus] = ALIVE) -> set[str]:
+    """Models that workers hold or load now. With `LIVE`, only the loaded ones."""
+    statement = sa.select(WorkerRow.model).where(WorkerRow.status.in_(statuses)).distinct()
+    return {model for model in session.scalars(statement) if model}
+
+
+def served_models(session: Session, *where: sa.ColumnElement[bool]) -> set[str]:
+    """Models that workers hold or may load: of live workers, or of those that meet the conditions."""
+    chosen = where or (WorkerRow.status.in_(ALIVE),)
+    rows = session.execute(sa.select(WorkerRow.model, WorkerRow.served).where(*chosen))
+    return {name for row in rows for name in (row.model, *(row.served or ())) if name}
+
+
+def why_unserved(model: str, served: Collection[str]) -> str | None:
+    """The reason why no live worker can run jobs of this model; None if one can."""
+    if model in served:
+        return None
+    if not served:
+        return "no worker is alive; the job waits until one is"
+    return (
+        f"no live worker holds {model} or may load it; they serve {', '.join(sorted(served))}. "
+        "Start a worker with ACTOGRAPH_MODEL or ACTOGRAPH_ALLOWED_MODELS naming it"
+    )
+
+
+def unserved_jobs(session: Session, patience_seconds: float) -> Sequence[str]:
+    """Active jobs whose model had no worker for `patience_seconds`, if their log does not say so yet.
+
+    Shorter gaps are left out: workers may be restarting.
+    """
+    since = now(session) - patience_seconds
+    served = served_models(session) | served_models(session, WorkerRow.heartbeat_at > since)
+    logged = sa.exists().where(EventRow.job_id == JobRow.id, EventRow.event == WAITING)
+    statement = sa.select(JobRow.id).where(JobRow.status.in_(jobs.ACTIVE), JobRow.created_at <= since)
+    statement = statement.where(JobRow.model.not_in(served), ~logged)
+    return session.scalars(statement.order_by(JobRow.created_at, JobRow.id).limit(MOST_AT_ONCE)).all()
+
+
+def log_unserved(session: Session, job_ids: Sequence[str]) -> None:
+    """Log `job.waiting` with the reason in jobs that no worker can serve."""
+    served = served_models(session)
+    for row in jobs.lock_all(session, job_ids):
+        if reason := why_unserved(row.model, served):
+            events.append(session, row.id, WAITING, {"reason": reason})
 
 
 def model_loaded_last(session: Session) -> str | None:
@@ -218,6 +253,11 @@ def _unwritten(session: Session, *where: sa.ColumnElement[bool]) -> Sequence[str
     """Lock workers that meet the conditions. Skips workers whose row is locked by another transaction."""
     found = sa.select(WorkerRow.id).where(*where).order_by(WorkerRow.id)
     return session.scalars(found.with_for_update(skip_locked=True)).all()
+
+
+def _end(session: Session, worker_ids: Sequence[str]) -> int:
+    ended = sa.update(WorkerRow).where(WorkerRow.id.in_(worker_ids), WorkerRow.status.in_(ALIVE))
+    return changed(session.execute(ended.values(status=WorkerStatus.OFFLINE, job_id=None)))
 
 
 def _update(session: Session, worker_id: str, **values: Any) -> None:

@@ -15,7 +15,6 @@ from actograph.contract.resources import JobStatus, SampleStatus, ToolUse
 from actograph.contract.tasks import task_name
 from actograph.statistics import metrics
 from actograph.statistics.metrics import Moments
-from storage.jobs import view
 from storage.tables.models import JobRow, SampleRow
 
 #: samples in memory at once
@@ -87,7 +86,7 @@ def of_job(session: Session, row: JobRow) -> resources.JobResults:
         job_id=row.id,
         status=JobStatus(row.status),
         task=task,
-        progress=view.progress(row),
+        progress=resources.Progress(total=row.total or 0, completed=row.completed, failed=row.failed),
         conditions={name: sums.resource(task or row.kind) for name, sums in conditions.items()},
     )
 

@@ -1,6 +1,5 @@
 """Queries about samples: their insertion, lists and results."""
 
-from storage.samples.insertion import NewSample, insert, next_position
-from storage.samples.lists import find, get, resource
+from storage.samples.rows import NewSample, find, get, insert, next_position, resource
 
 __all__ = ["NewSample", "find", "get", "insert", "next_position", "resource"]

@@ -4,7 +4,7 @@ A deleted session is hidden at once; `storage.upkeep.reaper` removes its files a
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -48,7 +48,7 @@ def delete(session: Session, session_id: str) -> None:
 
 def deletable(wanted: SessionFilter, *, include_pinned: bool) -> SessionFilter:
     """The filter of sessions that may be deleted."""
-    return wanted if include_pinned else replace(wanted, pinned=False)
+    return wanted if include_pinned else wanted.model_copy(update={"pinned": False})
 
 
 def delete_matching(database: Database, wanted: SessionFilter, *, include_pinned: bool = False) -> Count:

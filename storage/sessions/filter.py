@@ -1,9 +1,9 @@
 """Conditions on sessions, for lists, totals and changes of many sessions."""
 
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from pydantic import BaseModel, ConfigDict, Field
 
 from storage.index import pages
 from storage.tables.models import SessionRow, SessionTagRow
@@ -11,22 +11,23 @@ from storage.tables.models import SessionRow, SessionTagRow
 S = TypeVar("S", bound="sa.Select[*tuple[Any, ...]]")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionFilter:
+class SessionFilter(BaseModel):
     """Conditions that a session must meet; None means any value."""
 
-    id_prefix: str | None = None
-    job_id: str | None = None
-    model: str | None = None
-    condition: str | None = None
-    sample_index: int | None = None
-    correct: bool | None = None
-    tag: str | None = None
-    owner: str | None = None
+    model_config = ConfigDict(frozen=True)
+
+    id_prefix: str | None = Field(None, pattern="^ses_[0-9a-f]{1,32}$")
+    job_id: str | None = Field(None, max_length=64)
+    model: str | None = Field(None, max_length=1024)
+    condition: str | None = Field(None, max_length=64)
+    sample_index: int | None = Field(None, ge=0, le=2**31 - 1)
+    correct: bool | None = Field(None, description="Result of the task's first scorer.")
+    tag: str | None = Field(None, max_length=64)
+    owner: str | None = Field(None, max_length=64, description="Owner of the job.")
     pinned: bool | None = None
-    created_after: float | None = None
-    created_before: float | None = None
-    expires_before: float | None = None
+    created_after: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")
+    created_before: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")
+    expires_before: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")
 
     @property
     def leads_with_tag(self) -> bool:

@@ -8,20 +8,20 @@ the process dies meanwhile, the reaper removes the incomplete job.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
+from typing import Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
-from actograph.contract.models import PinnedModel
 from storage import samples
 from storage.index import visible
 from storage.index.database import Database, changed, now
 from storage.jobs import batches, jobs
-from storage.jobs.request_keys import RequestKey, first_wins
+from storage.jobs.jobs import JobFields, Spec
+from storage.jobs.request_keys import first_wins
 from storage.samples import NewSample
 from storage.submission import named
 from storage.tables.models import JobRow
@@ -34,22 +34,18 @@ SLICE_CHARACTERS = 4 << 20
 ABANDONED_SECONDS = 300.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewJob:
-    """A checked job to insert; its fields are those of `storage.jobs.jobs.create`."""
+def insert_job(
+    database: Database,
+    spec: Spec,
+    new: Iterable[NewSample],
+    *,
+    batch_id: str | None = None,
+    **fields: Unpack[JobFields],
+) -> JobRow:
+    """Insert a checked job with its samples. The last transaction, the only one of a small job, shows it.
 
-    spec: named.Spec
-    hooks: Sequence[str] | None
-    total: int | None
-    owner: str | None = None
-    pinned: PinnedModel | None = None
-    request_key: RequestKey | None = None
-    #: the batch that begins with this job
-    batch_id: str | None = None
-
-
-def insert_job(database: Database, job: NewJob, new: Iterable[NewSample]) -> JobRow:
-    """Insert a job with its samples. The last transaction, the only one of a small job, makes it visible.
+    Args:
+        batch_id: the batch that begins with this job.
 
     Raises:
         Conflict: the batch has begun already, or was cancelled.
@@ -57,15 +53,19 @@ def insert_job(database: Database, job: NewJob, new: Iterable[NewSample]) -> Job
         InvalidDataset, InvalidRequest: a file or vector was deleted since the check.
         ServiceUnavailable: it took so long that the job was removed as abandoned.
     """
+
     rest = iter(new)
     following, after = _slice(rest), _slice(rest)
     with database.write() as session:
-        row = _create(session, job)
+        named.keep_all(session, spec)
+        with first_wins():
+            row = jobs.create(session, spec, **fields)
         samples.insert(session, row.id, following)
         if not after:
-            _begin_batch(session, job, row)
+            _begin_batch(session, batch_id, row)
             return row
-        _hide(session, row.id)
+        doomed_at = now(session) + ABANDONED_SECONDS
+        session.execute(sa.update(JobRow).where(JobRow.id == row.id).values(doomed_at=doomed_at))
     try:
         count = len(following)
         while after:
@@ -75,8 +75,8 @@ def insert_job(database: Database, job: NewJob, new: Iterable[NewSample]) -> Job
                 samples.insert(session, row.id, following, first=count)
                 count += len(following)
         with database.write() as session:
-            named.keep_all(session, job.spec)
-            _begin_batch(session, job, row)
+            named.keep_all(session, spec)
+            _begin_batch(session, batch_id, row)
             _require(session, row.id, None)
     except Exception:
         # otherwise the reaper waits for the time of its doom
@@ -86,25 +86,9 @@ def insert_job(database: Database, job: NewJob, new: Iterable[NewSample]) -> Job
     return row
 
 
-def _create(session: Session, job: NewJob) -> JobRow:
-    named.keep_all(session, job.spec)
-    with first_wins():
-        return jobs.create(
-            session,
-            kind=job.spec.kind,
-            model=job.spec.model,
-            spec=job.spec,
-            hooks=job.hooks,
-            total=job.total,
-            owner=job.owner,
-            pinned=job.pinned,
-            request_key=job.request_key,
-        )
-
-
-def _begin_batch(session: Session, job: NewJob, row: JobRow) -> None:
-    if job.batch_id is not None:
-        batches.begin(session, job.batch_id, row)
+def _begin_batch(session: Session, batch_id: str | None, row: JobRow) -> None:
+    if batch_id is not None:
+        batches.begin(session, batch_id, row)
 
 
 def _slice(rest: Iterator[NewSample]) -> list[NewSample]:
@@ -136,11 +120,6 @@ def insert_dataset(database: Database, job_id: str, new: Sequence[NewSample]) ->
             if is_complete:
                 jobs.set_total(session, job_id, len(new))
                 jobs.end_if_done(session, job_id)
-
-
-def _hide(session: Session, job_id: str) -> None:
-    doomed_at = now(session) + ABANDONED_SECONDS
-    session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(doomed_at=doomed_at))
 
 
 def _change_hidden(session: Session, job_id: str, **values: object) -> bool:

@@ -2,16 +2,13 @@
 
 from sqlalchemy.orm import Session
 
-from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound
 from actograph.contract.interventions import StoredVector, each
-from actograph.contract.job_specs import AnyJobSpec
 from actograph.contract.specs import FileDataset
 from storage.files import files
+from storage.jobs.jobs import Spec
 from storage.sessions import vectors
 from storage.tables.models import FileRow
-
-Spec = AnyJobSpec | ChatJobSpec | BatchJobSpec
 
 #: fields of specs that name a dataset
 DATASETS = ("dataset", "fewshot_dataset")

@@ -63,7 +63,7 @@ class JobRow(Base):
     error: Mapped[dict[str, Any] | None]
     #: canonical hook names, once the model's structure is known
     hooks: Mapped[list[str] | None]
-    #: `PinnedModel`, see `storage.queue.pins`; null until the model's identity is known
+    #: `PinnedModel`, see `storage.jobs.jobs.pin`; null until the model's identity is known
     pinned: Mapped[dict[str, Any] | None]
     #: digest of the pinned model's identity
     identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))

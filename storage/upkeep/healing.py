@@ -19,7 +19,7 @@ from storage.artifacts.store import ArtifactStore
 from storage.index import disk_reserve
 from storage.index.database import Database
 from storage.jobs import control
-from storage.queue import leases, unserved_jobs, workers
+from storage.queue import leases, workers
 from storage.upkeep import duties
 from storage.upkeep.housekeeping import Housekeeping
 
@@ -110,8 +110,11 @@ class Healing:
             self._failing = False
 
     def _log_unserved(self) -> None:
-        patience = self._settings.lease_seconds
-        if unserved := unserved_jobs.log_waiting(self._database, patience_seconds=patience):
+        with self._database.read() as session:
+            unserved = workers.unserved_jobs(session, self._settings.lease_seconds)
+        if unserved:
+            with self._database.write() as session:
+                workers.log_unserved(session, unserved)
             log.warning("%d job(s) wait for a worker of their model, %s first", len(unserved), unserved[0])
 
     def _expire_workers(self) -> None:

@@ -16,7 +16,7 @@ from storage.artifacts.store import ArtifactStore
 from storage.files import files
 from storage.index import disk_reserve
 from storage.index.database import Database
-from storage.jobs import deletion
+from storage.jobs import control
 from storage.sessions import changes
 from storage.upkeep import duties, reaper
 
@@ -110,11 +110,11 @@ class Housekeeping:
         if total.sessions:
             log.info("deleted %d expired session(s), %d bytes", total.sessions, total.bytes)
 
-    def _delete_old(self, kind: deletion.Kind, seconds: int) -> None:
+    def _delete_old(self, kind: control.Kind, seconds: int) -> None:
         """Delete jobs that ended so long ago; 0 keeps them."""
         total = 0
         while seconds and not self._stop.is_set():
-            deleted = deletion.delete_old(self._database, kind, seconds, limit=BATCH)
+            deleted = control.delete_old(self._database, kind, seconds, limit=BATCH)
             if not deleted:
                 break
             total += deleted

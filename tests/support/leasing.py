@@ -11,7 +11,7 @@ from storage.queue import commit, leases, workers
 from storage.queue.commit import Ended, SampleResult
 from storage.queue.leases import LeasedSample
 from storage.sessions.sessions import NewSession
-from storage.tables.models import DutyRow, SampleRow
+from storage.tables.models import HAS_PENDING, DutyRow, JobRow, SampleRow
 
 
 class LeaseLost(Exception):
@@ -22,8 +22,13 @@ def claim(session: Session, job_id: str, *, worker_id: str = "wrk_a", count: int
     """Lease samples of a job, whatever else waits."""
     held = jobs.lock_all(session, [job_id])
     found = claims.of_job(session, held[0], worker_id, count) if held else []
-    workers.beat(session, worker_id)
+    workers.heartbeat(session, worker_id)
     return found
+
+
+def with_work(session: Session) -> list[str]:
+    """Jobs that a worker can begin or continue, in the order of service."""
+    return list(session.scalars(sa.select(JobRow.id).where(HAS_PENDING).order_by(*claims.ORDER)))
 
 
 def lose(database: Database, worker_id: str | None = None) -> None:

@@ -11,7 +11,7 @@ from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import PinnedModel
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import model_loads, pins, workers
+from storage.queue import model_loads, workers
 from storage.queue.claim import Held
 from storage.tables.models import JobRow
 from worker.drain.model_holder import ModelHolder, is_same
@@ -68,17 +68,17 @@ class JobModels:
             HeldElsewhere: only another worker can run the job.
             NotHeld: the job needs a load.
         """
-        pinned = pins.of_job(job)
+        pinned = jobs.pin_of(job)
         if pinned is None:
             if not load and not self._models.holds(job.model):
                 raise NotHeld
             engine = self._models.engine_for(job.model)
-            pinned = pins.of_structure(engine.structure)
+            pinned = jobs.pin_to(engine.structure)
             if pinned is None:
                 return engine, None
             with self._database.write() as session:
                 # the first of two workers pins the job; the second one loads the model as pinned
-                pinned = pins.pin(session, job.id, pinned)
+                pinned = jobs.pin(session, job.id, pinned)
         if not load and self.held != Held(job.model, pinned.identity.sha256):
             raise NotHeld
         return self._pinned_engine(job, pinned), pinned
@@ -98,7 +98,7 @@ class JobModels:
         if current is not None and current.identity is not None:
             differences = current.identity.differences(identity)
         with self._database.write() as session:
-            pins.note_reload(session, job.id, pinned, differences)
+            jobs.note_reload(session, job.id, pinned, differences)
         logger.info("model %s was loaded as pinned by job %s: %s", job.model, job.id, differences)
         return engine
 
@@ -107,7 +107,7 @@ class JobModels:
             return self._models.engine_as(pinned.identity)
         except (ModelChanged, ModelRefused):
             with self._database.read() as session:
-                if pins.another_holds(session, self._worker_id, pinned):
+                if workers.another_holds(session, self._worker_id, pinned):
                     raise HeldElsewhere from None
             raise
 

@@ -11,7 +11,7 @@ from actograph.contract.job_specs import JOB_KINDS
 from actograph.contract.resources import JobComparison, SampleStatus
 from storage.index.database import Database, now
 from storage.jobs import jobs
-from storage.queue import job_view
+from storage.queue import view
 from storage.results import comparisons, summary
 from storage.results.comparisons import Bootstrap
 from storage.results.export.of_condition import safe_part
@@ -71,7 +71,7 @@ def prepare(database: Database, job_id: str, detail: Detail) -> ExportPlan:
         conditions = None
         if len(row.spec.get("conditions") or []) > 1:
             conditions = comparisons.read(session, row, baseline=None)
-        job = job_view.resource(session, row)
+        job = view.job(session, row)
         results = summary.of_job(session, row)
         exported_at = int(now(session))
     return ExportPlan(

@@ -26,7 +26,7 @@ from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import job_view, workers
+from storage.queue import view, workers
 from storage.sessions.writer import SessionReader
 from storage.tables.models import SampleRow
 from tests.support.engine_run import generate
@@ -71,12 +71,12 @@ class Service:
 
     def job(self, job_id: str) -> Job:
         with self.database.read() as session:
-            return job_view.resource(session, jobs.get(session, job_id))
+            return view.job(session, jobs.get(session, job_id))
 
     def jobs(self) -> list[Job]:
         with self.database.read() as session:
             rows, _ = jobs.find(session, kind="chat", limit=100)
-            return [job_view.resource(session, row) for row in rows]
+            return [view.job(session, row) for row in rows]
 
     def samples(self, job_id: str) -> list[SampleRow]:
         with self.database.read() as session:

@@ -115,7 +115,7 @@ def place(request: pytest.FixtureRequest, database: Database, tmp_path: Path) ->
         {"kind": "capture", "model": "demo", "inputs": [{"prompt": str(i)} for i in range(9)]}
     )
     with database.write() as session:
-        row = jobs.create(session, kind="capture", model="demo", spec=spec, hooks=None, total=9)
+        row = jobs.create(session, spec, total=9)
         samples.insert(session, row.id, capture_samples(spec))
         made.job_id = row.id
     return made

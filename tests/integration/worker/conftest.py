@@ -93,7 +93,7 @@ class Bench:
                 drain = self.drain_reader(spec)
                 new = list(evaluation_samples(spec, drain)) if drain is not None else []
             total = len(new) if new else None
-            row = jobs.create(session, kind=spec.kind, model=spec.model, spec=spec, hooks=None, total=total)
+            row = jobs.create(session, spec, total=total)
             samples.insert(session, row.id, new)
         return row.id
 

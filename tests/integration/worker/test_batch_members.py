@@ -110,7 +110,7 @@ def submit_lines(bench: "Bench", names: list[str]) -> str:
         for i, name in enumerate(names)
     ]
     with bench.database.write() as session:
-        row = jobs.create(session, kind="batch", model=MODEL, spec=spec, hooks=None, total=len(new))
+        row = jobs.create(session, spec, total=len(new))
         samples.insert(session, row.id, new)
     return row.id
 
@@ -125,7 +125,7 @@ def submit_chat(bench: "Bench", name: str) -> str:
     spec = ChatJobSpec.model_validate(body | {"inputs": [given], "sampling": sampling})
     new = list(chat_samples(spec))
     with bench.database.write() as session:
-        row = jobs.create(session, kind="chat", model=MODEL, spec=spec, hooks=None, total=len(new))
+        row = jobs.create(session, spec, total=len(new))
         samples.insert(session, row.id, new)
     return row.id
 
@@ -261,7 +261,7 @@ def submit_conditions(bench: "Bench", names: list[str], **capture: Any) -> str:
     assert isinstance(spec, CaptureJobSpec)
     new = list(capture_samples(spec))
     with bench.database.write() as session:
-        row = jobs.create(session, kind="capture", model=MODEL, spec=spec, hooks=None, total=len(new))
+        row = jobs.create(session, spec, total=len(new))
         samples.insert(session, row.id, new)
     return row.id
 

@@ -30,7 +30,7 @@ def ask(bench: "Bench", **sampling: Any) -> str:
         }
     )
     with bench.database.write() as session:
-        row = jobs.create(session, kind="chat", model=MODEL, spec=spec, hooks=[], total=1)
+        row = jobs.create(session, spec, hooks=[], total=1)
         samples.insert(session, row.id, chat_samples(spec))
     # SQLite's clock counts milliseconds, and no two chats of a test are of one moment by chance
     time.sleep(0.002)

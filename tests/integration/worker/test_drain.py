@@ -11,8 +11,8 @@ import torch
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index import counters
 from storage.index.counters import Counter
-from storage.jobs import deletion, jobs
-from storage.queue import gauges, job_view
+from storage.jobs import control, jobs
+from storage.queue import view
 from storage.results import summary
 from storage.sessions.writer import SessionReader
 from tests.support import leasing
@@ -113,7 +113,7 @@ def test_what_was_done_is_counted_once_by_the_workers_that_did_it(bench: "Bench"
     done = [s for s in bench.samples(job_id) if s.status is SampleStatus.COMPLETED]
     with bench.database.read() as session:
         found = counters.totals(session)
-        stored = gauges.read(session)
+        stored = view.gauges(session)
     assert found.pop(Counter("busy_seconds")) > 0
     assert found == {
         Counter("samples", "evaluation", "completed"): 3,
@@ -121,8 +121,8 @@ def test_what_was_done_is_counted_once_by_the_workers_that_did_it(bench: "Bench"
         Counter("prompt_tokens", "evaluation"): sum(s.prompt_tokens or 0 for s in done),
         Counter("generated_tokens", "evaluation"): sum(s.generated_tokens or 0 for s in done),
         Counter("sessions_written", "evaluation"): 3,
-        Counter("session_rows_written", "evaluation"): stored.session_rows,
-        Counter("session_bytes_written", "evaluation"): stored.session_bytes,
+        Counter("session_rows_written", "evaluation"): stored["stored_session_rows"],
+        Counter("session_bytes_written", "evaluation"): stored["stored_session_bytes"],
     }
 
 
@@ -130,7 +130,7 @@ def test_a_hook_that_the_model_lacks_fails_the_job_with_the_reason(bench: "Bench
     job_id = bench.submit(capture={"hooks": ["resid_post.7"]})
     bench.drain().look()
     with bench.database.read() as session:
-        job = job_view.resource(session, jobs.get(session, job_id))
+        job = view.job(session, jobs.get(session, job_id))
     assert job.status is JobStatus.FAILED
     assert job.error is not None and job.error.type == "unknown_hook"
     assert "layers 0 to 1" in job.error.message
@@ -225,7 +225,7 @@ def test_a_job_deleted_in_mid_unit_leaves_no_files(bench: "Bench") -> None:
             row = jobs.get(session, job_id)
             row.status = JobStatus.CANCELLED
             session.flush()
-            deletion.delete(session, job_id)
+            control.delete(session, job_id)
 
     run_until(bench, job_id, remove)
     assert bench.status(job_id) is None

@@ -11,7 +11,7 @@ from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.artifacts.store import ArtifactStore
 from storage.jobs import control, jobs
-from storage.queue import job_view, pause
+from storage.queue import pause, view
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -84,7 +84,7 @@ def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk
     assert set(ended) == {"failed", "cancelled"}
     assert 4 <= ended.count("failed") < 30, "what ran has ended"
     with bench.database.read() as session:
-        job = job_view.resource(session, jobs.get(session, job_id))
+        job = view.job(session, jobs.get(session, job_id))
     assert job.status is JobStatus.FAILED
     assert job.error is not None and job.error.type == "too_many_failures"
     assert "cannot be stored" in job.error.message
@@ -138,7 +138,7 @@ def test_a_deadline_ends_the_job_between_decode_steps(bench: "Bench") -> None:
     thread.join()
     upkeep(bench)
     with bench.database.read() as session:
-        job = job_view.resource(session, jobs.get(session, job_id))
+        job = view.job(session, jobs.get(session, job_id))
     assert job.status is JobStatus.FAILED
     assert job.error is not None and job.error.type == "deadline_exceeded"
     assert statuses(bench, job_id) == ["cancelled"] * 4

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage.queue import waiting, workers
+from storage.queue import workers
+from tests.support import leasing
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -48,8 +49,8 @@ def test_a_full_disk_stops_the_drain(bench: "Bench") -> None:
     drain.look()
     assert state() == stopped
     with bench.database.read() as session:
-        assert list(waiting.with_work(session)) == [job_id], "the reconciler finds it"
-        assert workers.busy_job_ids(session) == []
+        assert leasing.with_work(session) == [job_id], "the reconciler finds it"
+        assert [row.job_id for row in workers.find(session) if row.job_id] == []
     disk.room = 100
     drain.look()
     assert state() == (JobStatus.COMPLETED, [0] * 30)

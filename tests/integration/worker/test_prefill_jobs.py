@@ -42,7 +42,7 @@ class Prefill:
         new = None if worker_reads else list(capture_samples(spec))
         with self.bench.database.write() as session:
             total = None if new is None else len(new)
-            row = jobs.create(session, kind=spec.kind, model=MODEL, spec=spec, hooks=None, total=total)
+            row = jobs.create(session, spec, total=total)
             samples.insert(session, row.id, new or ())
         self.bench.drain().look()
         return row.id

@@ -9,7 +9,7 @@ from actograph.contract.base import ErrorRecord
 from actograph.contract.interventions import NewVector, vector_sha256
 from actograph.contract.resources import JobStatus, Sample
 from storage.jobs import jobs
-from storage.queue import job_view
+from storage.queue import view
 from storage.sessions import vectors
 from storage.sessions.writer import SessionReader
 
@@ -37,7 +37,7 @@ class Place:
 
     def ended(self, job_id: str) -> tuple[JobStatus, ErrorRecord | None]:
         with self.database.read() as session:
-            job = job_view.resource(session, jobs.get(session, job_id))
+            job = view.job(session, jobs.get(session, job_id))
         return job.status, job.error
 
     def keep(self, numbers: list[float], **changes: Any) -> str:

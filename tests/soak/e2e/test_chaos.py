@@ -14,7 +14,7 @@ from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import job_view
+from storage.queue import view
 from storage.tables.models import JobRow
 from tests.support.chaos.audit import Audit, audit_job
 from tests.support.chaos.faults import FAULTS
@@ -85,7 +85,7 @@ def check_that_the_audit_sees(home: Path, problems: int) -> None:
             [samples.resource(row) for row in samples.find(session, job_id, limit=problems)[0]]
             for job_id in (ids[0], ids[2])
         )
-        job = job_view.resource(session, jobs.get(session, ids[2]))
+        job = view.job(session, jobs.get(session, ids[2]))
     damaged = stored_path(store, f"sessions/{again[0].session_id}/activations.safetensors")
     with damaged.open("r+b") as file:
         file.seek(-1, os.SEEK_END)

@@ -14,7 +14,7 @@ from storage.accounts import quotas
 from storage.artifacts.local import LocalStore
 from storage.index import ids, visible
 from storage.index.database import Database
-from storage.jobs import deletion, jobs
+from storage.jobs import control, jobs
 from storage.sessions import changes, sessions
 from storage.sessions.sessions import SessionFilter
 from storage.tables.models import (
@@ -102,7 +102,7 @@ def test_a_job_of_many_sessions(database: Database, tmp_path: Path) -> None:
     job_id, kept = add_job(database, COUNT), add_job(database, KEPT, owner="bob")
     most = most_rows(database)
     with database.write() as session:
-        deletion.delete(session, job_id)
+        control.delete(session, job_id)
     with database.read() as session:
         with pytest.raises(NotFound):
             jobs.get(session, job_id)

@@ -81,9 +81,7 @@ def add_sessions(database: Database, count: int) -> list[str]:
     spec: Any = job_spec_adapter.validate_python({"kind": "capture", "model": "demo", "inputs": inputs})
     files_of_each = [SessionFile(name=name, bytes=50, sha256="") for name in NAMES]
     with database.write() as session:
-        row = jobs.create(
-            session, kind="capture", model="demo", spec=spec, hooks=None, total=count, owner="alice"
-        )
+        row = jobs.create(session, spec, total=count, owner="alice")
         samples.insert(session, row.id, capture_samples(spec))
         held = leasing.claim(session, row.id, worker_id="w", count=count)
         sessions.publish(session, *(session_of(lease, files=files_of_each) for lease in held))

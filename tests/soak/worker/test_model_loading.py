@@ -85,7 +85,7 @@ class Bench:
         }
         spec: Any = job_spec_adapter.validate_python(body)
         with self.database.write() as session:
-            row = jobs.create(session, kind="capture", model=model, spec=spec, hooks=None, total=1)
+            row = jobs.create(session, spec, total=1)
             samples.insert(session, row.id, capture_samples(spec))
         self.drain.look(1)
         with self.database.read() as session:

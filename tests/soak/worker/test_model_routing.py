@@ -17,7 +17,7 @@ from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.jobs import jobs
-from storage.queue import routing, workers
+from storage.queue import workers
 from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow
 from tests.support.indexes import create_index
@@ -125,7 +125,7 @@ def submit(database: Database, queues: Queues, model: str, count: int = 3) -> st
     }
     spec: Any = job_spec_adapter.validate_python(body)
     with database.write() as session:
-        row = jobs.create(session, kind="capture", model=model, spec=spec, hooks=[], total=count)
+        row = jobs.create(session, spec, hooks=[], total=count)
         samples.insert(session, row.id, capture_samples(spec))
     queues.wake(model)
     return row.id
@@ -168,7 +168,7 @@ def test_a_model_that_nobody_holds_is_loaded_by_one_worker_that_may(
     run(fixed, free)
     with database.read() as session:
         assert {jobs.status_of(session, job_id) for job_id in made} == {JobStatus.COMPLETED}
-        assert routing.held_models(session) == {FIRST, SECOND}
+        assert workers.held_models(session) == {FIRST, SECOND}
     assert (fixed.loaded, free.loaded) == ([FIRST], [FIRST, SECOND])
 
 

@@ -21,7 +21,7 @@ from storage.artifacts.factory import open_store
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import control, jobs
-from storage.queue import model_loads, pins, workers
+from storage.queue import model_loads, workers
 from storage.samples.expansion import capture_samples
 from storage.sessions import sessions
 from storage.sessions.manifest import SessionManifest
@@ -110,10 +110,8 @@ class Bench:
         spec: Any = job_spec_adapter.validate_python(body)
         with self.database.write() as session:
             known = workers.structure(session, MODEL)
-            pinned = pins.of_structure(known) if is_pinned else None
-            row = jobs.create(
-                session, kind="capture", model=MODEL, spec=spec, hooks=None, total=count, pinned=pinned
-            )
+            pinned = jobs.pin_to(known) if is_pinned else None
+            row = jobs.create(session, spec, total=count, pinned=pinned)
             samples.insert(session, row.id, capture_samples(spec))
         return row.id
 

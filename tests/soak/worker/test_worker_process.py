@@ -109,7 +109,7 @@ def submit(database: Database, prompts: list[str], **changes: Any) -> str:
     }
     spec: Any = job_spec_adapter.validate_python(body | changes)
     with database.write() as session:
-        row = jobs.create(session, kind="capture", model=MODEL, spec=spec, hooks=[], total=len(prompts))
+        row = jobs.create(session, spec, hooks=[], total=len(prompts))
         samples.insert(session, row.id, capture_samples(spec))
     return row.id
 

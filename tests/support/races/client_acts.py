@@ -134,7 +134,7 @@ class Client:
             {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
         )
         row, _ = chat_requests.submit_chat(
-            self._services, chat_requests.chat_spec(request, self._services), "me"
+            self._services, chat_requests.job_spec(request, self._services), "me"
         )
         self._keep("job", row.id)  # chats are forgotten after a while
 

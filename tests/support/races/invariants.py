@@ -11,7 +11,7 @@ from actograph.roles import Role
 from storage.index import counters
 from storage.index.counters import Counter
 from storage.jobs import jobs
-from storage.queue import model_loads, waiting
+from storage.queue import model_loads
 from storage.tables.models import (
     ApiKeyRow,
     BatchRow,
@@ -22,6 +22,7 @@ from storage.tables.models import (
     SampleRow,
     SessionRow,
 )
+from tests.support import leasing
 from tests.support.races.client_acts import Memory
 from tests.support.races.world import World
 
@@ -161,6 +162,6 @@ def _accepted(session: Session, memory: Memory) -> Iterator[str]:
     lost = memory.accepted - there - memory.deleted
     if lost:
         yield f"jobs were accepted and are not there: {lost}"
-    open_jobs = waiting.with_work(session)
+    open_jobs = leasing.with_work(session)
     if open_jobs:
         yield f"jobs still have work: {open_jobs}"

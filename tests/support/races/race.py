@@ -8,7 +8,8 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from storage.jobs import batches
-from storage.queue import pause, waiting
+from storage.queue import pause, view
+from tests.support import leasing
 from tests.support.races.client_acts import Client, Memory
 from tests.support.races.invariants import broken
 from tests.support.races.service_acts import ApiActs, WorkerActs
@@ -100,7 +101,7 @@ def _settle(world: World, drains: Sequence[WorkerActs], tidiers: Sequence[ApiAct
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         with database.read() as session:
-            slices = len(waiting.with_work(session))
+            slices = len(leasing.with_work(session))
         for worker in islice(cycle(drains), slices + len(drains)):
             with world.faults.guard("drain"):
                 worker.drain()
@@ -109,8 +110,8 @@ def _settle(world: World, drains: Sequence[WorkerActs], tidiers: Sequence[ApiAct
                 act()
         with database.read() as session:
             if not (
-                any(waiting.open_samples(session).values())
-                or waiting.with_work(session)
+                any(view.open_samples(session).values())
+                or leasing.with_work(session)
                 or batches.unended(session)
             ):
                 return

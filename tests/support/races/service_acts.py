@@ -12,11 +12,11 @@ from api.openai.batches import advance_all
 from storage.accounts import quotas
 from storage.index import events
 from storage.index.ids import new_worker_id
-from storage.jobs import deletion, jobs
-from storage.queue import leases, waiting, workers
+from storage.jobs import control, jobs
+from storage.queue import leases, workers
 from storage.queue.leases import LeasedSample
 from storage.sessions import changes
-from storage.tables.models import SampleRow
+from storage.tables.models import JobRow, SampleRow
 from storage.upkeep import reaper, store_gc
 from tests.support import leasing
 from tests.support.races.world import DEAD_PID, HOST, MODEL, WorkerHere, World
@@ -104,7 +104,7 @@ class ApiActs:
         advance_all(self._services)
 
     def forget_chats(self) -> None:
-        deletion.delete_old(self._services.database, "chats", 0.2, limit=5)
+        control.delete_old(self._services.database, "chats", 0.2, limit=5)
 
     def reap(self) -> None:
         reaper.reap(self._services.database, self._services.store)
@@ -115,10 +115,8 @@ class ApiActs:
     def say_waiting(self) -> None:
         """As for jobs whose model nobody serves."""
         with self._services.database.write() as session:
-            mute = waiting.active_without_event(
-                session, MODEL, "job.waiting", submitted_before=float("inf"), limit=20
-            )
-            for row in jobs.lock_all(session, mute):
+            active = sa.select(JobRow.id).where(JobRow.status.in_(jobs.ACTIVE)).limit(3)
+            for row in jobs.lock_all(session, session.scalars(active).all()):
                 events.append(session, row.id, "job.waiting", {"reason": "a race"})
 
     def lapse(self) -> None:
@@ -142,7 +140,7 @@ class ApiActs:
         with self._services.database.write() as session:
             workers.register(session, lost, hostname=HOST, pid=DEAD_PID, model=MODEL, served=[])
         with self._services.database.read() as session:
-            claimable = waiting.with_work(session)
+            claimable = leasing.with_work(session)
         if claimable:
             self._claim(lost, self._random.choice(claimable))
 
@@ -156,7 +154,7 @@ class ApiActs:
     def give_back(self) -> None:
         """A worker that was asked to end while it had a unit in hand."""
         with self._services.database.read() as session:
-            claimable = waiting.with_work(session)
+            claimable = leasing.with_work(session)
         if claimable:
             claimed = self._claim("wrk_" + "e" * 32, self._random.choice(claimable))
             with self._services.database.write() as session:

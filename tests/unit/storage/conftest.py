@@ -47,9 +47,7 @@ def submit(database: Database, capture_spec: Callable[..., CaptureJobSpec]) -> C
     def make(count: int = 1, **changes: Any) -> str:
         spec = capture_spec(inputs=[{"prompt": f"prompt {i}"} for i in range(count)], **changes)
         with database.write() as session:
-            row = jobs.create(
-                session, kind="capture", model=spec.model, spec=spec, hooks=None, total=count * spec.epochs
-            )
+            row = jobs.create(session, spec, total=count * spec.epochs)
             samples.insert(session, row.id, capture_samples(spec))
         # SQLite's clock counts milliseconds, and no two jobs of a test are of one moment by chance
         time.sleep(0.0015)

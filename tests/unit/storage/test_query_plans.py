@@ -15,8 +15,8 @@ from storage.accounts import quotas
 from storage.files import files
 from storage.index import events
 from storage.index.database import Database
-from storage.jobs import batches, control, deletion, jobs
-from storage.queue import claim, waiting, workers
+from storage.jobs import batches, control, jobs
+from storage.queue import claim, view, workers
 from storage.sessions import sessions, vectors
 from storage.sessions.sessions import SessionFilter
 from storage.tables.models import JobRow
@@ -50,15 +50,15 @@ OTHERS: dict[str, Query] = {
     "next input": claim.next_input,
     "next job": lambda session, job: claim.choose(session, ASKING),
     "place": lambda session, job: claim.position(session, jobs.get(session, job)),
-    "jobs with work": lambda session, job: waiting.with_work(session),
+    "unserved jobs": lambda session, job: workers.unserved_jobs(session, 0.0),
     "overdue jobs": lambda session, job: control.fail_overdue(session),
-    "open samples": lambda session, job: waiting.open_samples(session),
+    "open samples": lambda session, job: view.open_samples(session),
     "rate": events.last_progress,
     "dead workers": lambda session, job: workers.bury(session, "host", lambda pid: False),
-    "upload in use": lambda session, job: batches.reads_file(session, "file-1"),
+    "upload in use": lambda session, job: files.reader_of(session, "file-1"),
     "claim": lambda session, job: leasing.claim(session, job, worker_id="wrk_1", count=4),
     "end": jobs.end_if_done,
-    "deletion": deletion.delete,
+    "deletion": control.delete,
     "what to reap": lambda session, job: reaper.is_any_due(session),
     "used bytes of jobs": lambda session, job: quotas.used(session),
 }

@@ -10,7 +10,7 @@ from storage.index import pages
 from storage.index.database import Database
 from storage.index.pages import Order
 from storage.jobs import jobs
-from storage.queue import job_view
+from storage.queue import view
 from storage.tables.models import JobRow
 
 Submit = Callable[..., str]
@@ -22,7 +22,7 @@ def walk(database: Database, order: Order, limit: int) -> list[str]:
     while True:
         with database.read() as session:
             rows, has_more = jobs.find(session, after=after, limit=limit, order=order)
-            page = pages.page(rows, has_more, lambda row: job_view.resource(session, row))
+            page = pages.page(rows, has_more, lambda row: view.job(session, row))
         seen += [job.id for job in page.data]
         assert page.first_id == (page.data[0].id if page.data else None)
         if not page.has_more:

@@ -16,7 +16,7 @@ from storage.accounts import api_keys
 from storage.files import files
 from storage.index import events
 from storage.index.database import Database
-from storage.jobs import deletion, jobs
+from storage.jobs import control, jobs
 from storage.queue import claim, model_loads, workers
 from storage.sessions import vectors
 from storage.tables.models import FileRow, JobRow
@@ -97,7 +97,6 @@ def test_jobs_are_held_in_one_order_whatever_they_are_asked_in(
         assert [row.id for row in jobs.lock_all(session, [made[3], made[0], "job_none", made[4]])] == [
             made[0], made[3], made[4],
         ]  # fmt: skip
-        assert jobs.keep(session, made[::-1]) == made
 
 
 def test_entries_of_a_log_are_seen_in_the_order_of_their_ids(
@@ -148,6 +147,6 @@ def test_the_sessions_of_a_job_are_looked_up_once_it_is_held(
 ) -> None:
     """Its last sample may be committed while its deletion is asked for."""
     job_id = submit()
-    at_once(lambda session: jobs.lock(session, job_id), lambda session: deletion.delete(session, job_id))
+    at_once(lambda session: jobs.lock(session, job_id), lambda session: control.delete(session, job_id))
     with database.read() as session:
         assert session.get(JobRow, job_id) is None

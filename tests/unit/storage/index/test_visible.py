@@ -11,7 +11,7 @@ from storage import samples
 from storage.index import visible
 from storage.index.database import Database
 from storage.index.visible import Unnarrowable, of_everyone
-from storage.jobs import deletion, jobs
+from storage.jobs import control, jobs
 from storage.samples.expansion import capture_samples
 from storage.tables.models import EventRow, JobRow, JobTagRow, SampleRow, SessionRow
 from tests.support import leasing
@@ -27,9 +27,7 @@ def own(database: Database, capture_spec: MakeSpec) -> dict[str, str]:
     for owner in ("alice", "bob"):
         spec = capture_spec(tags=["t"])
         with database.write() as session:
-            row = jobs.create(
-                session, kind="capture", model="demo", spec=spec, hooks=None, total=1, owner=owner
-            )
+            row = jobs.create(session, spec, total=1, owner=owner)
             samples.insert(session, row.id, capture_samples(spec))
             made[owner] = row.id
     return made
@@ -100,7 +98,7 @@ def test_doomed_rows_are_seen_only_by_who_asks(database: Database, own: dict[str
         session.execute(sa.update(JobRow).values(status="completed"))
         announced = sa.select(sa.func.count()).select_from(SessionRow)
         assert session.scalar(announced) == 0
-        deletion.delete(session, own["bob"])
+        control.delete(session, own["bob"])
         assert seen(session, own) == everywhere("alice")
         with visible.doomed(session):
             assert seen(session, own) == everywhere("alice", "bob")

@@ -6,7 +6,7 @@ from actograph.contract.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.openai_answers import BatchRequest, BatchStatus
 from actograph.contract.resources import JobStatus
 from storage.index.database import Database, now
-from storage.jobs import batches, deletion, jobs
+from storage.jobs import batches, control, jobs
 from storage.samples import insert
 from storage.samples.expansion import chat_samples
 from storage.tables.models import EventRow, JobRow, SampleRow, SessionRow
@@ -15,8 +15,9 @@ from storage.tables.models import EventRow, JobRow, SampleRow, SessionRow
 def chat(database: Database, *, ended_before: float | None, kind: str = "chat") -> str:
     spec = ChatJobSpec(model="m", inputs=[ChatInput(prompt="x")])
     with database.write() as session:
-        row = jobs.create(session, kind=kind, model="m", spec=spec, hooks=[], total=1)
+        row = jobs.create(session, spec, hooks=[], total=1)
         insert(session, row.id, chat_samples(spec))
+        session.execute(sa.update(JobRow).where(JobRow.id == row.id).values(kind=kind))
         if ended_before is not None:
             kept = jobs.get(session, row.id)
             kept.status, kept.finished_at = JobStatus.COMPLETED, now(session) - ended_before
@@ -35,7 +36,7 @@ def test_chats_that_ended_long_ago_go_with_their_samples_unless_they_have_sessio
                 prompt_tokens=1, generated_tokens=1, rows=1, bytes=0, dtype="F32", hooks={},
             )
         )  # fmt: skip
-    assert [deletion.delete_old(database, "chats", 50, limit=10) for _ in range(2)] == [1, 0]
+    assert [control.delete_old(database, "chats", 50, limit=10) for _ in range(2)] == [1, 0]
     with database.read() as session:
         assert set(session.scalars(sa.select(JobRow.id))) == {fresh, running, captured}
         assert set(session.scalars(sa.select(SampleRow.job_id))) == {fresh, running, captured}
@@ -60,7 +61,7 @@ def test_jobs_that_ended_long_ago_go_unless_something_needs_them(database: Datab
         )  # fmt: skip
     stay = {fresh, running, batch, captured, kept_chat, load}
     assert old not in stay
-    assert [deletion.delete_old(database, "jobs", 50, limit=10) for _ in range(2)] == [1, 0]
+    assert [control.delete_old(database, "jobs", 50, limit=10) for _ in range(2)] == [1, 0]
     with database.read() as session:
         assert set(session.scalars(sa.select(JobRow.id))) == stay
         assert set(session.scalars(sa.select(SampleRow.job_id))) == stay

@@ -13,11 +13,12 @@ from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.resources import JobStatus, SampleStatus, SessionFile
 from storage import samples
 from storage.artifacts.local import LocalStore
+from storage.files import files
 from storage.index import events
 from storage.index.database import Database
-from storage.jobs import deletion, jobs
+from storage.jobs import control, jobs
 from storage.queue import claim as queue_claim
-from storage.queue import job_view, waiting
+from storage.queue import view
 from storage.queue.leases import LeasedSample
 from storage.sessions import sessions
 from storage.tables.models import ArtifactRow, Base, EventRow, JobRow, JobTagRow, SampleRow, SessionRow
@@ -58,7 +59,7 @@ def log(database: Database, job_id: str) -> list[str]:
 def test_the_inputs_of_a_capture_job_are_its_samples_alone(database: Database, submit: Submit) -> None:
     job_id = submit(2)
     with database.read() as session:
-        shown = job_view.resource(session, jobs.get(session, job_id))
+        shown = view.job(session, jobs.get(session, job_id))
     assert "inputs" not in shown.spec
     assert shown.spec["sampling"]["max_tokens"] == 512
 
@@ -75,7 +76,7 @@ def test_it_completes_when_its_last_sample_has(database: Database, submit: Submi
         "job.queued", "job.started", "job.progress", "job.completed",
     ]  # fmt: skip
     with database.read() as session:
-        shown = job_view.resource(session, jobs.get(session, job_id))
+        shown = view.job(session, jobs.get(session, job_id))
     assert (shown.progress.total, shown.progress.completed, shown.progress.failed) == (2, 1, 1)
     assert shown.started_at is not None
     assert shown.finished_at is not None
@@ -86,7 +87,7 @@ def test_it_fails_when_every_sample_failed_and_says_why(database: Database, subm
     for lease in reversed(claim(database, job_id, 2)):
         fail(database, lease)
     with database.read() as session:
-        shown = job_view.resource(session, jobs.get(session, job_id))
+        shown = view.job(session, jobs.get(session, job_id))
     assert shown.status == JobStatus.FAILED
     assert shown.error is not None
     assert shown.error.type == "capture_failed"
@@ -177,7 +178,7 @@ def test_deleting_a_job_takes_everything_that_hangs_on_it(
     tables = (JobRow, JobTagRow, SampleRow, SessionRow, ArtifactRow, EventRow)
     before = [count(database, table) for table in tables]
     with database.write() as session:
-        deletion.delete(session, gone)
+        control.delete(session, gone)
     reaper.reap(database, LocalStore(tmp_path))
     assert [count(database, table) for table in tables] == [1, 1, 1, 1, 1, before[5] // 2]
     with database.read() as session:
@@ -191,7 +192,7 @@ def test_a_job_that_is_being_run_is_not_deleted(database: Database, submit: Subm
     job_id = submit()
     claim(database, job_id)
     with pytest.raises(Conflict, match="cancel it"), database.write() as session:
-        deletion.delete(session, job_id)
+        control.delete(session, job_id)
     assert status(database, job_id) == JobStatus.IN_PROGRESS
 
 
@@ -200,21 +201,21 @@ def test_claimable_jobs_come_the_most_urgent_first(database: Database, submit: S
     claim(database, leased)
     complete(database, claim(database, done)[0])
     with database.read() as session:
-        assert list(waiting.with_work(session)) == [urgent, late]
+        assert leasing.with_work(session) == [urgent, late]
     leasing.lose(database)
     with database.read() as session:
-        assert list(waiting.with_work(session)) == [urgent, leased, late]
+        assert leasing.with_work(session) == [urgent, leased, late]
 
 
 def test_counts_and_positions(database: Database, submit: Submit) -> None:
     first, running, urgent = submit(2), submit(3), submit(priority=0)
     claim(database, running, 2)
     with database.read() as session:
-        assert waiting.counts(session) == {
+        assert view.job_counts(session) == {
             JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1,
         }  # fmt: skip
-        assert waiting.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
-        assert waiting.queued(session, 10) == [urgent, first]
+        assert view.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
+        assert view.next_jobs(session, 10) == [urgent, first]
         places = [queue_claim.position(session, jobs.get(session, i)) for i in (urgent, first, running)]
         assert places == [1, 2, None]
 
@@ -230,7 +231,7 @@ def test_the_files_that_active_jobs_read_are_known(database: Database) -> None:
         }
     )
     with database.write() as session:
-        row = jobs.create(session, kind="evaluation", model="demo", spec=spec, hooks=None, total=None)
-        assert [jobs.refers_to_file(session, i) for i in ids] == [row.id, row.id, None]
+        row = jobs.create(session, spec)
+        assert [files.reader_of(session, i) for i in ids] == [f"job {row.id}"] * 2 + [None]
         jobs.cancel(session, row.id)
-        assert [jobs.refers_to_file(session, i) for i in ids] == [None, None, None]
+        assert [files.reader_of(session, i) for i in ids] == [None, None, None]

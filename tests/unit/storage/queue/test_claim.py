@@ -34,7 +34,7 @@ def ask(database: Database, temperature: float = 1.0) -> str:
         }
     )  # fmt: skip
     with database.write() as session:
-        row = jobs.create(session, kind="chat", model="demo", spec=spec, hooks=[], total=1)
+        row = jobs.create(session, spec, hooks=[], total=1)
         samples.insert(session, row.id, chat_samples(spec))
     return row.id
 

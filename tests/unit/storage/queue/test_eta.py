@@ -6,7 +6,7 @@ import pytest
 
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import job_view
+from storage.queue import view
 from storage.queue.commit import Ended
 from tests.support import leasing
 from tests.support.samples import result
@@ -27,7 +27,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("jobs.jobs", "index.events", "queue.claim", "queue.leases", "queue.commit"):
+    modules = "jobs.jobs jobs.control index.events queue.claim queue.leases queue.commit"
+    for module in modules.split():
         monkeypatch.setattr(f"storage.{module}.now", clock)
     return clock
 
@@ -51,7 +52,7 @@ def test_rate_and_remaining_time_are_those_of_the_last_minute(
 
     def shown() -> tuple[float | None, float | None]:
         with database.read() as session:
-            job = job_view.resource(session, jobs.get(session, job_id), served=["demo"])
+            job = view.job(session, jobs.get(session, job_id), served=["demo"])
             return job.samples_per_second, job.eta_seconds
 
     assert shown() == (None, None)

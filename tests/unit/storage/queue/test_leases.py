@@ -12,7 +12,7 @@ from actograph.contract.specs import sample_seed
 from storage import samples
 from storage.index import events
 from storage.index.database import Database
-from storage.jobs import deletion, jobs
+from storage.jobs import control, jobs
 from storage.queue import commit, leases, workers
 from storage.queue.commit import Ended
 from storage.queue.leases import LeasedSample
@@ -151,7 +151,7 @@ def test_a_worker_learns_in_one_look_what_is_still_its_own(
         leases.give_back(session, [held["lost"]])
         leasing.complete(session, held["done"], RESULT)
     with database.write() as session:
-        deletion.delete(session, held["deleted"].job_id)
+        control.delete(session, held["deleted"].job_id)
     (again,) = claim(database, held["lost"].job_id)
     with database.read() as session:
         assert leases.mine(session, "wrk_a") == {held["kept"].id: 1, again.id: 2}

@@ -9,7 +9,7 @@ from actograph.contract.errors import ModelRefused
 from actograph.contract.models import ModelStructure
 from actograph.contract.operations import WorkerStatus
 from storage.index.database import Database
-from storage.queue import waiting, workers
+from storage.queue import workers
 from storage.tables.models import WorkerRow
 from tests.support import leasing
 
@@ -56,7 +56,7 @@ def test_a_worker_shows_what_it_does(database: Database, submit: Submit) -> None
     start(database, A, ready=False)
     assert shown(database, A) == WorkerStatus.STARTING
     with database.read() as session:
-        assert workers.loaded_models(session) == set()
+        assert workers.held_models(session, workers.LIVE) == set()
         assert workers.structure(session, "demo") is None
     with database.write() as session:
         workers.set_ready(session, A, structure())
@@ -64,13 +64,14 @@ def test_a_worker_shows_what_it_does(database: Database, submit: Submit) -> None
     with database.write() as session:
         workers.set_busy(session, A, job_id)
     with database.read() as session:
-        assert workers.busy_job_ids(session) == [job_id]
-        assert workers.loaded_models(session) == {"demo"}
+        assert workers.find(session)[0].job_id == job_id
+        assert workers.held_models(session, workers.LIVE) == {"demo"}
     with database.write() as session:
         workers.set_idle(session, A)
-        assert workers.busy_job_ids(session) == []
+    with database.write() as session:
+        assert workers.find(session)[0].job_id is None
         workers.set_offline(session, A)
-        assert workers.loaded_models(session) == set()
+        assert workers.held_models(session, workers.LIVE) == set()
 
 
 def test_the_structure_is_the_last_one_loaded_and_stays_known(database: Database) -> None:
@@ -119,9 +120,9 @@ def test_the_dead_of_this_host_are_buried_and_their_samples_freed(database: Data
         leasing.claim(session, job_id, worker_id=A, count=1)
         assert workers.bury(session, "elsewhere", lambda _pid: False) == 0
         assert workers.bury(session, "here", lambda _pid: True) == 0
-        assert list(waiting.with_work(session)) == []
+        assert leasing.with_work(session) == []
         assert workers.bury(session, "here", lambda _pid: False) == 1
-        assert list(waiting.with_work(session)) == [job_id]
+        assert leasing.with_work(session) == [job_id]
 
 
 def test_those_that_ended_long_ago_are_forgotten(database: Database) -> None:

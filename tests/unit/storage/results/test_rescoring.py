@@ -43,7 +43,7 @@ def job_id(database: Database) -> str:
     row = {"question": "q", "answer": "#### 5"}
     new = [NewSample(sample_index=i, condition="baseline", epoch=0, input=row, seed=0) for i in range(ROWS)]
     with database.write() as session:
-        job = jobs.create(session, kind="evaluation", model="demo", spec=spec, hooks=None, total=ROWS)
+        job = jobs.create(session, spec, total=ROWS)
         samples.insert(session, job.id, new)
         session.flush()
         session.execute(

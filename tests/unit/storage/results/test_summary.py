@@ -47,7 +47,7 @@ def job_id(database: Database, request: pytest.FixtureRequest) -> str:
         for epoch in range(spec.epochs)
     ]
     with database.write() as session:
-        row = jobs.create(session, kind="evaluation", model="demo", spec=spec, hooks=None, total=len(new))
+        row = jobs.create(session, spec, total=len(new))
         samples.insert(session, row.id, new)
         return row.id
 

@@ -14,11 +14,10 @@ from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.index import visible
 from storage.index.database import Database
-from storage.jobs import deletion, jobs
-from storage.queue import gauges, waiting
+from storage.jobs import control, jobs
+from storage.queue import view
 from storage.samples import NewSample
 from storage.submission import bulk_insert
-from storage.submission.bulk_insert import NewJob
 from storage.tables.models import JobRow, SampleRow
 from storage.upkeep import reaper
 from tests.support import leasing
@@ -56,8 +55,8 @@ def insert(database: Database, capture_spec: MakeSpec) -> Callable[..., str]:
     """Inserts a capture job with these samples; returns its id."""
 
     def run(new: Iterator[NewSample], batch_id: str | None = None) -> str:
-        job = NewJob(spec=capture_spec(tags=["bulk"]), hooks=None, total=2500, batch_id=batch_id)
-        return bulk_insert.insert_job(database, job, new).id
+        spec = capture_spec(tags=["bulk"])
+        return bulk_insert.insert_job(database, spec, new, total=2500, batch_id=batch_id).id
 
     return run
 
@@ -101,11 +100,11 @@ def test_a_job_appears_as_a_whole(
                 with database.write() as session:
                     assert jobs.find(session)[0] == []
                     assert jobs.find(session, tag="bulk")[0] == []
-                    assert waiting.with_work(session) == []
-                    assert waiting.queued(session, 10) == []
-                    assert sum(gauges.read(session).jobs.values()) == 0
+                    assert leasing.with_work(session) == []
+                    assert view.next_jobs(session, 10) == []
+                    assert sum(view.job_counts(session, list(JobStatus)).values()) == 0
                     assert not leasing.claim(session, job_id, worker_id="wrk_1", count=1)
-                    for act in (jobs.get, jobs.lock, jobs.cancel, deletion.delete, jobs.end_if_done):
+                    for act in (jobs.get, jobs.lock, jobs.cancel, control.delete, jobs.end_if_done):
                         with pytest.raises(NotFound):
                             act(session, job_id)
             yield sample
@@ -115,7 +114,7 @@ def test_a_job_appears_as_a_whole(
     with database.read() as session:
         row = jobs.get(session, job_id)
         assert (row.status, row.served_at) == (JobStatus.QUEUED, 0.0)
-        assert list(waiting.with_work(session)) == [job_id]
+        assert leasing.with_work(session) == [job_id]
     assert stored_samples(database) == list(range(count))
 
 
@@ -167,7 +166,7 @@ def test_workers_that_read_one_dataset_insert_each_sample_once(
     monkeypatch.setattr(bulk_insert, "SLICE", 100)
     with database.write() as session:
         spec = capture_spec()
-        job = jobs.create(session, kind="capture", model="demo", spec=spec, hooks=None, total=None)
+        job = jobs.create(session, spec)
         # a worker that died after its first slice
         samples.insert(session, job.id, list(new_samples(100)))
     read = list(new_samples(1050))

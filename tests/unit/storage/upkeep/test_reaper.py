@@ -17,7 +17,7 @@ from storage.artifacts.local import LocalStore
 from storage.files import files
 from storage.index import visible
 from storage.index.database import Database
-from storage.jobs import deletion, jobs
+from storage.jobs import control, jobs
 from storage.queue import leases
 from storage.sessions import changes, sessions
 from storage.sessions.filter import SessionFilter
@@ -136,7 +136,7 @@ def test_a_deleted_job_disappears_at_once_and_counts_until_its_files_are_gone(
     job_id, made = stored(2)
     _, kept = stored(1)
     with database.write() as session:
-        deletion.delete(session, job_id)
+        control.delete(session, job_id)
     assert shown_ids(database) == set(kept)
     assert (stored_ids(store), used(database)) == ({*made, *kept}, 3 * SIZE)
     with database.read() as session:
@@ -188,8 +188,8 @@ def test_what_the_store_keeps_is_tried_again_later_and_holds_up_nothing(
     job_id, made = stored(2)
     with database.write() as session:
         changes.delete(session, refused[0])
-        deletion.delete(session, refused_job)
-        deletion.delete(session, job_id)
+        control.delete(session, refused_job)
+        control.delete(session, job_id)
     store.refused = {session_prefix(one) for one in refused}
     reaped = sum(reaper.reap(database, store).count for _ in range(3))
     assert reaped == len(made)
@@ -214,7 +214,7 @@ def test_a_deleted_job_is_hidden_from_everybody_and_no_kill_loses_sight_of_a_fil
     with database.read() as session:
         (sample_id,) = session.scalars(sa.select(SampleRow.id).where(SampleRow.session_id == made[-1]))
     with database.write() as session:
-        deletion.delete(session, job_id)
+        control.delete(session, job_id)
     with database.read() as session:
         for look in (
             lambda: jobs.get(session, job_id),
@@ -227,7 +227,7 @@ def test_a_deleted_job_is_hidden_from_everybody_and_no_kill_loses_sight_of_a_fil
         assert sessions.by_ids(session, made) == []
         assert sessions.totals(session, SessionFilter(job_id=job_id)).sessions == 0
         assert sessions.find(session, SessionFilter(tag="t"))[0][0].id == kept[0]
-    for change in (jobs.cancel, deletion.delete, jobs.lock):
+    for change in (jobs.cancel, control.delete, jobs.lock):
         with pytest.raises(NotFound), database.write() as session:
             change(session, job_id)
     with database.write() as session:
@@ -257,7 +257,7 @@ def test_pinned_sessions_stay_and_samples_forget_the_others(
     with database.write() as session:
         changes.update(session, made[:1], SessionUpdate(pinned=True))
     with pytest.raises(Conflict, match="1 sessions of job"), database.write() as session:
-        deletion.delete(session, job_id, include_pinned=False)
+        control.delete(session, job_id, include_pinned=False)
     assert shown_ids(database) == set(made)
     gone = changes.delete_matching(database, SessionFilter(job_id=job_id))
     assert (gone.sessions, gone.bytes) == (6, 6 * SIZE)

@@ -35,7 +35,7 @@ def leases(database: Database) -> list[LeasedSample]:
     )
     assert isinstance(spec, CaptureJobSpec)
     with database.write() as session:
-        row = jobs.create(session, kind="capture", model="m", spec=spec, hooks=None, total=2)
+        row = jobs.create(session, spec, total=2)
         samples.insert(session, row.id, capture_samples(spec))
         jobs.start(session, row.id)
         return leasing.claim(session, row.id, worker_id="w", count=2)

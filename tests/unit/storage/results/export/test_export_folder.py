@@ -43,7 +43,7 @@ def finished_job(database: Database, count: int = SAMPLES) -> str:
     assert isinstance(spec, EvaluationSpec)
     rows = [DatasetRow(index=i, question=f"{i} + 5?", answer=f"#### {i + 5}") for i in range(count)]
     with database.write() as session:
-        row = jobs.create(session, kind=spec.kind, model=spec.model, spec=spec, hooks=None, total=count)
+        row = jobs.create(session, spec, total=count)
         samples.insert(session, row.id, evaluation_samples(spec, rows))
         session.query(SampleRow).update(
             {
