@@ -164,6 +164,8 @@ class SessionRow(Base):
     dtype: Mapped[str] = mapped_column(sa.String(16))
     #: hook name -> {shape, dtype, first_row, nbytes}
     hooks: Mapped[dict[str, Any]]
+    #: stored files, in the order of their names: name -> {bytes, sha256}; empty before it is published
+    files: Mapped[dict[str, Any]] = mapped_column(default=dict)
     #: verdict of the task's first scorer
     correct: Mapped[bool | None]
     #: owner of its job
@@ -192,19 +194,6 @@ class SessionTagRow(Base):
     tag: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
     #: of the session, so that the sessions of a tag are listed without sorting
     created_at: Mapped[float]
-
-
-class ArtifactRow(Base):
-    """One stored file of a session."""
-
-    __tablename__ = "artifacts"
-
-    session_id: Mapped[str] = mapped_column(
-        sa.ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True
-    )
-    name: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
-    bytes: Mapped[int] = mapped_column(sa.BigInteger)
-    sha256: Mapped[str] = mapped_column(sa.String(64))
 
 
 class EventRow(Base):

@@ -22,7 +22,7 @@ from storage.index.database import Database
 from storage.sessions.manifest import MANIFEST_NAME
 from storage.sessions.reader import SessionReader
 from storage.sessions.writer import session_prefix
-from storage.tables.models import ArtifactRow, FileRow, SessionRow
+from storage.tables.models import FileRow, SessionRow
 from storage.upkeep.store_gc import OLD_SECONDS, find_unknown
 
 SESSIONS, FILES, STORED, STORED_FILES = "sessions", "files", "stored", "stored-files"
@@ -117,9 +117,11 @@ def _check_session(
     database: Database, store: ArtifactStore, session_id: str
 ) -> tuple[int, StoreProblem | None]:
     with database.read() as session:
-        files = session.scalars(sa.select(ArtifactRow).where(ArtifactRow.session_id == session_id)).all()
-    recorded = {file.name: (file.bytes, file.sha256) for file in files}
-    size = sum(file.bytes for file in files)
+        row = session.get(SessionRow, session_id)
+    if row is None:
+        return 0, None
+    recorded = {name: (file["bytes"], file["sha256"]) for name, file in row.files.items()}
+    size = sum(file["bytes"] for file in row.files.values())
     try:
         _compare(SessionReader(store, session_id), store, recorded)
     except (NotFound, StoreDamaged, OSError) as error:

@@ -309,6 +309,7 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("dtype", sa.String(length=16), nullable=False),
         sa.Column("hooks", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("files", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("correct", sa.Boolean(), nullable=True),
         sa.Column("owner", sa.String(length=64), nullable=True),
         sa.Column("expires_at", sa.Double(), nullable=True),
@@ -342,17 +343,6 @@ def upgrade() -> None:
         batch_op.create_index("ix_sessions_model_created_at_id", ["model", "created_at", "id"], unique=False)
         batch_op.create_index("ix_sessions_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
 
-    op.create_table(
-        "artifacts",
-        sa.Column("session_id", sa.String(length=64), nullable=False),
-        sa.Column("name", sa.String(length=255), nullable=False),
-        sa.Column("bytes", sa.BigInteger(), nullable=False),
-        sa.Column("sha256", sa.String(length=64), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["session_id"], ["sessions.id"], name=op.f("fk_artifacts_session_id_sessions"), ondelete="CASCADE"
-        ),
-        sa.PrimaryKeyConstraint("session_id", "name", name=op.f("pk_artifacts")),
-    )
     op.create_table(
         "session_tags",
         sa.Column("session_id", sa.String(length=64), nullable=False),
