@@ -39,12 +39,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("source", "name", "kind", "status", name=op.f("pk_counters")),
     )
     op.create_table(
-        "duties",
-        sa.Column("name", sa.String(length=64), nullable=False),
-        sa.Column("begun_at", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("name", name=op.f("pk_duties")),
-    )
-    op.create_table(
         "files",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("filename", sa.String(length=255), nullable=False),
@@ -135,12 +129,11 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_models")),
     )
     op.create_table(
-        "queue_pauses",
-        sa.Column("kind", sa.String(length=16), nullable=False),
-        sa.Column("reason", sa.String(length=500), nullable=True),
-        sa.Column("paused_by", sa.String(length=64), nullable=False),
-        sa.Column("paused_at", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("kind", name=op.f("pk_queue_pauses")),
+        "state",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("value", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_state")),
     )
     op.create_table(
         "vectors",
