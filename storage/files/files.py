@@ -24,7 +24,7 @@ def announce(
     filename: str,
     purpose: str,
     size: int = 0,
-    owner: str | None = None,
+    owner: str = "",
     expires_after: float | None = None,
 ) -> str:
     """Insert the row of a file before its bytes are stored. Returns its id.

@@ -36,7 +36,7 @@ def create(
     spec: JobSpecBase,
     hooks: Sequence[str] | None,
     total: int | None,
-    owner: str | None = None,
+    owner: str = "",
     pinned: PinnedModel | None = None,
     request_key: RequestKey | None = None,
 ) -> JobRow:

@@ -201,7 +201,7 @@ def _resource(row: SessionRow, tags: list[str]) -> resources.Session:
         files=list(files_of(row).values()),
         tags=tags,
         correct=row.correct,
-        owner=row.owner,
+        owner=row.owner or None,
         expires_at=int(row.expires_at) if row.expires_at is not None else None,
         pinned=row.pinned,
         identity_sha256=row.identity_sha256,

@@ -41,7 +41,7 @@ class NewJob:
     spec: named.Spec
     hooks: Sequence[str] | None
     total: int | None
-    owner: str | None = None
+    owner: str = ""
     pinned: PinnedModel | None = None
     request_key: RequestKey | None = None
     #: the batch that begins with this job

@@ -81,8 +81,8 @@ class JobRow(Base):
     pinned: Mapped[dict[str, Any] | None]
     #: digest of the pinned model's identity
     identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
-    #: submitter, see `storage.accounts.quotas`; null in a service without keys
-    owner: Mapped[str | None] = mapped_column(sa.String(_ID_LENGTH))
+    #: submitter, see `storage.accounts.quotas`; "" for nobody
+    owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
     #: an active job fails at this time; null for never
     deadline_at: Mapped[float | None]
     #: last claim, by which jobs of one priority take turns; 0 before the first
@@ -183,7 +183,7 @@ class SessionRow(Base):
     #: verdict of the task's first scorer
     correct: Mapped[bool | None]
     #: owner of its job
-    owner: Mapped[str | None] = mapped_column(sa.String(_ID_LENGTH))
+    owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
     #: time after which it is deleted; null keeps it
     expires_at: Mapped[float | None]
     #: digest of its model's identity
@@ -269,7 +269,7 @@ class FileRow(Base):
     sha256: Mapped[str] = mapped_column(sa.String(64))
     created_at: Mapped[float]
     #: uploader
-    owner: Mapped[str | None] = mapped_column(sa.String(_ID_LENGTH))
+    owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
     #: time after which it is deleted; null keeps it
     expires_at: Mapped[float | None]
     #: see `storage.index.visible`; null for a file that readers see
@@ -297,7 +297,7 @@ class VectorRow(Base):
     details: Mapped[dict[str, Any]]
     created_at: Mapped[float]
     #: client that stored it
-    owner: Mapped[str | None] = mapped_column(sa.String(_ID_LENGTH))
+    owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
 
 
 class BatchRow(Base):
@@ -329,7 +329,7 @@ class BatchRow(Base):
     created_at: Mapped[float]
     #: status -> time at which the batch reached it
     moments: Mapped[dict[str, Any]]
-    owner: Mapped[str | None] = mapped_column(sa.String(_ID_LENGTH))
+    owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
     #: see `storage.jobs.request_keys`
     idempotency_key: Mapped[str | None] = mapped_column(sa.String(255))
     idempotency_sha256: Mapped[str | None] = mapped_column(sa.String(64))
