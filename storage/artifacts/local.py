@@ -99,11 +99,6 @@ class LocalStore:
     def exists(self, prefix: str) -> bool:
         return (self.root / check_prefix(prefix)).exists()
 
-    def delete_prefix(self, prefix: str) -> int:
-        freed = self._delete(prefix)
-        fsync((self.root / prefix).parent)
-        return freed
-
     def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
         failures = {}
         for prefix in doomed:
@@ -115,18 +110,17 @@ class LocalStore:
             fsync(parent)
         return failures
 
-    def _delete(self, prefix: str) -> int:
+    def _delete(self, prefix: str) -> None:
         """Remove a prefix, at once and as a whole. The removal is durable after an fsync of its folder.
 
         The next call, or `sweep_staging`, finds the leftovers of a killed process.
         """
         path = self.root / check_prefix(prefix)
         aside = path.with_name(f"{STAGING}{path.name}-deleted")
-        freed = _remove(aside)  # leftovers of a killed call
+        _remove(aside)  # leftovers of a killed call
         with suppress(FileNotFoundError):
             path.rename(aside)
-            freed += _remove(aside)
-        return freed
+            _remove(aside)
 
     def list_prefixes(self, parent: str, after: str = "") -> Iterator[StoredPrefix]:
         folder = self.root / check_parent(parent)
@@ -330,14 +324,10 @@ def _newest_and_bytes(path: Path) -> tuple[float, int]:
     return newest, size
 
 
-def _remove(path: Path) -> int:
-    """Remove a file or folder. Returns the freed bytes. Raises OSError."""
-    try:
-        _, freed = _newest_and_bytes(path)
+def _remove(path: Path) -> None:
+    """Remove a file or folder, if it is there. Raises OSError."""
+    with suppress(FileNotFoundError):
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink()
-    except FileNotFoundError:  # nothing there, or removed meanwhile
-        return 0
-    return freed

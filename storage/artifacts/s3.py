@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from actograph.contract.errors import (
-    ActographError,
     Conflict,
     NotFound,
     RangeNotSatisfiable,
@@ -161,16 +160,6 @@ class S3Store:
         except NotFound:
             return False
         return True
-
-    def delete_prefix(self, prefix: str) -> int:
-        check_prefix(prefix)
-        sizes = {item["Key"]: item["Size"] for item in self._objects(prefix)}
-        # The manifest first: without it the session is gone, whatever happens to the rest.
-        manifests = [key for key in sizes if key.endswith(f"/{MANIFEST_LAST[0]}")]
-        for keys in (manifests, [key for key in sizes if key not in manifests]):
-            for key, reason in self._delete(keys).items():
-                raise ServiceUnavailable(f"s3://{self.bucket}/{key} could not be deleted: {reason}")
-        return sum(sizes.values())
 
     def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
         owners: dict[str, str] = {}
@@ -331,8 +320,7 @@ class S3Stage(StageFolder):
                 self._store.upload(f"{self._prefix}/{name}", self.folder / name, self.on_progress)
         except BaseException:
             # The reaper removes files that cannot be removed now.
-            with suppress(ActographError):
-                self._store.delete_prefix(self._prefix)
+            self._store.delete_many({self._prefix: None})
             raise
         self.discard()
 

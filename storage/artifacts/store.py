@@ -161,10 +161,6 @@ class ArtifactStore(Protocol):
         """Whether a prefix was committed."""
         ...
 
-    def delete_prefix(self, prefix: str) -> int:
-        """Remove all files of a prefix, if any. Returns the freed bytes."""
-        ...
-
     def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
         """Remove all files of many prefixes, durably. Missing files are no error.
 

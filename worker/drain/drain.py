@@ -306,10 +306,9 @@ class Drain:
             give_up=self._stop.is_set,
         )
         self._is_shown_idle = done.is_end
-        for session_id in done.lost_sessions:
-            # the reaper may have been here before the last file was stored
-            with suppress(ServiceUnavailable, OSError):
-                self._store.delete_prefix(session_prefix(session_id))
+        # the reaper may have been here before the last file was stored
+        with suppress(OSError):
+            self._store.delete_many({session_prefix(one): None for one in done.lost_sessions})
         if done.outage is not None:
             self._pauses.outage.note(done.outage)
         elif done.is_any:

@@ -209,7 +209,7 @@ def test_a_sound_store_has_no_problems(place: Place) -> None:
 @pytest.mark.parametrize(
     ("damage", "problem", "says"),
     [
-        (lambda p, i: p.store.delete_prefix(session_prefix(i)), "missing", "no stored file"),
+        (lambda p, i: p.store.delete_many({session_prefix(i): None}), "missing", "no stored file"),
         (lambda p, i: p.remove(f"{session_prefix(i)}/activations.safetensors"), "damaged", "is missing"),
         (
             lambda p, i: p.overwrite(f"{session_prefix(i)}/activations.safetensors", b"short"),
@@ -242,7 +242,7 @@ def test_a_changed_byte_a_changed_manifest_and_strangers_are_found(place: Place)
     rows, lost = place.upload(b"rows"), place.upload(b"lost", known=False)
     gone = place.upload(b"gone")
     place.overwrite(f"files/{rows}", b"rowz")
-    place.store.delete_prefix(f"files/{gone}")
+    place.store.delete_many({f"files/{gone}": None})
     found = {one.id: (one.problem, one.detail) for one in check(place).problems}
     assert {i: problem for i, (problem, _) in found.items()} == {
         hurt: "damaged", other: "damaged", stranger: "orphaned", rows: "damaged", gone: "missing",
