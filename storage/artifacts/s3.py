@@ -28,11 +28,12 @@ from actograph.contract.errors import (
     RangeNotSatisfiable,
     ServiceUnavailable,
 )
-from storage.artifacts.local import StageFolder, staging_path, sweep_folder
+from storage.artifacts.local import staging_path, sweep_folder
 from storage.artifacts.store import (
-    MANIFEST_LAST,
+    MANIFEST,
     STREAM_CHUNK,
     PublicEndpoint,
+    StagedPrefix,
     StoredPrefix,
     check_key,
     check_parent,
@@ -154,7 +155,7 @@ class S3Store:
             return self._client.head_object(Bucket=self.bucket, Key=self._key(key))["ContentLength"]
 
     def exists(self, prefix: str) -> bool:
-        key = prefix if prefix.startswith("files/") else f"{check_prefix(prefix)}/{MANIFEST_LAST[0]}"
+        key = prefix if prefix.startswith("files/") else f"{check_prefix(prefix)}/{MANIFEST}"
         try:
             self.size(key)
         except NotFound:
@@ -302,7 +303,7 @@ class S3Store:
             raise ServiceUnavailable(f"S3 bucket {self.bucket} cannot be used: {error}") from error
 
 
-class S3Stage(StageFolder):
+class S3Stage(StagedPrefix):
     """Files on this machine's disk until `commit` uploads them."""
 
     def __init__(self, store: S3Store, prefix: str) -> None:
@@ -310,13 +311,13 @@ class S3Stage(StageFolder):
         self._store = store
         self._prefix = prefix
 
-    def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:
-        self.check_complete(last)
+    def commit(self) -> None:
+        self.check_complete()
         if self._store.exists(self._prefix):
             raise Conflict(f"{self._prefix} is stored already")
-        others = sorted(path.name for path in self.folder.iterdir() if path.name not in last)
+        others = sorted(path.name for path in self.folder.iterdir() if path.name != MANIFEST)
         try:
-            for name in (*others, *last):
+            for name in (*others, MANIFEST):
                 self._store.upload(f"{self._prefix}/{name}", self.folder / name, self.on_progress)
         except BaseException:
             # The reaper removes files that cannot be removed now.
