@@ -67,16 +67,13 @@ class Committed:
     ended_jobs: Sequence[str]
 
 
-def commit(
-    session: Session, given: Sequence[Ended], *, worker_id: str = counters.NOBODY, seconds: float = 0.0
-) -> Committed:
+def commit(session: Session, given: Sequence[Ended], *, seconds: float = 0.0) -> Committed:
     """Store what ended. Safe to repeat if the answer to the first commit was lost.
 
     An outcome that the database refuses, such as NaN in JSON on Postgres, becomes a failure of its sample and
     costs no other one. So all are stored in one savepoint and, if that fails, again in a savepoint each.
 
     Args:
-        worker_id: worker whose counters increase.
         seconds: duration of the batch.
     """
     alive = {lease.id for lease in leases.lock_jobs(session, [one.lease for one in given])}
@@ -97,7 +94,7 @@ def commit(
     ended_jobs = [job_id for job_id in of_jobs if _count(session, job_id, kept)]
     if kept:
         kind = jobs.lock(session, kept[0].lease.job_id).kind
-        counters.add(session, worker_id, _tally(kind, kept, seconds))
+        counters.add(session, _tally(kind, kept, seconds))
     # unless their first commit was stored, and its answer was lost
     without = [one.lease for one in given if one.lease.id not in done] + [
         one.lease for one in kept if one.error is not None

@@ -187,7 +187,7 @@ def _fail(session: Session, job_id: str, sample_ids: Sequence[str], error: Actog
     _update(session, sample_ids, finished_at=now(session), **values)
     jobs.count_finished(session, job_id, completed=0, failed=len(sample_ids))
     kind = jobs.lock(session, job_id).kind
-    counters.add(session, counters.NOBODY, {Counter("samples", kind, SampleStatus.FAILED): len(sample_ids)})
+    counters.add(session, {Counter("samples", kind, SampleStatus.FAILED): len(sample_ids)})
     control.follow_failures(session, job_id, [error] * len(sample_ids))
     jobs.end_if_done(session, job_id)
 

@@ -350,8 +350,6 @@ class CounterRow(Base):
 
     __tablename__ = "counters"
 
-    #: id of the counting worker; "" for all other processes
-    source: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), primary_key=True)
     name: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
     #: kind of the job; "" without a job
     kind: Mapped[str] = mapped_column(sa.String(32), primary_key=True)

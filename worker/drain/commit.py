@@ -56,7 +56,7 @@ def store(
     def attempt(session: Session) -> Stored:
         leases.lock_jobs(session, [o.lease for o in outcomes])
         leases.give_back(session, [o.lease for o in away])
-        done = commit.commit(session, ended, worker_id=worker_id, seconds=seconds)
+        done = commit.commit(session, ended, seconds=seconds)
         is_end = {o.lease.job_id for o in outcomes} == set(done.ended_jobs)
         if is_end and idle_model is not None:
             # in the same transaction: small jobs would notice a second one

@@ -31,12 +31,11 @@ def upgrade() -> None:
 
     op.create_table(
         "counters",
-        sa.Column("source", sa.String(length=64), nullable=False),
         sa.Column("name", sa.String(length=64), nullable=False),
         sa.Column("kind", sa.String(length=32), nullable=False),
         sa.Column("status", sa.String(length=16), nullable=False),
         sa.Column("value", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("source", "name", "kind", "status", name=op.f("pk_counters")),
+        sa.PrimaryKeyConstraint("name", "kind", "status", name=op.f("pk_counters")),
     )
     op.create_table(
         "files",
