@@ -18,11 +18,12 @@ from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.operations import StoreProblem, StoreVerification
 from storage.artifacts.checked_files import digest_of
 from storage.artifacts.store import ArtifactStore, StoredPrefix
+from storage.index import visible
 from storage.index.database import Database
 from storage.sessions.manifest import MANIFEST_NAME
 from storage.sessions.reader import SessionReader
 from storage.tables.models import FileRow, SessionRow
-from storage.upkeep.store_gc import OLD_SECONDS, find_unknown
+from storage.upkeep.store_gc import OLD_SECONDS
 
 SESSIONS, FILES, STORED, STORED_FILES = "sessions", "files", "stored", "stored-files"
 _PARENTS = {STORED: SESSIONS, STORED_FILES: FILES}
@@ -75,15 +76,10 @@ def verify(
                     reached = chunk[-1]
                     break
     else:
-        unknown, reached = find_unknown(
-            database,
-            store,
-            _PARENTS[phase],
-            after=last_id,
-            older_than_seconds=older_than_seconds,
-            deadline=deadline,
+        oldest = time.time() - older_than_seconds
+        problems, reached = _orphans(
+            database, store, _PARENTS[phase], last_id, oldest=oldest, deadline=deadline
         )
-        problems += map(_orphan, unknown)
     follows = f"{phase}:{reached}" if reached else next(iter(PHASES[PHASES.index(phase) + 1 :]), None)
     with database.read() as session:
         counts = [session.scalar(sa.select(sa.func.count(row.id))) or 0 for row in (SessionRow, FileRow)]
@@ -147,6 +143,26 @@ def _compare(reader: SessionReader, store: ArtifactStore, row: SessionRow) -> No
     if differing:
         raise StoreDamaged(f"{', '.join(differing)}: different from the index")
     reader.verify()
+
+
+def _orphans(
+    database: Database, store: ArtifactStore, parent: str, after: str, *, oldest: float, deadline: float
+) -> tuple[list[StoreProblem], str | None]:
+    """Find stored `sessions` or `files` that the index does not have, not even as doomed.
+
+    Returns them, and the last id that was read; None if all were.
+    """
+    old = (prefix for prefix in store.list_prefixes(parent, after) if prefix.modified_at <= oldest)
+    row = FileRow if parent == FILES else SessionRow
+    orphans: list[StoreProblem] = []
+    while batch := list(islice(old, _IDS)):
+        with database.read() as session, visible.doomed(session):
+            chosen = sa.select(row.id).where(row.id.in_([prefix.id for prefix in batch]))
+            known = set(session.scalars(chosen))
+        orphans += [_orphan(prefix) for prefix in batch if prefix.id not in known]
+        if time.monotonic() >= deadline:
+            return orphans, batch[-1].id
+    return orphans, None
 
 
 def _orphan(prefix: StoredPrefix) -> StoreProblem:
