@@ -30,6 +30,7 @@ WITHOUT_KEYS = "local"
 #: default quota of an owner with a key, as a share of the disk
 _DEFAULT_SHARE = 0.75
 
+_NUMBERS = ("sessions", "session_bytes", "files", "file_bytes", "deleting", "deleting_bytes")
 ADVICE = "delete sessions or files, or let sessions expire; then it resumes by itself"
 
 
@@ -193,12 +194,7 @@ def shown(session: Session, settings: Settings) -> StoreUsage:
         reverse=True,
     )
     return StoreUsage(
-        sessions=sum(one.sessions for one in owners),
-        session_bytes=sum(one.session_bytes for one in owners),
-        files=sum(one.files for one in owners),
-        file_bytes=sum(one.file_bytes for one in owners),
-        deleting=sum(one.deleting for one in owners),
-        deleting_bytes=sum(one.deleting_bytes for one in owners),
+        **{name: sum(getattr(one, name) for one in owners) for name in _NUMBERS},
         bytes=sum(one.total_bytes for one in owners),
         quota_bytes=settings.store_quota_bytes or None,
         owner_quota_bytes=(quotas.limit_of(me) if me is not None else quotas.owner_limit) or None,

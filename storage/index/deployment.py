@@ -6,7 +6,6 @@ some other folder, so it refuses to start.
 
 import logging
 import time
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -36,27 +35,17 @@ def mark_store(database: Database, artifact_url: str) -> None:
         mark.touch()
 
 
-def check_store(
-    database: Database,
-    artifact_url: str,
-    *,
-    patience_seconds: float = PATIENCE_SECONDS,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def check_store(database: Database, artifact_url: str, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
     """Raises ServiceUnavailable if the artifact folder of this worker is not that of the API."""
-    mark = _mark(database, artifact_url)
-    if mark is None:
-        return
-    waited = 0.0
-    while not mark.exists():
-        if waited >= patience_seconds:
+    mark, deadline = _mark(database, artifact_url), time.monotonic() + patience_seconds
+    while mark is not None and not mark.exists():
+        if time.monotonic() >= deadline:
             raise ServiceUnavailable(
                 f"the API of this index does not use the folder {mark.parent}. If it runs on another "
                 "machine, mount one folder on both or use s3:// (ACTOGRAPH_ARTIFACT_URL); if it was never "
                 "started, start it first"
             )
-        sleep(_POLL_SECONDS)
-        waited += _POLL_SECONDS
+        time.sleep(_POLL_SECONDS)
 
 
 def _mark(database: Database, artifact_url: str) -> Path | None:
