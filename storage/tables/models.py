@@ -336,7 +336,7 @@ class BatchRow(Base):
 
 
 class StateRow(Base):
-    """State of the whole deployment: an operator's pause, and the last turns of background duties."""
+    """State of the deployment: pause of the queue, turns of background duties, mark of the store."""
 
     __tablename__ = "state"
 
