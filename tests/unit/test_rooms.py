@@ -36,7 +36,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 13_885, "api": 5_080, "storage": 10_590, "worker": 14_500, "tests": 36_300}
+MOST_LINES = {"actograph": 13_885, "api": 5_080, "storage": 10_545, "worker": 14_500, "tests": 36_300}
 
 
 class Source(NamedTuple):
