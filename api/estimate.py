@@ -33,7 +33,7 @@ class Submission:
 
     spec: Spec
     #: see `storage.accounts.quotas`
-    owner: str | None
+    owner: str
     #: None if no worker has loaded the model yet
     structure: ModelStructure | None
     #: last reported memory of the live worker with most free memory; empty if none holds the model

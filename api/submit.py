@@ -74,7 +74,7 @@ def submit(
     return insert(services, submission, key=key)
 
 
-def check(services: Services, spec: Spec, owner: str | None) -> Submission:
+def check(services: Services, spec: Spec, owner: str) -> Submission:
     """Resolve, check and expand a spec. Raises the errors of `submit` except those for lack of resources."""
     spec = _resolve(services, spec)
     with services.database.read() as session:
@@ -133,7 +133,7 @@ def within_context(spec: G, structure: ModelStructure | None, most: int) -> G:
     return spec.model_copy(update={"sampling": sampling})
 
 
-def outlook(services: Services, session: Session, spec: Spec, owner: str | None) -> Submission:
+def outlook(services: Services, session: Session, spec: Spec, owner: str) -> Submission:
     """A submission without samples: the state of the service for a job."""
     holders = workers.holders(session, spec.model)
     served = [spec.model] if holders else workers.served_models(session)

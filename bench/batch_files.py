@@ -85,7 +85,7 @@ def upload(services: Services, count: int, characters: int) -> tuple[str, int]:
     request = BatchRequest(input_file_id=file_id, endpoint="/v1/chat/completions")
     with services.database.write() as session:
         files.publish(session, file_id, size=size, sha256=sha256)
-        return batches.create(session, request, None).id, size
+        return batches.create(session, request, "").id, size
 
 
 def answer_all(services: Services, batch_id: str) -> None:

@@ -12,14 +12,14 @@ import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, DropIndex
 
 from storage.index.database import Database
-from storage.tables.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
+from storage.tables.models import JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
 
 #: sessions of each job
 PER_JOB = 100
 #: for so many ended jobs one waits, with all its samples
 QUEUED_JOB = 5
 FIRST_CREATED = 1_700_000_000
-_TABLES = (JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow, ArtifactRow)
+_TABLES = (JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow)
 _TENSOR = {"shape": [300, 1024], "dtype": "BF16", "first_row": 0, "position_offset": None}
 _TENSOR |= {"summary": None, "over": None, "nbytes": 614_400}
 _SPEC = {
@@ -94,12 +94,17 @@ def _inserts(shape: Shape, *, is_sqlite: bool) -> list[str]:
     correct = "i % 50 = 0"
     model = "CASE WHEN (i / 100) % 20 = 0 THEN 'example/rare' ELSE 'example/usual' END"
     size = 300 * 2048 * shape.hooks
+    files = {
+        "activations.safetensors": {"bytes": size, "sha256": "0" * 64},
+        "manifest.json": {"bytes": 5000, "sha256": "1" * 64},
+    }
     session_values = {
         "id": ids.of("ses", "i"), "job_id": ids.of("job", "(i / 100)"), "sample_id": ids.of("smp", "i"),
         "sample_index": "(i % 100) / 2", "condition": "CASE WHEN i % 2 = 0 THEN 'a' ELSE 'b' END",
         "epoch": "0", "model": model, "created_at": f"{FIRST_CREATED} + i", "prompt_tokens": "100",
         "generated_tokens": "201", "rows": "300", "bytes": str(size), "dtype": "'BF16'",
-        "hooks": f"'{hooks}'", "correct": correct, "owner": "'key:0000000' || ((i / 100) % 4)",
+        "hooks": f"'{hooks}'", "files": f"'{json.dumps(files)}'", "correct": correct,
+        "owner": "'key:0000000' || ((i / 100) % 4)",
         "pinned": false,
     }  # fmt: skip
     return [
@@ -115,11 +120,6 @@ def _inserts(shape: Shape, *, is_sqlite: bool) -> list[str]:
         "INSERT INTO session_tags (session_id, tag, created_at) "
         f"SELECT {ids.of('ses', '(i * 1000)')}, 'rare', {FIRST_CREATED} + i * 1000 "
         f"FROM {series(-(-shape.sessions // 1000))}",
-        *(
-            "INSERT INTO artifacts (session_id, name, bytes, sha256) "
-            f"SELECT {ids.of('ses', 'i')}, '{name}', {size}, '{'0' * 64}' FROM {series(shape.sessions)}"
-            for name, size in (("activations.safetensors", size), ("manifest.json", 5000))
-        ),
     ]
 
 

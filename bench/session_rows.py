@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from storage.index.database import Database
-from storage.tables.models import ArtifactRow, JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
+from storage.tables.models import JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
 
 #: one job in so many has this tag, condition or model; the others have the usual one
 RARE_JOB = 20
@@ -52,7 +52,6 @@ def _insert(database: Database, batch: list[dict[str, Any]], tags: list[str]) ->
     with database.write() as session:
         session.execute(sa.insert(SampleRow), [_sample(row) for row in batch])
         session.execute(sa.insert(SessionRow), batch)
-        session.execute(sa.insert(ArtifactRow), [file for row in batch for file in _files(row)])
         session.execute(
             sa.insert(SessionTagRow),
             [
@@ -102,6 +101,10 @@ def _session(rng: random.Random, first: dict[str, Any], index: int, hooks: int) 
         "rows": rows,
         "bytes": hooks * rows * 2048,
         "dtype": "BF16",
+        "files": {
+            "activations.safetensors": {"bytes": hooks * rows * 2048, "sha256": "0" * 64},
+            "manifest.json": {"bytes": 5000, "sha256": "1" * 64},
+        },
         "hooks": {f"resid_post.{layer}": tensor for layer in range(hooks)},
         "correct": rng.random() < 0.02,
         "owner": first["owner"],
@@ -126,15 +129,3 @@ def _sample(row: dict[str, Any]) -> dict[str, Any]:
         "input": {},
         "session_id": row["id"],
     }
-
-
-def _files(row: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "session_id": row["id"],
-            "name": "activations.safetensors",
-            "bytes": row["bytes"],
-            "sha256": "0" * 64,
-        },
-        {"session_id": row["id"], "name": "manifest.json", "bytes": 5000, "sha256": "1" * 64},
-    ]

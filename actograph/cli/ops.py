@@ -131,7 +131,7 @@ def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
 def gc(ctx: typer.Context, *, dry_run: DryRunOption = False, output: FormatOption = Format.TABLE) -> None:
     """Delete expired sessions and uploads, files of deleted ones, and leftovers of killed processes.
 
-    Files that are not in the index are listed and kept.
+    Files that are not in the index are kept; `actograph store verify` lists them.
     """
     pages: list[StoreGc] = []
     with connect(ctx) as client:
@@ -150,9 +150,7 @@ def _gc_table(pages: "Sequence[StoreGc]", *, dry_run: bool) -> str:
         ["expired files", sum(page.expired_files for page in pages), ""],
         ["temporary files and unfinished uploads", sum(page.leftovers for page in pages), ""],
     ]
-    text = render(("TO BE REMOVED" if dry_run else "REMOVED", ">COUNT", ">SIZE"), rows)
-    unknown = [[one.id, size(one.bytes)] for page in pages for one in page.unknown]
-    return f"{text}\n\n{render(('KEPT, NOT IN THE INDEX', '>SIZE'), unknown)}" if unknown else text
+    return render(("TO BE REMOVED" if dry_run else "REMOVED", ">COUNT", ">SIZE"), rows)
 
 
 @store.command()

@@ -91,13 +91,6 @@ class StoreUsage(Usage):
     owners: list[OwnerUsage] = Field(default_factory=list, description="Usage by owner, the largest first.")
 
 
-class StoredObject(Resource):
-    """A session or upload in the store that the index does not know."""
-
-    id: str
-    bytes: int
-
-
 class StoreGc(Resource):
     """A page of garbage collection; with `dry_run` nothing is deleted."""
 
@@ -106,7 +99,6 @@ class StoreGc(Resource):
     expired_sessions: int = 0
     expired_bytes: int = 0
     expired_files: int = Field(0, description="Not counted with `dry_run`.")
-    unknown: list[StoredObject] = Field(default_factory=list, description="They are kept.")
     leftovers: int = Field(0, description="Temporary files and unfinished uploads of killed processes.")
     next: str | None = Field(None, description="Send it as `after` for the next page; null: it is done.")
 

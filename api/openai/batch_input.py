@@ -47,7 +47,7 @@ class InvalidBatch(Exception):
 
 @contextmanager
 def submission_of(
-    services: Services, batch_id: str, request: BatchRequest, owner: str | None
+    services: Services, batch_id: str, request: BatchRequest, owner: str
 ) -> Iterator[Submission]:
     """Check the job of a batch. Its samples can be read within the block.
 
@@ -195,7 +195,7 @@ class _Lines:
         self.samples += given.choices
         self._most_tokens = max(self._most_tokens, given.most_tokens)
 
-    def submission(self, batch_id: str, owner: str | None) -> Submission:
+    def submission(self, batch_id: str, owner: str) -> Submission:
         """The job of all lines."""
         services, request = self._services, self._request
         spec = submit.with_defaults(

@@ -81,9 +81,7 @@ def advance(services: Services, batch_id: str) -> None:
 def _begin(services: Services, row: BatchRow) -> None:
     request = BatchRequest.model_validate(row.request)
     # lines may name only files and vectors of the batch's owner
-    own = services
-    if row.owner is not None:
-        own = replace(services, database=services.database.restricted_to(row.owner))
+    own = replace(services, database=services.database.restricted_to(row.owner))
     try:
         with batch_input.submission_of(own, row.id, request, row.owner) as submission:
             submit.insert(own, submission, batch_id=row.id)

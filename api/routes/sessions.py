@@ -170,8 +170,7 @@ def get_session_tensor(
 )
 def get_session_file(services: ServicesDep, request: Request, session_id: SessionId, name: str) -> Response:
     with services.database.read() as session:
-        sessions.get(session, session_id)
-        file = sessions.file_of(session, session_id, name)
+        file = sessions.files_of(sessions.get(session, session_id)).get(name)
     if file is None:
         raise NotFound(f"session {session_id} has no file {name}; GET the session for its files")
     key = f"sessions/{session_id}/{name}"
@@ -203,8 +202,7 @@ def _reader(services: Services, session_id: SessionId) -> SessionReader:
         StoreDamaged: the session has no manifest in the store.
     """
     with services.database.read() as session:
-        sessions.get(session, session_id)
-        recorded = sessions.file_of(session, session_id, MANIFEST_NAME)
+        recorded = sessions.files_of(sessions.get(session, session_id)).get(MANIFEST_NAME)
     message = f"session {session_id} has no {MANIFEST_NAME} in the store"
     damaged = StoreDamaged(message, artifact=session_id, file=MANIFEST_NAME)
     if recorded is None:

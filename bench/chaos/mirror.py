@@ -10,7 +10,7 @@ from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
 from storage.sessions.writer import session_prefix
-from storage.tables.models import ArtifactRow
+from storage.tables.models import SessionRow
 
 THREADS = 8
 
@@ -21,7 +21,8 @@ def local_copy(database: Database, store: ArtifactStore, folder: Path) -> Artifa
         return store
     copy = LocalStore(folder)
     with database.read() as session:
-        files = session.execute(sa.select(ArtifactRow.session_id, ArtifactRow.name, ArtifactRow.bytes)).all()
+        rows = session.execute(sa.select(SessionRow.id, SessionRow.files)).all()
+    files = [(row.id, name, file["bytes"]) for row in rows for name, file in row.files.items()]
 
     def fetch(session_id: str, name: str, size: int) -> None:
         target = copy.root / session_prefix(session_id) / name

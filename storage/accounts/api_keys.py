@@ -139,14 +139,10 @@ def touch(database: Database, row: ApiKeyRow) -> None:
         return
     try:
         with database.write() as session:
-            # a row locked by another transaction is being written anyway
-            held = sa.select(ApiKeyRow.id).where(ApiKeyRow.id == row.id).with_for_update(skip_locked=True)
-            moment = now(session)
-            session.execute(
-                sa.update(ApiKeyRow)
-                .where(ApiKeyRow.id.in_(session.scalars(held).all()))
-                .values(last_used_at=moment)
-            )
+            # of several requests at once, the first one writes
+            unchanged = ApiKeyRow.last_used_at.is_not_distinct_from(row.last_used_at)
+            used = sa.update(ApiKeyRow).where(ApiKeyRow.id == row.id, unchanged)
+            session.execute(used.values(last_used_at=now(session)))
     except SQLAlchemyError as error:
         log.warning("the last use of key %s was not stored: %s", row.id, type(error).__name__)
 

@@ -30,6 +30,7 @@ WITHOUT_KEYS = "local"
 #: default quota of an owner with a key, as a share of the disk
 _DEFAULT_SHARE = 0.75
 
+_NUMBERS = ("sessions", "session_bytes", "files", "file_bytes", "deleting", "deleting_bytes")
 ADVICE = "delete sessions or files, or let sessions expire; then it resumes by itself"
 
 
@@ -44,7 +45,7 @@ class Quotas:
     #: limits from `quota_bytes` of keys, in place of `owner_limit`
     own_limits: Mapping[str, int] = field(default_factory=dict)
     #: bytes in the store by owner
-    used: Mapping[str | None, int] = field(default_factory=dict)
+    used: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -59,7 +60,7 @@ class Quotas:
             f"(ACTOGRAPH_STORE_QUOTA_BYTES); {ADVICE}"
         )
 
-    def owner_pause(self, owner: str | None) -> str | None:
+    def owner_pause(self, owner: str) -> str | None:
         """Why no job of this owner may start, or None."""
         limit = self.limit_of(owner)
         if not limit or self._of(owner) < limit:
@@ -73,16 +74,16 @@ class Quotas:
 
     def paused_owners(self) -> list[str]:
         """Owners that have used up their quota."""
-        return [owner for owner in self.used if owner is not None and self.owner_pause(owner)]
+        return [owner for owner in self.used if self.owner_pause(owner)]
 
-    def left(self, owner: str | None) -> int | None:
+    def left(self, owner: str) -> int | None:
         """Bytes that this owner may still store; None means no limit."""
         found = [self.total_limit - self.total] if self.total_limit else []
         limit = self.limit_of(owner)
         found += [limit - self._of(owner)] if limit else []
         return max(0, min(found)) if found else None
 
-    def require(self, owner: str | None, needed: int, what: str, *, param: str | None = None) -> None:
+    def require(self, owner: str, needed: int, what: str, *, param: str | None = None) -> None:
         """Raises QuotaExceeded if `needed` more bytes do not fit."""
         left = self.left(owner)
         if left is not None and needed > left:
@@ -93,13 +94,13 @@ class Quotas:
                 details={"needed_bytes": needed, "available_bytes": left},
             )
 
-    def limit_of(self, owner: str | None) -> int:
+    def limit_of(self, owner: str) -> int:
         """Bytes that an owner may store in all; 0 means no limit."""
-        if owner is None or (owner == WITHOUT_KEYS and self.is_default):
+        if not owner or (owner == WITHOUT_KEYS and self.is_default):
             return 0
         return self.own_limits.get(owner, self.owner_limit)
 
-    def _of(self, owner: str | None) -> int:
+    def _of(self, owner: str) -> int:
         return self.used.get(owner, 0)
 
 
@@ -142,9 +143,9 @@ def _limits(session: Session, settings: Settings) -> Quotas:
 
 
 @of_everyone
-def used(session: Session) -> dict[str | None, int]:
+def used(session: Session) -> dict[str, int]:
     """Bytes in the store by owner, deleted ones included."""
-    found: dict[str | None, int] = {}
+    found: dict[str, int] = {}
     with visible.doomed(session):
         for row in (JobRow, FileRow):
             sums = sa.select(row.owner, sa.func.sum(row.bytes)).where(row.bytes > sa.literal_column("0"))
@@ -154,9 +155,9 @@ def used(session: Session) -> dict[str | None, int]:
 
 
 @of_everyone
-def usage(session: Session) -> dict[str | None, OwnerUsage]:
+def usage(session: Session) -> dict[str, OwnerUsage]:
     """Usage by owner in detail. Reads every session."""
-    found: dict[str | None, Counter[str]] = {}
+    found: dict[str, Counter[str]] = {}
     with visible.doomed(session):
         moment = now(session)
         hidden_jobs = sa.select(JobRow.id).where(JobRow.doomed_at.is_not(None))
@@ -173,7 +174,7 @@ def usage(session: Session) -> dict[str | None, OwnerUsage]:
                 numbers["deleting_bytes" if of_state == "deleting" else f"{name}_bytes"] += int(size)
                 if of_state != "arriving":
                     numbers["deleting" if of_state == "deleting" else f"{name}s"] += count
-    return {owner: OwnerUsage(owner=owner, **numbers) for owner, numbers in found.items()}
+    return {owner: OwnerUsage(owner=owner or None, **numbers) for owner, numbers in found.items()}
 
 
 def shown(session: Session, settings: Settings) -> StoreUsage:
@@ -185,20 +186,18 @@ def shown(session: Session, settings: Settings) -> StoreUsage:
     found = usage(session)
     sizes = {owner: one.total_bytes for owner, one in found.items()}
     quotas = replace(_limits(session, settings), used=sizes)
-    seen = [one for one in found.values() if me is None or one.owner == me]
-    if me is not None and not seen:
-        seen = [OwnerUsage(owner=me)]
-    owners = sorted(seen, key=lambda one: one.total_bytes, reverse=True)
+    if me is not None:
+        found = {me: found.get(me, OwnerUsage(owner=me))}
+    owners = sorted(
+        (one.model_copy(update={"available_bytes": quotas.left(owner)}) for owner, one in found.items()),
+        key=lambda one: one.total_bytes,
+        reverse=True,
+    )
     return StoreUsage(
-        sessions=sum(one.sessions for one in owners),
-        session_bytes=sum(one.session_bytes for one in owners),
-        files=sum(one.files for one in owners),
-        file_bytes=sum(one.file_bytes for one in owners),
-        deleting=sum(one.deleting for one in owners),
-        deleting_bytes=sum(one.deleting_bytes for one in owners),
+        **{name: sum(getattr(one, name) for one in owners) for name in _NUMBERS},
         bytes=sum(one.total_bytes for one in owners),
         quota_bytes=settings.store_quota_bytes or None,
         owner_quota_bytes=(quotas.limit_of(me) if me is not None else quotas.owner_limit) or None,
-        available_bytes=quotas.left(me),
-        owners=[one.model_copy(update={"available_bytes": quotas.left(one.owner)}) for one in owners],
+        available_bytes=quotas.left(me or ""),
+        owners=owners,
     )

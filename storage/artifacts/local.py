@@ -5,27 +5,22 @@ of a killed writer have names that begin with `.staging-`.
 """
 
 import errno
-import io
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
-
-from typing_extensions import Buffer
+from typing import BinaryIO
 
 from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable, ServiceUnavailable
 from storage.artifacts.store import (
-    MANIFEST_LAST,
     STREAM_CHUNK,
+    StagedPrefix,
     StoredPrefix,
     check_key,
-    check_name,
     check_parent,
     check_prefix,
     is_prefix,
@@ -33,8 +28,6 @@ from storage.artifacts.store import (
 
 STAGING = ".staging-"
 _PROBE_BYTES = 64 << 10
-#: bytes written between two reports of progress
-_PIECE_BYTES = 32 << 20
 
 
 class LocalStore:
@@ -99,11 +92,6 @@ class LocalStore:
     def exists(self, prefix: str) -> bool:
         return (self.root / check_prefix(prefix)).exists()
 
-    def delete_prefix(self, prefix: str) -> int:
-        freed = self._delete(prefix)
-        fsync((self.root / prefix).parent)
-        return freed
-
     def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
         failures = {}
         for prefix in doomed:
@@ -115,18 +103,17 @@ class LocalStore:
             fsync(parent)
         return failures
 
-    def _delete(self, prefix: str) -> int:
+    def _delete(self, prefix: str) -> None:
         """Remove a prefix, at once and as a whole. The removal is durable after an fsync of its folder.
 
         The next call, or `sweep_staging`, finds the leftovers of a killed process.
         """
         path = self.root / check_prefix(prefix)
         aside = path.with_name(f"{STAGING}{path.name}-deleted")
-        freed = _remove(aside)  # leftovers of a killed call
+        _remove(aside)  # leftovers of a killed call
         with suppress(FileNotFoundError):
             path.rename(aside)
-            freed += _remove(aside)
-        return freed
+            _remove(aside)
 
     def list_prefixes(self, parent: str, after: str = "") -> Iterator[StoredPrefix]:
         folder = self.root / check_parent(parent)
@@ -186,80 +173,7 @@ class LocalStore:
             os.close(fd)
 
 
-def _nothing() -> None:
-    """Default `on_progress`."""
-
-
-class _ReportingFile(io.BufferedRandom):
-    """A new file that reports every piece written or read."""
-
-    def __init__(self, path: Path, report: Callable[[], None]) -> None:
-        super().__init__(io.FileIO(path, "x+"))
-        self._report = report
-
-    def write(self, data: Buffer, /) -> int:
-        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
-        for start in range(0, len(view), _PIECE_BYTES):
-            super().write(view[start : start + _PIECE_BYTES])
-            self._report()
-        return len(view)
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        self._report()
-        return super().read(size)
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        self._report()
-        return super().readinto(buffer)
-
-
-class StageFolder:
-    """A folder for the files of a prefix before its commit."""
-
-    def __init__(self, folder: Path, *, mode: int = 0o777) -> None:
-        self.folder = folder
-        self.on_progress: Callable[[], None] = _nothing
-        self._ended = False
-        folder.mkdir(mode=mode)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.discard()
-
-    def create(self, name: str) -> BinaryIO:
-        return _ReportingFile(self.folder / check_name(name), self._report)
-
-    def _report(self) -> None:
-        self.on_progress()
-
-    def start_writeback(self, file: BinaryIO) -> None:
-        """Does nothing: only `LocalStage` waits for the disk."""
-
-    def rename(self, old: str, new: str) -> None:
-        target = self.folder / check_name(new)
-        if target.exists():
-            raise Conflict(f"{new} was created already")
-        (self.folder / check_name(old)).rename(target)
-
-    def remove(self, name: str) -> None:
-        (self.folder / check_name(name)).unlink()
-
-    def check_complete(self, last: Sequence[str]) -> None:
-        missing = [name for name in last if not (self.folder / name).exists()]
-        if missing:
-            raise ValueError(f"{', '.join(missing)} must be created before the commit")
-
-    def discard(self) -> None:
-        if not self._ended:
-            self._ended = True
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class LocalStage(StageFolder):
+class LocalStage(StagedPrefix):
     """Files in a folder beside their final place; `commit` renames the folder."""
 
     def __init__(self, target: Path, folder: Path) -> None:
@@ -272,14 +186,13 @@ class LocalStage(StageFolder):
             # Linux begins to write dirty pages and does not wait; the fsync of `commit` reports any failure.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:
-        """Show all files with one rename, so `last` needs no order."""
-        self.check_complete(last)
+    def commit(self) -> None:
+        self.check_complete()
         for path in self.folder.iterdir():
             fsync(path)
         fsync(self.folder)
         try:
-            # The system refuses if the target is a folder with files in it.
+            # One rename shows all files. The system refuses if the target is a folder with files in it.
             self.folder.rename(self._target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
@@ -330,14 +243,10 @@ def _newest_and_bytes(path: Path) -> tuple[float, int]:
     return newest, size
 
 
-def _remove(path: Path) -> int:
-    """Remove a file or folder. Returns the freed bytes. Raises OSError."""
-    try:
-        _, freed = _newest_and_bytes(path)
+def _remove(path: Path) -> None:
+    """Remove a file or folder, if it is there. Raises OSError."""
+    with suppress(FileNotFoundError):
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink()
-    except FileNotFoundError:  # nothing there, or removed meanwhile
-        return 0
-    return freed

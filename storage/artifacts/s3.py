@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,17 +23,17 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from actograph.contract.errors import (
-    ActographError,
     Conflict,
     NotFound,
     RangeNotSatisfiable,
     ServiceUnavailable,
 )
-from storage.artifacts.local import StageFolder, staging_path, sweep_folder
+from storage.artifacts.local import staging_path, sweep_folder
 from storage.artifacts.store import (
-    MANIFEST_LAST,
+    MANIFEST,
     STREAM_CHUNK,
     PublicEndpoint,
+    StagedPrefix,
     StoredPrefix,
     check_key,
     check_parent,
@@ -155,22 +155,12 @@ class S3Store:
             return self._client.head_object(Bucket=self.bucket, Key=self._key(key))["ContentLength"]
 
     def exists(self, prefix: str) -> bool:
-        key = prefix if prefix.startswith("files/") else f"{check_prefix(prefix)}/{MANIFEST_LAST[0]}"
+        key = prefix if prefix.startswith("files/") else f"{check_prefix(prefix)}/{MANIFEST}"
         try:
             self.size(key)
         except NotFound:
             return False
         return True
-
-    def delete_prefix(self, prefix: str) -> int:
-        check_prefix(prefix)
-        sizes = {item["Key"]: item["Size"] for item in self._objects(prefix)}
-        # The manifest first: without it the session is gone, whatever happens to the rest.
-        manifests = [key for key in sizes if key.endswith(f"/{MANIFEST_LAST[0]}")]
-        for keys in (manifests, [key for key in sizes if key not in manifests]):
-            for key, reason in self._delete(keys).items():
-                raise ServiceUnavailable(f"s3://{self.bucket}/{key} could not be deleted: {reason}")
-        return sum(sizes.values())
 
     def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
         owners: dict[str, str] = {}
@@ -313,7 +303,7 @@ class S3Store:
             raise ServiceUnavailable(f"S3 bucket {self.bucket} cannot be used: {error}") from error
 
 
-class S3Stage(StageFolder):
+class S3Stage(StagedPrefix):
     """Files on this machine's disk until `commit` uploads them."""
 
     def __init__(self, store: S3Store, prefix: str) -> None:
@@ -321,18 +311,17 @@ class S3Stage(StageFolder):
         self._store = store
         self._prefix = prefix
 
-    def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:
-        self.check_complete(last)
+    def commit(self) -> None:
+        self.check_complete()
         if self._store.exists(self._prefix):
             raise Conflict(f"{self._prefix} is stored already")
-        others = sorted(path.name for path in self.folder.iterdir() if path.name not in last)
+        others = sorted(path.name for path in self.folder.iterdir() if path.name != MANIFEST)
         try:
-            for name in (*others, *last):
+            for name in (*others, MANIFEST):
                 self._store.upload(f"{self._prefix}/{name}", self.folder / name, self.on_progress)
         except BaseException:
             # The reaper removes files that cannot be removed now.
-            with suppress(ActographError):
-                self._store.delete_prefix(self._prefix)
+            self._store.delete_many({self._prefix: None})
             raise
         self.discard()
 

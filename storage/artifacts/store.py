@@ -5,15 +5,24 @@ A prefix (`sessions/ses_<32 hex>`) is a folder of files that appears as a whole.
 refused before it becomes part of a path.
 """
 
+import io
 import re
+import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Protocol, Self
 
-MANIFEST_LAST = ("manifest.json",)
+from typing_extensions import Buffer
+
+from actograph.contract.errors import Conflict
+
+MANIFEST = "manifest.json"
 STREAM_CHUNK = 1 << 20
+#: bytes written between two reports of progress
+_PIECE_BYTES = 32 << 20
 
 _PREFIX = re.compile(r"(?:sessions/ses|files/file)_[0-9a-f]{32}")
 _PARENT = re.compile(r"sessions|files")
@@ -75,52 +84,88 @@ class PublicEndpoint:
     addressing: Literal["path", "virtual"] = "path"
 
 
-class StagedPrefix(Protocol):
-    """Files that become visible together at `commit`, or never.
+class StagedPrefix(ABC):
+    """Files in a local folder that become visible together at `commit`, or never.
 
     Leaving the `with` block without a commit discards them.
-
-    Attributes:
-        on_progress: called, from any thread, for every piece that is written, read or uploaded.
     """
 
-    on_progress: Callable[[], None]
+    def __init__(self, folder: Path, *, mode: int = 0o777) -> None:
+        self.folder = folder
+        #: called, from any thread, for every piece that is written, read or uploaded
+        self.on_progress: Callable[[], None] = lambda: None
+        self._ended = False
+        folder.mkdir(mode=mode)
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.discard()
 
     def create(self, name: str) -> BinaryIO:
         """A new file to write, read and seek in; close it before `rename` and `commit`."""
-        ...
+        return _ReportingFile(self.folder / check_name(name), self.on_progress)
 
-    def start_writeback(self, file: BinaryIO) -> None:
-        """Start writing `file` to the disk; a hint that makes `commit` faster."""
-        ...
+    def start_writeback(self, file: BinaryIO) -> None:  # noqa: B027 (most stores need none)
+        """Start writing `file` to the disk, if `commit` waits for the disk; a hint that makes it faster."""
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a closed file that was created here."""
-        ...
+        """Rename a closed file that was created here. Raises Conflict if `new` exists."""
+        target = self.folder / check_name(new)
+        if target.exists():
+            raise Conflict(f"{new} was created already")
+        (self.folder / check_name(old)).rename(target)
 
     def remove(self, name: str) -> None:
         """Remove a file that was created here."""
-        ...
+        (self.folder / check_name(name)).unlink()
 
-    def commit(self, last: Sequence[str] = MANIFEST_LAST) -> None:
-        """Make every file durable, then visible; the files in `last` never before the others.
+    @abstractmethod
+    def commit(self) -> None:
+        """Make every file durable, then visible; the manifest never before the others.
 
         Raises:
-            ValueError: a file of `last` was not created.
+            ValueError: the manifest was not created.
             Conflict: the prefix exists already. It is left as it was.
             ServiceUnavailable: the store cannot be written to.
         """
-        ...
+
+    def check_complete(self) -> None:
+        """Raises ValueError if the manifest was not created."""
+        if not (self.folder / MANIFEST).exists():
+            raise ValueError(f"{MANIFEST} must be created before the commit")
 
     def discard(self) -> None:
         """Remove the staged files. Does nothing after a commit."""
-        ...
+        if not self._ended:
+            self._ended = True
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _ReportingFile(io.BufferedRandom):
+    """A new file that reports every piece written or read."""
+
+    def __init__(self, path: Path, report: Callable[[], None]) -> None:
+        super().__init__(io.FileIO(path, "x+"))
+        self._report = report
+
+    def write(self, data: Buffer, /) -> int:
+        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        for start in range(0, len(view), _PIECE_BYTES):
+            super().write(view[start : start + _PIECE_BYTES])
+            self._report()
+        return len(view)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._report()
+        return super().read(size)
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        self._report()
+        return super().readinto(buffer)
 
 
 class ArtifactStore(Protocol):
@@ -159,10 +204,6 @@ class ArtifactStore(Protocol):
 
     def exists(self, prefix: str) -> bool:
         """Whether a prefix was committed."""
-        ...
-
-    def delete_prefix(self, prefix: str) -> int:
-        """Remove all files of a prefix, if any. Returns the freed bytes."""
         ...
 
     def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:

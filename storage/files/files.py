@@ -1,6 +1,7 @@
 """Queries about uploaded files, and their expiry. Their bytes are in the store under `files/<id>`."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Unpack
 
 import sqlalchemy as sa
@@ -25,7 +26,7 @@ def announce(
     filename: str,
     purpose: str,
     size: int = 0,
-    owner: str | None = None,
+    owner: str = "",
     expires_after: float | None = None,
 ) -> str:
     """Insert the row of a file before its bytes are stored. Returns its id.
@@ -119,15 +120,11 @@ def expire(database: Database) -> int:
         expired = session.scalars(due).all()
     count = 0
     for file_id in expired:
-        with database.write() as session:
-            try:
-                lock(session, file_id)
-            except NotFound:
-                continue  # deleted meanwhile
-            if reader_of(session, file_id) is not None:
-                continue
-            delete(session, file_id)
-        count += 1
+        with suppress(NotFound), database.write() as session:  # it may be deleted meanwhile
+            lock(session, file_id)
+            if reader_of(session, file_id) is None:
+                delete(session, file_id)
+                count += 1
     return count
 
 

@@ -1,7 +1,8 @@
 """The database: engines, and short transactions for reading and writing.
 
 SQLite runs in WAL mode. Writes begin with `BEGIN IMMEDIATE`, so that two writers wait for each other instead
-of failing midway. Reads begin with `BEGIN`.
+of failing midway. Reads begin with `BEGIN`. On Postgres reads run without a transaction: under READ COMMITTED
+each statement sees the commits before it anyway.
 """
 
 import logging
@@ -21,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
-from storage.index import counters, events, postgres_engine, visible
+from storage.index import counters, events, visible
 from storage.index.clock import now
 from storage.index.disk_reserve import DiskReserve
 from storage.index.write_turns import WriteTurns
@@ -41,6 +42,7 @@ _AWAY_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "
 _AWAY_STATES = ("08", "53", "57P", "40")
 _FATAL_FOR_NOW = ("starting up", "shutting down", "not yet accepting", "recovery", "too many", "terminating")
 BUSY_TIMEOUT_MS = 30_000
+IDLE_TRANSACTION_MS = 15_000
 
 
 class Database:
@@ -84,9 +86,16 @@ class Database:
             self._turns = WriteTurns(Path(self.url.database))
             self.reserve = DiskReserve(Path(self.url.database))
         else:
-            self.engine = postgres_engine.create(self.url, **options)
-            self._reading = postgres_engine.for_reading(self.engine)
-            self._locking = postgres_engine.for_locks(self.url)
+            # a transaction that waited for a lock must see the changes made meanwhile, whatever the server's
+            # default; a connection that the server has closed is replaced unnoticed
+            self.engine = sa.create_engine(
+                self.url, isolation_level="READ COMMITTED", pool_pre_ping=True, **options
+            )
+            event.listen(self.engine, "connect", _end_idle_transactions)
+            self._reading = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+            event.listen(self._reading, "before_cursor_execute", _refuse_writes)
+            # each connection holds an advisory lock while it is open
+            self._locking = sa.create_engine(self.url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
 
     @classmethod
     def of(cls, settings: Settings) -> "Database":
@@ -242,3 +251,17 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
 def _begin_sqlite(connection: sa.Connection) -> None:
     read_only = connection.get_execution_options().get(_READ_ONLY)
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+def _end_idle_transactions(connection: Any, _record: Any) -> None:
+    """A process that is suspended in a transaction, or whose host is gone, holds its locks no longer."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET idle_in_transaction_session_timeout = {IDLE_TRANSACTION_MS}")
+    connection.commit()
+
+
+def _refuse_writes(
+    _connection: Any, _cursor: Any, statement: str, _values: Any, context: Any, _many: Any
+) -> None:
+    if context is not None and (context.isinsert or context.isupdate or context.isdelete):
+        raise RuntimeError(f"a write in a read-only transaction: {statement[:200]}")

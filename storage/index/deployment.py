@@ -4,28 +4,22 @@ The API leaves a mark of the index in its artifact folder. A worker that does no
 some other folder, so it refuses to start.
 """
 
-import logging
+import secrets
 import time
-from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import sqlalchemy as sa
-
 from actograph.contract.errors import ServiceUnavailable
 from storage.index.database import Database
+from storage.index.upsert import Upsert
+from storage.tables.models import StateRow
 
 #: a worker waits so long for an API that is starting
 PATIENCE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
-#: identity of the server and its database
-_IDENTITY = sa.text(
-    "SELECT (SELECT system_identifier FROM pg_control_system()), oid FROM pg_database "
-    "WHERE datname = current_database()"
-)
-
-log = logging.getLogger(__name__)
+_NAME = "mark"
+#: keeps the value of a row that exists
+_add = Upsert(StateRow, "name")
 
 
 def mark_store(database: Database, artifact_url: str) -> None:
@@ -36,27 +30,17 @@ def mark_store(database: Database, artifact_url: str) -> None:
         mark.touch()
 
 
-def check_store(
-    database: Database,
-    artifact_url: str,
-    *,
-    patience_seconds: float = PATIENCE_SECONDS,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def check_store(database: Database, artifact_url: str, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
     """Raises ServiceUnavailable if the artifact folder of this worker is not that of the API."""
-    mark = _mark(database, artifact_url)
-    if mark is None:
-        return
-    waited = 0.0
-    while not mark.exists():
-        if waited >= patience_seconds:
+    mark, deadline = _mark(database, artifact_url), time.monotonic() + patience_seconds
+    while mark is not None and not mark.exists():
+        if time.monotonic() >= deadline:
             raise ServiceUnavailable(
                 f"the API of this index does not use the folder {mark.parent}. If it runs on another "
                 "machine, mount one folder on both or use s3:// (ACTOGRAPH_ARTIFACT_URL); if it was never "
                 "started, start it first"
             )
-        sleep(_POLL_SECONDS)
-        waited += _POLL_SECONDS
+        time.sleep(_POLL_SECONDS)
 
 
 def _mark(database: Database, artifact_url: str) -> Path | None:
@@ -64,11 +48,7 @@ def _mark(database: Database, artifact_url: str) -> Path | None:
     url = urlsplit(artifact_url)
     if database.is_sqlite or url.scheme != "file":
         return None
-    try:
-        with database.read() as session:
-            identity = session.execute(_IDENTITY).one()
-    except sa.exc.ProgrammingError as error:  # no right to read it
-        log.warning("cannot check that all processes use one artifact folder: %s", error.orig)
-        return None
-    digest = sha256(f"{identity[0]}/{identity[1]}".encode()).hexdigest()
-    return Path(unquote(url.path)) / f".index-{digest[:16]}"
+    with database.write() as session:
+        _add(session, [{"name": _NAME, "value": {"id": secrets.token_hex(8)}, "at": 0.0}])
+        value = session.get_one(StateRow, _NAME).value or {}
+    return Path(unquote(url.path)) / f".index-{value['id']}"

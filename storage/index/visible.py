@@ -26,7 +26,6 @@ from sqlalchemy.sql import visitors
 from sqlalchemy.sql.base import ExecutableOption
 
 from storage.tables.models import (
-    ArtifactRow,
     Base,
     BatchRow,
     EventRow,
@@ -135,7 +134,7 @@ def _narrow(state: ORMExecuteState) -> None:
 OWNED = (JobRow, SessionRow, FileRow, VectorRow, BatchRow)
 #: tables whose rows belong to the owner of their job or session
 OF_JOB = (SampleRow, EventRow, JobTagRow)
-OF_SESSION = (ArtifactRow, SessionTagRow)
+OF_SESSION = (SessionTagRow,)
 _GUARDED = {row.__tablename__ for row in (*OWNED, *OF_JOB, *OF_SESSION)}
 # aliases of the tables, since criteria of `JobRow` would be added to subqueries of criteria too
 _JOB = cast(sa.Table, JobRow.__table__).alias("its_job")

@@ -31,7 +31,7 @@ PAGE = 200
 
 
 def create(
-    session: Session, request: BatchRequest, owner: str | None, request_key: RequestKey | None = None
+    session: Session, request: BatchRequest, owner: str, request_key: RequestKey | None = None
 ) -> BatchRow:
     """Insert a batch. Its input file is validated later."""
     row = BatchRow(
@@ -186,6 +186,6 @@ def resource(session: Session, row: BatchRow) -> Batch:
         usage=BatchUsage.from_stored(row.counts),
         metadata=request.metadata,
         job_id=row.job_id,
-        owner=row.owner,
+        owner=row.owner or None,
         **moments,
     )

@@ -34,7 +34,8 @@ class JobFields(TypedDict, total=False):
     hooks: Sequence[str] | None
     #: number of samples; None until a worker has read the dataset
     total: int | None
-    owner: str | None
+    #: "" is nobody
+    owner: str
     #: None until the model's identity is known
     pinned: PinnedModel | None
     #: see `storage.jobs.request_keys`
@@ -62,7 +63,7 @@ def create(session: Session, spec: Spec, **fields: Unpack[JobFields]) -> JobRow:
         "created_at": moment,
         "deadline_at": deadline(spec.deadline_seconds, moment),
         "hooks": list(hooks) if hooks is not None else None,
-        "owner": fields.get("owner"),
+        "owner": fields.get("owner", ""),
         "pinned": None if pinned is None else pinned.model_dump(mode="json"),
         "identity_sha256": None if pinned is None else pinned.identity.sha256,
         "failed_in_a_row": 0,

@@ -201,7 +201,7 @@ def _head(
         *where,
     )
     if asking.owners:
-        statement = statement.where(sa.or_(JobRow.owner.is_(None), JobRow.owner.not_in(asking.owners)))
+        statement = statement.where(JobRow.owner.not_in(asking.owners))
     if asking.without:
         statement = statement.where(JobRow.id.not_in(asking.without))
     return session.scalars(
@@ -222,7 +222,7 @@ def _chats(session: Session, asking: Asking, key: str, most: int) -> list[str]:
     assert asking.held is not None
     statement = sa.select(JobRow).where(HAS_PENDING, JobRow.model == asking.held.model, JobRow.kind == CHAT)
     if asking.owners:
-        statement = statement.where(sa.or_(JobRow.owner.is_(None), JobRow.owner.not_in(asking.owners)))
+        statement = statement.where(JobRow.owner.not_in(asking.owners))
     if asking.without:
         statement = statement.where(JobRow.id.not_in(asking.without))
     found = session.scalars(statement.order_by(*ORDER).limit(most))

@@ -65,17 +65,14 @@ class Committed:
     lost: Collection[str]
 
 
-def commit(
-    session: Session, given: Sequence[Ended], *, worker_id: str = counters.NOBODY, seconds: float = 0.0
-) -> Committed:
+def commit(session: Session, given: Sequence[Ended], *, seconds: float = 0.0) -> Committed:
     """Store what ended. Safe to repeat if the answer to the first commit was lost.
 
     An outcome that the database refuses, such as NaN in JSON on Postgres, becomes a failure of its sample and
     costs no other one. So all are stored in one savepoint and, if that fails, again in a savepoint each.
 
     Args:
-        worker_id: worker whose counters increase.
-        seconds: that the worker was busy since its last commit.
+        seconds: that a worker was busy since its last commit.
     """
     alive = {lease.id for lease in leases.lock_jobs(session, [one.lease for one in given])}
     known = _with_sessions(session, [one for one in given if one.lease.id in alive])
@@ -98,7 +95,7 @@ def commit(
         control.count_ended(session, job_id, errors[job_id])
     if kept:
         kinds = {row.id: row.kind for row in jobs.lock_all(session, errors)}
-        counters.add(session, worker_id, _tally(kinds, kept, seconds))
+        counters.add(session, _tally(kinds, kept, seconds))
     # unless their first commit was stored, and its answer was lost
     without = [one.lease for one in given if one.lease.id not in done] + [
         one.lease for one in kept if one.error is not None

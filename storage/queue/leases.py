@@ -23,7 +23,7 @@ from storage.index.database import now
 from storage.index.upsert import Upsert
 from storage.jobs import control, jobs
 from storage.samples import announced
-from storage.tables.models import IS_LEASED, DutyRow, JobRow, SampleRow, WorkerRow
+from storage.tables.models import IS_LEASED, JobRow, SampleRow, StateRow, WorkerRow
 
 #: a sample that was lost so often is a suspect and runs in a group of suspects ...
 SUSPECT_AFTER = 2
@@ -32,7 +32,7 @@ ALONE_AFTER = 3
 #: ... then fails
 FAILED_AFTER = 4
 PASS, BEGIN = "take back leases", "begin to take back leases"
-_remember = Upsert(DutyRow, "begun_at")
+_remember = Upsert(StateRow, "at")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +113,11 @@ def reclaim(session: Session, *, lease_seconds: float, pass_seconds: float) -> i
         pass_seconds: usual time from one pass to the next.
     """
     moment = now(session)
-    duties = session.execute(sa.select(DutyRow.name, DutyRow.begun_at))
-    known = {row.name: row.begun_at for row in duties}
+    known = {row.name: row.at for row in session.execute(sa.select(StateRow.name, StateRow.at))}
     begin = known.get(BEGIN, 0.0)
     if moment - known.get(PASS, 0.0) > lease_seconds / 2 + 2 * pass_seconds:
         begin = moment + lease_seconds
-    _remember(session, [{"name": PASS, "begun_at": moment}, {"name": BEGIN, "begun_at": begin}])
+    _remember(session, [{"name": PASS, "at": moment}, {"name": BEGIN, "at": begin}])
     if moment < begin:
         return 0
     silent_since = moment - lease_seconds
@@ -187,7 +186,7 @@ def _fail(session: Session, job_id: str, sample_ids: Sequence[str], error: Actog
     values = {"status": SampleStatus.FAILED, "losses": FAILED_AFTER, "error": record, "worker_id": None}
     _update(session, sample_ids, finished_at=now(session), **values)
     kind = jobs.lock(session, job_id).kind
-    counters.add(session, counters.NOBODY, {Counter("samples", kind, SampleStatus.FAILED): len(sample_ids)})
+    counters.add(session, {Counter("samples", kind, SampleStatus.FAILED): len(sample_ids)})
     control.count_ended(session, job_id, [error] * len(sample_ids))
 
 

@@ -1,6 +1,6 @@
 """Pauses of the queue.
 
-An operator's pause is a row and lasts until somebody ends it. The pause of a nearly full disk is computed
+An operator's pause is stored and lasts until somebody ends it. The pause of a nearly full disk is computed
 from the free bytes and stored nowhere, so the queue resumes by itself. Both may hold at once.
 """
 
@@ -14,32 +14,31 @@ from storage.accounts import quotas
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import changed, now
 from storage.index.upsert import Upsert
-from storage.tables.models import QueuePauseRow
+from storage.tables.models import StateRow
 
 MANUAL = "manual"
+_NAME = "pause"
 CURE = (
     "delete sessions, jobs or files, which works on a full disk too (`actograph sessions rm`, "
     "`actograph store gc`), or free the disk"
 )
-_write = Upsert(QueuePauseRow, "reason", "paused_by")
+_write = Upsert(StateRow, "value")
 
 
 def start(session: Session, *, by: str, reason: str | None) -> None:
     """Pause the queue. A second call replaces the author and the reason, and keeps the time."""
-    _write(session, [{"kind": MANUAL, "reason": reason, "paused_by": by, "paused_at": now(session)}])
+    _write(session, [{"name": _NAME, "value": {"by": by, "reason": reason}, "at": now(session)}])
 
 
 def end(session: Session) -> bool:
     """End the operator's pause. Returns False if there was none."""
-    return changed(session.execute(sa.delete(QueuePauseRow).where(QueuePauseRow.kind == MANUAL))) > 0
+    return changed(session.execute(sa.delete(StateRow).where(StateRow.name == _NAME))) > 0
 
 
 def find(session: Session) -> QueuePause | None:
     """The operator's pause, if any."""
-    row = session.get(QueuePauseRow, MANUAL, populate_existing=True)
-    if row is None:
-        return None
-    return QueuePause(kind="manual", reason=row.reason, by=row.paused_by, since=int(row.paused_at))
+    row = session.get(StateRow, _NAME, populate_existing=True)
+    return QueuePause(kind="manual", since=int(row.at), **row.value or {}) if row is not None else None
 
 
 def holds(session: Session) -> bool:

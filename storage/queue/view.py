@@ -59,7 +59,7 @@ def job(
         progress=resources.Progress(total=row.total or 0, completed=row.completed, failed=row.failed),
         error=base.ErrorRecord.model_validate(row.error) if row.error else None,
         priority=row.priority,
-        owner=row.owner,
+        owner=row.owner or None,
         deadline_at=_seconds(row.deadline_at),
         identity_sha256=row.identity_sha256,
         model_identity=pinned.identity if pinned else None,

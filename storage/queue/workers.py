@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from actograph.contract import base, models, operations
 from actograph.contract.errors import ActographError
 from actograph.contract.operations import WorkerStatus
-from storage.index import counters, events
+from storage.index import events
 from storage.index.database import changed, now
 from storage.index.upsert import Upsert
 from storage.jobs import jobs
@@ -141,7 +141,6 @@ def forget(session: Session, older_than_seconds: float) -> None:
         WorkerRow.heartbeat_at < now(session) - older_than_seconds,
     )
     session.execute(sa.delete(WorkerRow).where(WorkerRow.id.in_(gone)))
-    counters.hand_on(session, gone)
 
 
 def find(session: Session) -> Sequence[WorkerRow]:

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import StoreDamaged
 from storage.index import counters, events
-from storage.index.counters import NOBODY, Counter
+from storage.index.counters import Counter
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.tables.models import EventRow, SessionRow
@@ -25,7 +25,7 @@ def record(database: Database, error: StoreDamaged) -> None:
     """
     try:
         with database.write() as session:
-            counters.add(session, NOBODY, {Counter(COUNTER): 1})
+            counters.add(session, {Counter(COUNTER): 1})
             if error.artifact is not None:
                 _append_once(session, error)
     except (sa.exc.SQLAlchemyError, OSError) as failure:

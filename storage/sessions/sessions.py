@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Unpack, cast
 
 import sqlalchemy as sa
@@ -15,10 +16,10 @@ from storage.index import pages, visible
 from storage.index.database import now
 from storage.index.pages import PageOptions
 from storage.sessions.filter import SessionFilter
-from storage.tables.models import ArtifactRow, JobRow, JobTagRow, SessionRow, SessionTagRow
+from storage.tables.models import JobRow, JobTagRow, SessionRow, SessionTagRow
 
 __all__ = [
-    "NewSession", "SessionFilter", "announced", "by_ids", "file_of", "find", "get", "ids", "publish",
+    "NewSession", "SessionFilter", "announced", "by_ids", "files_of", "find", "get", "ids", "publish",
     "resources_of", "totals",
 ]  # fmt: skip
 
@@ -29,9 +30,8 @@ _PUBLISHED = (
     "bytes", "dtype", "hooks", "correct", "expires_at", "identity_sha256", "doomed_at",
 )  # fmt: skip
 _PUBLISH = sa.update(_SESSIONS).where(_SESSIONS.c.id == sa.bindparam("announced_id"))
-_INSERT_TAGS, _INSERT_FILES = (
-    sa.insert(cast(sa.Table, row.__table__)) for row in (SessionTagRow, ArtifactRow)
-)
+_INSERT_TAGS = sa.insert(cast(sa.Table, SessionTagRow.__table__))
+_name = attrgetter("name")
 _hooks = TypeAdapter(dict[str, resources.TensorInfo])
 
 
@@ -96,13 +96,6 @@ def publish(session: Session, *new: NewSession) -> None:
     ]
     if tag_rows:
         connection.execute(_INSERT_TAGS, tag_rows)
-    file_rows = [
-        {"session_id": n.id, "name": f.name, "bytes": f.bytes, "sha256": f.sha256}
-        for n in new
-        for f in n.files
-    ]
-    if file_rows:
-        connection.execute(_INSERT_FILES, file_rows)
 
 
 def _values(job: JobRow, new: NewSession, moment: float) -> dict[str, Any]:
@@ -111,6 +104,7 @@ def _values(job: JobRow, new: NewSession, moment: float) -> dict[str, Any]:
         "announced_id": new.id,
         "created_at": moment,
         "bytes": sum(f.bytes for f in new.files),
+        "files": {f.name: {"bytes": f.bytes, "sha256": f.sha256} for f in sorted(new.files, key=_name)},
         "hooks": _hooks.dump_python(dict(new.hooks), mode="json"),
         "expires_at": _expiry(new.expires_after or job.spec.get("expires_after"), moment),
         "doomed_at": None,
@@ -131,10 +125,9 @@ def by_ids(session: Session, session_ids: Sequence[str]) -> Sequence[SessionRow]
     return session.scalars(statement.execution_options(populate_existing=True)).all()
 
 
-def file_of(session: Session, session_id: str, name: str) -> resources.SessionFile | None:
-    """One file of a session, from the index."""
-    row = session.get(ArtifactRow, (session_id, name))
-    return resources.SessionFile(name=row.name, bytes=row.bytes, sha256=row.sha256) if row else None
+def files_of(row: SessionRow) -> dict[str, resources.SessionFile]:
+    """The stored files of a session, in the order of their names."""
+    return {name: resources.SessionFile(name=name, **file) for name, file in row.files.items()}
 
 
 def find(
@@ -174,20 +167,14 @@ def totals(session: Session, wanted: SessionFilter) -> resources.SessionStats:
 
 
 def resources_of(session: Session, rows: Sequence[SessionRow]) -> list[resources.Session]:
-    """The resources of sessions, with their files and tags."""
+    """The resources of sessions, with their tags."""
     wanted = [row.id for row in rows]
-    files: dict[str, list[resources.SessionFile]] = {i: [] for i in wanted}
-    statement = sa.select(ArtifactRow).where(ArtifactRow.session_id.in_(wanted)).order_by(ArtifactRow.name)
-    for file in session.scalars(statement):
-        files[file.session_id].append(
-            resources.SessionFile(name=file.name, bytes=file.bytes, sha256=file.sha256)
-        )
     tags: dict[str, list[str]] = {}
     for tag in session.scalars(
         sa.select(SessionTagRow).where(SessionTagRow.session_id.in_(wanted)).order_by(SessionTagRow.tag)
     ):
         tags.setdefault(tag.session_id, []).append(tag.tag)
-    return [_resource(row, files[row.id], tags.get(row.id, [])) for row in rows]
+    return [_resource(row, tags.get(row.id, [])) for row in rows]
 
 
 def _expiry(after: Any, created_at: float) -> float | None:
@@ -195,7 +182,7 @@ def _expiry(after: Any, created_at: float) -> float | None:
     return created_at + ExpiresAfter.model_validate(after).seconds if isinstance(after, dict) else None
 
 
-def _resource(row: SessionRow, files: list[resources.SessionFile], tags: list[str]) -> resources.Session:
+def _resource(row: SessionRow, tags: list[str]) -> resources.Session:
     return resources.Session(
         id=row.id,
         job_id=row.job_id,
@@ -211,10 +198,10 @@ def _resource(row: SessionRow, files: list[resources.SessionFile], tags: list[st
         bytes=row.bytes,
         dtype=row.dtype,
         hooks=_hooks.validate_python(row.hooks),
-        files=files,
+        files=list(files_of(row).values()),
         tags=tags,
         correct=row.correct,
-        owner=row.owner,
+        owner=row.owner or None,
         expires_at=int(row.expires_at) if row.expires_at is not None else None,
         pinned=row.pinned,
         identity_sha256=row.identity_sha256,

@@ -17,7 +17,7 @@ from storage.jobs import jobs
 from storage.tables.models import JobRow, VectorRow
 
 
-def insert(session: Session, new: NewVector, *, owner: str | None = None) -> VectorRow:
+def insert(session: Session, new: NewVector, *, owner: str = "") -> VectorRow:
     row = VectorRow(
         id=new_vector_id(),
         name=new.name,

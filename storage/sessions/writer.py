@@ -167,7 +167,7 @@ class SessionWriter:
                 }
             )
             files.append(self._write_text(MANIFEST_NAME, self.manifest.encode()))
-            self._stage.commit(last=[MANIFEST_NAME])
+            self._stage.commit()
             self._open = False
             return files
 

@@ -3,33 +3,47 @@
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from storage.tables.base import ID_LENGTH, Base, id_key, partial_index
-from storage.tables.service import (
-    ApiKeyRow,
-    CounterRow,
-    QueuePauseRow,
-)
+_NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
 
-__all__ = [
-    "ID_LENGTH",
-    "ApiKeyRow",
-    "Base",
-    "CounterRow",
-    "QueuePauseRow",
-]
-
+_ID_LENGTH = 64
 _LEASED = "leased"
 _DOOMED = "doomed_at IS NOT NULL"
 _OPEN_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
+
+
+class Base(DeclarativeBase):
+    metadata = sa.MetaData(naming_convention=_NAMING)
+    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy reads it from the class)
+        float: sa.Double,
+        dict[str, Any]: sa.JSON(none_as_null=True),
+        list[str]: sa.JSON(none_as_null=True),
+        list[dict[str, Any]]: sa.JSON(none_as_null=True),
+    }
+
+
+def _id_key() -> Mapped[str]:
+    return mapped_column(sa.String(_ID_LENGTH), primary_key=True)
+
+
+def _partial_index(name: str, *columns: str, where: str) -> sa.Index:
+    """An index of some rows alone. A query uses it if it repeats the condition with literal values."""
+    condition = sa.text(where)
+    return sa.Index(name, *columns, sqlite_where=condition, postgresql_where=condition)
 
 
 class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         # jobs with work, in the order of service
-        partial_index(
+        _partial_index(
             "ix_jobs_order", "model", "priority", "served_at", "created_at", "id", where="pending > 0"
         ),
         sa.Index("ix_jobs_created_at_id", "created_at", "id"),
@@ -38,11 +52,11 @@ class JobRow(Base):
         sa.Index("ix_jobs_kind_created_at_id", "kind", "created_at", "id"),
         sa.Index("uq_jobs_owner_idempotency_key", "owner", "idempotency_key", unique=True),
         # usage of the store by owner
-        partial_index("ix_jobs_owner_bytes", "owner", "bytes", where="bytes > 0"),
-        partial_index("ix_jobs_doomed_at", "doomed_at", where=_DOOMED),
+        _partial_index("ix_jobs_owner_bytes", "owner", "bytes", where="bytes > 0"),
+        _partial_index("ix_jobs_doomed_at", "doomed_at", where=_DOOMED),
     )
 
-    id: Mapped[str] = id_key()
+    id: Mapped[str] = _id_key()
     kind: Mapped[str] = mapped_column(sa.String(32))
     status: Mapped[str] = mapped_column(sa.String(16))
     #: name under which the model is served
@@ -67,8 +81,8 @@ class JobRow(Base):
     pinned: Mapped[dict[str, Any] | None]
     #: digest of the pinned model's identity
     identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
-    #: submitter, see `storage.accounts.quotas`; null in a service without keys
-    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    #: submitter, see `storage.accounts.quotas`; "" for nobody
+    owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
     #: an active job fails at this time; null for never
     deadline_at: Mapped[float | None]
     #: last claim, by which jobs of one priority take turns; 0 before the first
@@ -100,10 +114,10 @@ class SampleRow(Base):
         sa.UniqueConstraint("job_id", "position"),
         sa.UniqueConstraint("job_id", "sample_index", "condition", "epoch"),
         sa.Index("ix_samples_job_id_status_position", "job_id", "status", "position"),
-        partial_index("ix_samples_worker_id_leased", "worker_id", where=f"status = {_LEASED!r}"),
+        _partial_index("ix_samples_worker_id_leased", "worker_id", where=f"status = {_LEASED!r}"),
     )
 
-    id: Mapped[str] = id_key()
+    id: Mapped[str] = _id_key()
     job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
     #: order in which the job's samples are claimed
     position: Mapped[int]
@@ -113,7 +127,7 @@ class SampleRow(Base):
     status: Mapped[str] = mapped_column(sa.String(16))
     #: raised by every claim; a commit with an older token changes nothing
     lease_token: Mapped[int] = mapped_column(default=0)
-    worker_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    worker_id: Mapped[str | None] = mapped_column(sa.String(_ID_LENGTH))
     #: workers that were lost while they ran it, see `storage.queue.leases`
     losses: Mapped[int] = mapped_column(default=0)
     input: Mapped[dict[str, Any]]
@@ -131,7 +145,7 @@ class SampleRow(Base):
     #: one `chat_answers.TokenLogprob` per generated token; null if not requested
     logprobs: Mapped[list[dict[str, Any]] | None]
     error: Mapped[dict[str, Any] | None]
-    session_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    session_id: Mapped[str | None] = mapped_column(sa.String(_ID_LENGTH))
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
 
@@ -144,14 +158,14 @@ class SessionRow(Base):
         sa.Index("ix_sessions_job_id_created_at_id", "job_id", "created_at", "id"),
         sa.Index("ix_sessions_model_created_at_id", "model", "created_at", "id"),
         sa.Index("ix_sessions_owner_created_at_id", "owner", "created_at", "id"),
-        partial_index("ix_sessions_expires_at", "expires_at", where="expires_at IS NOT NULL"),
-        partial_index("ix_sessions_doomed_at", "doomed_at", where=_DOOMED),
+        _partial_index("ix_sessions_expires_at", "expires_at", where="expires_at IS NOT NULL"),
+        _partial_index("ix_sessions_doomed_at", "doomed_at", where=_DOOMED),
     )
 
-    id: Mapped[str] = id_key()
+    id: Mapped[str] = _id_key()
     job_id: Mapped[str] = mapped_column(sa.ForeignKey("jobs.id", ondelete="CASCADE"))
     #: A foreign key would need an index. Each claim announces a session; the sample names the valid one.
-    sample_id: Mapped[str] = mapped_column(sa.String(ID_LENGTH))
+    sample_id: Mapped[str] = mapped_column(sa.String(_ID_LENGTH))
     sample_index: Mapped[int]
     condition: Mapped[str] = mapped_column(sa.String(64), default="")
     epoch: Mapped[int] = mapped_column(default=0)
@@ -164,10 +178,12 @@ class SessionRow(Base):
     dtype: Mapped[str] = mapped_column(sa.String(16))
     #: hook name -> {shape, dtype, first_row, nbytes}
     hooks: Mapped[dict[str, Any]]
+    #: stored files, in the order of their names: name -> {bytes, sha256}; empty before it is published
+    files: Mapped[dict[str, Any]] = mapped_column(default=dict)
     #: verdict of the task's first scorer
     correct: Mapped[bool | None]
     #: owner of its job
-    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
     #: time after which it is deleted; null keeps it
     expires_at: Mapped[float | None]
     #: digest of its model's identity
@@ -194,19 +210,6 @@ class SessionTagRow(Base):
     created_at: Mapped[float]
 
 
-class ArtifactRow(Base):
-    """One stored file of a session."""
-
-    __tablename__ = "artifacts"
-
-    session_id: Mapped[str] = mapped_column(
-        sa.ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True
-    )
-    name: Mapped[str] = mapped_column(sa.String(255), primary_key=True)
-    bytes: Mapped[int] = mapped_column(sa.BigInteger)
-    sha256: Mapped[str] = mapped_column(sa.String(64))
-
-
 class EventRow(Base):
     __tablename__ = "events"
     __table_args__ = (sa.Index("ix_events_job_id_id", "job_id", "id"),)
@@ -223,7 +226,7 @@ class EventRow(Base):
 class WorkerRow(Base):
     __tablename__ = "workers"
 
-    id: Mapped[str] = id_key()
+    id: Mapped[str] = _id_key()
     hostname: Mapped[str] = mapped_column(sa.String(255))
     pid: Mapped[int]
     status: Mapped[str] = mapped_column(sa.String(16))
@@ -233,7 +236,7 @@ class WorkerRow(Base):
     device: Mapped[str | None] = mapped_column(sa.String(64))
     started_at: Mapped[float]
     heartbeat_at: Mapped[float]
-    job_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    job_id: Mapped[str | None] = mapped_column(sa.String(_ID_LENGTH))
     error: Mapped[dict[str, Any] | None]
     memory: Mapped[dict[str, Any] | None]
     #: names of the models that this worker may hold
@@ -256,17 +259,17 @@ class FileRow(Base):
         sa.Index("ix_files_expires_at", "expires_at"),
         sa.Index("ix_files_created_at_id", "created_at", "id"),
         sa.Index("ix_files_owner_created_at_id", "owner", "created_at", "id"),
-        partial_index("ix_files_doomed_at", "doomed_at", where=_DOOMED),
+        _partial_index("ix_files_doomed_at", "doomed_at", where=_DOOMED),
     )
 
-    id: Mapped[str] = id_key()
+    id: Mapped[str] = _id_key()
     filename: Mapped[str] = mapped_column(sa.String(255))
     purpose: Mapped[str] = mapped_column(sa.String(64))
     bytes: Mapped[int] = mapped_column(sa.BigInteger)
     sha256: Mapped[str] = mapped_column(sa.String(64))
     created_at: Mapped[float]
     #: uploader
-    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
     #: time after which it is deleted; null keeps it
     expires_at: Mapped[float | None]
     #: see `storage.index.visible`; null for a file that readers see
@@ -282,7 +285,7 @@ class VectorRow(Base):
         sa.Index("ix_vectors_owner_created_at_id", "owner", "created_at", "id"),
     )
 
-    id: Mapped[str] = id_key()
+    id: Mapped[str] = _id_key()
     name: Mapped[str] = mapped_column(sa.String(64))
     #: canonical name if the model's structure was known, else the client's
     hook: Mapped[str] = mapped_column(sa.String(256))
@@ -294,7 +297,7 @@ class VectorRow(Base):
     details: Mapped[dict[str, Any]]
     created_at: Mapped[float]
     #: client that stored it
-    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
 
 
 class BatchRow(Base):
@@ -306,12 +309,12 @@ class BatchRow(Base):
         sa.Index("ix_batches_job_id", "job_id"),
         sa.Index("ix_batches_owner_created_at_id", "owner", "created_at", "id"),
         sa.Index("uq_batches_owner_idempotency_key", "owner", "idempotency_key", unique=True),
-        partial_index("ix_batches_open", "created_at", "id", where=f"status IN {_OPEN_BATCHES}"),
+        _partial_index("ix_batches_open", "created_at", "id", where=f"status IN {_OPEN_BATCHES}"),
     )
 
-    id: Mapped[str] = id_key()
+    id: Mapped[str] = _id_key()
     status: Mapped[str] = mapped_column(sa.String(16))
-    input_file_id: Mapped[str] = mapped_column(sa.String(ID_LENGTH))
+    input_file_id: Mapped[str] = mapped_column(sa.String(_ID_LENGTH))
     #: the request as validated
     request: Mapped[dict[str, Any]]
     #: null until the input file has been read
@@ -321,24 +324,62 @@ class BatchRow(Base):
     errors: Mapped[list[dict[str, Any]] | None]
     #: numbers of requests and tokens; null until it has ended
     counts: Mapped[dict[str, Any] | None]
-    output_file_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
-    error_file_id: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    output_file_id: Mapped[str | None] = mapped_column(sa.String(_ID_LENGTH))
+    error_file_id: Mapped[str | None] = mapped_column(sa.String(_ID_LENGTH))
     created_at: Mapped[float]
     #: status -> time at which the batch reached it
     moments: Mapped[dict[str, Any]]
-    owner: Mapped[str | None] = mapped_column(sa.String(ID_LENGTH))
+    owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
     #: see `storage.jobs.request_keys`
     idempotency_key: Mapped[str | None] = mapped_column(sa.String(255))
     idempotency_sha256: Mapped[str | None] = mapped_column(sa.String(64))
 
 
-class DutyRow(Base):
-    """A background duty of the whole deployment, see `storage.upkeep.duties`."""
+class StateRow(Base):
+    """State of the deployment: pause of the queue, turns of background duties, mark of the store."""
 
-    __tablename__ = "duties"
+    __tablename__ = "state"
 
     name: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
-    begun_at: Mapped[float]
+    value: Mapped[dict[str, Any] | None]
+    at: Mapped[float]
+
+
+class CounterRow(Base):
+    """A count that only grows, see `storage.index.counters`."""
+
+    __tablename__ = "counters"
+
+    name: Mapped[str] = mapped_column(sa.String(64), primary_key=True)
+    #: kind of the job; "" without a job
+    kind: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
+    status: Mapped[str] = mapped_column(sa.String(16), primary_key=True)
+    value: Mapped[float]
+
+
+class ApiKeyRow(Base):
+    """An API key, stored as its sha256.
+
+    A key has 256 random bits, so nobody can guess it from the digest. A slow hash would only delay requests.
+    """
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = _id_key()
+    name: Mapped[str] = mapped_column(sa.String(64))
+    role: Mapped[str] = mapped_column(sa.String(16))
+    #: owner of the visible and new rows; several keys may share one
+    owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), index=True)
+    sha256: Mapped[str] = mapped_column(sa.String(64), unique=True)
+    #: first characters of the key, for display
+    prefix: Mapped[str] = mapped_column(sa.String(16))
+    created_at: Mapped[float]
+    #: written every few minutes
+    last_used_at: Mapped[float | None]
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+    #: bytes that its owner may store; null for the setting
+    quota_bytes: Mapped[int | None] = mapped_column(sa.BigInteger)
 
 
 # Conditions of the partial indexes, for use in queries. A bound value would prevent the use of the index.

@@ -1,1 +1,1 @@
-"""Work that keeps index and store in order: duties, reaper, gc, verify."""
+"""Work that keeps index and store in order: healing, reaper, gc, verify."""

@@ -1,36 +1,52 @@
-"""Repair the index after crashes, and start the housekeeping.
+"""Repair the index after crashes, and remove what is past its time.
 
-Each API process and worker has a thread that asks regularly for due duties (`storage.upkeep.duties`). One
-process at a time does them. So silent workers expire and jobs end without an API process, and a thousand
-processes do no more work than one.
+Each API process and worker has a thread that asks regularly for a round. One process at a time gets it. So
+silent workers expire and jobs end without an API process, and a thousand processes do no more work than one.
 """
 
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
+from typing import get_args
 
 import sqlalchemy as sa
 
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
+from storage.files import files
 from storage.index import disk_reserve
-from storage.index.database import Database
+from storage.index.database import Database, changed, now
+from storage.index.upsert import Upsert
 from storage.jobs import control
 from storage.queue import leases, workers
-from storage.upkeep import duties
-from storage.upkeep.housekeeping import Housekeeping
+from storage.sessions import changes
+from storage.tables.models import StateRow
+from storage.upkeep import reaper
 
 log = logging.getLogger(__name__)
 
 #: rows of workers that ended are shown for a day
 FORGET_WORKERS_SECONDS = 24 * 3600.0
+#: a round removes data for about so long; the next one continues
+REMOVE_SECONDS = 5.0
+#: objects that are deleted between two looks at the clock
+BATCH = 50
+#: a search reads the jobs that stay too
+LOOK_FOR_OLD_EVERY_SECONDS = 60.0
+#: a search lists the whole store
+LOOK_FOR_STAGING_EVERY_SECONDS = 24 * 3600.0
+#: age of leftovers that certainly have no writer any more
+STAGING_SECONDS = 3600.0
+_add = Upsert(StateRow, "name")
 
 
 class Healing:
-    """A thread that asks for due duties and survives all errors."""
+    """A thread that asks for rounds and survives all errors."""
 
     def __init__(
         self,
@@ -46,10 +62,10 @@ class Healing:
         """
         self._settings = settings
         self._database = database
+        self._store = store
         self._also = also
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="healing", daemon=True)
-        self._housekeeping = Housekeeping(settings, database, store, self._stop)
         #: set after the first attempt, successful or not
         self.has_looked = threading.Event()
         self._failing = False
@@ -60,26 +76,20 @@ class Healing:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(timeout=10)
-        self._housekeeping.join()
 
-    def tick(self) -> bool:
-        """Do a round if it is due. Returns whether it was.
+    def round(self) -> None:
+        """Take back what silent workers hold, fail overdue jobs, remove old data.
 
         Raises:
             sqlalchemy.exc.SQLAlchemyError: the database does not answer.
+            ServiceUnavailable, OSError: the store does not answer.
         """
-        is_due = duties.take(self._database, "healing", self._settings.reconcile_seconds)
-        if is_due:
-            self.round()
-        return is_due
-
-    def round(self) -> None:
-        """Take back what silent workers hold, fail overdue jobs, start the housekeeping. Errors as `tick`."""
-        if self._database.reserve is not None:
-            self._database.reserve.restore()
-        with ExitStack() as steps:
-            # all steps run, even if one fails
-            for step in (self._log_unserved, self._housekeeping.tick, self._end_jobs, self._expire_workers):
+        # its few bytes of notes let it free space on a full disk
+        with disk_reserve.freeing(), ExitStack() as steps:
+            if self._database.reserve is not None:
+                self._database.reserve.restore()
+            # the last step first; all of them run, even if one fails
+            for step in (self._remove, self._log_unserved, self._end_jobs, self._expire_workers):
                 steps.callback(step)
 
     def _run(self) -> None:
@@ -93,9 +103,10 @@ class Healing:
         """Do one attempt. An unavailable service is logged when it goes and when it is back."""
         try:
             self._also()
-            # its few bytes of notes let housekeeping free space on a full disk
             with disk_reserve.freeing():
-                has_healed = self.tick()
+                is_due = take_turn(self._database, "healing", self._settings.reconcile_seconds)
+            if is_due:
+                self.round()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
             if not self._failing:
                 log.warning("healing waits for an unavailable service: %s", error)
@@ -103,11 +114,9 @@ class Healing:
         except Exception:
             log.exception("healing failed; it is tried again")
         else:
-            if self._failing and not has_healed:
-                return
-            if self._failing:
+            if self._failing and is_due:
                 log.warning("healing resumes: all services answer again")
-            self._failing = False
+                self._failing = False
 
     def _log_unserved(self) -> None:
         with self._database.read() as session:
@@ -135,3 +144,49 @@ class Healing:
         with self._database.write() as session:
             for job_id in control.fail_overdue(session):
                 log.warning("job %s has passed its deadline", job_id)
+
+    def _remove(self) -> None:
+        """Remove expired, old and deleted data, and leftovers of killed writers."""
+        database, settings = self._database, self._settings
+        deadline = time.monotonic() + REMOVE_SECONDS
+        if expired := files.expire(database):
+            log.info("deleted %d expired file(s)", expired)
+        self._repeat("expired sessions", lambda: changes.expire(database, limit=BATCH).sessions, deadline)
+        if take_turn(database, "old jobs", LOOK_FOR_OLD_EVERY_SECONDS):
+            for kind in get_args(control.Kind):
+                chats = kind == "chats"
+                seconds = settings.chat_retention_seconds if chats else settings.job_retention_seconds
+                if seconds:
+                    delete = partial(control.delete_old, database, kind, seconds, limit=BATCH)
+                    self._repeat(f"ended {kind}", delete, deadline)
+        reaped = reaper.reap(database, self._store, self._stop, deadline=deadline)
+        if reaped.count:
+            log.info("removed %d deleted object(s), %d bytes", reaped.count, reaped.bytes)
+        if take_turn(database, "leftovers", LOOK_FOR_STAGING_EVERY_SECONDS):
+            removed = self._store.sweep_staging(STAGING_SECONDS)
+            if removed:
+                log.info("removed %d leftover(s) of killed writers", removed)
+
+    def _repeat(self, objects: str, delete: Callable[[], int], deadline: float) -> None:
+        """Delete batches of objects until none is left, or until the deadline."""
+        total = 0
+        while not self._stop.is_set() and time.monotonic() < deadline and (count := delete()):
+            total += count
+        if total:
+            log.info("deleted %d %s", total, objects)
+
+
+def take_turn(database: Database, name: str, every_seconds: float) -> bool:
+    """True if this process should do the duty now. The next turn is due after `every_seconds`.
+
+    Most calls write nothing. If a process dies in its turn, another one takes the next turn.
+    """
+    with database.read() as session:
+        begun_at = session.scalar(sa.select(StateRow.at).where(StateRow.name == name))
+        if begun_at is not None and begun_at > now(session) - every_seconds:
+            return False
+    with database.write() as session:
+        moment = now(session)
+        _add(session, [{"name": name, "at": 0.0}])
+        due = sa.update(StateRow).where(StateRow.name == name, StateRow.at <= moment - every_seconds)
+        return changed(session.execute(due.values(at=moment))) > 0

@@ -14,8 +14,9 @@ Any process may call `reap`; one at a time works.
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -25,7 +26,7 @@ from storage.index import visible
 from storage.index.clock import now
 from storage.index.database import Database, changed
 from storage.jobs import jobs
-from storage.tables.models import ArtifactRow, EventRow, FileRow, JobRow, SampleRow, SessionRow
+from storage.tables.models import EventRow, FileRow, JobRow, SampleRow, SessionRow
 
 log = logging.getLogger(__name__)
 
@@ -93,24 +94,25 @@ def _is_due(session: Session, row: type[JobRow | SessionRow | FileRow]) -> sa.Co
 
 def _reap_slice(database: Database, store: ArtifactStore, row: Doomed, reaped: Reaped) -> bool:
     """Remove a slice of sessions or files. False if none is due, or the store removed none."""
-    sizes = _condemn(database, row)
-    if not sizes:
+    condemned = _condemn(database, row)
+    if not condemned:
         return False
     parent = "files" if row is FileRow else "sessions"
-    names = _names(database, list(sizes)) if row is SessionRow else {}
-    failures = store.delete_many({f"{parent}/{one}": names.get(one) for one in sizes})
-    gone = [one for one in sizes if f"{parent}/{one}" not in failures]
+    # an S3 store need not list the names that the index has
+    failures = store.delete_many({f"{parent}/{one.id}": list(one.files) or None for one in condemned})
+    gone = [one for one in condemned if f"{parent}/{one.id}" not in failures]
     if failures:
         reason = next(iter(failures.values()))
         log.warning("%d deleted objects are still stored and are tried again: %s", len(failures), reason)
-    _remove_rows(database, row, gone)
+    _remove_rows(database, row, [one.id for one in gone])
     reaped.count += len(gone)
-    reaped.bytes += sum(sizes[one] for one in gone)
+    reaped.bytes += sum(one.bytes for one in gone)
     return bool(gone)
 
 
-def _condemn(database: Database, row: Doomed) -> Mapping[str, int]:
-    """The next slice, condemned: the size of each object by its id."""
+def _condemn(database: Database, row: Doomed) -> Sequence[sa.Row[Any]]:
+    """Condemn the next slice. Returns its `id`, `bytes` and `files`, which are empty for uploads."""
+    files = SessionRow.files if row is SessionRow else sa.literal("").label("files")
     with database.write() as session, visible.doomed(session):
         ids = _locked(session, sa.select(row.id).where(_is_due(session, row)).order_by(row.doomed_at), row)
         if not ids and row is SessionRow:
@@ -123,27 +125,15 @@ def _condemn(database: Database, row: Doomed) -> Mapping[str, int]:
             sa.update(row)
             .where(row.id.in_(ids))
             .values(doomed_at=-(now(session) + RETRY_SECONDS))
-            .returning(row.id, row.bytes)
+            .returning(row.id, row.bytes, files)
             .execution_options(synchronize_session=False)
         )
-        return {one.id: one.bytes for one in session.execute(condemned)} if ids else {}
+        return session.execute(condemned).all() if ids else ()
 
 
 def _locked(session: Session, chosen: sa.Select[str], row: Doomed) -> Sequence[str]:
     """The first ids that a statement selects, without rows that others have locked."""
     return session.scalars(chosen.limit(SLICE).with_for_update(skip_locked=True, of=row)).all()
-
-
-def _names(database: Database, session_ids: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    """The stored files of published sessions, so that an S3 store need not list them."""
-    stored = sa.select(ArtifactRow.session_id, ArtifactRow.name).where(
-        ArtifactRow.session_id.in_(session_ids)
-    )
-    names: dict[str, list[str]] = {}
-    with database.read() as session:
-        for session_id, name in session.execute(stored):
-            names.setdefault(session_id, []).append(name)
-    return names
 
 
 def _remove_rows(database: Database, row: Doomed, ids: Sequence[str]) -> None:

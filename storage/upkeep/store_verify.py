@@ -5,25 +5,25 @@ resumed. Nothing is changed: an operator decides about damage.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
 from itertools import islice
-from typing import Literal
+from typing import Literal, cast
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.operations import StoreProblem, StoreVerification
 from storage.artifacts.checked_files import digest_of
 from storage.artifacts.store import ArtifactStore, StoredPrefix
+from storage.index import visible
 from storage.index.database import Database
 from storage.sessions.manifest import MANIFEST_NAME
 from storage.sessions.reader import SessionReader
-from storage.sessions.writer import session_prefix
-from storage.tables.models import ArtifactRow, FileRow, SessionRow
-from storage.upkeep.store_gc import OLD_SECONDS, find_unknown
+from storage.tables.models import FileRow, SessionRow
+from storage.upkeep.store_gc import OLD_SECONDS
 
 SESSIONS, FILES, STORED, STORED_FILES = "sessions", "files", "stored", "stored-files"
 _PARENTS = {STORED: SESSIONS, STORED_FILES: FILES}
@@ -32,8 +32,7 @@ PHASES = (SESSIONS, FILES, STORED, STORED_FILES)
 THREADS = 4
 _CHUNK = 16
 _IDS = 1000
-#: bytes read, and the problem if any
-Checked = tuple[int, StoreProblem | None]
+Stored = SessionRow | FileRow
 
 
 def verify(
@@ -66,30 +65,27 @@ def verify(
     checked = size = 0
     reached: str | None = None
     if phase in (SESSIONS, FILES):
-        chosen = (i for i in _ids(database, phase, last_id) if in_sample(i, sample, seed))
-        check = _check_session if phase == SESSIONS else _check_file
+        row: type[Stored] = SessionRow if phase == SESSIONS else FileRow
+        chosen = (one for one in _ids(database, row, last_id) if in_sample(one, sample, seed))
         with ThreadPoolExecutor(THREADS, thread_name_prefix="verify") as pool:
             while chunk := list(islice(chosen, _CHUNK)):
-                for count, problem in pool.map(lambda one: check(database, store, one), chunk):
+                for count, problem in pool.map(partial(_check, database, store, row), chunk):
                     checked, size = checked + 1, size + count
                     problems += [problem] if problem is not None else []
                 if time.monotonic() >= deadline:
                     reached = chunk[-1]
                     break
     else:
-        unknown, reached = find_unknown(
-            database,
-            store,
-            _PARENTS[phase],
-            after=last_id,
-            older_than_seconds=older_than_seconds,
-            deadline=deadline,
+        oldest = time.time() - older_than_seconds
+        problems, reached = _orphans(
+            database, store, _PARENTS[phase], last_id, oldest=oldest, deadline=deadline
         )
-        problems += map(_orphan, unknown)
     follows = f"{phase}:{reached}" if reached else next(iter(PHASES[PHASES.index(phase) + 1 :]), None)
     with database.read() as session:
-        total = round(sample * (_count(session, SessionRow.id) + _count(session, FileRow.id)))
-    return StoreVerification(checked=checked, bytes=size, total=total, problems=problems, next=follows)
+        counts = [session.scalar(sa.select(sa.func.count(row.id))) or 0 for row in (SessionRow, FileRow)]
+    return StoreVerification(
+        checked=checked, bytes=size, total=round(sample * sum(counts)), problems=problems, next=follows
+    )
 
 
 def in_sample(identifier: str, sample: float, seed: int) -> bool:
@@ -100,12 +96,11 @@ def in_sample(identifier: str, sample: float, seed: int) -> bool:
     return draw < sample * 2**64
 
 
-def _ids(database: Database, phase: str, after: str) -> Iterator[str]:
+def _ids(database: Database, row: type[Stored], after: str) -> Iterator[str]:
     """Ids of the index in ascending order; each batch in a transaction of its own."""
-    column = SessionRow.id if phase == SESSIONS else FileRow.id
     while True:
         with database.read() as session:
-            statement = sa.select(column).where(column > after).order_by(column).limit(_IDS)
+            statement = sa.select(row.id).where(row.id > after).order_by(row.id).limit(_IDS)
             batch = session.scalars(statement).all()
         yield from batch
         if len(batch) < _IDS:
@@ -113,31 +108,35 @@ def _ids(database: Database, phase: str, after: str) -> Iterator[str]:
         after = batch[-1]
 
 
-def _check_session(
-    database: Database, store: ArtifactStore, session_id: str
+def _check(
+    database: Database, store: ArtifactStore, row: type[Stored], one: str
 ) -> tuple[int, StoreProblem | None]:
+    """Verify a session or file. Returns the bytes read, and the problem if any."""
     with database.read() as session:
-        files = session.scalars(sa.select(ArtifactRow).where(ArtifactRow.session_id == session_id)).all()
-    recorded = {file.name: (file.bytes, file.sha256) for file in files}
-    size = sum(file.bytes for file in files)
+        found = cast(Stored | None, session.get(row, one))
+    if found is None:
+        return 0, None
     try:
-        _compare(SessionReader(store, session_id), store, recorded)
+        if isinstance(found, SessionRow):
+            _compare(SessionReader(store, one), store, found)
+        elif digest_of(store, f"{FILES}/{one}") != (found.bytes, found.sha256):
+            raise StoreDamaged("different from the index")
     except (NotFound, StoreDamaged, OSError) as error:
         with database.read() as session:
-            if session.get(SessionRow, session_id) is None:
+            if session.get(row, one) is None:
                 return 0, None  # deleted while it was read
-        kind: Literal["missing", "damaged"] = "damaged"
-        if isinstance(error, NotFound) and not store.exists(session_prefix(session_id)):
-            kind = "missing"
-        return size, StoreProblem(id=session_id, problem=kind, detail=str(error))
-    return size, None
+        parent = SESSIONS if row is SessionRow else FILES
+        is_gone = isinstance(error, NotFound) and not store.exists(f"{parent}/{one}")
+        problem: Literal["missing", "damaged"] = "missing" if is_gone else "damaged"
+        return found.bytes, StoreProblem(id=one, problem=problem, detail=str(error))
+    return found.bytes, None
 
 
-def _compare(reader: SessionReader, store: ArtifactStore, recorded: Mapping[str, tuple[int, str]]) -> None:
+def _compare(reader: SessionReader, store: ArtifactStore, row: SessionRow) -> None:
     """Raises NotFound or StoreDamaged."""
-    key = f"{session_prefix(reader.session_id)}/{MANIFEST_NAME}"
+    recorded = {name: (file["bytes"], file["sha256"]) for name, file in row.files.items()}
     found = {file.name: (file.bytes, file.sha256) for file in reader.manifest.files}
-    found[MANIFEST_NAME] = digest_of(store, key)
+    found[MANIFEST_NAME] = digest_of(store, f"{SESSIONS}/{row.id}/{MANIFEST_NAME}")
     differing = sorted(
         name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name)
     )
@@ -146,30 +145,26 @@ def _compare(reader: SessionReader, store: ArtifactStore, recorded: Mapping[str,
     reader.verify()
 
 
-def _check_file(database: Database, store: ArtifactStore, file_id: str) -> Checked:
-    with database.read() as session:
-        row = session.get(FileRow, file_id)
-    if row is None:
-        return 0, None
-    try:
-        if digest_of(store, f"{FILES}/{file_id}") == (row.bytes, row.sha256):
-            return row.bytes, None
-        problem: Literal["missing", "damaged"] = "damaged"
-        detail = "different from the index"
-    except NotFound as error:
-        problem, detail = "missing", error.message
-    except OSError as error:
-        problem, detail = "damaged", str(error)
-    with database.read() as session:
-        if session.get(FileRow, file_id) is None:
-            return 0, None
-    return row.bytes, StoreProblem(id=file_id, problem=problem, detail=detail)
+def _orphans(
+    database: Database, store: ArtifactStore, parent: str, after: str, *, oldest: float, deadline: float
+) -> tuple[list[StoreProblem], str | None]:
+    """Find stored `sessions` or `files` that the index does not have, not even as doomed.
+
+    Returns them, and the last id that was read; None if all were.
+    """
+    old = (prefix for prefix in store.list_prefixes(parent, after) if prefix.modified_at <= oldest)
+    row = FileRow if parent == FILES else SessionRow
+    orphans: list[StoreProblem] = []
+    while batch := list(islice(old, _IDS)):
+        with database.read() as session, visible.doomed(session):
+            chosen = sa.select(row.id).where(row.id.in_([prefix.id for prefix in batch]))
+            known = set(session.scalars(chosen))
+        orphans += [_orphan(prefix) for prefix in batch if prefix.id not in known]
+        if time.monotonic() >= deadline:
+            return orphans, batch[-1].id
+    return orphans, None
 
 
 def _orphan(prefix: StoredPrefix) -> StoreProblem:
     detail = f"{prefix.bytes:,} bytes that are not in the index"
     return StoreProblem(id=prefix.id, problem="orphaned", detail=detail)
-
-
-def _count(session: Session, column: sa.orm.InstrumentedAttribute[str]) -> int:
-    return session.execute(sa.select(sa.func.count(column))).scalar_one()

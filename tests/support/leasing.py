@@ -11,7 +11,7 @@ from storage.queue import commit, leases, workers
 from storage.queue.commit import Ended, SampleResult
 from storage.queue.leases import LeasedSample
 from storage.sessions.sessions import NewSession
-from storage.tables.models import HAS_PENDING, DutyRow, JobRow, SampleRow
+from storage.tables.models import HAS_PENDING, JobRow, SampleRow, StateRow
 
 
 class LeaseLost(Exception):
@@ -43,7 +43,7 @@ def end_grace(database: Database) -> None:
     """As if upkeep had run all the time: its next pass takes back what silent workers hold."""
     with database.write() as session:
         leases.reclaim(session, lease_seconds=30, pass_seconds=5)
-        session.execute(sa.update(DutyRow).where(DutyRow.name == leases.BEGIN).values(begun_at=0.0))
+        session.execute(sa.update(StateRow).where(StateRow.name == leases.BEGIN).values(at=0.0))
 
 
 def complete(

@@ -127,7 +127,7 @@ class Commits:
         def attempt(session: Session) -> Stored:
             leases.lock_jobs(session, [o.lease for o in outcomes])
             leases.give_back(session, [o.lease for o in away])
-            done = commit.commit(session, ended, worker_id=self._worker_id, seconds=seconds)
+            done = commit.commit(session, ended, seconds=seconds)
             return Stored(
                 outcomes=outcomes,
                 lost_sessions=[recorded[sample_id] for sample_id in done.lost if sample_id in recorded],

@@ -357,10 +357,9 @@ class Drain:
         """Follow a commit: its samples are no longer held, and files without a session go."""
         assert self._keeper is not None
         self._keeper.release([outcome.lease for outcome in done.outcomes])
-        for session_id in done.lost_sessions:
-            # the reaper may have been here before the last file was stored
-            with suppress(ServiceUnavailable, OSError):
-                self._store.delete_prefix(session_prefix(session_id))
+        # the reaper may have been here before the last file was stored
+        with suppress(ServiceUnavailable, OSError):
+            self._store.delete_many({session_prefix(one): None for one in done.lost_sessions})
         if done.outage is not None:
             self._pauses.outage.note(done.outage)
         elif done.is_any:

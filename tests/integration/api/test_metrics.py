@@ -38,8 +38,8 @@ def test_the_queue_and_what_was_counted(service: "Service") -> None:
     (lease,) = service.claim(waiting, 1)
     service.submit()
     with service.services.database.write() as session:
-        counters.add(session, "w1", {Counter("samples", "capture", "failed"): 2})
-        counters.add(session, "w2", {Counter("samples", "capture", "failed"): 3})
+        counters.add(session, {Counter("samples", "capture", "failed"): 2})
+        counters.add(session, {Counter("samples", "capture", "failed"): 3})
     found = read(service.client)
     assert found["actograph_jobs"][("status", "queued"),] == 1
     assert found["actograph_jobs"][("status", "in_progress"),] == 1

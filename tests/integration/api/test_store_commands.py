@@ -47,7 +47,7 @@ def test_a_check_names_what_is_wrong_and_ends_with_1(run: "Run", service: "Servi
     code, out, err = run("store", "verify")
     assert (code, out) == (0, "")
     assert "checked 4, " in err
-    service.services.store.delete_prefix(f"sessions/{made[2]}")
+    service.services.store.delete_many({f"sessions/{made[2]}": None})
     code, out, err = run("store", "verify")
     assert code == 1
     header, line = out.splitlines()

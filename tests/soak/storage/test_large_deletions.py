@@ -18,7 +18,6 @@ from storage.jobs import control, jobs
 from storage.sessions import changes, sessions
 from storage.sessions.sessions import SessionFilter
 from storage.tables.models import (
-    ArtifactRow,
     EventRow,
     JobRow,
     SampleRow,
@@ -53,11 +52,9 @@ INSERT INTO samples (id, job_id, position, sample_index, condition, epoch, statu
                      losses, input, session_id)
     SELECT {smp}, :job, n, n, '', 0, 'completed', 1, 0, '{{}}', {ses} FROM {numbers};
 INSERT INTO sessions (id, job_id, sample_id, sample_index, condition, epoch, model, created_at, prompt_tokens,
-                      generated_tokens, rows, bytes, dtype, hooks, owner, pinned)
-    SELECT {ses}, :job, {smp}, n, '', 0, 'demo', n, 2, 2, 4, 1000, 'F32', '{{}}', :owner, {false}
+                      generated_tokens, rows, bytes, dtype, hooks, files, owner, pinned)
+    SELECT {ses}, :job, {smp}, n, '', 0, 'demo', n, 2, 2, 4, 1000, 'F32', '{{}}', '{{}}', :owner, {false}
     FROM {numbers};
-INSERT INTO artifacts (session_id, name, bytes, sha256) SELECT {ses}, 'manifest.json', 500, '' FROM {numbers};
-INSERT INTO artifacts (session_id, name, bytes, sha256) SELECT {ses}, 'a.safetensors', 500, '' FROM {numbers};
 INSERT INTO session_tags (session_id, tag, created_at) SELECT {ses}, 't', n FROM {numbers};
 INSERT INTO events (job_id, event, created_at, data)
     SELECT :job, 'job.progress', n, '{{}}' FROM {numbers} WHERE n % 10 = 0;
@@ -90,7 +87,7 @@ def add_job(database: Database, count: int, owner: str = "alice") -> str:
 
 
 def counts(database: Database) -> dict[str, int]:
-    tables = (JobRow, SampleRow, SessionRow, ArtifactRow, SessionTagRow, EventRow)
+    tables = (JobRow, SampleRow, SessionRow, SessionTagRow, EventRow)
     with database.read() as session, visible.doomed(session):
         return {
             table.__tablename__: session.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()

@@ -26,7 +26,7 @@ from tests.support import leasing
 Query = Callable[[Session, str], object]
 
 #: read whole by design: they hold a few rows for each worker, model or key
-SMALL = ("workers", "models", "api_keys", "queue_pauses", "counters")
+SMALL = ("workers", "models", "api_keys", "state", "counters")
 
 LISTS: dict[str, Query] = {
     "jobs": lambda session, job: jobs.find(session),

@@ -31,18 +31,11 @@ def upgrade() -> None:
 
     op.create_table(
         "counters",
-        sa.Column("source", sa.String(length=64), nullable=False),
         sa.Column("name", sa.String(length=64), nullable=False),
         sa.Column("kind", sa.String(length=32), nullable=False),
         sa.Column("status", sa.String(length=16), nullable=False),
         sa.Column("value", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("source", "name", "kind", "status", name=op.f("pk_counters")),
-    )
-    op.create_table(
-        "duties",
-        sa.Column("name", sa.String(length=64), nullable=False),
-        sa.Column("begun_at", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("name", name=op.f("pk_duties")),
+        sa.PrimaryKeyConstraint("name", "kind", "status", name=op.f("pk_counters")),
     )
     op.create_table(
         "files",
@@ -52,7 +45,7 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("sha256", sa.String(length=64), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
-        sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.Column("owner", sa.String(length=64), nullable=False),
         sa.Column("expires_at", sa.Double(), nullable=True),
         sa.Column("doomed_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_files")),
@@ -87,7 +80,7 @@ def upgrade() -> None:
         sa.Column("hooks", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("pinned", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("identity_sha256", sa.String(length=64), nullable=True),
-        sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.Column("owner", sa.String(length=64), nullable=False),
         sa.Column("deadline_at", sa.Double(), nullable=True),
         sa.Column("served_at", sa.Double(), nullable=False),
         sa.Column("pending", sa.Integer(), nullable=False),
@@ -135,12 +128,11 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("pk_models")),
     )
     op.create_table(
-        "queue_pauses",
-        sa.Column("kind", sa.String(length=16), nullable=False),
-        sa.Column("reason", sa.String(length=500), nullable=True),
-        sa.Column("paused_by", sa.String(length=64), nullable=False),
-        sa.Column("paused_at", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("kind", name=op.f("pk_queue_pauses")),
+        "state",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("value", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_state")),
     )
     op.create_table(
         "vectors",
@@ -153,7 +145,7 @@ def upgrade() -> None:
         sa.Column("sha256", sa.String(length=64), nullable=False),
         sa.Column("details", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
-        sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.Column("owner", sa.String(length=64), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_vectors")),
     )
     with op.batch_alter_table("vectors", schema=None) as batch_op:
@@ -191,7 +183,7 @@ def upgrade() -> None:
         sa.Column("error_file_id", sa.String(length=64), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("moments", sa.JSON(none_as_null=True), nullable=False),
-        sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.Column("owner", sa.String(length=64), nullable=False),
         sa.Column("idempotency_key", sa.String(length=255), nullable=True),
         sa.Column("idempotency_sha256", sa.String(length=64), nullable=True),
         sa.ForeignKeyConstraint(
@@ -309,8 +301,9 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("dtype", sa.String(length=16), nullable=False),
         sa.Column("hooks", sa.JSON(none_as_null=True), nullable=False),
+        sa.Column("files", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("correct", sa.Boolean(), nullable=True),
-        sa.Column("owner", sa.String(length=64), nullable=True),
+        sa.Column("owner", sa.String(length=64), nullable=False),
         sa.Column("expires_at", sa.Double(), nullable=True),
         sa.Column("identity_sha256", sa.String(length=64), nullable=True),
         sa.Column("pinned", sa.Boolean(), server_default=sa.false(), nullable=False),
@@ -342,17 +335,6 @@ def upgrade() -> None:
         batch_op.create_index("ix_sessions_model_created_at_id", ["model", "created_at", "id"], unique=False)
         batch_op.create_index("ix_sessions_owner_created_at_id", ["owner", "created_at", "id"], unique=False)
 
-    op.create_table(
-        "artifacts",
-        sa.Column("session_id", sa.String(length=64), nullable=False),
-        sa.Column("name", sa.String(length=255), nullable=False),
-        sa.Column("bytes", sa.BigInteger(), nullable=False),
-        sa.Column("sha256", sa.String(length=64), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["session_id"], ["sessions.id"], name=op.f("fk_artifacts_session_id_sessions"), ondelete="CASCADE"
-        ),
-        sa.PrimaryKeyConstraint("session_id", "name", name=op.f("pk_artifacts")),
-    )
     op.create_table(
         "session_tags",
         sa.Column("session_id", sa.String(length=64), nullable=False),

@@ -118,7 +118,7 @@ def test_upkeep_that_was_away_gives_workers_one_lease_to_beat(database: Database
     claim(database, job_id)
     silence(database, "wrk_a")
     with database.write() as session:
-        session.execute(sa.text("UPDATE duties SET begun_at = begun_at - 100"))
+        session.execute(sa.text("UPDATE state SET at = at - 100"))
     assert upkeep(database) == 0
     leasing.end_grace(database)
     assert upkeep(database) == 1
