@@ -97,7 +97,7 @@ class Settings(BaseSettings):
         3.0, gt=0, description="Interval in which an idle worker looks for jobs."
     )
     host_buffer_bytes: int = Field(
-        2 << 30, gt=0, description="Memory for a batch's captured rows before they are on disk."
+        2 << 30, gt=0, description="Memory for captured rows before they are on disk."
     )
     shard_bytes: int = Field(
         256 << 20, gt=0, description="Approximate size at which session files are split."

@@ -37,7 +37,7 @@ def list_models(services: ServicesDep) -> ListPage[Model]:
     name="load_model_alias",
 )
 def load_model(services: ServicesDep, request: ModelLoadRequest) -> ModelLoad:
-    """A worker unloads its model before its next batch, then loads and verifies this one.
+    """A worker unloads its model once all running samples have ended, then loads and verifies this one.
 
     `GET /v1/models/load/{id}` shows the progress. If the model is refused, `error` has the reason and the
     worker keeps its former model.

@@ -44,7 +44,7 @@ def test_the_queue_says_why_it_is_paused_and_goes_on_by_itself(
     with caplog.at_level(logging.INFO, "worker.drain.pauses"):
         assert pauses.hold()
         assert pauses.hold()
-        assert caplog.text.count("no batch may start") == 1, "said once, not at every look"
+        assert caplog.text.count("no sample may start") == 1, "said once, not at every look"
         shown = service.client.get("/v1/queue").json()
         assert shown["paused"] is True
         assert f"{floor - 1:,} bytes free" in shown["paused_reason"]
@@ -54,6 +54,6 @@ def test_the_queue_says_why_it_is_paused_and_goes_on_by_itself(
 
         disk.free = floor
         assert not pauses.hold()
-        assert "batches start again" in caplog.text
+        assert "samples start again" in caplog.text
     assert service.next_job() == job_id
     assert service.client.get("/v1/queue").json()["paused"] is False
