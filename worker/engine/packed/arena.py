@@ -1,9 +1,11 @@
 """Keys and values of all requests: one arena of tokens per layer, one contiguous range per request."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
@@ -46,13 +48,8 @@ class Arena(Cache):
     def __init__(self, shapes: Sequence[LayerShape], tokens: int) -> None:
         self.layers: list[Any] = []  # read by transformers; it keeps nothing
         self.tokens = tokens
-        # zeros: on a CPU the system gives memory page by page, as tokens reach it
-        self.keys = [
-            torch.zeros(s.heads, tokens, s.key_width, dtype=s.dtype, device=s.device) for s in shapes
-        ]
-        self.values = [
-            torch.zeros(s.heads, tokens, s.value_width, dtype=s.dtype, device=s.device) for s in shapes
-        ]
+        self.keys = [_zeros((s.heads, tokens, s.key_width), s) for s in shapes]
+        self.values = [_zeros((s.heads, tokens, s.value_width), s) for s in shapes]
         self._ranges: list[Range] = []  # by start
         self.moved = 0
 
@@ -133,3 +130,11 @@ class Arena(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Sizes for a mask that is never made."""
         return query_length, 0
+
+
+def _zeros(shape: tuple[int, int, int], of: LayerShape) -> torch.Tensor:
+    """Zeros whose pages a CPU's system gives as tokens reach them; `torch.zeros` would write them all now."""
+    if of.device.type != "cpu":
+        return torch.zeros(shape, dtype=of.dtype, device=of.device)
+    size = math.prod(shape) * of.dtype.itemsize
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(of.dtype).view(shape)
