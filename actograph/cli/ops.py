@@ -74,7 +74,7 @@ def pause(
     reason: str | None = typer.Option(None, help="Reason to show with the queue."),
     output: FormatOption = Format.TABLE,
 ) -> None:
-    """Pause the queue. Workers finish their current batch; jobs are still accepted."""
+    """Pause the queue. Workers finish their running samples; jobs are still accepted."""
     with connect(ctx) as client:
         paused = client.queue.pause(reason)
     emit_item(paused, output, lambda _: "paused")

@@ -30,7 +30,7 @@ def up(
     threads: int | None = typer.Option(None, help="CPU threads per worker. (default: torch's)"),
     log_level: str | None = typer.Option(None, help="debug, info, warning or error."),
 ) -> None:
-    """Run the service until Ctrl-C. Workers then finish their current batch.
+    """Run the service until Ctrl-C. Workers then finish their running samples.
 
     Prints `ready: URL` once the service accepts requests. ACTOGRAPH_* variables set the defaults.
     A second Ctrl-C stops everything at once.

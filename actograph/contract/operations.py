@@ -25,7 +25,9 @@ class Queue(Resource):
     """State of the queue: waiting and running jobs."""
 
     object: Literal["queue"] = "queue"
-    paused: bool = Field(False, description="True if workers finish their current batch and claim no other.")
+    paused: bool = Field(
+        False, description="True if workers finish their running samples and claim no other."
+    )
     paused_reason: str | None = Field(None, description="All reasons for the pause, in words.")
     pauses: list[QueuePause] = Field(default_factory=list)
     jobs: dict[str, int] = Field(description="Number of jobs in each status, without ended jobs.")

@@ -234,7 +234,7 @@ class Stack:
     def _stop(self) -> None:
         """Workers first, so that they can still write; the broker last, so that it keeps every message."""
         if any(child.process is not None for child in self._workers):
-            self._report("stopping: workers finish their current batch (Ctrl-C again: stop at once)")
+            self._report("stopping: workers finish their running samples (Ctrl-C again: stop at once)")
         for stage in (self._workers, [self._api], [self._broker]):
             children = [child for child in stage if child is not None]
             self._supervisor.stop(children, lambda: len(self._signals) > 1)

@@ -132,7 +132,7 @@ def get_queue(services: ServicesDep) -> Queue:
 
 @router.post("/v1/queue/pause", tags=["queue"], dependencies=[READ, ADMIN], summary="Pause the queue")
 def pause_queue(services: ServicesDep, by: Caller, request: PauseRequest | None = None) -> Queue:
-    """Pause the queue. Workers finish their current batch and claim no other; jobs are still accepted.
+    """Pause the queue. Workers finish their running samples and claim no other; jobs are still accepted.
 
     The pause lasts, also across restarts, until `POST /v1/queue/resume`. A second pause changes the reason.
     """

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError, DeviceLost, NotFound, ServiceUnavailable
 from actograph.settings import Settings
@@ -149,27 +148,27 @@ class Drain:
         moment = time.monotonic()
         self._left = {job_id: until for job_id, until in self._left.items() if until > moment}
 
-        def asking(session: Session) -> Asking:
+        def asking(owners: Sequence[str]) -> Asking:
             return Asking(
                 worker_id=self._worker_id,
                 held=held,
                 may_load=self._may_load,
                 had_turn=moment - self._held_since >= self._settings.model_hold_seconds,
                 chats=self._chats,
-                owners=self._pauses.held_owners(session),
+                owners=owners,
                 without=self._left.keys(),
                 joins=joins,
                 chats_only=chats_only,
             )
 
-        if joins:  # most looks find nothing, and need no turn to write
+        if joins:  # most looks find nothing: they need no turn to write, and no quotas
             with self._database.read() as session:
-                if claim.choose(session, asking(session)) is None:
+                if claim.choose(session, asking(())) is None:
                     return None
             if self._pauses.hold():
                 raise RunEnds
         with self._database.write() as session:
-            return claim.claim(session, asking(session), room)
+            return claim.claim(session, asking(self._pauses.held_owners(session)), room)
 
     def _take(self, found: Claim, *, joins: bool) -> bool:
         """Run samples, make their job ready, or load a model. Returns whether that has worked.
@@ -198,8 +197,8 @@ class Drain:
         engine = self._models.engine
         return 1 if engine is None else engine.forwards.slots(RunOptions(slots=self._settings.batch_size))
 
-    def _work_of(self, found: Claim, *, urgent: bool = False) -> Work:
-        return Work(self._open.get(found.key), found.samples, urgent=urgent or found.is_urgent_chat)
+    def _work_of(self, found: Claim) -> Work:
+        return Work(self._open.get(found.key), found.samples, urgent=found.is_urgent_chat)
 
     def _count_chats(self, found: Claim) -> None:
         self._chats += 1 if self._slots > 1 else claim.CHATS_IN_A_ROW
@@ -225,7 +224,7 @@ class Drain:
                     self._count_chats(found)
                 return self._work_of(found)
             if found.job.kind == jobs.LOAD or found.key in self._open:
-                raise RunEnds  # suspects run without company
+                raise RunEnds  # a load, and suspects, wait until nothing runs
             try:
                 if not self._prepare(found.job.id, load=False):
                     self._leave(found.job.id, self._settings.idle_poll_seconds)
@@ -252,7 +251,7 @@ class Drain:
         except DBAPIError as error:
             if not is_away(error):
                 raise
-            logger.warning("the database is unavailable; the current job stops here: %s", error.orig)
+            logger.warning("the database is unavailable; what runs stops here: %s", error.orig)
         except Exception as error:
             if is_device_lost(error):
                 self._end_with_lost_device(error)

@@ -78,7 +78,7 @@ class LeaseKeeper:
                 self._held.pop(lease.id, None)
                 self._lost.discard((lease.id, lease.token))
 
-    def progress(self, _step: int = 0) -> None:
+    def progress(self) -> None:
         """Note a decode step, a scored sample or a stored piece of a file."""
         self._silent_seconds = 0.0
 

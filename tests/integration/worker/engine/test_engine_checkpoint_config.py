@@ -1,4 +1,4 @@
-"""What a checkpoint's generation config cannot change."""
+"""Limits of what a checkpoint's generation config may change."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
