@@ -19,11 +19,11 @@ from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, ServiceUnavailable
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
 from actograph.contract.models import ModelStructure
-from actograph.contract.specs import ExpiresAfter, FileDataset, GeneratingSpec, HubDataset, PathDataset
+from actograph.contract.specs import ExpiresAfter, FileDataset, HubDataset, JobSpecBase, PathDataset
 from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
 from actograph.datasets.dataset_rows import R, RowForm, Texts
 from actograph.datasets.readers import format_of
-from actograph.scoring.scorers import JobScoring
+from actograph.scoring.scorers import ScorerSet
 from actograph.tasks import rows as task_rows
 from actograph.tasks.files import MAX_FILE_BYTES, read_task_file, task_from
 from actograph.tasks.rows import row_form
@@ -44,7 +44,7 @@ from storage.submission import bulk_insert, named
 from storage.tables.models import JobRow
 
 S = TypeVar("S", bound=Spec)
-G = TypeVar("G", bound=GeneratingSpec)
+G = TypeVar("G", bound=JobSpecBase)
 
 #: a larger job would make one transaction too long
 MAX_SAMPLES = 200_000
@@ -118,7 +118,7 @@ def with_defaults(services: Services, spec: S) -> S:
     changes: dict[str, Any] = {"model": services.models.require(spec.model)}
     if spec.expires_after is None and settings.expire_after_seconds:
         changes["expires_after"] = ExpiresAfter(seconds=settings.expire_after_seconds)
-    if isinstance(spec, GeneratingSpec) and spec.sample_timeout_seconds is None:
+    if spec.sample_timeout_seconds is None:
         changes["sample_timeout_seconds"] = settings.sample_timeout_seconds
     if spec.max_consecutive_failures is None:
         changes["max_consecutive_failures"] = settings.max_consecutive_failures
@@ -228,13 +228,13 @@ def _capture(services: Services, spec: CaptureJobSpec) -> _Samples:
 
 
 def _evaluation(services: Services, spec: EvaluationSpec) -> _Samples:
-    scoring = JobScoring(spec)
+    scorers = ScorerSet.of(spec)
     if isinstance(spec.dataset, HubDataset):
         return partial(evaluation_samples, spec, ()), None
     rows = _chosen(services, spec, spec.dataset, row_form(spec.task))
     for row in rows:
         try:
-            scoring.check(row.input)
+            scorers.check_target(row.answer)
         except InvalidDataset as error:
             raise InvalidDataset(f"row {row.index}: {error.message}", param="dataset") from None
     return partial(evaluation_samples, spec, rows), len(rows) * _per_row(spec)
