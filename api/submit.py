@@ -21,12 +21,11 @@ from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import ExpiresAfter, FileDataset, HubDataset, JobSpecBase, PathDataset
 from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
-from actograph.datasets.dataset_rows import R, RowForm, Texts
+from actograph.datasets.dataset_rows import DatasetRow, RowForm, Texts
 from actograph.datasets.readers import format_of
 from actograph.scoring.scorers import ScorerSet
-from actograph.tasks import rows as task_rows
 from actograph.tasks.files import MAX_FILE_BYTES, read_task_file, task_from
-from actograph.tasks.rows import row_form
+from actograph.tasks.rows import Task, row_form
 from api import estimate
 from api.check import check_hooks, check_length, check_prompts
 from api.dependencies import Services
@@ -161,8 +160,7 @@ def _with_task(services: Services, spec: EvaluationSpec) -> EvaluationSpec:
         except ValidationError as error:
             raise InvalidRequest(error.errors(include_url=False)[0]["msg"], param="task") from None
     if isinstance(spec.task, TaskSpec):
-        task_rows.RowForm(spec.task)
-        task_rows.examples_of(spec.task)
+        Task(spec.task)
     return spec
 
 
@@ -249,8 +247,8 @@ def _chosen(
     services: Services,
     spec: EvaluationSpec | CaptureJobSpec,
     dataset: FileDataset | PathDataset,
-    form: RowForm[R],
-) -> list[R]:
+    form: RowForm,
+) -> list[DatasetRow]:
     # one row above the limit is enough to refuse the job
     most = MAX_SAMPLES // _per_row(spec) + 1
     limit = most if spec.limit is None else min(spec.limit, most)
@@ -277,12 +275,12 @@ def _check_fewshot(services: Services, spec: EvaluationSpec) -> None:
 def _rows(
     services: Services,
     dataset: FileDataset | PathDataset,
-    form: RowForm[R],
+    form: RowForm,
     *,
     field: str = "dataset",
     limit: int | None = None,
     offset: int = 0,
-) -> Iterator[R]:
+) -> Iterator[DatasetRow]:
     uploads, roots = Uploads(services.database, services.store), services.settings.data_roots
     with _naming(field):
         yield from dataset_sources.read(
