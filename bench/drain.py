@@ -48,10 +48,15 @@ def random_weights(
 
     Args:
         end_share: one token in so many ends an answer, so that lengths are spread; 0: none does.
+
+    The weights are larger than usual: answers of small random weights repeat a token or two for ever.
     """
     torch.manual_seed(0)
     ends = list(range(7, shape["vocab_size"], end_share)) if end_share else None
-    config = Qwen3Config(**shape, max_position_embeddings=4096, bos_token_id=None, eos_token_id=ends)  # type: ignore[arg-type]
+    config = Qwen3Config(
+        **shape,  # type: ignore[arg-type]
+        max_position_embeddings=4096, bos_token_id=None, eos_token_id=ends, initializer_range=0.05,
+    )  # fmt: skip
     model: Any = Qwen3ForCausalLM(config)
     model.generation_config.eos_token_id = ends
     model.to(dtype).save_pretrained(folder)

@@ -1,11 +1,12 @@
 """Samples per hour of a capturing evaluation over those of lm-eval's hf backend, which captures nothing.
 
-    python -m bench.lm_eval_speed --model DIR --gsm8k FOLDER [--shape 50m] [--rounds 5] [--json FILE]
+    python -m bench.lm_eval_speed --model DIR --gsm8k FOLDER [--shape 50m] [--task gsm8k_cot] [--json FILE]
 
 Both sides run the first `--limit` problems of FOLDER/test.jsonl greedily with the same model, prompts,
 `--max-tokens`, dtype, device and threads, and both stay loaded; in each round one follows the other, and
-who begins changes. Here a job goes through the whole service, from submission to the last durable session,
-with attn_in and mlp_in of `--layers` kept for every token. lm-eval runs its own `evaluate` with batches of
+who begins changes. The `--num-fewshot` examples are the task's own, or drawn from FOLDER/train.jsonl. Here a
+job goes through the whole service, from submission to the last durable session, with attn_in and mlp_in of
+`--layers` kept for every token. lm-eval runs its own `evaluate` with batches of
 16 in a process of its own, from the building of prompts to the scores. `--shape` takes random weights of
 that shape with DIR's tokenizer; one token in `--end-share` ends an answer, so that lengths are spread. The
 CPU time of the service is that of all its processes.
@@ -25,15 +26,21 @@ import torch
 
 from actograph.client import Client
 from actograph.contract.resources import JobStatus, Sample
+from actograph.contract.tasks import OWN_EXAMPLES
 from actograph.stack.stack_process import StackProcess
-from bench.drain import random_weights
+from bench.drain import LOOK_SECONDS, random_weights
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.shapes import QWEN3_06B, QWEN3_50M
 from tests.support.lmeval.environment import LmEval
 
 SHAPES = {"50m": QWEN3_50M, "qwen3-0.6b": QWEN3_06B}
 BATCH = 16
-AT_LEAST = 2.0
+#: least ratio by examples (none, the task's own, drawn) and dtype
+MARKS = {
+    "none": {"float32": 3.0, "bfloat16": 2.0},
+    "own": {"float32": 5.0, "bfloat16": 4.0},
+    "drawn": {"float32": 2.5, "bfloat16": 1.8},
+}
 
 
 def ours(client: Client, arguments: argparse.Namespace, other: int) -> tuple[dict[str, Any], list[Sample]]:
@@ -44,8 +51,14 @@ def ours(client: Client, arguments: argparse.Namespace, other: int) -> tuple[dic
         {
             "kind": "evaluation",
             "model": "bench",
-            "task": "gsm8k",
+            "task": arguments.task,
             "dataset": {"path": str(arguments.gsm8k / "test.jsonl")},
+            "num_fewshot": arguments.num_fewshot,
+            **(
+                {"fewshot_dataset": {"path": str(arguments.gsm8k / "train.jsonl")}}
+                if drawn(arguments)
+                else {}
+            ),
             "limit": arguments.limit,
             "scorers": ["strict-match", "flexible-extract"],
             "sampling": {"max_tokens": arguments.max_tokens},
@@ -53,7 +66,7 @@ def ours(client: Client, arguments: argparse.Namespace, other: int) -> tuple[dic
         }
     )
     while not (job := client.jobs.get(job.id)).status.is_terminal():
-        time.sleep(0.02)
+        time.sleep(LOOK_SECONDS)
     seconds = time.perf_counter() - started
     spent = {"seconds": seconds, "cpu_seconds": _service_cpu(other) - before}
     if job.status is not JobStatus.COMPLETED or job.progress.completed != arguments.limit:
@@ -63,6 +76,11 @@ def ours(client: Client, arguments: argparse.Namespace, other: int) -> tuple[dic
         raise SystemExit("a sample has no session")
     client.jobs.delete(job.id)
     return spent, samples
+
+
+def drawn(arguments: argparse.Namespace) -> bool:
+    """Whether the examples are rows of a dataset."""
+    return bool(arguments.num_fewshot) and arguments.task not in OWN_EXAMPLES
 
 
 def _service_cpu(other: int) -> float:
@@ -83,7 +101,8 @@ def rounds(
 ) -> tuple[list[dict[str, Any]], int]:
     """Figures of every round after the first, which warms both up, and how many answers agreed."""
     request = {
-        "op": "evaluate", "model": str(model), "task": "gsm8k", "num_fewshot": 0, "limit": arguments.limit,
+        "op": "evaluate", "model": str(model), "task": arguments.task, "num_fewshot": arguments.num_fewshot,
+        "limit": arguments.limit,
         "max_tokens": arguments.max_tokens, "chat": True, "batch_size": BATCH, "dtype": arguments.dtype,
         "device": arguments.device, "threads": arguments.threads,
     }  # fmt: skip
@@ -119,8 +138,10 @@ def main() -> None:
     parser.add_argument("--gsm8k", type=Path, required=True, help="folder of train.jsonl and test.jsonl")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape")
     parser.add_argument("--end-share", type=int, default=80, help="0: all answers reach --max-tokens")
+    parser.add_argument("--task", default="gsm8k", choices=["gsm8k", "gsm8k_cot"])
+    parser.add_argument("--num-fewshot", type=int, help="examples; default: the task's own, or none")
     parser.add_argument("--limit", type=int, default=64, help="problems")
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--layers", default=None, help="all, or a slice; default: three of them")
     parser.add_argument("--rounds", type=int, default=5, help="that count, at least two")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
@@ -130,6 +151,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
     arguments.gsm8k = arguments.gsm8k.resolve()
+    if arguments.num_fewshot is None:
+        arguments.num_fewshot = OWN_EXAMPLES.get(arguments.task, 0)
     with tempfile.TemporaryDirectory(prefix="actograph-bench-") as scratch:
         model: Path = arguments.model.resolve()
         if arguments.shape:
@@ -154,10 +177,12 @@ def main() -> None:
             found, same = rounds(client, lm_eval, model, arguments)
     result = report(found, same, arguments)
     low, middle, high = (result["ratio_wall"][key] for key in ("low", "median", "high"))
+    examples = "drawn" if drawn(arguments) else "own" if arguments.num_fewshot else "none"
     mark = Mark(
-        name=f"{result['model']}: samples/hour with capture / lm-eval's hf backend, batch {BATCH}",
+        name=f"{result['model']}, {arguments.task}, {arguments.num_fewshot} examples, {arguments.dtype}: "
+        f"samples/hour with capture / lm-eval's hf backend, batch {BATCH}",
         measured=middle,
-        at_least=AT_LEAST,
+        at_least=MARKS[examples][arguments.dtype],
         quartiles=(low, high),
     )
     print_marks([mark])
@@ -168,6 +193,8 @@ def report(found: list[dict[str, Any]], same: int, arguments: argparse.Namespace
     """Ratios above 1 are in this side's favour."""
     result: dict[str, Any] = {
         "model": f"random weights, {arguments.shape}" if arguments.shape else arguments.model.name,
+        "task": arguments.task,
+        "num_fewshot": arguments.num_fewshot,
         "limit": arguments.limit,
         "max_tokens": arguments.max_tokens,
         "layers": arguments.layers or "three",

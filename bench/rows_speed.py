@@ -24,10 +24,11 @@ import nnsight
 import psutil
 import torch
 import transformers
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from actograph.contract.specs import SamplingSpec
 from bench import rows_contenders
+from bench.drain import random_weights
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.rows_contenders import Ids, Made, Setup
 from bench.shapes import QWEN3_50M
@@ -129,21 +130,6 @@ def compare(made: Sequence[Made], due: Sequence[Made]) -> None:
                 raise SystemExit(f"rows of {name} differ by {apart:.1e}")
 
 
-def build(folder: Path, tokenizer_folder: Path) -> Any:
-    """Random weights whose answers end by themselves, saved for the libraries."""
-    torch.manual_seed(0)
-    ends = list(range(7, QWEN3_50M["vocab_size"], END_SHARE))
-    config = Qwen3Config(
-        **QWEN3_50M,  # type: ignore[arg-type]
-        max_position_embeddings=4096, bos_token_id=None, eos_token_id=ends, tie_word_embeddings=True,
-    )  # fmt: skip
-    model: Any = Qwen3ForCausalLM(config)
-    model.generation_config.eos_token_id = ends
-    model.eval().requires_grad_(False).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
-    return model
-
-
 def _loaded(folder: Path) -> Any:
     auto: Any = Qwen3ForCausalLM
     return auto.from_pretrained(folder).eval().requires_grad_(False)
@@ -230,7 +216,8 @@ def main() -> None:
     logs.set_verbosity_error()
     with tempfile.TemporaryDirectory(prefix="actograph-bench-") as scratch:
         folder = Path(scratch) / "model"
-        hf = build(folder, arguments.model)
+        random_weights(arguments.model, folder, torch.float32, QWEN3_50M, END_SHARE)
+        hf: Any = _loaded(folder)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         prompts = questions(tokenizer, arguments.gsm8k / "test.jsonl", arguments.limit)
         traced: Any = _loaded(folder)

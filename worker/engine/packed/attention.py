@@ -6,15 +6,15 @@ arXiv 2408.00118) and sinks (gpt-oss: a logit per head without a value) go throu
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch import _scaled_dot_product_flash_attention_for_cpu as _flash
 from torch.nn.functional import scaled_dot_product_attention
 
 #: scores of one query block, at most
 _BLOCK_SCORES = 1 << 22
-_flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 class Kind(NamedTuple):
@@ -46,18 +46,19 @@ def decode(
     """
     rows, heads, width = query.shape
     flash = query.is_cpu and width == values.shape[-1]
+    every_key, every_value = keys[None], values[None]
     out = []
     # a row at a time reads its own keys alone
-    for own, (begin, end) in zip(query.view(rows, keys.shape[0], -1, width).unbind(0), spans, strict=True):
+    for own, (begin, end) in zip(query.view(rows, 1, keys.shape[0], -1, width).unbind(0), spans, strict=True):
         first = max(begin, end - kind.window) if kind.window else begin
-        k, v = keys[:, first:end], values[:, first:end]
+        k, v = every_key.narrow(2, first, end - first), every_value.narrow(2, first, end - first)
         if not kind.plain:
-            out.append(_weights(own @ k.mT, kind).to(v.dtype) @ v)
+            out.append((_weights(own[0] @ k[0].mT, kind).to(v.dtype) @ v[0])[None])
         elif flash:
-            out.append(_flash(own[None], k[None], v[None], scale=kind.scale)[0][0])
+            out.append(_flash(own, k, v, scale=kind.scale)[0])
         else:
-            out.append(scaled_dot_product_attention(own[None], k[None], v[None], scale=kind.scale)[0])
-    return torch.stack(out).view(rows, heads, -1)
+            out.append(scaled_dot_product_attention(own, k, v, scale=kind.scale))
+    return torch.cat(out).view(rows, heads, -1)
 
 
 def chunk(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: Kind) -> Tensor:
