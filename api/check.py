@@ -11,7 +11,7 @@ from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, Unk
 from actograph.contract.interventions import StoredVector, check_stored, check_width, each, resolve_hook
 from actograph.contract.job_specs import CaptureInput, EvaluationSpec, check_capture, check_sampling
 from actograph.contract.models import ModelStructure
-from actograph.contract.specs import CaptureSpec, GeneratingSpec
+from actograph.contract.specs import CaptureSpec
 from storage.jobs.jobs import Spec
 
 
@@ -62,7 +62,7 @@ def check_prompts(spec: Spec, structure: ModelStructure | None) -> None:
     Raises:
         InvalidRequest: the model lacks a token, or the spec needs a chat template and there is none.
     """
-    if structure is not None and isinstance(spec, GeneratingSpec):
+    if structure is not None:
         check_sampling(spec.sampling, structure)
     lacks_template = structure is not None and not structure.chat_template
     if isinstance(spec, EvaluationSpec):

@@ -19,14 +19,13 @@ from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, ServiceUnavailable
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
 from actograph.contract.models import ModelStructure
-from actograph.contract.specs import ExpiresAfter, FileDataset, GeneratingSpec, HubDataset, PathDataset
+from actograph.contract.specs import ExpiresAfter, FileDataset, HubDataset, JobSpecBase, PathDataset
 from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
-from actograph.datasets.dataset_rows import R, RowForm, Texts
+from actograph.datasets.dataset_rows import DatasetRow, RowForm, Texts
 from actograph.datasets.readers import format_of
-from actograph.scoring.scorers import JobScoring
-from actograph.tasks import rows as task_rows
+from actograph.scoring.scorers import ScorerSet
 from actograph.tasks.files import MAX_FILE_BYTES, read_task_file, task_from
-from actograph.tasks.rows import row_form
+from actograph.tasks.rows import Task, row_form
 from api import estimate
 from api.check import check_hooks, check_length, check_prompts
 from api.dependencies import Services
@@ -44,7 +43,7 @@ from storage.submission import bulk_insert, named
 from storage.tables.models import JobRow
 
 S = TypeVar("S", bound=Spec)
-G = TypeVar("G", bound=GeneratingSpec)
+G = TypeVar("G", bound=JobSpecBase)
 
 #: a larger job would make one transaction too long
 MAX_SAMPLES = 200_000
@@ -118,7 +117,7 @@ def with_defaults(services: Services, spec: S) -> S:
     changes: dict[str, Any] = {"model": services.models.require(spec.model)}
     if spec.expires_after is None and settings.expire_after_seconds:
         changes["expires_after"] = ExpiresAfter(seconds=settings.expire_after_seconds)
-    if isinstance(spec, GeneratingSpec) and spec.sample_timeout_seconds is None:
+    if spec.sample_timeout_seconds is None:
         changes["sample_timeout_seconds"] = settings.sample_timeout_seconds
     if spec.max_consecutive_failures is None:
         changes["max_consecutive_failures"] = settings.max_consecutive_failures
@@ -161,8 +160,7 @@ def _with_task(services: Services, spec: EvaluationSpec) -> EvaluationSpec:
         except ValidationError as error:
             raise InvalidRequest(error.errors(include_url=False)[0]["msg"], param="task") from None
     if isinstance(spec.task, TaskSpec):
-        task_rows.RowForm(spec.task)
-        task_rows.examples_of(spec.task)
+        Task(spec.task)
     return spec
 
 
@@ -228,13 +226,13 @@ def _capture(services: Services, spec: CaptureJobSpec) -> _Samples:
 
 
 def _evaluation(services: Services, spec: EvaluationSpec) -> _Samples:
-    scoring = JobScoring(spec)
+    scorers = ScorerSet.of(spec)
     if isinstance(spec.dataset, HubDataset):
         return partial(evaluation_samples, spec, ()), None
     rows = _chosen(services, spec, spec.dataset, row_form(spec.task))
     for row in rows:
         try:
-            scoring.check(row.input)
+            scorers.check_target(row.answer)
         except InvalidDataset as error:
             raise InvalidDataset(f"row {row.index}: {error.message}", param="dataset") from None
     return partial(evaluation_samples, spec, rows), len(rows) * _per_row(spec)
@@ -249,8 +247,8 @@ def _chosen(
     services: Services,
     spec: EvaluationSpec | CaptureJobSpec,
     dataset: FileDataset | PathDataset,
-    form: RowForm[R],
-) -> list[R]:
+    form: RowForm,
+) -> list[DatasetRow]:
     # one row above the limit is enough to refuse the job
     most = MAX_SAMPLES // _per_row(spec) + 1
     limit = most if spec.limit is None else min(spec.limit, most)
@@ -277,12 +275,12 @@ def _check_fewshot(services: Services, spec: EvaluationSpec) -> None:
 def _rows(
     services: Services,
     dataset: FileDataset | PathDataset,
-    form: RowForm[R],
+    form: RowForm,
     *,
     field: str = "dataset",
     limit: int | None = None,
     offset: int = 0,
-) -> Iterator[R]:
+) -> Iterator[DatasetRow]:
     uploads, roots = Uploads(services.database, services.store), services.settings.data_roots
     with _naming(field):
         yield from dataset_sources.read(

@@ -1,6 +1,7 @@
 """Options that commands share, ids, and the client of a command."""
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -213,9 +214,7 @@ def name_and_value(text: str, option: str) -> tuple[str, str]:
 
 def scorers_of(texts: Iterable[str]) -> list[Any]:
     """Return the scorers of `--scorer`. Raises InvalidRequest for broken JSON."""
-    from actograph.contract.tasks import read_scorer_argument
-
     try:
-        return [read_scorer_argument(text) for text in texts]
+        return [json.loads(text) if text.lstrip().startswith("{") else text for text in texts]
     except ValueError as error:
         raise InvalidRequest(f"--scorer is not valid JSON: {error}") from error

@@ -96,5 +96,5 @@ class Problem(Resource):
     status: int
     detail: str
     instance: str | None = None
-    errors: list[ProblemItem] = Field(default_factory=list)
+    errors: list[ProblemItem] = Field([])
     error: OpenAIError

@@ -1,7 +1,7 @@
-"""Jobs of kind `chat`: requests to the OpenAI-compatible routes.
+"""Jobs of kind `chat` and `batch`: requests to the OpenAI-compatible routes.
 
-The spec has the fields that all samples of a batch must share. The samples have the fields in which requests
-differ (messages, tools, max_tokens). So requests of many clients run as one batch.
+The spec has the fields that samples of a unit share. The samples have the fields in which requests differ
+(messages, tools, max_tokens), so that a worker opens one unit for requests of many clients.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from pydantic import Field
 from actograph.contract.base import Spec, Tag
 from actograph.contract.interventions import InterventionList
 from actograph.contract.job_specs import InputJobSpec
-from actograph.contract.specs import CaptureSpec, ExpiresAfter, GeneratingSpec, SamplingSpec
+from actograph.contract.specs import CaptureSpec, Expiry, SamplingSpec
 
 BATCH = "batch"
-
 CHAT = "chat"
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 
 
 class ChatInput(Spec):
@@ -58,7 +58,7 @@ def is_only_read(given: Mapping[str, Any]) -> bool:
     return given.get("max_tokens") == 0
 
 
-class ChatJobSpec(InputJobSpec, GeneratingSpec):
+class ChatJobSpec(InputJobSpec):
     """A request; `epochs` is the number of choices for each of `inputs`."""
 
     kind: Literal["chat"] = "chat"
@@ -67,25 +67,7 @@ class ChatJobSpec(InputJobSpec, GeneratingSpec):
 
     @property
     def is_prefill(self) -> bool:
-        return bool(self.inputs) and all(given.max_tokens == 0 for given in self.inputs)
-
-    @property
-    def scores_prompts(self) -> bool:
-        """True if the answer has log probabilities of the prompt."""
-        return any(given.echo and given.top_logprobs is not None for given in self.inputs)
-
-
-def batch_key(spec: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a stored spec that all chat jobs of one batch share."""
-    sampling = {k: v for k, v in spec["sampling"].items() if k not in ("seed", "max_tokens")}
-    shared = ("capture", "interventions", "sample_timeout_seconds", "priority")
-    return {"sampling": sampling} | {name: spec[name] for name in shared}
-
-
-#: requests with at most this many tokens may share a batch, whatever their length
-FEW_TOKENS = 64
-
-Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+        return all(given.max_tokens == 0 for given in self.inputs)
 
 
 class BatchInput(ChatInput):
@@ -100,13 +82,13 @@ class BatchInput(ChatInput):
     sampling: SamplingSpec
     choices: int = 1
     capture: CaptureSpec | None = None
-    interventions: InterventionList = Field(default_factory=list)
-    expires_after: ExpiresAfter | Literal["never"] | None = None
-    tags: list[Tag] = Field(default_factory=list)
-    metadata: dict[str, str] = Field(default_factory=dict)
+    interventions: InterventionList = Field([])
+    expires_after: Expiry = None
+    tags: list[Tag] = Field([])
+    metadata: dict[str, str] = Field({})
 
 
-class BatchJobSpec(InputJobSpec, GeneratingSpec):
+class BatchJobSpec(InputJobSpec):
     """The job of a batch. `sampling` has the largest max_tokens of all lines; each line has its own.
 
     Each line also has its own `capture` and `interventions`; those of the job are empty.
@@ -119,24 +101,18 @@ class BatchJobSpec(InputJobSpec, GeneratingSpec):
     requests: int = 0
 
 
-def unit_key(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a stored `BatchInput` that all samples of one unit share.
+def chat_key(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a stored spec that all chat jobs of one unit share."""
+    shared = {name: spec[name] for name in ("sample_timeout_seconds", "priority")}
+    return line_key(spec) | shared
 
-    Lines of very different `max_tokens` do not run together: the longest would hold the memory of all.
-    """
+
+def line_key(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a stored `BatchInput` that all samples of one unit share."""
     sampling = {k: v for k, v in stored["sampling"].items() if k not in ("seed", "max_tokens")}
-    shared = {name: stored.get(name) or None for name in ("capture", "interventions")}
-    return {"sampling": sampling, "tokens": unit_tokens(stored)} | shared
-
-
-def unit_tokens(stored: Mapping[str, Any]) -> int:
-    """Maximum of generated tokens for samples of the same unit: a power of two."""
-    most: int = stored.get("max_tokens") or stored["default_max_tokens"]
-    return 1 << (max(most, FEW_TOKENS) - 1).bit_length()
+    return {"sampling": sampling} | {name: stored.get(name) or None for name in ("capture", "interventions")}
 
 
 def spec_of(job: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored spec of a batch, with the fields of one line (a stored `BatchInput`) and its unit."""
-    own = {name: stored.get(name) or job[name] for name in ("capture", "interventions")}
-    most = min(unit_tokens(stored), job["sampling"]["max_tokens"])
-    return {**job, **own, "sampling": {**job["sampling"], "max_tokens": most}}
+    """The stored spec of a batch, with the capture and interventions of one line (a stored `BatchInput`)."""
+    return {**job} | {name: stored.get(name) or job[name] for name in ("capture", "interventions")}

@@ -91,7 +91,7 @@ class NewVector(Spec):
     hook: HookName
     vector: Vector
     model: ModelName | None = Field(None, description="Only its jobs may use it.")
-    metadata: Metadata = Field(default_factory=dict)
+    metadata: Metadata = Field({})
 
 
 class VectorInfo(Resource):
@@ -104,7 +104,7 @@ class VectorInfo(Resource):
     width: int
     model: str | None = None
     sha256: str = Field(description="Digest of the numbers as little-endian float32.")
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: dict[str, str] = Field({})
     created_at: int
 
 

@@ -7,7 +7,7 @@ so that a misspelt option is an error and not a silent default.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter, field_validator, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from actograph.contract.base import PromptText, Spec, Text, example
 from actograph.contract.errors import InvalidRequest
@@ -18,12 +18,11 @@ from actograph.contract.specs import (
     CaptureCondition,
     CaptureSpec,
     Condition,
+    Conditions,
     DatasetRef,
-    GeneratingSpec,
     JobSpecBase,
     SamplingSpec,
     Tools,
-    distinct_names,
 )
 from actograph.contract.tasks import OWN_EXAMPLES, ScorerList, TaskRef, TaskSpec
 
@@ -34,7 +33,7 @@ ToolForm = Literal["template", "annotations"]
 ANNOTATION_TURNS = 32
 
 
-class EvaluationSpec(GeneratingSpec):
+class EvaluationSpec(JobSpecBase):
     """Run a task on a dataset, score the answers, and store the activations."""
 
     model_config = example(
@@ -62,19 +61,9 @@ class EvaluationSpec(GeneratingSpec):
     fewshot_as_multiturn: bool = Field(True, description="Give examples as turns of the chat.")
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
     scorers: ScorerList | None = Field(None, description="The first gives the verdict; null: the task's.")
-    conditions: Annotated[list[Condition], AfterValidator(distinct_names)] = Field(
-        default_factory=lambda: [Condition(name="baseline")],
-        min_length=1,
-        max_length=64,
-        description="Variants on the same problems and seeds.",
+    conditions: Conditions[Condition] = Field(
+        [Condition(name="baseline")], min_length=1, description="Variants on the same problems and seeds."
     )
-
-    @field_validator("capture")
-    @classmethod
-    def _answers(cls, value: CaptureSpec | None) -> CaptureSpec | None:
-        if value is not None and value.mode == "prefill":
-            raise ValueError("mode prefill generates no answers to score; send a capture job")
-        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -82,12 +71,12 @@ class EvaluationSpec(GeneratingSpec):
         """Show all examples of a task that has its own, as in lm-eval, and give annotations more turns."""
         if not isinstance(value, dict):
             return value
-        task, defaults = value.get("task"), {}
-        if isinstance(task, str):
-            defaults["num_fewshot"] = OWN_EXAMPLES.get(task, 0)
-        elif isinstance(task, dict) and isinstance(fewshot := task.get("fewshot"), dict):
-            samples = fewshot.get("samples")
-            defaults["num_fewshot"] = len(samples) if isinstance(samples, list) else 0
+        defaults: dict[str, Any] = {}
+        match value.get("task"):
+            case str(name):
+                defaults["num_fewshot"] = OWN_EXAMPLES.get(name, 0)
+            case {"fewshot": {"samples": list(samples)}}:
+                defaults["num_fewshot"] = len(samples)
         if value.get("tool_format") == "annotations":
             defaults["max_turns"] = ANNOTATION_TURNS
         return defaults | value
@@ -110,6 +99,8 @@ class EvaluationSpec(GeneratingSpec):
     @model_validator(mode="after")
     def _consistent(self) -> "EvaluationSpec":
         own = self.own_examples
+        if self.is_prefill:
+            raise ValueError("mode prefill generates no answers to score; send a capture job")
         if own and self.num_fewshot > own:
             raise ValueError(f"num_fewshot {self.num_fewshot}: the task has {own} examples of its own")
         if own and self.fewshot_dataset is not None:
@@ -118,8 +109,7 @@ class EvaluationSpec(GeneratingSpec):
             for name in ("tool_format", "max_turns"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name} needs tools: calculator, in the job or in a condition")
-            return self
-        if self.apply_chat_template is False and self.tool_format == "template":
+        elif self.apply_chat_template is False and self.tool_format == "template":
             raise ValueError(
                 "tools need the chat template: leave apply_chat_template out, or use annotations"
             )
@@ -137,9 +127,7 @@ class CaptureInput(Spec):
     """Either a prompt or a conversation."""
 
     prompt: PromptText | None = Field(None, description="Used as it is.")
-    messages: list[Message] | None = Field(
-        None, min_length=1, max_length=1000, description="For the chat template."
-    )
+    messages: list[Message] | None = Field(None, min_length=1, description="For the chat template.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "CaptureInput":
@@ -151,9 +139,7 @@ class CaptureInput(Spec):
 class InputJobSpec(JobSpecBase):
     """A job over prompts or conversations, with optional conditions."""
 
-    conditions: Annotated[list[CaptureCondition], AfterValidator(distinct_names)] = Field(
-        default_factory=list, max_length=64, description="Every input runs under each."
-    )
+    conditions: Conditions[CaptureCondition] = Field([], description="Every input runs under each.")
     enable_thinking: bool = Field(False, description="Passed to the chat template.")
 
     @model_validator(mode="after")
@@ -165,7 +151,10 @@ class InputJobSpec(JobSpecBase):
         return self
 
 
-class CaptureJobSpec(InputJobSpec, GeneratingSpec):
+Inputs = Annotated[list[CaptureInput], Field(min_length=1, max_length=MAX_INPUTS)]
+
+
+class CaptureJobSpec(InputJobSpec):
     """Store the activations of prompts, conversations or a dataset's texts.
 
     The model continues them; with `capture.mode: prefill` it only reads them.
@@ -183,10 +172,8 @@ class CaptureJobSpec(InputJobSpec, GeneratingSpec):
     )
 
     kind: Literal["capture"] = Field(description="Kind of the job.")
-    capture: CaptureSpec | None = Field(default_factory=CaptureSpec, description="null: texts only.")
-    inputs: list[CaptureInput] | None = Field(
-        None, min_length=1, max_length=MAX_INPUTS, description="Instead of `dataset`."
-    )
+    capture: CaptureSpec | None = Field(CaptureSpec(), description="null: texts only.")
+    inputs: Inputs | None = Field(None, description="Instead of `dataset`.")
     dataset: DatasetRef | None = Field(None, description="Prompts, instead of `inputs`.")
     text_field: str = Field("text", min_length=1, max_length=256, description="Column of the prompt.")
     limit: int | None = Field(None, ge=1, description="Maximum number of rows of the dataset.")
@@ -220,24 +207,23 @@ def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelSt
     Raises:
         InvalidRequest: `param` is the field of the spec, such as `capture.features`.
     """
-    match capture.features:
-        case None:
-            needed = 0
-        case FirstFeatures():
-            needed = capture.features.first
-        case _:
-            needed = max(capture.features.indices) + 1
-    sums_up = "reduce" if capture.reduce in ("mean", "max") else ""
-    sums_up = "stats" if capture.stats is not None else sums_up
+    needed = 0
+    if isinstance(capture.features, FirstFeatures):
+        needed = capture.features.first
+    elif capture.features is not None:
+        needed = max(capture.features.indices) + 1
+    sums_up = "stats" if capture.stats is not None else "reduce" if capture.reduce in ("mean", "max") else ""
     for hook in hooks:
         info = structure.tensor_of(hook)
-        if sums_up and info is not None and "int" in info.dtype:
+        if info is None:
+            continue
+        if sums_up and "int" in info.dtype:
             raise InvalidRequest(
                 f"{hook} holds integers ({info.dtype}), which have no mean, maximum or statistics; capture "
                 "it in a job without reduce and stats, or with reduce: last",
                 param=f"capture.{sums_up}",
             )
-        if info is not None and needed > info.width:
+        if needed > info.width:
             raise InvalidRequest(
                 f"{hook} has {info.width} features (0 to {info.width - 1}); the spec asks for feature "
                 f"{needed - 1}. Lower features, or capture hooks that are wide enough",

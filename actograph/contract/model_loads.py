@@ -1,66 +1,34 @@
 """Options of a model load, and savepoints: a client's own names of hook points."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
 
 from actograph.contract import hooks
 from actograph.contract.base import ModelName, Spec, example
 from actograph.contract.errors import UnknownHook
 from actograph.contract.models import ModelStructure
 
-MAX_SAVEPOINTS = 1000
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([A-Za-z]{0,3})")
-_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
-_STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
-_MODULE_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
-MAX_MODULES = 10_000
-
 Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"]
+_STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
-def _device_key(value: Any) -> Any:
-    """Read a device key: JSON has no integer keys, so "0" is GPU 0."""
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
-
-
-def _bytes(value: Any) -> Any:
-    """`"10GiB"` as transformers takes it, or a number of bytes."""
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value.strip())
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError("give bytes, or a size such as 10GiB or 500MB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-DeviceKey = Annotated[Annotated[int, Field(ge=0, le=999)] | Literal["cpu"], BeforeValidator(_device_key)]
-Bytes = Annotated[int, Field(ge=1, le=1 << 62), BeforeValidator(_bytes)]
-Device = int | str
-DeviceMap = str | dict[str, Device]
-
-
-def _module_path(path: Any) -> str:
-    if not isinstance(path, str) or len(path) > 256 or not _MODULE_PATH.fullmatch(path):
-        raise ValueError("a device map's keys are module paths, such as model.layers.0")
-    return path
-
-
-def _device(device: Any) -> Device:
+def _gpu(device: Any) -> Any:
     """Read a device: 0, "0" and "cuda:0" are the same GPU."""
-    found = _device_key(device)
-    if isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= 999:
-        return found
-    if isinstance(found, str) and (found == "disk" or _DEVICE.fullmatch(found)):
-        if found.startswith("cuda"):
-            return int(found.partition(":")[2] or 0)
-        return found
-    raise ValueError("a module's device is a GPU number, cuda:<n>, cpu or disk")
+    number = device.removeprefix("cuda:") if isinstance(device, str) else ""
+    return int(number) if number.isdecimal() else device
+
+
+Gpu = Annotated[int, Field(ge=0, le=999, strict=True)]
+Device = Annotated[Gpu | Literal["cpu", "disk"], BeforeValidator(_gpu)]
+DeviceKey = Annotated[Gpu | Literal["cpu"], BeforeValidator(_gpu)]
+#: a size such as `10GiB`, or a number of bytes
+Bytes = Annotated[ByteSize, Field(ge=1)]
+ModulePath = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_]\w*(\.\w+)*$")]
+ModuleMap = Annotated[dict[ModulePath, Device], Field(min_length=1, max_length=10_000)]
+Placement = Annotated[str, Field(pattern=rf"^({'|'.join(_STRATEGIES)}|cpu|cuda(:\d{{1,3}})?)$")]
+DeviceMap = Placement | ModuleMap
 
 
 class Savepoint(Spec):
@@ -83,26 +51,11 @@ class ModelLoadOptions(Spec):
     revision: str | None = Field(None, max_length=256, pattern=r"^[A-Za-z0-9][\w./\-]*$")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     device_map: DeviceMap | None = Field(
-        None, description="A device, a strategy such as auto, or module path -> device."
+        None, description="cpu, cuda, cuda:<n>, a strategy such as auto, or module path -> device."
     )
     max_memory: dict[DeviceKey, Bytes] | None = Field(None, max_length=64)
     attn_implementation: Attention | None = None
-    savepoints: list[Savepoint] = Field(default_factory=list, max_length=MAX_SAVEPOINTS)
-
-    @field_validator("device_map", mode="before")
-    @classmethod
-    def _placed(cls, value: Any) -> Any:
-        if isinstance(value, dict) and set(value) == {""}:
-            value = value[""]  # all on one device, or a strategy
-        if isinstance(value, dict):
-            if not 0 < len(value) <= MAX_MODULES:
-                raise ValueError(f"give 1 to {MAX_MODULES} modules")
-            return {_module_path(path): _device(device) for path, device in value.items()}
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = f"cuda:{value}"
-        if isinstance(value, str) and value not in _STRATEGIES and not _DEVICE.fullmatch(value):
-            raise ValueError(f"give cpu, cuda, cuda:<n>, {', '.join(_STRATEGIES)}, or module path -> device")
-        return value
+    savepoints: list[Savepoint] = Field([], max_length=1000)
 
     @property
     def is_spread(self) -> bool:

@@ -56,7 +56,7 @@ class PinnedModel(Resource):
     """The model of a job, fixed at its submission or first claim."""
 
     identity: ModelIdentity
-    savepoints: dict[str, str] = Field(default_factory=dict, description="Savepoint -> hook point.")
+    savepoints: dict[str, str] = Field({}, description="Savepoint -> hook point.")
 
 
 def short(identity_sha256: str | None) -> str:
@@ -69,19 +69,17 @@ def _short(value: Any) -> str:
     return text[:_SHORT] if len(text) == 64 else text
 
 
-class HookInfo(Resource):
-    location: str = Field(description="Module path with .input or .output.")
-    width: int
-    dtype: str
-    aliases: list[str] = Field(default_factory=list)
-
-
 class LocationInfo(Resource):
     """The tensor at a module location."""
 
     width: int
     dtype: str
     tail_only: bool = Field(False, description="Generation computes it only from the last prompt token on.")
+
+
+class HookInfo(LocationInfo):
+    location: str = Field(description="Module path with .input or .output.")
+    aliases: list[str] = Field([])
 
 
 class ModelStructure(Resource):
@@ -96,17 +94,17 @@ class ModelStructure(Resource):
     context_length: int
     dtype: str
     device: str = Field(description="Device of inputs and chosen tokens.")
-    devices: list[str] = Field(default_factory=list, description="Device of each layer.")
+    devices: list[str] = Field([], description="Device of each layer.")
     num_parameters: int
     chat_template: bool
     eos_token_ids: list[int]
     hooks: dict[str, HookInfo] = Field(description="All standard hook points of this model.")
     module_locations: list[str] = Field(description="All module locations, in execution order.")
-    module_tensors: dict[str, LocationInfo] = Field(default_factory=dict)
-    unavailable: dict[str, str] = Field(default_factory=dict, description="Missing point or hook -> reason.")
-    proofs: list[str] = Field(default_factory=list, description="Verified equations between hook points.")
+    module_tensors: dict[str, LocationInfo] = Field({})
+    unavailable: dict[str, str] = Field({}, description="Missing point or hook -> reason.")
+    proofs: list[str] = Field([], description="Verified equations between hook points.")
     revision: str | None = None
-    savepoints: dict[str, str] = Field(default_factory=dict, description="Savepoint -> hook point.")
+    savepoints: dict[str, str] = Field({}, description="Savepoint -> hook point.")
     kv_bytes_per_token: int | None = Field(None, description="Keys and values; null if unknown.")
     identity: ModelIdentity | None = Field(None, description="New jobs are pinned to it.")
     num_experts: int | None = Field(None, description="Experts in each layer.")
@@ -119,11 +117,7 @@ class ModelStructure(Resource):
 
     def tensor_of(self, hook: str) -> LocationInfo | None:
         """The tensor of a hook point or module location. Returns None if it is unknown."""
-        info = self.hooks.get(hook)
-        found = self.module_tensors.get(hook if info is None else info.location)
-        if found is None and info is not None:
-            return LocationInfo(width=info.width, dtype=info.dtype, tail_only=hook == "logits")
-        return found
+        return self.hooks.get(hook) or self.module_tensors.get(hook)
 
 
 class Model(Resource):

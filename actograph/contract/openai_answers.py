@@ -1,6 +1,5 @@
 """Answers of the OpenAI-compatible routes: chats and completions with captured activations, and batches."""
 
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -30,8 +29,10 @@ class Captured(BaseModel):
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out empty fields, so that answers without capture have OpenAI's fields alone."""
-        absent = [name for name in Captured.model_fields if getattr(self, name) is None]
-        return {name: value for name, value in handler(self).items() if name not in absent}
+        shown = handler(self).items()
+        return {
+            name: value for name, value in shown if value is not None or name not in Captured.model_fields
+        }
 
 
 class CompletionUsage(Resource):
@@ -58,18 +59,8 @@ class AssistantMessage(Resource):
     tool_calls: list[ToolCall] | None = None
 
 
-class TopLogprob(Resource):
-    token: str
-    logprob: float
-    bytes: list[int] | None = None
-
-
-class TokenLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob] = Field(default_factory=list)
-
-
 class ChatLogprobs(Resource):
-    content: list[TokenLogprob] | None = None
+    content: list[dict[str, Any]] = Field(description="token, logprob, bytes and top_logprobs of each token.")
     refusal: None = None
 
 
@@ -121,35 +112,21 @@ class CompletionLogprobs(Resource):
 class CompletionChoice(Captured):
     index: int
     text: str
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None = Field(None, description="null before the end of a stream.")
     logprobs: CompletionLogprobs | None = None
 
 
 class Completion(Answer):
+    """An answer, or a chunk of a streamed answer."""
+
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-    usage: CompletionUsage
-
-
-class ToolCallDelta(ToolCall):
-    """A whole call; calls are not streamed in pieces."""
-
-    index: int
-
-
-class Delta(BaseModel):
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
-
-    @model_serializer(mode="wrap")
-    def _only_what_is_new(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
+    usage: CompletionUsage | None = None
 
 
 class ChatChunkChoice(Captured):
     index: int
-    delta: Delta
+    delta: dict[str, Any] = Field(description="What is new of the message; calls come whole.")
     finish_reason: FinishReason | None = None
     logprobs: ChatLogprobs | None = None
 
@@ -157,19 +134,6 @@ class ChatChunkChoice(Captured):
 class ChatChunk(Answer):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
-    usage: CompletionUsage | None = None
-
-
-class CompletionChunkChoice(Captured):
-    index: int
-    text: str
-    finish_reason: FinishReason | None = None
-    logprobs: CompletionLogprobs | None = None
-
-
-class CompletionChunk(Answer):
-    object: Literal["text_completion"] = "text_completion"
-    choices: list[CompletionChunkChoice]
     usage: CompletionUsage | None = None
 
 
@@ -198,7 +162,7 @@ class BatchRequest(Spec):
     output_expires_after: ExpiresAfter | None = None
 
     priority: int = Field(8, ge=0, le=9, description="0 is served first, 9 last.")
-    tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS, description="Tags of its sessions.")
+    tags: list[Tag] = Field([], max_length=MAX_TAGS, description="Tags of its sessions.")
 
     @property
     def window_seconds(self) -> float:
@@ -252,24 +216,10 @@ class BatchUsage(Resource):
     """Tokens of all answered requests. Cached and reasoning tokens are not counted and always 0."""
 
     input_tokens: int
-    input_tokens_details: dict[str, int] = Field(default_factory=lambda: {"cached_tokens": 0})
+    input_tokens_details: dict[str, int] = Field({"cached_tokens": 0})
     output_tokens: int
-    output_tokens_details: dict[str, int] = Field(default_factory=lambda: {"reasoning_tokens": 0})
+    output_tokens_details: dict[str, int] = Field({"reasoning_tokens": 0})
     total_tokens: int
-
-    @classmethod
-    def of(cls, read: int, chosen: int) -> "BatchUsage":
-        return cls(input_tokens=read, output_tokens=chosen, total_tokens=read + chosen)
-
-    def as_stored(self) -> dict[str, int]:
-        return {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
-
-    @classmethod
-    def from_stored(cls, stored: Mapping[str, int] | None) -> "BatchUsage | None":
-        """Read the result of `as_stored`. Returns None if the usage is unknown."""
-        if stored is None or "input_tokens" not in stored:
-            return None
-        return cls.of(stored["input_tokens"], stored["output_tokens"])
 
 
 class Batch(Resource):

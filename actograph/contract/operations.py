@@ -1,9 +1,9 @@
 """Answers about the service: queue, workers, store, files, estimates, keys and capabilities."""
 
 from enum import StrEnum
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from actograph.contract import base, hooks, interventions, job_specs, row_selection, specs, tasks
 from actograph.contract.base import ErrorRecord, Resource, Spec, example
@@ -25,11 +25,9 @@ class Queue(Resource):
     """State of the queue: waiting and running jobs."""
 
     object: Literal["queue"] = "queue"
-    paused: bool = Field(
-        False, description="True if workers finish their running samples and claim no other."
-    )
+    paused: bool = Field(False, description="True if workers claim no other samples.")
     paused_reason: str | None = Field(None, description="All reasons for the pause, in words.")
-    pauses: list[QueuePause] = Field(default_factory=list)
+    pauses: list[QueuePause] = Field([])
     jobs: dict[str, int] = Field(description="Number of jobs in each status, without ended jobs.")
     samples: dict[str, int] = Field(description="Number of pending and leased samples of these jobs.")
     next: list[str] = Field(description="Ids of the next queued jobs, in order.")
@@ -50,7 +48,7 @@ class Worker(Resource):
     object: Literal["worker"] = "worker"
     status: WorkerStatus
     model: str | None = None
-    serves: list[str] = Field(default_factory=list, description="Models that it can load.")
+    serves: list[str] = Field([], description="Models that it can load.")
     hostname: str
     pid: int
     device: str | None = None
@@ -58,7 +56,7 @@ class Worker(Resource):
     last_heartbeat_at: int
     job_id: str | None = None
     error: ErrorRecord | None = None
-    memory: dict[str, int] = Field(default_factory=dict)
+    memory: dict[str, int] = Field({})
 
 
 class Usage(Resource):
@@ -90,7 +88,7 @@ class StoreUsage(Usage):
     bytes: int
     quota_bytes: int | None = Field(None, description="Quota of all owners together; null is no limit.")
     owner_quota_bytes: int | None = Field(None, description="Quota of each owner; null is no limit.")
-    owners: list[OwnerUsage] = Field(default_factory=list, description="Usage by owner, the largest first.")
+    owners: list[OwnerUsage] = Field([], description="Usage by owner, the largest first.")
 
 
 class StoreGc(Resource):
@@ -120,7 +118,7 @@ class StoreVerification(Resource):
     checked: int = Field(description="Sessions and uploads verified in this page.")
     bytes: int = Field(description="Bytes of these.")
     total: int = Field(description="Sessions and uploads in the index, or in the sampled share of it.")
-    problems: list[StoreProblem] = Field(default_factory=list)
+    problems: list[StoreProblem] = Field([])
     next: str | None = Field(None, description="Send it as `after` for the next page; null: it is done.")
 
 
@@ -163,19 +161,19 @@ class Estimate(Resource):
     bytes_per_sample: int | None = Field(None, description="A session with a prompt of mean length.")
     batch_size: int | None = Field(None, description="Samples that run at once.")
     weights_bytes: int | None = Field(None, description="Not part of `device`.")
-    device: Need = Field(default_factory=Need, description="Keys and values, on the model's device.")
-    host: Need = Field(default_factory=Need, description="Captured rows; on a CPU keys and values too.")
-    disk: Need = Field(default_factory=Need, description="All sessions of the job.")
+    device: Need = Field(Need(), description="Keys and values, on the model's device.")
+    host: Need = Field(Need(), description="Captured rows; on a CPU keys and values too.")
+    disk: Need = Field(Need(), description="All sessions of the job.")
     fits: bool | None = Field(None, description="False if one of the three does not fit.")
-    assumptions: list[str] = Field(default_factory=list, description="Assumptions behind the numbers.")
+    assumptions: list[str] = Field([], description="Assumptions behind the numbers.")
 
 
 #: start of all keys
 KEY_PREFIX = "acto_"
 #: form of an owner's name; `local` is the client of a service without keys
 OWNER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.@:\-]{0,63}$"
-_NAME_PATTERN = r"^[^\x00-\x1f\x7f]+$"
-MAX_QUOTA_BYTES = 1 << 60
+KeyName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Quota = Annotated[int, Field(ge=1, le=1 << 60)]
 
 
 class NewKey(Spec):
@@ -183,32 +181,20 @@ class NewKey(Spec):
 
     model_config = example(name="laptop", role="submit", owner="alice")
 
-    name: str = Field(min_length=1, max_length=64, pattern=_NAME_PATTERN, description="Name of the key.")
+    name: KeyName = Field(description="Name of the key.")
     role: Role = Role.SUBMIT
     owner: str | None = Field(None, pattern=OWNER_PATTERN, description="Default: a new owner.")
     expires_after: ExpiresAfter | None = Field(None, description="Expiry; null is no expiry.")
-    quota_bytes: int | None = Field(None, ge=1, le=MAX_QUOTA_BYTES, description="Quota of the owner.")
+    quota_bytes: Quota | None = Field(None, description="Quota of the owner.")
 
 
 class KeyUpdate(Spec):
-    """Changes of a key; fields that are left out stay as they are, and null removes a limit."""
+    """Changes of a key; fields that are left out stay as they are."""
 
     model_config = example(name="desk", quota_bytes=1 << 40)
 
-    name: str | None = Field(None, min_length=1, max_length=64, pattern=_NAME_PATTERN)
-    quota_bytes: int | None = Field(None, ge=1, le=MAX_QUOTA_BYTES)
-
-    @field_validator("name")
-    @classmethod
-    def _require_name(cls, value: str | None) -> str:
-        if value is None:
-            raise ValueError("a key needs a name")
-        return value
-
-    @property
-    def changes(self) -> dict[str, str | int | None]:
-        """Field -> new value."""
-        return {name: getattr(self, name) for name in self.model_fields_set}
+    name: KeyName = Field("", description="A key always has a name.")
+    quota_bytes: Quota | None = Field(None, description="null removes it.")
 
 
 class ApiKey(Resource):
@@ -231,10 +217,6 @@ class CreatedKey(ApiKey):
     """A new key with its secret."""
 
     key: str = Field(description="The key itself, shown only once.", repr=False)
-
-    @classmethod
-    def of(cls, shown: ApiKey, key: str) -> Self:
-        return cls(**shown.model_dump(), key=key)
 
 
 class Limits(Resource):

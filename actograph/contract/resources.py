@@ -3,9 +3,10 @@
 Times are Unix seconds (UTC), sizes are bytes. Differences of comparisons are condition minus baseline.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -52,17 +53,14 @@ def totals(uses: Mapping[ToolUse, int]) -> ToolTotals | None:
     """The totals of samples, given as their number for each tool use. Returns None without tools."""
     if not uses:
         return None
-    ended = {
-        end: count
-        for end in get_args(ToolUseEnd)
-        if (count := sum(samples for use, samples in uses.items() if use.ended == end))
-    }
-    summed = {
-        name: sum(samples * getattr(use, name) for use, samples in uses.items())
-        for name in ("turns", "calls", "errors", "malformed")
-    }
-    calling = sum(samples for use, samples in uses.items() if use.calls)
-    return ToolTotals(samples=sum(uses.values()), calling=calling, ended=ended, **summed)
+    found: Counter[str] = Counter()
+    ended: Counter[ToolUseEnd] = Counter()
+    for use, samples in uses.items():
+        ended[use.ended] += samples
+        found["calling"] += samples if use.calls else 0
+        for name in ("turns", "calls", "errors", "malformed"):
+            found[name] += samples * getattr(use, name)
+    return ToolTotals(samples=sum(uses.values()), ended=ended, **found)
 
 
 class JobStatus(StrEnum):
@@ -103,9 +101,9 @@ class Job(Resource):
     deadline_at: int | None = Field(None, description="It fails then if it has not ended.")
     identity_sha256: str | None = None
     model_identity: ModelIdentity | None = Field(None, description="Of all its samples.")
-    savepoints: dict[str, str] = Field(default_factory=dict, description="Savepoint -> hook point.")
-    tags: list[str] = Field(default_factory=list)
-    metadata: dict[str, str] = Field(default_factory=dict)
+    savepoints: dict[str, str] = Field({}, description="Savepoint -> hook point.")
+    tags: list[str] = Field([])
+    metadata: dict[str, str] = Field({})
     spec: dict[str, Any]
     results_url: str
 
@@ -120,8 +118,8 @@ class ConditionResults(Resource):
     truncated: int = Field(description="Samples that reached max_tokens, or texts cut to the context.")
     tool_use: ToolTotals | None = Field(None, description="null without tools.")
     truncated_rate: float | None = Field(None, description="null without samples.")
-    unparsed: dict[str, int] = Field(default_factory=dict, description="Samples without a readable answer.")
-    unparsed_rate: dict[str, float] = Field(default_factory=dict)
+    unparsed: dict[str, int] = Field({}, description="Samples without a readable answer.")
+    unparsed_rate: dict[str, float] = Field({})
 
 
 class JobResults(Resource):
@@ -184,15 +182,12 @@ class Sample(Resource):
     prompt_tokens: int | None = None
     generated_tokens: int | None = None
     seed: int | None = None
-    scores: dict[str, "Score"] = Field(default_factory=dict)
+    scores: dict[str, "Score"] = Field({})
     tool_use: ToolUse | None = Field(None, description="null without tools.")
-    messages: list[ToolMessage] = Field(default_factory=list, description="With tools only.")
+    messages: list[ToolMessage] = Field([], description="With tools only.")
     error: ErrorRecord | None = None
     session_id: str | None = None
-    losses: int = Field(
-        0,
-        description="Workers lost with it. After 2 it runs beside few, after 3 alone, after 4 it fails.",
-    )
+    losses: int = Field(0, description="Workers lost with it; after 3 it runs alone, after 4 it fails.")
     started_at: int | None = None
     finished_at: int | None = None
 
@@ -210,9 +205,7 @@ class TensorInfo(Resource):
     shape: tuple[int, int] = Field(description="[rows, width]")
     dtype: str = Field(description="Name in safetensors: F32, BF16, F16, I64, ...")
     first_row: int = Field(0, description="Token of row 0.")
-    position_offset: int | None = Field(
-        None, description="Start in the tensor row_positions; null: consecutive."
-    )
+    position_offset: int | None = Field(None, description="Start in row_positions; null: consecutive.")
     summary: str | None = Field(None, description="Reduction that made this row.")
     over: int | None = Field(None, description="Number of reduced rows.")
     nbytes: int = 0
@@ -245,7 +238,7 @@ class Session(Resource):
     dtype: str
     hooks: dict[str, TensorInfo]
     files: list[SessionFile]
-    tags: list[str] = Field(default_factory=list)
+    tags: list[str] = Field([])
     correct: bool | None = Field(None, description="Verdict of the task's first scorer.")
     owner: str | None = Field(None, description="`local`, or `key:...`.")
     expires_at: int | None = Field(None, description="null keeps it.")
@@ -327,7 +320,7 @@ class ActivationComparisonRequest(Spec):
 
     baseline: Name | None = Field(None, description="null is the job's first condition.")
     condition: Name
-    hooks: HookList = Field(default_factory=list, description="Empty: every hook of the job.")
+    hooks: HookList = Field([], description="Empty: every hook of the job.")
     positions: Positions = Field("all", description="Tokens to average, as in a capture spec.")
     limit: int | None = Field(None, ge=1, description="Maximum number of pairs, in the order of the dataset.")
     store_as: Name | None = Field(None, description="Name for the mean differences, stored as vectors.")

@@ -3,7 +3,7 @@
 from hashlib import sha256
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Discriminator, Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, model_validator
 from pydantic import Tag as Kind
 
 from actograph.contract import hooks
@@ -25,39 +25,34 @@ from actograph.contract.base import (
 from actograph.contract.interventions import InterventionList
 from actograph.contract.row_selection import Features, Positions, Reduce, Stats, needs_generation
 
-#: maximum number of entries in `logit_bias`
-MAX_BIASED = 1024
-
+Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)]
+TopP = Annotated[float, Field(gt=0.0, le=1.0)]
+TopK = Annotated[int, Field(ge=1)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
-LogitBias = Annotated[
-    dict[
-        Annotated[int, Field(ge=0, lt=2**31)],
-        Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)],
-    ],
-    Field(max_length=MAX_BIASED),
-]
+_Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
+LogitBias = Annotated[dict[Annotated[int, Field(ge=0, lt=2**31)], _Bias], Field(max_length=1024)]
 
 
 class SamplingSpec(Spec):
     """Sampling of tokens. Temperature 0 is greedy decoding."""
 
-    temperature: float = Field(0.0, ge=0.0, le=100.0, allow_inf_nan=False)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=1, description="null samples from all tokens.")
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK | None = Field(None, description="null samples from all tokens.")
     max_tokens: int = Field(512, ge=1, le=1_000_000, description="Per sample.")
     seed: int = Field(0, ge=0, lt=2**63, description="Each sample's own seed is derived from it.")
-    stop: Stops = Field(default_factory=list, description="Strings that end the generation.")
+    stop: Stops = Field([], description="Strings that end the generation.")
     presence_penalty: Penalty = Field(0.0, description="For tokens generated before.")
     frequency_penalty: Penalty = Field(0.0, description="For each time a token was generated.")
-    logit_bias: LogitBias = Field(default_factory=dict, description="Token id -> number added to its logit.")
+    logit_bias: LogitBias = Field({}, description="Token id -> number added to its logit.")
 
 
 class SamplingChange(Spec):
     """A condition's changes of the job's sampling; null keeps the job's value."""
 
-    temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=1)
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
 
     def applied(self, sampling: SamplingSpec) -> SamplingSpec:
         """The job's sampling with these changes."""
@@ -74,8 +69,7 @@ def sample_seed(job_seed: int, sample_index: int, epoch: int) -> int:
 
 
 Dtype = Literal["model", "float32", "float16", "bfloat16"]
-LayerIndex = Annotated[int, Field(ge=0)]
-Layers = list[LayerIndex] | Literal["all"] | hooks.LayerSlice
+Layers = list[Annotated[int, Field(ge=0)]] | Literal["all"] | hooks.LayerSlice
 
 
 class CaptureSpec(Spec):
@@ -86,11 +80,9 @@ class CaptureSpec(Spec):
     and three quarters of the depth. Without `points` and `hooks` the point is `resid_post`.
     """
 
-    points: list[hooks.PointName] = Field(
-        default_factory=list, max_length=len(hooks.POINTS), description="Read in each of `layers`."
-    )
+    points: list[hooks.PointName] = Field([], max_length=100, description="Read in each of `layers`.")
     layers: Layers | None = Field(None, description="null: 1/4, 1/2 and 3/4 of the depth.")
-    hooks: HookList = Field(default_factory=list, description="Hook names or aliases.")
+    hooks: HookList = Field([], description="Hook names or aliases.")
     positions: Positions = Field("all", description="Tokens to store.")
     features: Features | None = Field(None, description="Columns to store.")
     reduce: Reduce = Field("none", description="Store one row per hook and sample.")
@@ -99,14 +91,10 @@ class CaptureSpec(Spec):
     mode: Literal["generate", "prefill"] = Field("generate", description="`prefill` generates nothing.")
 
     @model_validator(mode="after")
-    def _within_the_prompt(self) -> "CaptureSpec":
+    def _consistent(self) -> "CaptureSpec":
         lacking = needs_generation(self.positions)
         if self.mode == "prefill" and lacking is not None:
             raise ValueError(f"positions {lacking} need generated tokens, and mode prefill generates none")
-        return self
-
-    @model_validator(mode="after")
-    def _reduced_or_dropped(self) -> "CaptureSpec":
         if self.reduce != "none" and self.stats is not None and not self.stats.tensors:
             raise ValueError("reduce makes a tensor and stats.tensors: false stores none; remove one of them")
         return self
@@ -123,7 +111,7 @@ class CaptureCondition(Spec):
     """A named variant of a capture job; all conditions have the same inputs and seeds."""
 
     name: Name = Field(description="Name in the results.")
-    interventions: InterventionList = Field(default_factory=list, description="Applied after the job's.")
+    interventions: InterventionList = Field([], description="Applied after the job's.")
 
 
 class Condition(CaptureCondition):
@@ -139,13 +127,13 @@ class Condition(CaptureCondition):
 C = TypeVar("C", bound=CaptureCondition)
 
 
-def distinct_names(value: list[C]) -> list[C]:
-    """Check that the conditions of a job have different names."""
-    names = [c.name for c in value]
-    if len(set(names)) != len(names):
+def _distinct_names(value: list[C]) -> list[C]:
+    if len({condition.name for condition in value}) != len(value):
         raise ValueError("condition names must differ")
     return value
 
+
+Conditions = Annotated[list[C], Field(max_length=64), AfterValidator(_distinct_names)]
 
 DatasetFormat = Literal["jsonl", "csv", "parquet"]
 Format = Annotated[
@@ -171,11 +159,9 @@ class PathDataset(Spec):
 class HubDataset(Spec):
     """A dataset on the Hugging Face Hub."""
 
-    hub: str = Field(
-        max_length=256, pattern=r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$", description="`owner/name`"
-    )
-    config: str | None = Field(None, max_length=256, description="Configuration.")
-    split: str = Field("test", max_length=256, description="Split.")
+    hub: str = Field(pattern=r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$", description="`owner/name`")
+    config: str | None = Field(None, description="Configuration.")
+    split: str = Field("test", description="Split.")
 
 
 _KINDS = {"file_id": "FileDataset", "path": "PathDataset", "hub": "HubDataset"}
@@ -200,7 +186,6 @@ DatasetRef = Annotated[
     ),
 ]
 
-
 MAX_EXPIRY_SECONDS = 100 * 366 * 24 * 3600
 
 
@@ -211,28 +196,24 @@ class ExpiresAfter(Spec):
     seconds: int = Field(ge=1, le=MAX_EXPIRY_SECONDS)
 
 
+Expiry = Annotated[ExpiresAfter | Literal["never"] | None, Field(description="null: the service's default.")]
+
+
 class JobSpecBase(Spec):
-    """Fields of all jobs."""
+    """Fields of all jobs. Defaults that are null are settings of the service."""
 
     model: ModelName = Field(description="A served model.")
     capture: CaptureSpec | None = Field(None, description="null keeps texts and scores only.")
-    interventions: InterventionList = Field(
-        default_factory=list, description="Changes of activations, in this order."
-    )
+    interventions: InterventionList = Field([], description="Changes of activations, in this order.")
+    sampling: SamplingSpec = Field(SamplingSpec(), description="Choice of tokens.")
+    epochs: int = Field(1, ge=1, le=1000, description="Runs of each sample.")
+    sample_timeout_seconds: float | None = Field(None, ge=0, le=1e8, description="null: the default.")
     priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
-    max_consecutive_failures: int | None = Field(
-        None, ge=0, le=1_000_000, description="null: the service's default; 0: no limit."
-    )
-    deadline_seconds: float | None = Field(
-        None, gt=0, le=10 * 366 * 86400.0, description="From submission or retry."
-    )
-    tags: list[Tag] = Field(
-        default_factory=list, max_length=MAX_TAGS, description="Of the job and its sessions."
-    )
-    expires_after: ExpiresAfter | Literal["never"] | None = Field(
-        None, description="null: the service's default."
-    )
-    metadata: Metadata = Field(default_factory=dict, description="Your own keys and values.")
+    max_consecutive_failures: int | None = Field(None, ge=0, description="null: the default; 0: no limit.")
+    deadline_seconds: float | None = Field(None, gt=0, le=1e9, description="From submission or retry.")
+    tags: list[Tag] = Field([], max_length=MAX_TAGS, description="Of the job and its sessions.")
+    expires_after: Expiry = None
+    metadata: Metadata = Field({}, description="Your own keys and values.")
 
     @property
     def is_prefill(self) -> bool:
@@ -241,21 +222,7 @@ class JobSpecBase(Spec):
 
     @property
     def max_tokens(self) -> int:
-        """Maximum of generated tokens per sample."""
-        return 0
-
-
-class GeneratingSpec(JobSpecBase):
-    """Fields of all jobs that can generate."""
-
-    sampling: SamplingSpec = Field(default_factory=SamplingSpec, description="Choice of tokens.")
-    epochs: int = Field(1, ge=1, le=1000, description="Runs of each sample.")
-    sample_timeout_seconds: float | None = Field(
-        None, ge=0, le=366 * 86400.0, allow_inf_nan=False, description="null: the service's default."
-    )
-
-    @property
-    def max_tokens(self) -> int:
+        """Maximum of generated tokens per sample; 0 if prompts are only read."""
         return 0 if self.is_prefill else self.sampling.max_tokens
 
 
@@ -266,7 +233,7 @@ class SessionUpdate(Spec):
 
     expires_at: int | None = Field(None, ge=0, le=2**53, description="Unix seconds; null keeps it.")
     pinned: bool = Field(False, description="Pinned sessions survive expiry and bulk deletions.")
-    tags: list[Tag] = Field(default_factory=list, max_length=MAX_TAGS, description="Replace all other tags.")
+    tags: list[Tag] = Field([], max_length=MAX_TAGS, description="Replace all other tags.")
 
     @model_validator(mode="after")
     def _says_something(self) -> "SessionUpdate":

@@ -1,93 +1,58 @@
 """Tasks and scorers of evaluations: built-in names, and the format of your own. See docs/guides/tasks.md."""
 
-import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Tag, model_validator
 
 from actograph.contract.base import FileId, Name, ServerPath, Spec, Stops, example
 
-MAX_TEMPLATE_CHARS = 100_000
-MAX_EXAMPLES = 64
-
 MAX_SCORERS = 16
+ScorerName = Literal["strict-match", "flexible-extract", "numeric", "exact", "includes", "efficiency"]
+SCORER_NAMES = get_args(ScorerName)
+#: scorers with keys other than `exact_match,<name>`
+_KEYS = {"exact": "exact_match,none", "includes": "includes,none", "efficiency": "efficiency,none"}
+#: options of a single scorer -> the scorer
+_OPTIONS = {
+    "form": "strict-match",
+    "tolerance": "numeric",
+    "target_tokens": "efficiency",
+    "max_tokens": "efficiency",
+}
 
 
-class ScorerBase(Spec):
-    """Base of all scorers. With different labels a job can have the same scorer twice."""
+class Scorer(Spec):
+    """A scorer, see docs/guides/tasks.md. With different labels a job can have the same scorer twice."""
 
+    name: ScorerName = Field(description="Name of the scorer.")
     label: Name | None = Field(None, description="Last part of the metric key; null uses the default.")
+    form: Literal["gsm8k", "gsm8k_cot"] | None = Field(None, description="strict-match; null: the task's.")
+    tolerance: float = Field(0.0, ge=0.0, le=1.0, description="numeric: allowed difference of decimals.")
+    target_tokens: int | None = Field(None, ge=1, description="efficiency: most tokens with the value 1.")
+    max_tokens: int | None = Field(None, ge=1, description="efficiency: 0 from here; null: the job's.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Scorer":
+        for option, name in _OPTIONS.items():
+            if self.name != name and getattr(self, option):
+                raise ValueError(f"{option} is an option of the scorer {name}")
+        if self.name == "efficiency" and self.target_tokens is None:
+            raise ValueError("efficiency needs target_tokens")
+        if self.max_tokens is not None and self.max_tokens <= (self.target_tokens or 0):
+            raise ValueError("max_tokens must be larger than target_tokens")
+        return self
 
     @property
     def key(self) -> str:
         """The metric key in lm-eval's form, `<metric>,<filter>`; the filter may be `none`."""
-        metric, _, usual = _KEYS[getattr(self, "name", "")].partition(",")
+        metric, _, usual = _KEYS.get(self.name, f"exact_match,{self.name}").partition(",")
         return f"{metric},{self.label or usual}"
-
-
-class StrictMatchScorer(ScorerBase):
-    """lm-eval's strict-match of GSM8K: the number in the task's answer format."""
-
-    name: Literal["strict-match"]
-    form: Literal["gsm8k", "gsm8k_cot"] | None = Field(None, description="null: the task's.")
-
-
-class FlexibleExtractScorer(ScorerBase):
-    """lm-eval's flexible-extract of GSM8K: the last number in the completion."""
-
-    name: Literal["flexible-extract"]
-
-
-class NumericScorer(ScorerBase):
-    """The stated final answer as a number, compared exactly with the target's."""
-
-    name: Literal["numeric"]
-    tolerance: float = Field(0.0, ge=0.0, le=1.0, description="Allowed difference, if one has decimals.")
-
-
-class ExactScorer(ScorerBase):
-    """True if completion and target are equal, ignoring case, white space and a final full stop."""
-
-    name: Literal["exact"]
-
-
-class IncludesScorer(ScorerBase):
-    """True if the completion contains the target, ignoring case."""
-
-    name: Literal["includes"]
-
-
-class EfficiencyScorer(ScorerBase):
-    """1 for up to `target_tokens` generated tokens, then a linear decrease to 0 at `max_tokens`."""
-
-    name: Literal["efficiency"]
-    target_tokens: int = Field(ge=1, le=1_000_000)
-    max_tokens: int | None = Field(None, ge=1, le=1_000_000, description="null: the job's.")
-
-    @model_validator(mode="after")
-    def _falls(self) -> "EfficiencyScorer":
-        if self.max_tokens is not None and self.max_tokens <= self.target_tokens:
-            raise ValueError("max_tokens must be larger than target_tokens")
-        return self
-
-
-_KEYS = {
-    "strict-match": "exact_match,strict-match",
-    "flexible-extract": "exact_match,flexible-extract",
-    "numeric": "exact_match,numeric",
-    "exact": "exact_match,none",
-    "includes": "includes,none",
-    "efficiency": "efficiency,none",
-}
-#: names of scorers; a name may replace the object of a scorer without parameters
-SCORER_NAMES = tuple(_KEYS)
 
 
 def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-def _distinct_keys(value: list["AnyScorer"]) -> list["AnyScorer"]:
+def _distinct_keys(value: list[Scorer]) -> list[Scorer]:
     keys = [scorer.key for scorer in value]
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
@@ -95,19 +60,7 @@ def _distinct_keys(value: list["AnyScorer"]) -> list["AnyScorer"]:
     return value
 
 
-AnyScorer = (
-    StrictMatchScorer
-    | FlexibleExtractScorer
-    | NumericScorer
-    | ExactScorer
-    | IncludesScorer
-    | EfficiencyScorer
-)
-ScorerSpec = Annotated[
-    AnyScorer,
-    Field(discriminator="name"),
-    BeforeValidator(_named, json_schema_input_type=Literal[SCORER_NAMES] | dict[str, Any]),
-]
+ScorerSpec = Annotated[Scorer, BeforeValidator(_named, json_schema_input_type=ScorerName | Scorer)]
 ScorerList = Annotated[
     list[ScorerSpec], Field(min_length=1, max_length=MAX_SCORERS), AfterValidator(_distinct_keys)
 ]
@@ -119,11 +72,6 @@ class RescoreRequest(Spec):
     model_config = example(scorers=["numeric", {"name": "efficiency", "target_tokens": 128}])
 
     scorers: ScorerList
-
-
-def read_scorer_argument(text: str) -> Any:
-    """Read a scorer of the command line: a name, or a JSON object."""
-    return json.loads(text) if text.lstrip().startswith("{") else text
 
 
 TaskName = Literal["gsm8k", "gsm8k_cot", "gsm8k_cot_zeroshot"]
@@ -138,19 +86,13 @@ STOP_STRINGS: dict[str, tuple[str, ...]] = {
 #: lm-eval's version of the built-in tasks
 LM_EVAL_VERSION = 3.0
 
-Template = Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)]
+Template = Annotated[str, Field(min_length=1, max_length=100_000)]
 
 
 class FewshotSpec(Spec):
     """The few-shot examples of a task."""
 
-    samples: list[dict[str, JsonValue]] = Field(
-        default_factory=list, max_length=MAX_EXAMPLES, description="Shown in this order."
-    )
-
-
-def _numeric() -> list[AnyScorer]:
-    return [NumericScorer(name="numeric")]
+    samples: list[dict[str, JsonValue]] = Field([], max_length=64, description="Shown in this order.")
 
 
 class TaskSpec(Spec):
@@ -159,12 +101,10 @@ class TaskSpec(Spec):
     name: Name = Field(description="Name in the results.")
     prompt: Template = Field("{{question}}", description="Template of the prompt.")
     target: Template = Field("{{answer}}", description="The right answer, in the form that the scorers need.")
-    question: str = Field(
-        "question", min_length=1, max_length=256, description="Conditions change this column."
-    )
-    stop: Stops = Field(default_factory=list, description="Strings that end a completion.")
-    scorers: ScorerList = Field(default_factory=_numeric, description="Scorers of jobs that name none.")
-    fewshot: FewshotSpec = Field(default_factory=FewshotSpec, description="Examples before the prompt.")
+    question: str = Field("question", min_length=1, description="Conditions change this column.")
+    stop: Stops = Field([], description="Strings that end a completion.")
+    scorers: ScorerList = Field([Scorer(name="numeric")], description="Scorers of jobs that name none.")
+    fewshot: FewshotSpec = Field(FewshotSpec(), description="Examples before the prompt.")
     target_delimiter: str = Field(" ", max_length=100, description="Between an example's prompt and target.")
     fewshot_delimiter: str = Field("\n\n", max_length=100, description="After an example.")
 

@@ -7,15 +7,15 @@ Source of GSM8K's form: https://github.com/openai/grade-school-math.
 
 import json
 import re
-import sys
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from actograph.contract.base import MAX_PROMPT_CHARS
 from actograph.contract.errors import InvalidDataset
-from actograph.datasets.readers import json_records
+from actograph.datasets.readers import at_most, json_records
 
 MAX_REPORTED = 10
 #: of all rows of a job together
@@ -28,11 +28,11 @@ _NUMBER = re.compile(r"-?[0-9.]*[0-9][0-9.]*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetRow:
-    """A problem. `index` is its row in the dataset, from 0, independent of `offset`."""
+    """A problem, or a text as the question. `index` is its row in the dataset, from 0, without offset."""
 
     index: int
     question: str
-    answer: str
+    answer: str = ""
     #: other columns in the prompt of a task of your own
     columns: Mapping[str, Any] = field(default_factory=dict)
 
@@ -42,95 +42,60 @@ class DatasetRow:
         kept: dict[str, Any] = {"question": self.question, "answer": self.answer}
         return kept | ({"columns": dict(self.columns)} if self.columns else {})
 
-    @property
-    def characters(self) -> int:
-        """Size of the row as a sample stores it."""
-        columns = sum(len(v) if isinstance(v, str) else len(json.dumps(v)) for v in self.columns.values())
-        return len(self.question) + len(self.answer) + columns
-
     @classmethod
     def from_input(cls, index: int, given: Mapping[str, Any]) -> "DatasetRow":
-        columns = given.get("columns", {})
-        return cls(index=index, question=given["question"], answer=given["answer"], columns=columns)
+        return cls(index=index, **given)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextRow:
-    """A text to read. `index` is its row in the dataset, from 0, independent of `offset`."""
+class RowForm:
+    """Turns records into rows."""
 
-    index: int
-    text: str
+    #: the columns to read; a record may lack some of them
+    columns: Collection[str] = ()
+    #: the columns that every file and record must have
+    required: Collection[str] = ()
 
-    @property
-    def characters(self) -> int:
-        return len(self.text)
-
-
-R = TypeVar("R", DatasetRow, TextRow)
-R_co = TypeVar("R_co", DatasetRow, TextRow, covariant=True)
+    @abstractmethod
+    def __call__(self, index: int, record: Mapping[str, Any], /) -> DatasetRow:
+        """The row of a record. Raises InvalidDataset if the record does not fit."""
 
 
-class RowForm(Protocol[R_co]):
-    """Turns a record into a row, or raises InvalidDataset."""
-
-    @property
-    def columns(self) -> Collection[str]:
-        """The columns to read; a record may lack some of them."""
-        ...
-
-    @property
-    def required(self) -> Collection[str]:
-        """The columns that every file and record must have."""
-        ...
-
-    def __call__(self, index: int, record: Mapping[str, Any], /) -> R_co: ...
-
-
-class Problems:
+class Problems(RowForm):
     """Rows in GSM8K's form."""
 
     columns = required = ("question", "answer")
 
-    def __init__(self, *, require_gold: bool = True) -> None:
-        """`require_gold`: every answer must end with `#### N`, which the gsm8k scorers need."""
-        self._require_gold = require_gold
-
     def __call__(self, index: int, record: Mapping[str, Any], /) -> DatasetRow:
         faults = list(_field_faults(record, self.required))
         answer = record.get("answer")
-        if self._require_gold and text_fault(answer) is None and not _has_gold(str(answer)):
+        if text_fault(answer) is None and not _has_gold(str(answer)):
             faults.append("answer does not end with a gold number (#### N)")
         if faults:
             raise InvalidDataset(", ".join(faults))
         return DatasetRow(index=index, question=record["question"], answer=record["answer"])
 
 
-class Texts:
+class Texts(RowForm):
     """Rows with a text in one column."""
 
     def __init__(self, column: str) -> None:
+        self._column = column
         self.columns = self.required = (column,)
 
-    def __call__(self, index: int, record: Mapping[str, Any], /) -> TextRow:
+    def __call__(self, index: int, record: Mapping[str, Any], /) -> DatasetRow:
         for fault in _field_faults(record, self.required):
             raise InvalidDataset(fault)
-        return TextRow(index=index, text=record[self.required[0]])
+        return DatasetRow(index=index, question=record[self._column])
 
 
-def read_rows(
-    lines: Iterable[bytes],
-    form: RowForm[DatasetRow] | None = None,
-    *,
-    limit: int | None = None,
-    offset: int = 0,
-) -> list[DatasetRow]:
-    """The rows of lines of JSON; see `checked`. By default they have GSM8K's form."""
-    return list(checked(json_records(lines, start=offset), form or Problems(), limit=limit, offset=offset))
+def read_rows(lines: Iterable[bytes], *, limit: int | None = None, offset: int = 0) -> list[DatasetRow]:
+    """The rows of lines of JSON in GSM8K's form; see `checked`."""
+    return list(checked(json_records(lines, start=offset), Problems(), limit=limit, offset=offset))
 
 
 def checked(
-    records: Iterable[object], form: RowForm[R], *, limit: int | None = None, offset: int = 0
-) -> Iterator[R]:
+    records: Iterable[object], form: RowForm, *, limit: int | None = None, offset: int = 0
+) -> Iterator[DatasetRow]:
     """Check `limit` records; then raise the error about all bad rows. Rows after a bad one are not returned.
 
     Args:
@@ -142,21 +107,15 @@ def checked(
     """
     faults: list[str] = []
     count = held = 0
-    # the largest number for islice
-    chosen = records if limit is None else islice(records, min(limit, sys.maxsize))
+    chosen = records if limit is None else islice(records, at_most(limit))
     for index, record in enumerate(chosen, start=offset):
         try:
-            if isinstance(record, InvalidDataset):
-                raise record
-            if not isinstance(record, Mapping):
-                fields = " and ".join(form.required) or "the columns of the task"
-                raise InvalidDataset(f"not a JSON object with {fields}")
-            row = form(index, record)
+            row = _row(index, record, form)
         except InvalidDataset as error:
             faults.append(f"row {index}: {error.message}" if len(faults) < MAX_REPORTED else "")
             continue
         count += 1
-        held += row.characters
+        held += len(row.question) + len(row.answer) + len(json.dumps(row.columns))
         if held > MAX_HELD_CHARS:
             raise InvalidDataset(
                 f"the rows hold more than {MAX_HELD_CHARS} characters together; choose fewer with offset "
@@ -171,6 +130,15 @@ def checked(
     if not count:
         reason = f"no rows at offset {offset}: the dataset ends before it"
         raise InvalidDataset(reason if offset else "the dataset has no rows", param="dataset")
+
+
+def _row(index: int, record: object, form: RowForm) -> DatasetRow:
+    if isinstance(record, InvalidDataset):
+        raise record
+    if not isinstance(record, Mapping):
+        fields = " and ".join(form.required) or "the columns of the task"
+        raise InvalidDataset(f"not a JSON object with {fields}")
+    return form(index, record)
 
 
 def _field_faults(row: Mapping[str, object], fields: Iterable[str]) -> Iterator[str]:

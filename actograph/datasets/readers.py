@@ -9,7 +9,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, TypeVar
@@ -63,9 +62,14 @@ def records_of(
     return json_records(bounded_lines(file), start=start)
 
 
+def at_most(number: int) -> int:
+    """The number, or the largest one that `islice` takes."""
+    return min(number, sys.maxsize)
+
+
 def from_row(records: Iterable[T], start: int) -> Iterator[T]:
     """Skip the records before row `start`, which may be any number."""
-    return islice(records, min(start, sys.maxsize), None)
+    return islice(records, at_most(start), None)
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[bytes]:
@@ -106,31 +110,26 @@ def csv_records(lines: Iterable[bytes], required: Collection[str] = ()) -> Itera
     Raises:
         InvalidDataset: the first line cannot be read, does not name each column once, or lacks one.
     """
-    reader = csv.reader(_decoded(lines), strict=True)
+    reader = csv.DictReader(_decoded(lines), strict=True)
     try:
-        names = _column_names(next(filter(None, reader), []), required)
+        reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
     except csv.Error as error:
         raise InvalidDataset(f"not CSV: {error}", param="dataset") from None
-    while True:
-        try:
-            values = next(reader, None)
-        except csv.Error as error:
-            yield InvalidDataset(f"not CSV: {error}; is a quote not closed? (line {reader.line_num})")
-            return
-        except InvalidDataset as error:  # the reader has not counted this line
-            yield InvalidDataset(f"{error.message} (line {reader.line_num + 1})")
-            return
-        if values is None:
-            return
-        if values and len(values) != len(names):
-            counts = f"has {len(values)} values, but the first line names {len(names)} columns"
-            yield InvalidDataset(f"{counts} (line {reader.line_num})")
-        elif values:
-            yield dict(zip(names, values, strict=True))
+    _check_names(names, required)
+    try:
+        for record in reader:
+            if None in record or None in record.values():
+                counts = f"has not the {len(names)} values that the first line names"
+                yield InvalidDataset(f"{counts} (line {reader.line_num})")
+            else:
+                yield record
+    except csv.Error as error:
+        yield InvalidDataset(f"not CSV: {error}; is a quote not closed? (line {reader.reader.line_num})")
+    except InvalidDataset as error:  # the reader has not counted this line
+        yield InvalidDataset(f"{error.message} (line {reader.reader.line_num + 1})")
 
 
-def _column_names(values: list[str], required: Collection[str]) -> list[str]:
-    names = [name.strip() for name in values]
+def _check_names(names: list[str], required: Collection[str]) -> None:
     if "" in names:
         raise InvalidDataset(f"column {names.index('') + 1} has no name in the first line", param="dataset")
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
@@ -138,7 +137,6 @@ def _column_names(values: list[str], required: Collection[str]) -> list[str]:
         raise InvalidDataset(f"the first line names {twice[0]} twice", param="dataset")
     if names:
         _require_columns(required, names)
-    return names
 
 
 def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
@@ -158,33 +156,31 @@ def parquet_records(
     columns: Collection[str] | None = None,
     required: Collection[str] = (),
 ) -> Iterator[object]:
-    """Rows of a Parquet file from `start` on; see `records_of`. Earlier row groups are not decoded."""
+    """Rows of a Parquet file from `start` on; see `records_of`."""
     try:
+        import pyarrow
         from pyarrow import parquet
     except ImportError as error:
         raise InvalidDataset(
             "Parquet files need pyarrow, which is not installed here; send the rows as JSONL or CSV",
             param="dataset",
         ) from error
-    with _parquet_errors():
+    try:
         # read compressed bytes in small pieces, not whole columns of a row group
         opened: Any = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_READ_BYTES)
         present = opened.schema_arrow.names
         _require_columns(required, present)
         chosen = [name for name in present if columns is None or name in columns]
-        groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
-        for number, group in enumerate(groups):
-            _check_row_group(number, group, chosen)
-        first = 0
-        while first < len(groups) and start >= groups[first].num_rows:
-            start -= groups[first].num_rows
-            first += 1
-        batches = opened.iter_batches(
-            _BATCH_ROWS, row_groups=range(first, len(groups)), columns=chosen, use_threads=False
-        )
-        for batch in batches:
+        for number in range(opened.metadata.num_row_groups):
+            _check_row_group(number, opened.metadata.row_group(number), chosen)
+        for batch in opened.iter_batches(_BATCH_ROWS, columns=chosen, use_threads=False):
             yield from batch.slice(start).to_pylist()
             start = max(0, start - batch.num_rows)
+    except (pyarrow.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # an error of the disk; pyarrow's errors about damaged files have no number
+        reason = " ".join(str(error).split())[:300]
+        raise InvalidDataset(f"not a Parquet file that can be read: {reason}", param="dataset") from error
 
 
 def _check_row_group(number: int, group: Any, columns: Collection[str]) -> None:
@@ -199,20 +195,6 @@ def _check_row_group(number: int, group: Any, columns: Collection[str]) -> None:
             "smaller row groups",
             param="dataset",
         )
-
-
-@contextmanager
-def _parquet_errors() -> Iterator[None]:
-    """Turn errors of pyarrow into InvalidDataset."""
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # an error of the disk; pyarrow's errors about damaged files have no number
-        reason = " ".join(str(error).split())[:300]
-        raise InvalidDataset(f"not a Parquet file that can be read: {reason}", param="dataset") from error
 
 
 def _require_columns(columns: Collection[str], present: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """Task files: YAML."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,22 +13,12 @@ MAX_FILE_BYTES = 200_000
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without aliases, in which `1:30` and `2024-05-06` are texts: no base-60 numbers, no dates."""
+    """YAML without aliases: a few lines of them can stand for any number of values."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):  # a few lines of them can stand for any number of values
+        if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it uses aliases; write the values out")
         return super().compose_node(parent, index)
-
-
-_Loader.yaml_implicit_resolvers = {
-    start: [
-        (tag, re.compile(f"(?!.*:){pattern.pattern}", re.VERBOSE))
-        for tag, pattern in resolvers
-        if not tag.endswith(":timestamp")
-    ]
-    for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 
 
 def read_task_file(content: bytes, *, param: str = "task") -> dict[str, Any]:

@@ -5,61 +5,40 @@ The prompts of the three GSM8K tasks, with their examples, are exactly those of 
 (tasks/gsm8k/*.yaml, version 3). The examples of gsm8k_cot are those of Wei et al. 2022 (arXiv:2201.11903).
 """
 
+import json
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.specs import Condition
-from actograph.contract.tasks import OWN_EXAMPLES, STOP_STRINGS, TaskName, TaskSpec
-from actograph.datasets.dataset_rows import DatasetRow, Problems, read_rows
-from actograph.tasks.rows import RowForm, examples_of
+from actograph.contract.tasks import OWN_EXAMPLES, STOP_STRINGS, TaskSpec
+from actograph.datasets.dataset_rows import DatasetRow
+from actograph.tasks.rows import Task
 
 FEWSHOT_SEED = 1234
 
 ChatMessages = list[dict[str, str]]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A task. `stop` ends a completion; otherwise models often continue with another question."""
-
-    name: str
-    question_form: str = "{question}"
-    stop: tuple[str, ...] = ()
-    #: the task's own examples, used instead of rows of a dataset
-    examples: tuple[DatasetRow, ...] = ()
-    target_delimiter: str = " "
-    fewshot_delimiter: str = "\n\n"
-    #: the prompt's template, in place of `question_form`
-    form: RowForm | None = None
-
-    def question(self, row: DatasetRow, vary: Callable[[str], str] = str) -> str:
-        """The prompt of a row; `vary` changes the question within it."""
-        if self.form is not None:
-            return self.form.prompt(row, vary)
-        return self.question_form.replace("{question}", vary(row.question))
-
-    def stop_strings(self, requested: Sequence[str]) -> list[str]:
-        """Stop strings of the job and the task, also for chats, as in lm-eval."""
-        return list(dict.fromkeys([*requested, *self.stop]))
-
-
-def _built_in(name: TaskName, question_form: str) -> Task:
-    examples: list[DatasetRow] = []
-    if name in OWN_EXAMPLES:
-        with Path(__file__).with_name(f"{name}_examples.jsonl").open("rb") as stream:
-            examples = read_rows(stream, Problems(require_gold=False))
-    return Task(name=name, question_form=question_form, stop=STOP_STRINGS[name], examples=tuple(examples))
-
-
-TASKS = {
-    "gsm8k": _built_in("gsm8k", "Question: {question}\nAnswer:"),
-    "gsm8k_cot": _built_in("gsm8k_cot", "Q: {question}\nA:"),
-    "gsm8k_cot_zeroshot": _built_in("gsm8k_cot_zeroshot", "Q: {question}\nA: Let's think step by step."),
+_PROMPTS = {
+    "gsm8k": "Question: {{question}}\nAnswer:",
+    "gsm8k_cot": "Q: {{question}}\nA:",
+    "gsm8k_cot_zeroshot": "Q: {{question}}\nA: Let's think step by step.",
 }
+
+
+def _built_in(name: str) -> Task:
+    samples: list[dict[str, Any]] = []
+    if name in OWN_EXAMPLES:
+        lines = Path(__file__).with_name(f"{name}_examples.jsonl").read_text(encoding="utf-8").splitlines()
+        samples = [json.loads(line) for line in lines]
+    fields = {"name": name, "prompt": _PROMPTS[name], "stop": STOP_STRINGS[name]}
+    return Task(TaskSpec.model_validate(fields | {"fewshot": {"samples": samples}}))
+
+
+TASKS = {name: _built_in(name) for name in _PROMPTS}
 
 
 def task_of(spec: EvaluationSpec) -> Task:
@@ -68,19 +47,11 @@ def task_of(spec: EvaluationSpec) -> Task:
     Raises:
         InvalidRequest: a template or an example of the task is invalid.
     """
-    own = spec.task
-    if isinstance(own, str):
-        return TASKS[own]
-    if not isinstance(own, TaskSpec):
+    if isinstance(spec.task, str):
+        return TASKS[spec.task]
+    if not isinstance(spec.task, TaskSpec):
         raise InvalidRequest("the job's task file was not read", param="task")
-    return Task(
-        name=own.name,
-        stop=tuple(own.stop),
-        examples=tuple(examples_of(own)),
-        target_delimiter=own.target_delimiter,
-        fewshot_delimiter=own.fewshot_delimiter,
-        form=RowForm(own),
-    )
+    return Task(spec.task)
 
 
 def build_prompt(
@@ -100,7 +71,7 @@ def build_prompt(
     Raises:
         InvalidRequest: the condition has a system message, but the prompt is plain text.
     """
-    question = task.question(row, lambda text: _vary(text, condition))
+    question = task.prompt(row, lambda text: _vary(text, condition))
     if not is_chat:
         if condition.system is not None:
             raise InvalidRequest(
@@ -114,7 +85,7 @@ def build_prompt(
         messages.append({"role": "system", "content": condition.system})
     if fewshot_as_multiturn:
         for example in fewshot:
-            messages.append({"role": "user", "content": task.question(example)})
+            messages.append({"role": "user", "content": task.prompt(example)})
             messages.append({"role": "assistant", "content": example.answer})
     else:
         question = _as_text(task, fewshot) + question
@@ -131,7 +102,7 @@ def _vary(question: str, condition: Condition) -> str:
 
 def _as_text(task: Task, examples: Sequence[DatasetRow]) -> str:
     return "".join(
-        task.question(example) + task.target_delimiter + example.answer + task.fewshot_delimiter
+        task.prompt(example) + task.spec.target_delimiter + example.answer + task.spec.fewshot_delimiter
         for example in examples
     )
 

@@ -5,7 +5,7 @@ single expression that makes a huge value is not.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -18,8 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from actograph.contract.base import MAX_PROMPT_CHARS
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.tasks import TaskSpec
-from actograph.datasets import dataset_rows
-from actograph.datasets.dataset_rows import DatasetRow, Problems, text_fault
+from actograph.datasets.dataset_rows import DatasetRow, Problems, RowForm, text_fault
 
 #: steps of all loops of one rendering
 MAX_STEPS = 100_000
@@ -100,22 +99,20 @@ class RowTemplate:
         return text
 
 
-class RowForm:
-    """Turns records with any columns into rows of a task."""
+class Task(RowForm):
+    """A task: rows from records with any columns, their prompts, and examples of its own."""
 
-    required = ()
-
-    def __init__(self, task: TaskSpec) -> None:
-        """Raises InvalidRequest if a template is invalid."""
-        self._task = task
-        self._prompt = RowTemplate(task.prompt, param="task.prompt")
-        self._target = RowTemplate(task.target, param="task.target")
-        #: columns that a sample must store
+    def __init__(self, spec: TaskSpec) -> None:
+        """Raises InvalidRequest for an invalid template, InvalidDataset for an example that does not fit."""
+        self.spec = spec
+        self._prompt = RowTemplate(spec.prompt, param="task.prompt")
+        self._target = RowTemplate(spec.target, param="task.target")
         self._kept = self._prompt.columns
-        self.columns = frozenset(self._prompt.columns) | frozenset(self._target.columns)
+        self.columns = self._prompt.columns | self._target.columns
+        #: used instead of rows of a dataset
+        self.examples = [self._example(index, sample) for index, sample in enumerate(spec.fewshot.samples)]
 
-    def __call__(self, index: int, record: Mapping[str, Any]) -> DatasetRow:
-        """Raises InvalidDataset if the record does not fit the task."""
+    def __call__(self, index: int, record: Mapping[str, Any], /) -> DatasetRow:
         columns = {str(name): record[name] for name in self._kept if name in record}
         try:
             columns = json.loads(json.dumps(columns, allow_nan=False))
@@ -125,7 +122,7 @@ class RowForm:
         for name, text in (("prompt", self._prompt.render(record)), ("target", answer)):
             if (fault := text_fault(text)) is not None:
                 raise InvalidDataset(f"the {name} {fault}")
-        question = columns.pop(self._task.question, "")
+        question = columns.pop(self.spec.question, "")
         return DatasetRow(index=index, question=str(question), answer=answer, columns=columns)
 
     def prompt(self, row: DatasetRow, vary: Callable[[str], str] = str) -> str:
@@ -134,29 +131,25 @@ class RowForm:
         Raises:
             InvalidDataset: the template fails on the row.
         """
-        if self._task.question not in self._kept:
+        if self.spec.question not in self._kept:
             return vary(self._prompt.render(row.columns))
-        return self._prompt.render({**row.columns, self._task.question: vary(row.question)})
+        return self._prompt.render({**row.columns, self.spec.question: vary(row.question)})
 
+    def stop_strings(self, requested: Sequence[str]) -> list[str]:
+        """Stop strings of the job and the task, also for chats, as in lm-eval.
 
-def examples_of(task: TaskSpec) -> list[DatasetRow]:
-    """The task's own examples.
+        Without those of the task, models often continue with another question.
+        """
+        return list(dict.fromkeys([*requested, *self.spec.stop]))
 
-    Raises:
-        InvalidDataset: an example lacks a column, or the templates fail on it.
-    """
-    form = RowForm(task)
-    examples = []
-    for index, sample in enumerate(task.fewshot.samples):
+    def _example(self, index: int, sample: Mapping[str, Any]) -> DatasetRow:
         try:
-            examples.append(form(index, sample))
+            return self(index, sample)
         except InvalidDataset as error:
-            raise InvalidDataset(
-                f"example {index}: {error.message}", param=f"task.fewshot.samples.{index}"
-            ) from None
-    return examples
+            param = f"task.fewshot.samples.{index}"
+            raise InvalidDataset(f"example {index}: {error.message}", param=param) from None
 
 
-def row_form(task: object) -> dataset_rows.RowForm[DatasetRow]:
+def row_form(task: object) -> RowForm:
     """The form of a task's rows: GSM8K's for built-in tasks."""
-    return RowForm(task) if isinstance(task, TaskSpec) else Problems()
+    return Task(task) if isinstance(task, TaskSpec) else Problems()

@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 from typing import BinaryIO
 
 from actograph.contract.base import canonical_digest
-from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec, unit_key
+from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec, line_key
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
 from actograph.contract.models import ModelStructure
 from actograph.contract.openai import ChatCompletionRequest, CompletionBase, CompletionRequest
@@ -185,7 +185,7 @@ class _Lines:
             },
         )
         stored = given.model_dump(mode="json", exclude_none=True)
-        digest = canonical_digest(unit_key(stored))
+        digest = canonical_digest(line_key(stored))
         kind, count = self._kinds.get(digest, (len(self._kinds), 0))
         self._kinds[digest] = (kind, count + given.choices)
         self._kept.write(json.dumps([kind, stored], separators=(",", ":")).encode() + b"\n")

@@ -39,10 +39,10 @@ def status_of(row: BatchRow, job: JobRow) -> tuple[BatchStatus, BatchError | Non
 
 def write(
     database: Database, job: JobRow, end: BatchStatus, answers: BinaryIO, errors: BinaryIO
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Write the lines of all requests, in the order of the input file.
 
-    Returns their counts and tokens as stored, see `storage.jobs.batches`.
+    Returns their counts and tokens, the fields of `RequestCounts` and `BatchUsage`.
     """
     total = completed = read = chosen = 0
     with database.read() as session:
@@ -55,7 +55,8 @@ def write(
             file = answers if is_answer else errors
             file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
     counts = RequestCounts(total=total, completed=completed, failed=total - completed)
-    return counts.model_dump() | BatchUsage.of(read, chosen).as_stored()
+    usage = BatchUsage(input_tokens=read, output_tokens=chosen, total_tokens=read + chosen)
+    return counts.model_dump() | usage.model_dump()
 
 
 def _results(session: Session, job: JobRow) -> Iterator[ChatResult]:

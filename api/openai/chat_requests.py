@@ -43,7 +43,7 @@ def job_spec(request: CompletionBase, services: Services) -> ChatJobSpec:
 def _conversation(request: ChatCompletionRequest, services: Services) -> ChatInput:
     return ChatInput(
         messages=[message.for_template() for message in request.messages],
-        tools=[tool.for_template() for tool in request.offered_tools] or None,
+        tools=request.offered_tools or None,
         must_call=request.must_call,
         call_name=request.call_name,
         one_call=request.one_call,

@@ -124,13 +124,9 @@ def chat_choice(result: ChatResult, row: SampleRow) -> answers.ChatChoice:
         index=row.epoch,
         message=answers.AssistantMessage(content=content, tool_calls=calls or None),
         finish_reason="tool_calls" if calls else finish_reason(row),
-        logprobs=None if row.logprobs is None else answers.ChatLogprobs(content=_tokens(row)),
+        logprobs=None if row.logprobs is None else answers.ChatLogprobs(content=list(row.logprobs)),
         **_captured(result, row),
     )
-
-
-def _tokens(row: SampleRow) -> list[answers.TokenLogprob]:
-    return [answers.TokenLogprob.model_validate(token) for token in row.logprobs or ()]
 
 
 def split_answer(row: SampleRow) -> tuple[str | None, list[answers.ToolCall]]:

@@ -33,10 +33,10 @@ class ChatChunks:
 
     def opening(self, index: int) -> list[BaseModel]:
         """The choices to send before the text."""
-        return [answers.ChatChunkChoice(index=index, delta=answers.Delta(role="assistant", content=""))]
+        return [answers.ChatChunkChoice(index=index, delta={"role": "assistant", "content": ""})]
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
-        return answers.ChatChunkChoice(index=index, delta=answers.Delta(content=text), logprobs=logprobs)
+        return answers.ChatChunkChoice(index=index, delta={"content": text}, logprobs=logprobs)
 
     def ending(self, result: ChatResult, row: SampleRow, sent: "_Choice") -> list[BaseModel]:
         """The choices to send at the end: the unsent text, tool calls, and the finish reason.
@@ -47,13 +47,13 @@ class ChatChunks:
         rest = sent.rest(choice.message.content or "")
         found = [self.piece(place, rest, choice.logprobs)] if rest else []
         calls = [
-            answers.ToolCallDelta(index=number, id=call.id, function=call.function)
+            {"index": number, **call.model_dump()}
             for number, call in enumerate(choice.message.tool_calls or ())
         ]
         if calls:
-            found.append(answers.ChatChunkChoice(index=place, delta=answers.Delta(tool_calls=calls)))
+            found.append(answers.ChatChunkChoice(index=place, delta={"tool_calls": calls}))
         last = answers.ChatChunkChoice(
-            index=place, delta=answers.Delta(), finish_reason=choice.finish_reason, **_captured(choice)
+            index=place, delta={}, finish_reason=choice.finish_reason, **_captured(choice)
         )
         return [*found, last]
 
@@ -62,19 +62,19 @@ class CompletionChunks:
     """Choices in the chunks of `/v1/completions`; its methods are those of `ChatChunks`."""
 
     prefix = "cmpl"
-    chunk = answers.CompletionChunk
+    chunk = answers.Completion
 
     def opening(self, index: int) -> list[BaseModel]:
         return []
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
-        return answers.CompletionChunkChoice(index=index, text=text, logprobs=logprobs)
+        return answers.CompletionChoice(index=index, text=text, logprobs=logprobs)
 
     def ending(self, result: ChatResult, row: SampleRow, sent: "_Choice") -> list[BaseModel]:
         choice = chat_results.completion_choice(result, row, sent.place)
         rest = sent.rest(choice.text)
         found = [self.piece(sent.place, rest, choice.logprobs)] if rest else []
-        last = answers.CompletionChunkChoice(
+        last = answers.CompletionChoice(
             index=sent.place, text="", finish_reason=choice.finish_reason, **_captured(choice)
         )
         return [*found, last]

@@ -18,7 +18,7 @@ def create_key(services: ServicesDep, new: NewKey) -> CreatedKey:
     """Create a key. The first key must be an admin's; from then on every request needs a key."""
     with services.database.write() as session:
         row, key = api_keys.create(session, new, needs_admin=not services.settings.api_keys)
-        return CreatedKey.of(api_keys.resource(row), key)
+        return CreatedKey(**dict(api_keys.resource(row)), key=key)
 
 
 @router.get("", summary="List keys, including revoked and expired ones")

@@ -93,7 +93,7 @@ def update(session: Session, key_id: str, change: KeyUpdate) -> ApiKeyRow:
     row = _locked(session, key_id)
     if row.revoked_at is not None:
         raise Conflict(f"key {key_id} is revoked")
-    for name, value in change.changes.items():
+    for name, value in change.model_dump(exclude_unset=True).items():
         setattr(row, name, value)
     session.flush()
     return row

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from actograph.contract.errors import InvalidDataset, NotFound
 from actograph.contract.specs import FileDataset, PathDataset
-from actograph.datasets.dataset_rows import R, RowForm, checked
+from actograph.datasets.dataset_rows import DatasetRow, RowForm, checked
 from actograph.datasets.readers import format_of, records_of
 from storage.artifacts.store import ArtifactStore
 from storage.files import files
@@ -46,11 +46,11 @@ def read(
     ref: FileDataset | PathDataset,
     uploads: Uploads,
     data_roots: Sequence[str],
-    form: RowForm[R],
+    form: RowForm,
     *,
     limit: int | None = None,
     offset: int = 0,
-) -> Iterator[R]:
+) -> Iterator[DatasetRow]:
     """Rows `offset` to `offset + limit` of the dataset, checked and read one at a time.
 
     Raises:

@@ -183,7 +183,7 @@ def resource(session: Session, row: BatchRow) -> Batch:
         created_at=int(row.created_at),
         expires_at=int(row.created_at + request.window_seconds),
         request_counts=counts(session, row),
-        usage=BatchUsage.from_stored(row.counts),
+        usage=BatchUsage.model_validate(row.counts) if "input_tokens" in (row.counts or {}) else None,
         metadata=request.metadata,
         job_id=row.job_id,
         owner=row.owner or None,

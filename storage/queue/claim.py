@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.chat_job import BATCH, CHAT, batch_key, unit_key
+from actograph.contract.chat_job import BATCH, CHAT, chat_key, line_key
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index.database import now
@@ -87,10 +87,10 @@ class Claim:
 def key_of(job: JobRow, line: Mapping[str, Any] | None = None) -> str:
     """Key of samples that may share a batch: their job, with its line of a batch file, or a form of chats."""
     if job.kind != CHAT:
-        return job.id if line is None else f"{job.id} {json.dumps(unit_key(line), sort_keys=True)}"
+        return job.id if line is None else f"{job.id} {json.dumps(line_key(line), sort_keys=True)}"
     savepoints = (job.pinned or {}).get("savepoints") or {}
     of_model = {"model": job.model, "identity_sha256": job.identity_sha256, "savepoints": savepoints}
-    return json.dumps(batch_key(job.spec) | of_model, sort_keys=True)
+    return json.dumps(chat_key(job.spec) | of_model, sort_keys=True)
 
 
 def claim(session: Session, asking: Asking, room: Callable[[str], int]) -> Claim | None:
@@ -246,8 +246,8 @@ def of_job(
     """
     if job.status not in jobs.ACTIVE:
         return []
-    unit = None if line is None else unit_key(line)
-    fits = None if unit is None else lambda stored: unit_key(stored) == unit
+    unit = None if line is None else line_key(line)
+    fits = None if unit is None else lambda stored: line_key(stored) == unit
     ids = _next(session, job.id, SampleRow.status == SampleStatus.PENDING, count, fits)
     if not ids and not beside:
         suspects = SampleRow.status == SampleStatus.SUSPECT

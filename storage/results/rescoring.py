@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import Conflict, InvalidDataset, InvalidRequest
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import JobStatus, SampleStatus
-from actograph.contract.tasks import MAX_SCORERS, AnyScorer
-from actograph.scoring.scorers import JobScoring, own_scorers
+from actograph.contract.tasks import MAX_SCORERS, Scorer
+from actograph.scoring.scorers import ScorerSet, own_scorers
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import jobs
@@ -24,7 +24,7 @@ from storage.tables.models import JobRow, SampleRow, SessionRow
 PAGE = 500
 
 
-def rescore(database: Database, job_id: str, scorers: Sequence[AnyScorer]) -> None:
+def rescore(database: Database, job_id: str, scorers: Sequence[Scorer]) -> None:
     """Score every completed sample of a job by `scorers`. The first scorer gives the verdict.
 
     Scores under other keys are kept. The job's spec then names the old and the new scorers, so samples that
@@ -41,7 +41,8 @@ def rescore(database: Database, job_id: str, scorers: Sequence[AnyScorer]) -> No
         spec = _evaluation(row)
         state = _state(row)
     joined = _joined(scorers, own_scorers(spec))
-    judged = list(_judge(database, job_id, JobScoring(spec.model_copy(update={"scorers": list(scorers)}))))
+    scoring = ScorerSet.of(spec.model_copy(update={"scorers": list(scorers)}))
+    judged = list(_judge(database, job_id, scoring))
     with database.write() as session:
         row = jobs.lock(session, job_id)
         if _state(row) != state:
@@ -52,7 +53,7 @@ def rescore(database: Database, job_id: str, scorers: Sequence[AnyScorer]) -> No
         events.append(session, job_id, "job.rescored", {"scorers": keys, "samples": len(judged)})
 
 
-def _judge(database: Database, job_id: str, scoring: JobScoring) -> Iterator[dict[str, Any]]:
+def _judge(database: Database, job_id: str, scoring: ScorerSet) -> Iterator[dict[str, Any]]:
     """The scores of each completed sample."""
     position = -1
     while True:
@@ -77,7 +78,7 @@ def _evaluation(row: JobRow) -> EvaluationSpec:
     return EvaluationSpec.model_validate(row.spec)
 
 
-def _joined(new: Sequence[AnyScorer], old: Sequence[AnyScorer]) -> list[AnyScorer]:
+def _joined(new: Sequence[Scorer], old: Sequence[Scorer]) -> list[Scorer]:
     keys = {scorer.key for scorer in new}
     joined = [*new, *(scorer for scorer in old if scorer.key not in keys)]
     if len(joined) > MAX_SCORERS:
@@ -111,10 +112,10 @@ def _page(session: Session, job_id: str, position: int) -> Sequence[sa.Row[Any]]
     return session.execute(statement).all()
 
 
-def _judged(sample: sa.Row[Any], scoring: JobScoring) -> dict[str, Any]:
+def _judged(sample: sa.Row[Any], scoring: ScorerSet) -> dict[str, Any]:
     """All scores of a sample, the new ones first."""
     try:
-        scores = scoring.score(sample.input, sample.completion or "", sample.generated_tokens)
+        scores = scoring.score(sample.completion or "", sample.input["answer"], sample.generated_tokens)
     except InvalidDataset as error:
         raise InvalidDataset(f"row {sample.sample_index}: {error.message}", param="scorers") from None
     new = {key: score.model_dump() for key, score in scores.items()}

@@ -9,7 +9,7 @@ from typing import Any
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.job_specs import CaptureInput, CaptureJobSpec, EvaluationSpec
 from actograph.contract.specs import sample_seed
-from actograph.datasets.dataset_rows import DatasetRow, TextRow
+from actograph.datasets.dataset_rows import DatasetRow
 from storage.samples import NewSample
 
 
@@ -18,12 +18,14 @@ def evaluation_samples(spec: EvaluationSpec, rows: Iterable[DatasetRow]) -> Iter
     return _samples(((row.index, row.input) for row in rows), spec, spec.epochs, spec.sampling.seed)
 
 
-def capture_samples(spec: CaptureJobSpec, rows: Iterable[TextRow] = ()) -> Iterator[NewSample]:
+def capture_samples(spec: CaptureJobSpec, rows: Iterable[DatasetRow] = ()) -> Iterator[NewSample]:
     """One sample for each input, or each row if the spec has no inputs, condition and epoch.
 
     `index` is a row's place in the whole dataset.
     """
-    inputs = enumerate(spec.inputs) if spec.inputs else ((r.index, CaptureInput(prompt=r.text)) for r in rows)
+    inputs = (
+        enumerate(spec.inputs) if spec.inputs else ((r.index, CaptureInput(prompt=r.question)) for r in rows)
+    )
     stored = ((index, given.model_dump(exclude_none=True)) for index, given in inputs)
     return _samples(stored, spec, spec.epochs, spec.sampling.seed)
 

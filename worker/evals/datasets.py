@@ -7,7 +7,7 @@ from typing import Any
 from actograph.contract.errors import InvalidDataset
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
 from actograph.contract.specs import DatasetRef, HubDataset
-from actograph.datasets.dataset_rows import DatasetRow, R, RowForm, TextRow, Texts, checked
+from actograph.datasets.dataset_rows import DatasetRow, RowForm, Texts, checked
 from actograph.datasets.readers import from_row
 from actograph.tasks.rows import row_form
 from storage.files import dataset_sources
@@ -29,12 +29,12 @@ class DatasetReader:
         """Rows as read by `task` of the job's spec."""
         return self._read(ref, row_form(task), limit, offset)
 
-    def texts(self, spec: CaptureJobSpec) -> list[TextRow]:
+    def texts(self, spec: CaptureJobSpec) -> list[DatasetRow]:
         """Prompts of a capture job."""
         assert spec.dataset is not None
         return self._read(spec.dataset, Texts(spec.text_field), spec.limit, spec.offset)
 
-    def _read(self, ref: DatasetRef, form: RowForm[R], limit: int | None, offset: int) -> list[R]:
+    def _read(self, ref: DatasetRef, form: RowForm, limit: int | None, offset: int) -> list[DatasetRow]:
         if isinstance(ref, HubDataset):
             return list(checked(from_row(hub_split(ref), offset), form, limit=limit, offset=offset))
         rows = dataset_sources.read(ref, self._uploads, self._data_roots, form, limit=limit, offset=offset)

@@ -10,7 +10,7 @@ from worker.runners.runner import Prompt
 
 
 class BatchFileRunner(ChatRunner):
-    """One choice of one line per sample; lines with equal sampling share a batch."""
+    """One choice of one line per sample; lines with equal sampling share a unit."""
 
     def prompt(self, sample: LeasedSample) -> Prompt:
         asked = {name: value for name, value in sample.input.items() if name in ChatInput.model_fields}
@@ -19,6 +19,4 @@ class BatchFileRunner(ChatRunner):
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
         if is_only_read(sample.input):
             return None
-        own = BatchInput.model_validate(sample.input).sampling
-        # max_tokens may differ within a batch; other differences need another batch
-        return own.model_copy(update={"max_tokens": self.sampling.max_tokens})
+        return BatchInput.model_validate(sample.input).sampling

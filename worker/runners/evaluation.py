@@ -8,7 +8,7 @@ from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import Score, ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
 from actograph.datasets.dataset_rows import DatasetRow
-from actograph.scoring.scorers import JobScoring
+from actograph.scoring.scorers import ScorerSet
 from actograph.tasks.prompts import ChatMessages, FewshotSampler, build_prompt, task_of
 from storage.queue.leases import LeasedSample
 from worker.runners import text
@@ -42,7 +42,7 @@ class EvaluationRunner(Runner):
             0 if self._task.examples else spec.num_fewshot,
             same_dataset=spec.fewshot_dataset is None or spec.fewshot_dataset == spec.dataset,
         )
-        self._scoring = JobScoring(spec)
+        self._scorers = ScorerSet.of(spec)
         stop = self._task.stop_strings(spec.sampling.stop)
         self.sampling = spec.sampling.model_copy(update={"stop": stop})
         self.takes_turns = spec.uses_tools
@@ -93,4 +93,4 @@ class EvaluationRunner(Runner):
         return text.decode(self._tokenizer, token_ids, self.sampling.stop)
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
-        return self._scoring.score(sample.input, completion, generated_tokens)
+        return self._scorers.score(completion, sample.input["answer"], generated_tokens)

@@ -140,7 +140,7 @@ def test_a_model_is_loaded_as_asked_and_stays_so(bench: Bench) -> None:
         (LLAMA, {"device_map": "cuda:7"}, "cuda:7"),
         (LLAMA, {"device_map": {"model": 7, "lm_head": "cpu"}}, "device_map names GPU 7; there are"),
         (LLAMA, {"device_map": {"model.layers": "cpu"}}, "cannot be loaded"),
-        (LLAMA, {"device_map": {"": "cpu"}, "max_memory": {"cpu": "2 KB"}}, "max_memory allows 2,000"),
+        (LLAMA, {"device_map": "cpu", "max_memory": {"cpu": "2 KB"}}, "max_memory allows 2,000"),
         ("elsewhere", {}, "not served by this worker"),
     ],
 )

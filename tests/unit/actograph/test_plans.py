@@ -18,7 +18,7 @@ def structure(**changes: Any) -> ModelStructure:
     hooks = {
         "resid_post.0": HookInfo(location="model.layers.0.output", width=HIDDEN, dtype="bfloat16"),
         "router_logits.0": HookInfo(location="model.layers.0.mlp.gate.output", width=3, dtype="float32"),
-        "logits": HookInfo(location="lm_head.output", width=VOCAB, dtype="bfloat16"),
+        "logits": HookInfo(location="lm_head.output", width=VOCAB, dtype="bfloat16", tail_only=True),
     }
     return model_structure(hooks, **{"dtype": "bfloat16"} | changes)
 

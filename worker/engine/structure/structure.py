@@ -51,7 +51,7 @@ def discover(model: LoadedModel) -> ModelHooks:
     _drop_faulty(model, rehearsal, found)
     _drop_partial(layer_count, found)
     visits = [v for v in visits if v.location not in rehearsal.faults]
-    structure = _structure(model, layer_count, replace(forward, visits=visits), by_location, found)
+    structure = _structure(model, layer_count, replace(forward, visits=visits), found)
     first: dict[tuple[Any, ...], str] = {}
     same_as = {v.location: first.setdefault(v.identity, v.location) for v in visits}
     return ModelHooks(
@@ -222,16 +222,17 @@ def _structure(
     model: LoadedModel,
     layer_count: int,
     forward: DryForward,
-    by_location: Mapping[str, Visit],
     found: Findings,
 ) -> ModelStructure:
-    order = {v.location: i for i, v in enumerate(forward.visits)}
-    hooks = {
-        name: HookInfo(
-            location=location,
-            width=by_location[location].width,
-            dtype=_dtype_name(by_location[location].value.dtype),
+    tensors = {
+        v.location: LocationInfo(
+            width=v.width, dtype=_dtype_name(v.value.dtype), tail_only=v.location in forward.tail_only
         )
+        for v in forward.visits
+    }
+    order = {location: i for i, location in enumerate(tensors)}
+    hooks = {
+        name: HookInfo(location=location, **dict(tensors[location]))
         for name, location in sorted(found.hooks.items(), key=lambda item: order[item[1]])
     }
     structure = ModelStructure(
@@ -249,12 +250,7 @@ def _structure(
         eos_token_ids=list(model.eos_token_ids),
         hooks=hooks,
         module_locations=list(order),
-        module_tensors={
-            v.location: LocationInfo(
-                width=v.width, dtype=_dtype_name(v.value.dtype), tail_only=v.location in forward.tail_only
-            )
-            for v in forward.visits
-        },
+        module_tensors=tensors,
         unavailable=found.missing,
         proofs=[f"{identity} ({count} checked)" for identity, count in found.proofs.items()],
         revision=model.revision,

@@ -70,8 +70,8 @@ def test_real_gsm8k_is_the_same_in_every_format(shared: Path) -> None:
 
 def test_what_is_refused(subtests: pytest.Subtests) -> None:
     for content, reason in [
-        (HEAD + GOOD + b"only one\n", "row 1: has 1 values, but the first line names 2 columns (line 3)"),
-        (HEAD + b"a,b,c\n", "row 0: has 3 values"),
+        (HEAD + GOOD + b"only one\n", "row 1: has not the 2 values that the first line names (line 3)"),
+        (HEAD + b"a,b,c\n", "row 0: has not the 2 values"),
         (HEAD + GOOD + b",#### 3\n", "row 1: question is empty"),
         (HEAD + b"q,three\n", "row 0: answer does not end with a gold number"),
         (

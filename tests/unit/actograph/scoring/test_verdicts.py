@@ -8,7 +8,7 @@ import pytest
 
 from actograph.datasets.dataset_rows import read_rows
 from actograph.scoring.completions import cut_at_stop, without_thoughts
-from actograph.scoring.scorers import GSM8K_SCORERS, Answered, ScorerSet, gold_number
+from actograph.scoring.scorers import GSM8K_SCORERS, ScorerSet, gold_number
 
 STRICT_MATCH, FLEXIBLE_EXTRACT = "exact_match,strict-match", "exact_match,flexible-extract"
 
@@ -18,7 +18,7 @@ def test_recorded_verdicts(subtests: pytest.Subtests) -> None:
         case = json.loads(line)
         with subtests.test(**case):
             scorer = ScorerSet([one for one in GSM8K_SCORERS if one.name == case["scorer"]])
-            (score,) = scorer.score(Answered(completion=case["completion"], target=case["target"])).values()
+            (score,) = scorer.score(case["completion"], case["target"]).values()
             assert (score.answer, score.value) == (case["answer"], case["value"])
 
 
@@ -63,10 +63,7 @@ def test_all_gold_answers_and_corruptions_of_them(shared: Path, subtests: pytest
     lm_eval = ScorerSet(GSM8K_SCORERS[:2])
     for name, (vary, strict, flexible) in VARIANTS.items():
         with subtests.test(name=name):
-            scores = [
-                lm_eval.score(Answered(completion=vary(text, text.split("#### ")[1]), target=text))
-                for text in answers
-            ]
+            scores = [lm_eval.score(vary(text, text.split("#### ")[1]), text) for text in answers]
             assert sum(one[STRICT_MATCH].value for one in scores) == strict
             assert sum(one[FLEXIBLE_EXTRACT].value for one in scores) == flexible
 

@@ -7,7 +7,7 @@ import pytest
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.tasks import TaskSpec
 from actograph.tasks.files import read_task_file, task_from
-from actograph.tasks.rows import RowForm, RowTemplate
+from actograph.tasks.rows import RowTemplate, Task
 
 ROW = {"question": "2 + 3?", "answer": "so\n#### 5", "choices": ["a", "b"], "n": 5}
 
@@ -75,7 +75,7 @@ def test_a_row_that_does_not_fit_says_why(subtests: pytest.Subtests) -> None:
         ({"question": float("nan"), "answer": "5"}, "a value that JSON lacks"),
     ]:
         with subtests.test(record=record, reason=reason), pytest.raises(InvalidDataset, match=reason):
-            RowForm(TaskSpec(name="t"))(0, record)
+            Task(TaskSpec(name="t"))(0, record)
 
 
 YAML = b"""

@@ -25,7 +25,9 @@ def structure() -> models.ModelStructure:
     return models.ModelStructure(
         model="m", architecture="A", num_layers=1, hidden_size=4, vocab_size=9, context_length=64,
         dtype="float32", device="cpu", num_parameters=1, chat_template=False, eos_token_ids=[1],
-        hooks={"logits": models.HookInfo(location="lm_head.output", width=4, dtype="float32")},
+        hooks={
+            "logits": models.HookInfo(location="lm_head.output", width=4, dtype="float32", tail_only=True)
+        },
         module_locations=["lm_head.output"],
     )  # fmt: skip
 
