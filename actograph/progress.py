@@ -24,10 +24,8 @@ class Update(Protocol):
 class Lines:
     """Writes a line at each change of the status and every few seconds, and the last state at the end."""
 
-    def __init__(self, unit: str = "samples", pause: float = LINE_SECONDS) -> None:
-        self._unit, self._pause = unit, pause
-        self._status, self._written_at = "", 0.0
-        self._pending = ""
+    def __init__(self) -> None:
+        self._status, self._written_at, self._pending = "", 0.0, ""
 
     def __enter__(self) -> Self:
         return self
@@ -35,9 +33,9 @@ class Lines:
     def __exit__(self, *exc: object) -> None:
         sys.stderr.write(self._pending)
 
-    def update(self, status: str, done: int, failed: int, total: int, rate: float | None) -> None:
-        self._pending = progress_text(status, done, failed, total, rate, unit=self._unit) + "\n"
-        if status != self._status or time.monotonic() >= self._written_at + self._pause:
+    def show(self, status: str, text: str, done: int, total: int) -> None:
+        self._pending = f"{text}\n"
+        if status != self._status or time.monotonic() >= self._written_at + LINE_SECONDS:
             sys.stderr.write(self._pending)
             sys.stderr.flush()
             self._status, self._written_at, self._pending = status, time.monotonic(), ""
@@ -46,14 +44,12 @@ class Lines:
 class Bar:
     """Redraws a bar in one line of a terminal."""
 
-    def __init__(self, unit: str = "samples") -> None:
+    def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self._unit = unit
-        self._progress = Progress(
-            BarColumn(), TextColumn("{task.description}", markup=False), console=Console(stderr=True)
-        )
+        text = TextColumn("{task.description}", markup=False)
+        self._progress = Progress(BarColumn(), text, console=Console(stderr=True))
         self._task = self._progress.add_task("", total=None)
 
     def __enter__(self) -> Self:
@@ -63,14 +59,13 @@ class Bar:
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def update(self, status: str, done: int, failed: int, total: int, rate: float | None) -> None:
-        text = progress_text(status, done, failed, total, rate, unit=self._unit)
+    def show(self, status: str, text: str, done: int, total: int) -> None:
         self._progress.update(self._task, description=text, completed=done, total=total or None)
 
 
-def view(unit: str = "samples") -> Bar | Lines:
+def view() -> Bar | Lines:
     """Return a bar if stdout and stderr are terminals, else lines."""
-    return Bar(unit) if sys.stdout.isatty() and sys.stderr.isatty() else Lines(unit)
+    return Bar() if sys.stdout.isatty() and sys.stderr.isatty() else Lines()
 
 
 @contextmanager
@@ -80,13 +75,13 @@ def meter(unit: str = "samples", *, show: bool = True) -> Iterator[Update]:
         yield lambda status, done, total, failed=0: None
         return
     begun: dict[str, tuple[float, int]] = {}
-    with view(unit) as shown:
+    with view() as shown:
 
         def update(status: str, done: int, total: int, failed: int = 0) -> None:
             began, first = begun.setdefault(status, (time.monotonic(), done))
             seconds = time.monotonic() - began
             rate = (done - first) / seconds if done > first and seconds > 0 else None
-            shown.update(status, done, failed, total, rate)
+            shown.show(status, progress_text(status, done, failed, total, rate, unit=unit), done, total)
 
         yield update
 
@@ -101,9 +96,10 @@ def follower(*, show: bool) -> Iterator[Callable[["Job"], None]]:
 
         def update(job: "Job") -> None:
             numbers = job.progress
-            place = f" #{job.queue_position}" if job.queue_position is not None else ""
-            done = numbers.completed + numbers.failed
-            shown.update(f"{job.status}{place}", done, numbers.failed, numbers.total, job.samples_per_second)
+            status = job.status if job.queue_position is None else f"{job.status} #{job.queue_position}"
+            done, total = numbers.completed + numbers.failed, numbers.total
+            text = progress_text(status, done, numbers.failed, total, job.samples_per_second)
+            shown.show(status, text, done, total)
 
         yield update
 

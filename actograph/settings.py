@@ -29,15 +29,9 @@ class Settings(BaseSettings):
         default_factory=lambda: Path.home() / ".actograph",
         description="Folder of the default database, artifacts, broker data and logs.",
     )
-    database_url: str = Field(
-        "", description="SQLAlchemy URL of the index. Default: SQLite in `home`.", repr=False
-    )
-    broker_url: str = Field(
-        "redis://127.0.0.1:6379/0", description="Redis that wakes the workers.", repr=False
-    )
-    artifact_url: str = Field(
-        "", description="`file:///folder` or `s3://bucket/prefix`. Default: `home/artifacts`."
-    )
+    database_url: str = Field("", description="SQLAlchemy URL. Default: SQLite in `home`.", repr=False)
+    broker_url: str = Field("redis://127.0.0.1:6379/0", description="Redis that wakes workers.", repr=False)
+    artifact_url: str = Field("", description="`file:///folder` or `s3://bucket/prefix`. Default: in `home`.")
     downloads: Literal["redirect", "proxy"] = Field(
         "redirect", description="S3: clients get a presigned URL, or the bytes from the API."
     )
@@ -52,82 +46,44 @@ class Settings(BaseSettings):
     )
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1` ...; `auto` uses a GPU if there is one.")
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is torch's default.")
-    batch_size: int = Field(
-        0, ge=0, description="Most samples that run at once; 0 is 32 on a CPU and 256 on a GPU."
-    )
-    allowed_models: CommaList = Field((), description="Further models that jobs may name, comma-separated.")
-    model_switching: bool = Field(
-        True, description="Load allowed models for jobs; false serves only `model`."
-    )
-    data_roots: CommaList = Field(
-        (), description="Folders that `dataset: {path}` may read from, comma-separated."
-    )
+    batch_size: int = Field(0, ge=0, description="Most samples at once; 0: 32 on a CPU, 256 on a GPU.")
+    allowed_models: CommaList = Field((), description="Further models of jobs, comma-separated.")
+    model_switching: bool = Field(True, description="Load allowed models; false serves only `model`.")
+    data_roots: CommaList = Field((), description="Folders of `dataset: {path}`, comma-separated.")
     api_keys: CommaList = Field(
         (), description="Admin keys, comma-separated. Without keys the API serves only loopback.", repr=False
     )
-    supervisor_key: str = Field(
-        "", description="Key of `up` for the state of the workers; `up` sets it.", repr=False
-    )
+    supervisor_key: str = Field("", description="Key of `up` for the workers' state, set by it.", repr=False)
     host: str = Field("127.0.0.1", description="Address of the API.")
     port: int = Field(8420, ge=0, le=65535, description="Port of the API.")
     api_processes: int = Field(1, ge=1, le=64, description="Processes behind the address of the API.")
     metrics_open: bool = Field(False, description="Serve `/metrics` without a key.")
     url: str = Field("", description="Client: the service's URL. Default: http://127.0.0.1:8420.")
     api_key: str = Field("", description="Client: the key to send.", repr=False)
-    lease_seconds: float = Field(
-        30.0, gt=0, description="The samples of a worker that is silent for this long are given away."
-    )
+    lease_seconds: float = Field(30.0, gt=0, description="Samples of a worker silent for so long are freed.")
     submit_priority_floor: int = Field(1, ge=0, le=9, description="Most urgent priority for `submit` keys.")
-    model_hold_seconds: float = Field(
-        600.0, ge=0, description="Longest delay of a job by jobs of the loaded model."
-    )
-    stall_seconds: float = Field(
-        600.0, gt=0, description="A worker without progress for this long is restarted."
-    )
-    sample_timeout_seconds: float = Field(
-        0.0, ge=0, description="Default time limit for decoding a sample; 0: none."
-    )
-    max_consecutive_failures: int = Field(
-        10, ge=0, description="Consecutive failed samples that stop a job; 0: never."
-    )
-    reconcile_seconds: float = Field(
-        5.0, gt=0, description="Interval of the check for silent workers and unfinished jobs."
-    )
-    idle_poll_seconds: float = Field(
-        3.0, gt=0, description="Interval in which an idle worker looks for jobs."
-    )
-    host_buffer_bytes: int = Field(
-        2 << 30, gt=0, description="Memory for captured rows before they are on disk."
-    )
-    shard_bytes: int = Field(
-        256 << 20, gt=0, description="Approximate size at which session files are split."
-    )
-    disk_floor_bytes: int = Field(
-        2 << 30, ge=0, description="The queue pauses below this free space; 0: never."
-    )
-    store_quota_bytes: int = Field(
-        0, ge=0, description="Quota for all sessions and uploaded files; 0: no limit."
-    )
+    model_hold_seconds: float = Field(600.0, ge=0, description="Most delay by jobs of the loaded model.")
+    stall_seconds: float = Field(600.0, gt=0, description="A worker is restarted after so long a stall.")
+    sample_timeout_seconds: float = Field(0.0, ge=0, description="Default limit of a sample; 0: none.")
+    max_consecutive_failures: int = Field(10, ge=0, description="Failures that stop a job; 0: never.")
+    reconcile_seconds: float = Field(5.0, gt=0, description="Interval of the search for silent workers.")
+    idle_poll_seconds: float = Field(3.0, gt=0, description="Interval in which idle workers look for jobs.")
+    host_buffer_bytes: int = Field(2 << 30, gt=0, description="Memory for rows before they are on disk.")
+    shard_bytes: int = Field(256 << 20, gt=0, description="Approximate size of session files.")
+    disk_floor_bytes: int = Field(2 << 30, ge=0, description="The queue pauses below this space; 0: never.")
+    store_quota_bytes: int = Field(0, ge=0, description="Quota of sessions and uploads; 0: no limit.")
     owner_quota_bytes: int | None = Field(
         None, ge=0, description="The same of one owner. Default: 3/4 of the local disk for owners of keys."
     )
     expire_after_seconds: int = Field(0, ge=0, description="Default lifetime of sessions; 0 keeps them.")
     chat_max_tokens: int = Field(2048, ge=1, description="Default max_tokens of chats.")
-    chat_timeout_seconds: float = Field(
-        600.0, gt=0, description="Time limit of a chat, with its time in the queue."
-    )
-    chat_retention_seconds: int = Field(
-        3600, ge=0, description="Lifetime of ended chats without sessions; 0 keeps them."
-    )
-    job_retention_seconds: int = Field(
-        0, ge=0, description="Lifetime of other ended jobs without sessions; 0 keeps them."
-    )
+    chat_timeout_seconds: float = Field(600.0, gt=0, description="Limit of a chat, queueing included.")
+    chat_retention_seconds: int = Field(3600, ge=0, description="Life of ended chats without sessions.")
+    job_retention_seconds: int = Field(0, ge=0, description="Of other ended jobs; 0 keeps them.")
     max_upload_bytes: int = Field(1 << 30, gt=0, description="Maximum size of an uploaded file.")
     max_body_bytes: int = Field(8 << 20, gt=0, description="Maximum size of a JSON body.")
-    batch_max_requests: int = Field(
-        50_000, ge=1, le=200_000, description="Most lines in a batch's input file."
-    )
-    batch_max_bytes: int = Field(200 << 20, gt=0, description="Maximum size of a batch's input file.")
+    batch_max_requests: int = Field(50_000, ge=1, le=200_000, description="Most lines of a batch's file.")
+    batch_max_bytes: int = Field(200 << 20, gt=0, description="Maximum size of a batch's file.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
 
     @field_validator("s3_public_endpoint")

@@ -29,48 +29,37 @@ POINTS: tuple[str, ...] = ("embed", *LAYER_POINTS, "final_norm", "logits")
 LayerSlice = Annotated[str, Field(pattern=r"^\d{0,6}:\d{0,6}(:[1-9]\d{0,5})?$")]
 
 _CANONICAL = re.compile(rf"^({'|'.join(LAYER_POINTS)})\.(\d+)$")
-_FLAT = re.compile(r"^layer_(\d+)_(\w+)$")
-_TRANSFORMER_LENS = re.compile(r"^blocks\.(\d+)\.([\w.]+)$")
-_NNTERP = re.compile(r"^(layers_input|layers_output|attentions_output|mlps_output)\[(\d+)\]$")
+_DIGITS = re.compile(r"\d+")
 _INDEX = re.compile(r"\[(\d+)\]")
 _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 # a module's main tensor, as nnsight code names it where modules return tuples
 _FIRST = ".output.0"
 
-_FLAT_POINTS = {
-    "input": "resid_pre",
-    "input_layernorm_output": "attn_in",
-    "self_attn_output": "attn_out",
-    "post_attention_layernorm_input": "resid_mid",
-    "post_attention_layernorm_output": "mlp_in",
-    "mlp_output": "mlp_out",
-    "output": "resid_post",
-}
-# TransformerLens: the names that SAE users type, then those of version 3
-_TRANSFORMER_LENS_POINTS = {
-    "hook_resid_pre": "resid_pre",
-    "hook_in": "resid_pre",
-    "hook_attn_out": "attn_out",
-    "attn.hook_out": "attn_out",
-    "hook_resid_mid": "resid_mid",
-    "hook_mlp_out": "mlp_out",
-    "mlp.hook_out": "mlp_out",
-    "hook_resid_post": "resid_post",
-    "hook_out": "resid_post",
-}
-_NNTERP_POINTS = {
-    "layers_input": "resid_pre",
-    "layers_output": "resid_post",
-    "attentions_output": "attn_out",
-    "mlps_output": "mlp_out",
-}
-_MODEL_ALIASES = {
-    "hook_embed": "embed",
-    "embed.hook_out": "embed",
-    "token_embeddings": "embed",
-    "ln_final": "final_norm",
-    "unembed.hook_out": "logits",
-}
+#: point -> its other names: the flat name, those of TransformerLens (what SAE users type, then version 3) and
+#: of nnterp
+_ALIASES: dict[str, tuple[str, ...]] = {
+    "embed": ("hook_embed", "embed.hook_out", "token_embeddings"),
+    "resid_pre": (
+        "layer_{}_input", "blocks.{}.hook_resid_pre", "blocks.{}.hook_in", "layers_input[{}]",
+    ),
+    "attn_in": ("layer_{}_input_layernorm_output",),
+    "attn_out": (
+        "layer_{}_self_attn_output", "blocks.{}.hook_attn_out", "blocks.{}.attn.hook_out",
+        "attentions_output[{}]",
+    ),
+    "resid_mid": ("layer_{}_post_attention_layernorm_input", "blocks.{}.hook_resid_mid"),
+    "mlp_in": ("layer_{}_post_attention_layernorm_output",),
+    "mlp_out": (
+        "layer_{}_mlp_output", "blocks.{}.hook_mlp_out", "blocks.{}.mlp.hook_out", "mlps_output[{}]",
+    ),
+    "resid_post": (
+        "layer_{}_output", "blocks.{}.hook_resid_post", "blocks.{}.hook_out", "layers_output[{}]",
+    ),
+    "final_norm": ("ln_final",),
+    "logits": ("unembed.hook_out",),
+}  # fmt: skip
+_POINT_OF = {alias: point for point, names in _ALIASES.items() for alias in names}
+_POINT_OF |= {f"{point}.{{}}": point for point in LAYER_POINTS} | {point: point for point in MODEL_POINTS}
 
 
 def canonical(name: str) -> str | None:
@@ -78,30 +67,14 @@ def canonical(name: str) -> str | None:
 
     Returns None for unknown names and for module paths, which need the structure; see `resolve`.
     """
-    if name in MODEL_POINTS:
-        return name
-    if m := _CANONICAL.match(name):
-        return f"{m[1]}.{int(m[2])}"
-    if name in _MODEL_ALIASES:
-        return _MODEL_ALIASES[name]
-    if (m := _FLAT.match(name)) and m[2] in _FLAT_POINTS:
-        return f"{_FLAT_POINTS[m[2]]}.{int(m[1])}"
-    if (m := _TRANSFORMER_LENS.match(name)) and m[2] in _TRANSFORMER_LENS_POINTS:
-        return f"{_TRANSFORMER_LENS_POINTS[m[2]]}.{int(m[1])}"
-    if m := _NNTERP.match(name):
-        return f"{_NNTERP_POINTS[m[1]]}.{int(m[2])}"
-    return None
+    point = _POINT_OF.get(_DIGITS.sub("{}", name, count=1))
+    layer = _DIGITS.search(name)
+    return point if point is None or layer is None else f"{point}.{int(layer[0])}"
 
 
 def aliases(hook: str) -> list[str]:
     """All other names of this hook that `canonical` understands."""
-    point, layer = point_of(hook), layer_of(hook)
-    if layer is None:
-        return [name for name, meant in _MODEL_ALIASES.items() if meant == point]
-    found = [f"layer_{layer}_{name}" for name, meant in _FLAT_POINTS.items() if meant == point]
-    found += [f"blocks.{layer}.{name}" for name, meant in _TRANSFORMER_LENS_POINTS.items() if meant == point]
-    found += [f"{name}[{layer}]" for name, meant in _NNTERP_POINTS.items() if meant == point]
-    return found
+    return [name.format(layer_of(hook)) for name in _ALIASES.get(point_of(hook), ())]
 
 
 def flat_name(hook: str) -> str:
@@ -110,7 +83,7 @@ def flat_name(hook: str) -> str:
     Hooks without such an alias get a similar name: `layer_3_router_logits`, and for a module location
     `model_layers_0_mlp_up_proj_output`.
     """
-    flat = next((name for name in aliases(hook) if _FLAT.match(name)), None)
+    flat = next((name for name in aliases(hook) if name.startswith("layer_")), None)
     if flat is None and (layer := layer_of(hook)) is not None:
         flat = f"layer_{layer}_{point_of(hook)}"
     return flat or re.sub(r"\W+", "_", hook)
@@ -170,21 +143,15 @@ def resolve(name: str, structure: ModelStructure) -> str:
         return location
     if location in structure.unavailable:
         raise UnknownHook(f"{name}: {structure.unavailable[location]}", param="hooks")
-    near = nearest(name, location, structure)
-    hint = f"; nearest: {', '.join(near)}" if near else ""
+    near = difflib.get_close_matches(name, list(structure.locations), cutoff=0.5)
+    near += difflib.get_close_matches(location, structure.module_locations, cutoff=0.7)
+    hint = f"; nearest: {', '.join(near[:3])}" if near else ""
     raise UnknownHook(f"{name}: no such hook point or module{hint}", param="hooks")
 
 
 def _why_missing(hook: str, structure: ModelStructure) -> str:
     general = structure.unavailable.get(point_of(hook), "this architecture does not have it")
     return structure.unavailable.get(hook, general)
-
-
-def nearest(name: str, location: str, structure: ModelStructure, count: int = 3) -> list[str]:
-    """The valid names that are most similar to `name`."""
-    found = difflib.get_close_matches(name, list(structure.locations), n=count, cutoff=0.5)
-    found += difflib.get_close_matches(location, list(structure.module_locations), n=count, cutoff=0.7)
-    return found[:count]
 
 
 def select_layers(layers: Sequence[int] | str | None, num_layers: int) -> list[int]:

@@ -1,6 +1,7 @@
 import pytest
 
-from actograph.progress import Lines, progress_text
+from actograph import progress
+from actograph.progress import progress_text
 
 
 def test_text(subtests: pytest.Subtests) -> None:
@@ -15,9 +16,13 @@ def test_text(subtests: pytest.Subtests) -> None:
             assert progress_text(*numbers) == text
 
 
-def test_lines_are_spared_but_the_last_is_written(capsys: pytest.CaptureFixture[str]) -> None:
-    with Lines(pause=3600) as shown:
-        shown.update("queued", 0, 0, 5, None)
+def test_lines_are_spared_but_the_last_is_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 3600)
+    with progress.meter() as update:
+        update("queued", 0, 5)
         for done in range(5):
-            shown.update("in_progress", done, 0, 5, None)
-    assert capsys.readouterr().err.splitlines() == ["queued 0/5", "in_progress 0/5", "in_progress 4/5"]
+            update("in_progress", done, 5)
+    said = [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["queued 0/5", "in_progress 0/5", "in_progress 4/5"]
