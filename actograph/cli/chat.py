@@ -63,7 +63,7 @@ def _answer(client: "Client", said: list[dict[str, str]], model: str | None, fie
     session_id, finish = None, None
     for chunk in client.chat.stream(said, model=model, **fields):
         for choice in chunk.choices:
-            piece = choice.delta.get("content") or ""
+            piece = choice.delta.content or ""
             whole += piece
             sys.stdout.write(piece)
             sys.stdout.flush()

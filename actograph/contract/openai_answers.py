@@ -124,9 +124,27 @@ class Completion(Answer):
     usage: CompletionUsage | None = None
 
 
+class ToolCallDelta(ToolCall):
+    """A whole call; calls are not streamed in pieces."""
+
+    index: int
+
+
+class Delta(BaseModel):
+    """What is new of the message; other fields are left out."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_new(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
+
+
 class ChatChunkChoice(Captured):
     index: int
-    delta: dict[str, Any] = Field(description="What is new of the message; calls come whole.")
+    delta: Delta
     finish_reason: FinishReason | None = None
     logprobs: ChatLogprobs | None = None
 

@@ -262,7 +262,7 @@ def of_contract() -> dict[str, Any]:
         "capture": {
             "points": list(hooks.POINTS),
             "positions": list(get_args(row_selection.NamedPositions)),
-            "segments": list(get_args(row_selection.Segment)),
+            "segments": list(get_args(row_selection.SegmentName)),
             "reduce": list(get_args(row_selection.Reduce)),
             "dtypes": list(get_args(specs.Dtype)),
             "modes": list(get_args(capture["mode"].annotation)),

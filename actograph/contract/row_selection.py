@@ -5,11 +5,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from actograph.contract.base import Spec
+from actograph.contract.base import Resource, Spec
 
 
 def _distinct(value: list[int]) -> list[int]:
@@ -37,7 +37,7 @@ class ChosenFeatures(Spec):
 Features = FirstFeatures | ChosenFeatures
 
 
-Segment = Literal["prompt", "think", "answer", "tool_call", "tool_result"]
+SegmentName = Literal["prompt", "think", "answer", "tool_call", "tool_result"]
 
 
 class Stride(Spec):
@@ -68,10 +68,10 @@ Tokens = Annotated[
     Field(min_length=1, max_length=100_000, fail_fast=True),
     AfterValidator(_distinct),
 ]
-Segments = Annotated[list[Segment], Field(min_length=1, max_length=5)]
+Segments = Annotated[list[SegmentName], Field(min_length=1, max_length=5)]
 NamedPositions = Literal["all", "prompt", "generated", "last", "last_prompt"]
 #: tokens of a sample and their rows, in capture specs, interventions, comparisons and matrices
-Positions = NamedPositions | Segment | Stride | TokenRange | Tokens | Segments
+Positions = NamedPositions | SegmentName | Stride | TokenRange | Tokens | Segments
 
 #: segments that a model generates
 GENERATED_SEGMENTS = frozenset({"think", "answer", "tool_call"})
@@ -149,15 +149,12 @@ class Selection:
         return range(first, stop)
 
 
-class Span(Protocol):
-    """A segment of a session: tokens [start, stop)."""
+class Segment(Resource):
+    """A named range of a session's tokens, [start, stop)."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
+    name: str
+    start: int
+    stop: int
 
 
 def needs_segments(positions: Positions) -> bool:
@@ -166,7 +163,7 @@ def needs_segments(positions: Positions) -> bool:
 
 
 def stored_rows(
-    positions: Positions, tokens: Sequence[int], *, prompt_tokens: int, ran: int, segments: Iterable[Span]
+    positions: Positions, tokens: Sequence[int], *, prompt_tokens: int, ran: int, segments: Iterable[Segment]
 ) -> list[int]:
     """Rows of a stored tensor whose tokens are selected, ascending.
 

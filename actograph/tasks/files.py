@@ -1,5 +1,6 @@
 """Task files: YAML."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,12 +14,22 @@ MAX_FILE_BYTES = 200_000
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without aliases: a few lines of them can stand for any number of values."""
+    """YAML without aliases, in which `1:30` and `2024-05-06` are texts: no base-60 numbers, no dates."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
+        if self.check_event(yaml.AliasEvent):  # a few lines of them can stand for any number of values
             raise yaml.YAMLError("it uses aliases; write the values out")
         return super().compose_node(parent, index)
+
+
+_Loader.yaml_implicit_resolvers = {
+    start: [
+        (tag, re.compile(f"(?!.*:){pattern.pattern}", re.VERBOSE))
+        for tag, pattern in resolvers
+        if not tag.endswith(":timestamp")
+    ]
+    for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def read_task_file(content: bytes, *, param: str = "task") -> dict[str, Any]:

@@ -33,10 +33,10 @@ class ChatChunks:
 
     def opening(self, index: int) -> list[BaseModel]:
         """The choices to send before the text."""
-        return [answers.ChatChunkChoice(index=index, delta={"role": "assistant", "content": ""})]
+        return [answers.ChatChunkChoice(index=index, delta=answers.Delta(role="assistant", content=""))]
 
     def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
-        return answers.ChatChunkChoice(index=index, delta={"content": text}, logprobs=logprobs)
+        return answers.ChatChunkChoice(index=index, delta=answers.Delta(content=text), logprobs=logprobs)
 
     def ending(self, result: ChatResult, row: SampleRow, sent: "_Choice") -> list[BaseModel]:
         """The choices to send at the end: the unsent text, tool calls, and the finish reason.
@@ -47,13 +47,13 @@ class ChatChunks:
         rest = sent.rest(choice.message.content or "")
         found = [self.piece(place, rest, choice.logprobs)] if rest else []
         calls = [
-            {"index": number, **call.model_dump()}
+            answers.ToolCallDelta(index=number, id=call.id, function=call.function)
             for number, call in enumerate(choice.message.tool_calls or ())
         ]
         if calls:
-            found.append(answers.ChatChunkChoice(index=place, delta={"tool_calls": calls}))
+            found.append(answers.ChatChunkChoice(index=place, delta=answers.Delta(tool_calls=calls)))
         last = answers.ChatChunkChoice(
-            index=place, delta={}, finish_reason=choice.finish_reason, **_captured(choice)
+            index=place, delta=answers.Delta(), finish_reason=choice.finish_reason, **_captured(choice)
         )
         return [*found, last]
 

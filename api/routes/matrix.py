@@ -9,7 +9,7 @@ from pydantic_core import from_json
 from starlette.responses import Response, StreamingResponse
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.row_selection import NamedPositions, Positions, Reduce, Segment
+from actograph.contract.row_selection import NamedPositions, Positions, Reduce, SegmentName
 from api.auth import READ
 from api.bodies import slow
 from api.dependencies import JobId, ServicesDep
@@ -91,7 +91,7 @@ def _parsed(text: str) -> Positions:
     try:
         return _positions.validate_python([value] if type(value) is int else value)
     except ValidationError:
-        names = ", ".join([*get_args(NamedPositions), *get_args(Segment)[1:]])
+        names = ", ".join([*get_args(NamedPositions), *get_args(SegmentName)[1:]])
         raise InvalidRequest(
             f"positions={text[:100]} is none of {names}, a token number, or JSON such as [0, -1], "
             '{"stride": k} or {"start": a, "stop": b}',

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from actograph.contract.errors import StoreDamaged
 from actograph.contract.models import ModelIdentity
 from actograph.contract.resources import SessionFile, TensorInfo
+from actograph.contract.row_selection import Segment
 from actograph.tensor_files import itemsize
 
 FORMAT_VERSION = 1
@@ -53,14 +54,6 @@ class Turn(ManifestPart):
     stop: int
     prompt_tokens: int
     context: int | None = Field(None, description="null for the first turn.")
-
-
-class Segment(ManifestPart):
-    """A named range of tokens, [start, stop)."""
-
-    name: str
-    start: int
-    stop: int
 
 
 class AppliedIntervention(ManifestPart):

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actograph.contract.errors import CaptureFailed
-from actograph.contract.row_selection import Positions, Selection
-from storage.sessions.manifest import Segment, Turn
+from actograph.contract.row_selection import Positions, Segment, Selection
+from storage.sessions.manifest import Turn
 from worker.engine.requests import Generation
 from worker.sample.segments import Markup, SegmentFollower, runs
 

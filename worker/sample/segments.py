@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from storage.sessions.manifest import Segment
+from actograph.contract.row_selection import Segment
 from worker.engine.tokens.stopping import decode_exactly
 
 ANSWER = "answer"

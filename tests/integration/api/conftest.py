@@ -22,6 +22,7 @@ from starlette.testclient import TestClient
 
 from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
 from actograph.contract.resources import SessionFile, TensorInfo
+from actograph.contract.row_selection import Segment
 from actograph.settings import Settings
 from api.app import create_app
 from api.dependencies import Services
@@ -32,7 +33,7 @@ from storage.queue import claim, workers
 from storage.queue.commit import SampleResult
 from storage.queue.leases import LeasedSample
 from storage.sessions import sessions
-from storage.sessions.manifest import Segment, SessionManifest, StoredTensor
+from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 from storage.tables.models import JobRow, SampleRow
 from storage.upkeep import reaper

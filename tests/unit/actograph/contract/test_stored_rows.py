@@ -3,22 +3,15 @@
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
-from actograph.contract.row_selection import Positions, consecutive, stored_rows
-
-
-class NamedSpan(BaseModel):
-    name: str
-    start: int
-    stop: int
-
+from actograph.contract.row_selection import Positions, Segment, consecutive, stored_rows
 
 SEGMENTS = [
-    NamedSpan(name="prompt", start=0, stop=5),
-    NamedSpan(name="think", start=5, stop=6),
-    NamedSpan(name="answer", start=6, stop=8),
-    NamedSpan(name="think", start=8, stop=9),
+    Segment(name="prompt", start=0, stop=5),
+    Segment(name="think", start=5, stop=6),
+    Segment(name="answer", start=6, stop=8),
+    Segment(name="think", start=8, stop=9),
 ]
 _positions: TypeAdapter[Positions] = TypeAdapter(Positions)
 

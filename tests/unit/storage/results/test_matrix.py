@@ -11,12 +11,12 @@ import pytest
 
 from actograph.contract.errors import InvalidRequest, MixedIdentities, NotFound
 from actograph.contract.resources import TensorInfo
-from actograph.contract.row_selection import TokenRange
+from actograph.contract.row_selection import Segment, TokenRange
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
 from storage.index.ids import new_session_id
 from storage.results.matrix import Choice, Source, read
-from storage.sessions.manifest import Segment, SessionManifest, StoredTensor
+from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 
 HOOK = "resid_post.1"
