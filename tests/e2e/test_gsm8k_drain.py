@@ -99,7 +99,7 @@ def test_all_problems_are_drained_with_a_session_each(
     check_sessions(service.home, samples, tokenizer_of(model))
 
 
-def test_a_worker_killed_in_mid_drain_costs_its_batch_and_nothing_else(
+def test_a_worker_killed_in_mid_drain_costs_what_it_ran_and_nothing_else(
     up: Callable[..., Any], wait: Callable[..., None], shared: Path
 ) -> None:
     """Sampled, several epochs of each problem: a sample that runs again gives the same text.
@@ -133,7 +133,7 @@ def test_a_worker_killed_in_mid_drain_costs_its_batch_and_nothing_else(
             assert completed[sample_id].session_id == sample.session_id
         again = {s.id for s in completed.values() if s.losses > 0}
         assert leased <= again
-        assert len(again) <= 32, "at most one batch ran again"
+        assert len(again) <= 32 + 32 // 8, "only what ran or was claimed ahead ran again"
         assert len({s.session_id for s in completed.values()}) == len(completed)
         texts = {(s.index, s.epoch): s.completion for s in completed.values()}
         expected = {(s.index, s.epoch): s.completion for s in client.jobs.get(undisturbed).samples()}
