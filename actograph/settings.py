@@ -78,8 +78,12 @@ class Settings(BaseSettings):
     expire_after_seconds: int = Field(0, ge=0, description="Default lifetime of sessions; 0 keeps them.")
     chat_max_tokens: int = Field(2048, ge=1, description="Default max_tokens of chats.")
     chat_timeout_seconds: float = Field(600.0, gt=0, description="Limit of a chat, queueing included.")
-    chat_retention_seconds: int = Field(3600, ge=0, description="Life of ended chats without sessions.")
-    job_retention_seconds: int = Field(0, ge=0, description="Of other ended jobs; 0 keeps them.")
+    chat_retention_seconds: int = Field(
+        3600, ge=0, description="Lifetime of ended chats without sessions; 0: no end."
+    )
+    job_retention_seconds: int = Field(
+        0, ge=0, description="Lifetime of other ended jobs without sessions; 0: no end."
+    )
     max_upload_bytes: int = Field(1 << 30, gt=0, description="Maximum size of an uploaded file.")
     max_body_bytes: int = Field(8 << 20, gt=0, description="Maximum size of a JSON body.")
     batch_max_requests: int = Field(50_000, ge=1, le=200_000, description="Most lines of a batch's file.")

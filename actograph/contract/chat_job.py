@@ -115,4 +115,4 @@ def line_key(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 def spec_of(job: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
     """The stored spec of a batch, with the capture and interventions of one line (a stored `BatchInput`)."""
-    return {**job} | {name: stored.get(name) or job[name] for name in ("capture", "interventions")}
+    return dict(job) | {name: stored.get(name) or job[name] for name in ("capture", "interventions")}

@@ -67,6 +67,8 @@ def canonical(name: str) -> str | None:
 
     Returns None for unknown names and for module paths, which need the structure; see `resolve`.
     """
+    if "{" in name:
+        return None
     point = _POINT_OF.get(_DIGITS.sub("{}", name, count=1))
     layer = _DIGITS.search(name)
     return point if point is None or layer is None else f"{point}.{int(layer[0])}"

@@ -131,7 +131,7 @@ class ToolCallDelta(ToolCall):
 
 
 class Delta(BaseModel):
-    """What is new of the message; other fields are left out."""
+    """New text and calls of the message; fields without news are left out."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

@@ -81,6 +81,7 @@ def test_an_unknown_name_is_refused_and_says_what_is_near(subtests: pytest.Subte
         ("__import__('os').system('true')", "no such hook"),
         ("resid_post", "no such hook"),
         ("resid_post.-1", "no such hook"),
+        ("resid_post.{}", "no such hook"),
         ("", "no such hook"),
     ]:
         with (
