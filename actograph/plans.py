@@ -148,7 +148,7 @@ def is_gpu(structure: ModelStructure) -> bool:
 
 
 def most_slots(*, on_gpu: bool, most: int = 0) -> int:
-    """Most requests at once: `most` (ACTOGRAPH_BATCH_SIZE), or the default if it is 0."""
+    """Most requests at once: `most` (ACTOGRAPH_SLOTS), or the default if it is 0."""
     return most or (GPU_SLOTS if on_gpu else CPU_SLOTS)
 
 

@@ -57,13 +57,15 @@ def check_hooks(
 
 
 def check_prompts(spec: Spec, structure: ModelStructure | None) -> None:
-    """Check `logit_bias` and the messages of a spec.
+    """Check the engine, `logit_bias` and the messages of a spec.
 
     Raises:
-        InvalidRequest: the model lacks a token, or the spec needs a chat template and there is none.
+        InvalidRequest: the model lacks a token or needs traces, or the spec needs a chat template and there
+            is none.
     """
     if structure is not None:
         check_sampling(spec.sampling, structure)
+        structure.engine_for(spec.engine)
     lacks_template = structure is not None and not structure.chat_template
     if isinstance(spec, EvaluationSpec):
         _check_task_messages(spec, lacks_template=lacks_template)

@@ -233,7 +233,7 @@ def _memory(
     device, host = (keys + need.staging, rows) if on_gpu else (keys, keys + need.staging + rows)
     for_keys, total = (None, None) if room is None else (room.for_keys, room.total)
     return {
-        "batch_size": chosen,
+        "slots": chosen,
         "device": _need(device, for_keys),
         "host": _need(host, memory.get("host_available_bytes") if on_gpu else total),
     }

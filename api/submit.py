@@ -314,7 +314,7 @@ def insert(
         hooks=submission.hooks,
         total=submission.total,
         owner=submission.owner,
-        pinned=jobs.pin_to(submission.structure),
+        pinned=jobs.pin_to(submission.structure, submission.spec.engine),
         request_key=key,
     )
     # without the broker an idle worker finds the job

@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--layers", default=None, help="all, or a slice; default: three of them")
     parser.add_argument("--rounds", type=int, default=5, help="that count, at least two")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
-    parser.add_argument("--batch-size", type=int, default=0, help="of this side; 0: the memory plan")
+    parser.add_argument("--slots", type=int, default=0, help="of this side; 0: the memory plan")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--json", type=Path, help="write the result here")
@@ -165,7 +165,7 @@ def main() -> None:
         ]  # fmt: skip
         environment = {
             **os.environ,
-            "ACTOGRAPH_BATCH_SIZE": str(arguments.batch_size),
+            "ACTOGRAPH_SLOTS": str(arguments.slots),
             "ACTOGRAPH_DEVICE": arguments.device,
             "ACTOGRAPH_DTYPE": arguments.dtype,
         }
@@ -201,7 +201,7 @@ def report(found: list[dict[str, Any]], same: int, arguments: argparse.Namespace
         "device": arguments.device,
         "dtype": arguments.dtype,
         "threads": arguments.threads,
-        "batch_size": {"actograph": arguments.batch_size or "default", "lm_eval": BATCH},
+        "batch_size": {"actograph": arguments.slots or "default", "lm_eval": BATCH},
         "same_completions": same,
         "rounds": found,
     }

@@ -41,7 +41,7 @@ def drain(count: int, arguments: argparse.Namespace) -> dict[str, Any]:
         "ACTOGRAPH_DEVICE": "cpu",
         "ACTOGRAPH_THREADS": "1",
         "OMP_NUM_THREADS": "1",
-        "ACTOGRAPH_BATCH_SIZE": str(arguments.batch_size),
+        "ACTOGRAPH_SLOTS": str(arguments.slots),
     }
     spec = {
         "kind": "evaluation",
@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=int, default=400, help="problems")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
     counts = [int(text) for text in arguments.workers.split(",")]

@@ -54,6 +54,7 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
     "top_p": (float, "sampling.top_p", "Nucleus sampling probability."),
     "top_k": (int, "sampling.top_k", "Sample from the k likeliest tokens."),
     "seed": (int, "sampling.seed", "Seed of the job."),
+    "engine": (str, "engine", "auto, streaming, or traced: under nnsight, as a reference."),
     "truncate": (bool, "truncate", "Mode prefill: cut texts to the model's context."),
     "priority": (int, "priority", "0 runs first, 9 last."),
     "tag": (list[str], "tags", "Tag. Repeat for more."),

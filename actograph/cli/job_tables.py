@@ -145,7 +145,7 @@ def describe_estimate(found: "Estimate") -> str:
         "generated": f"at most {found.generated_tokens}" if found.generated_tokens else "nothing",
         "per token": _size(found.bytes_per_token),
         "per sample": _size(found.bytes_per_sample),
-        "batch size": _known(found.batch_size),
+        "slots": _known(found.slots),
         "weights": _size(found.weights_bytes),
         "fits": _verdict(found.fits),
     }

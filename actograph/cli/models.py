@@ -124,6 +124,7 @@ def _facts(found: "ModelStructure") -> str:
         "parameters": found.num_parameters,
         "dtype": found.dtype,
         "device": found.device,
+        "engine": f"traced: {found.engine_reason}" if found.engine_reason else found.engine,
         "chat template": "yes" if found.chat_template else "no",
     }
     return fields(values, 14)

@@ -11,12 +11,17 @@ from typing import Any, Literal
 from pydantic import Field
 
 from actograph.contract.base import Resource
+from actograph.contract.errors import InvalidRequest
 
 #: the fields that change the activations, in the order of messages
 _DECISIVE = (
-    "weights_sha256", "dtype", "attn_implementation", "tokenizer_sha256", "template_sha256", "engine",
+    "weights_sha256", "dtype", "attn_implementation", "tokenizer_sha256", "template_sha256",
 )  # fmt: skip
 _SHORT = 12
+
+
+EngineName = Literal["streaming", "traced"]
+EngineChoice = Literal["auto"] | EngineName
 
 
 class ModelIdentity(Resource):
@@ -34,7 +39,6 @@ class ModelIdentity(Resource):
     attn_implementation: str | None = None
     tokenizer_sha256: str
     template_sha256: str | None = None
-    engine: str = Field("traced", description="The engine that reads activations.")
 
     @property
     def sha256(self) -> str:
@@ -57,6 +61,8 @@ class PinnedModel(Resource):
 
     identity: ModelIdentity
     savepoints: dict[str, str] = Field({}, description="Savepoint -> hook point.")
+    engine: EngineName = "streaming"
+    engine_reason: str | None = Field(None, description="Why the job is traced.")
 
 
 def short(identity_sha256: str | None) -> str:
@@ -107,6 +113,8 @@ class ModelStructure(Resource):
     savepoints: dict[str, str] = Field({}, description="Savepoint -> hook point.")
     kv_bytes_per_token: int | None = Field(None, description="Keys and values; null if unknown.")
     identity: ModelIdentity | None = Field(None, description="New jobs are pinned to it.")
+    engine: EngineName = Field("streaming", description="The engine of jobs that ask for `auto`.")
+    engine_reason: str | None = Field(None, description="Why the model is traced.")
     num_experts: int | None = Field(None, description="Experts in each layer.")
     experts_per_token: int | None = Field(None, description="Experts that the router chooses for each token.")
 
@@ -114,6 +122,21 @@ class ModelStructure(Resource):
     def locations(self) -> Mapping[str, str]:
         """Canonical hook name -> module location, for `hooks.resolve`."""
         return {name: info.location for name, info in self.hooks.items()}
+
+    def engine_for(self, choice: EngineChoice) -> tuple[EngineName, str | None]:
+        """The engine of a job, and why it is traced; None if it is not.
+
+        Raises:
+            InvalidRequest: `streaming` is asked for, and the model needs traces.
+        """
+        if choice == "traced":
+            return "traced", "the job asks for it"
+        if choice == "streaming" and self.engine == "traced":
+            raise InvalidRequest(
+                f"{self.model} cannot be streamed: {self.engine_reason}; use engine auto or traced",
+                param="engine",
+            )
+        return self.engine, self.engine_reason
 
     def tensor_of(self, hook: str) -> LocationInfo | None:
         """The tensor of a hook point or module location. Returns None if it is unknown."""

@@ -159,7 +159,7 @@ class Estimate(Resource):
     generated_tokens: int = Field(description="Maximum per sample (max_tokens); 0 if prompts are only read.")
     bytes_per_token: int | None = Field(None, description="One stored row of all hooks; 0 if reduced.")
     bytes_per_sample: int | None = Field(None, description="A session with a prompt of mean length.")
-    batch_size: int | None = Field(None, description="Samples that run at once.")
+    slots: int | None = Field(None, description="Samples that run at once.")
     weights_bytes: int | None = Field(None, description="Not part of `device`.")
     device: Need = Field(Need(), description="Keys and values, on the model's device.")
     host: Need = Field(Need(), description="Captured rows; on a CPU keys and values too.")

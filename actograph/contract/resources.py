@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from actograph.contract.base import ErrorRecord, HookList, Name, Resource, Spec, example
-from actograph.contract.models import ModelIdentity
+from actograph.contract.models import EngineName, ModelIdentity
 from actograph.contract.row_selection import Positions
 
 #: `answer`: the last turn calls no tool; `max_turns`, `context_length`: it calls one, but no further turn is
@@ -102,6 +102,8 @@ class Job(Resource):
     identity_sha256: str | None = None
     model_identity: ModelIdentity | None = Field(None, description="Of all its samples.")
     savepoints: dict[str, str] = Field({}, description="Savepoint -> hook point.")
+    engine: EngineName | None = Field(None, description="null until the model is known.")
+    engine_reason: str | None = Field(None, description="Why it is traced.")
     tags: list[str] = Field([])
     metadata: dict[str, str] = Field({})
     spec: dict[str, Any]

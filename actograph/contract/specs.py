@@ -23,6 +23,7 @@ from actograph.contract.base import (
     example,
 )
 from actograph.contract.interventions import InterventionList
+from actograph.contract.models import EngineChoice
 from actograph.contract.row_selection import Features, Positions, Reduce, Stats, needs_generation
 
 Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)]
@@ -206,6 +207,7 @@ class JobSpecBase(Spec):
     capture: CaptureSpec | None = Field(None, description="null keeps texts and scores only.")
     interventions: InterventionList = Field([], description="Changes of activations, in this order.")
     sampling: SamplingSpec = Field(SamplingSpec(), description="Choice of tokens.")
+    engine: EngineChoice = Field("auto", description="See docs/guides/models.md.")
     epochs: int = Field(1, ge=1, le=1000, description="Runs of each sample.")
     sample_timeout_seconds: float | None = Field(None, ge=0, le=1e8, description="null: the default.")
     priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")

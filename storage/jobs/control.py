@@ -52,7 +52,9 @@ def fail_overdue(session: Session) -> list[str]:
     return failed
 
 
-def count_ended(session: Session, job_id: str, errors: Sequence[ActographError | None]) -> bool:
+def count_ended(
+    session: Session, job_id: str, errors: Sequence[ActographError | None], *, cached_tokens: int = 0
+) -> bool:
     """Count ended samples of a job, and end it with its last one or after `max_consecutive_failures`.
 
     Progress is logged once a second at most. Samples with an invalid input (`InvalidRequest`: a prompt beyond
@@ -60,6 +62,7 @@ def count_ended(session: Session, job_id: str, errors: Sequence[ActographError |
 
     Args:
         errors: errors of ended samples in order; None for a completed sample.
+        cached_tokens: tokens of their prompts that were computed for several samples at once.
 
     Returns:
         Whether the job has ended.
@@ -68,6 +71,7 @@ def count_ended(session: Session, job_id: str, errors: Sequence[ActographError |
     failed = sum(error is not None for error in errors)
     row.completed += len(errors) - failed
     row.failed += failed
+    row.cached_tokens += cached_tokens
     if moment - row.logged_at >= EVENT_SECONDS:
         row.logged_at = moment
         events.append(session, job_id, "job.progress", jobs.counts_of(row))

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import ActographError, Conflict
 from actograph.contract.job_specs import AnyJobSpec
-from actograph.contract.models import ModelStructure, PinnedModel
+from actograph.contract.models import EngineChoice, ModelStructure, PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index import events, pages, row_locks
 from storage.index.database import now
@@ -67,6 +67,7 @@ def create(session: Session, spec: Spec, **fields: Unpack[JobFields]) -> JobRow:
         "pinned": None if pinned is None else pinned.model_dump(mode="json"),
         "identity_sha256": None if pinned is None else pinned.identity.sha256,
         "failed_in_a_row": 0,
+        "cached_tokens": 0,
         "idempotency_key": request_key and request_key.key,
         "idempotency_sha256": request_key and request_key.sha256,
     }
@@ -150,11 +151,21 @@ def set_hooks(session: Session, job_id: str, hooks: Sequence[str]) -> None:
     session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(hooks=list(hooks)))
 
 
-def pin_to(structure: ModelStructure | None) -> PinnedModel | None:
-    """The pin of a job for a model with this structure; None if its identity is unknown."""
+def pin_to(structure: ModelStructure | None, choice: EngineChoice = "auto") -> PinnedModel | None:
+    """The pin of a job for a model with this structure; None if its identity is unknown.
+
+    Raises:
+        InvalidRequest: the model does not suit the job's choice of an engine.
+    """
     if structure is None or structure.identity is None:
         return None
-    return PinnedModel(identity=structure.identity, savepoints=dict(structure.savepoints))
+    engine, reason = structure.engine_for(choice)
+    return PinnedModel(
+        identity=structure.identity,
+        savepoints=dict(structure.savepoints),
+        engine=engine,
+        engine_reason=reason,
+    )
 
 
 def pin_of(row: JobRow) -> PinnedModel | None:
@@ -250,8 +261,9 @@ def has_open_samples(session: Session, job_id: str) -> bool:
 
 
 def counts_of(row: JobRow) -> dict[str, Any]:
-    """Counts of samples for the job's events."""
-    return {"total": row.total, "completed": row.completed, "failed": row.failed}
+    """Counts for the job's events: samples, and tokens of prompts that were computed for several at once."""
+    cached = {"cached_tokens": row.cached_tokens} if row.cached_tokens else {}
+    return {"total": row.total, "completed": row.completed, "failed": row.failed} | cached
 
 
 def deadline(seconds: float | None, moment: float) -> float | None:

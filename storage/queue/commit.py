@@ -52,6 +52,8 @@ class Ended:
     result: SampleResult | None = None
     #: its session, whose files are stored
     session: NewSession | None = None
+    #: tokens of prompts that were computed for several samples at once
+    cached_tokens: int = 0
     error: ActographError | None = None
     #: the prompt of a failed sample
     prompt: str | None = None
@@ -89,10 +91,12 @@ def commit(session: Session, given: Sequence[Ended], *, seconds: float = 0.0) ->
         session, [one.lease.session_id for one in given if one.lease.session_id not in published]
     )
     errors: dict[str, list[ActographError | None]] = defaultdict(list)
+    cached: dict[str, int] = defaultdict(int)
     for one in kept:
         errors[one.lease.job_id].append(one.error)
+        cached[one.lease.job_id] += one.cached_tokens
     for job_id in sorted(errors):
-        control.count_ended(session, job_id, errors[job_id])
+        control.count_ended(session, job_id, errors[job_id], cached_tokens=cached[job_id])
     if kept:
         kinds = {row.id: row.kind for row in jobs.lock_all(session, errors)}
         counters.add(session, _tally(kinds, kept, seconds))

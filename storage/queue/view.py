@@ -64,6 +64,8 @@ def job(
         identity_sha256=row.identity_sha256,
         model_identity=pinned.identity if pinned else None,
         savepoints=pinned.savepoints if pinned else {},
+        engine=pinned.engine if pinned else None,
+        engine_reason=pinned.engine_reason if pinned else None,
         tags=row.spec.get("tags", []),
         metadata=row.spec.get("metadata", {}),
         spec=row.spec,

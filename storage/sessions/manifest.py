@@ -87,6 +87,8 @@ class SessionManifest(ManifestPart):
     template_sha256: str | None = None
     identity_sha256: str | None = Field(None, description="Digest of the identity of the model.")
     identity: ModelIdentity | None = Field(None, description="Everything that the numbers depend on.")
+    engine: str | None = None
+    engine_reason: str | None = Field(None, description="Why it was traced.")
     resolved_hooks: dict[str, str] = Field(
         default_factory=dict, description="Each name in `capture.hooks` -> hook point or module location."
     )

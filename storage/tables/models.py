@@ -91,6 +91,8 @@ class JobRow(Base):
     logged_at: Mapped[float] = mapped_column(default=0.0)
     #: consecutive failures, up to the last sample that ended
     failed_in_a_row: Mapped[int] = mapped_column(default=0, server_default=sa.text("0"))
+    #: tokens of prompts that were computed for several samples at once
+    cached_tokens: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     #: bytes of its sessions, also of deleted ones until their files are gone
     bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     #: see `storage.index.visible`; null for a job that readers see

@@ -144,7 +144,7 @@ def _ended(outcome: Outcome) -> Ended:
         return Ended(lease=outcome.lease, error=outcome.error, prompt=prompt.text if prompt else None)
     if prompt is None or generation is None or scores is None:
         return Ended(lease=outcome.lease, error=CaptureFailed("the sample has neither a result nor an error"))
-    recorded = outcome.recorded
+    recorded, cached = outcome.recorded, outcome.cached_tokens
     tool_use, messages = outcome.tools or (None, ())
     result = SampleResult(
         prompt=prompt.text,
@@ -162,4 +162,4 @@ def _ended(outcome: Outcome) -> Ended:
     if recorded is not None and outcome.provenance is not None:
         verdict = next(iter(scores.values()), None)
         new = recorded.as_new(outcome.lease, outcome.provenance, verdict.value == 1.0 if verdict else None)
-    return Ended(lease=outcome.lease, result=result, session=new)
+    return Ended(lease=outcome.lease, result=result, session=new, cached_tokens=cached)

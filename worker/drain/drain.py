@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from sqlalchemy.exc import DBAPIError
 
@@ -25,7 +26,7 @@ from storage.queue.leases import LeasedSample
 from storage.sessions.writer import session_prefix
 from storage.tables.models import JobRow
 from worker.drain.commits import Commits, Stored
-from worker.drain.desk import Desk, More, RunEnds, Work
+from worker.drain.desk import Desk, RunEnds, Work
 from worker.drain.job_models import HeldElsewhere, JobModels, NotHeld
 from worker.drain.leases import LeaseKeeper
 from worker.drain.model_holder import ModelHolder
@@ -33,6 +34,7 @@ from worker.drain.open_jobs import OpenJobs
 from worker.drain.pauses import Pauses
 from worker.engine.model.device_errors import is_device_lost
 from worker.engine.runs import RunOptions
+from worker.sample.open_job import OpenJob
 from worker.sample.unforeseen import unforeseen
 from worker.signals.process_end import DEVICE_LOST, last_write
 from worker.signals.stop_signal import StopSignal
@@ -180,7 +182,7 @@ class Drain:
         has_progress = False
         try:
             if found.samples:
-                self._run(found, self._more if joins else None)
+                self._run(found, joins=joins)
                 has_progress = True
             elif job.kind == jobs.LOAD:
                 has_progress = self._load(job)
@@ -195,7 +197,7 @@ class Drain:
     @property
     def _slots(self) -> int:
         engine = self._models.engine
-        return 1 if engine is None else engine.forwards.slots(RunOptions(slots=self._settings.batch_size))
+        return 1 if engine is None else engine.forwards.slots(RunOptions(slots=self._settings.slots))
 
     def _work_of(self, found: Claim) -> Work:
         return Work(self._open.get(found.key), found.samples, urgent=found.is_urgent_chat)
@@ -204,12 +206,14 @@ class Drain:
         self._chats += 1 if self._slots > 1 else claim.CHATS_IN_A_ROW
         self._chats *= found.is_urgent_chat
 
-    def _more(self, room: int, chats_only: bool) -> Work | None:
-        """Claim samples that join the run, see `desk.More`."""
+    def _more(self, run: OpenJob, room: int, chats_only: bool) -> Work | None:
+        """Claim samples that join the run of a job, see `desk.More`."""
         while not self._stop.is_set():
             try:
                 found = self._claim(
-                    lambda key: room if key in self._open else 0, joins=True, chats_only=chats_only
+                    lambda key: room if self._open.may_join(key, run) else 0,
+                    joins=True,
+                    chats_only=chats_only,
                 )
             except DBAPIError as error:
                 if not is_away(error):
@@ -224,7 +228,7 @@ class Drain:
                     self._count_chats(found)
                 return self._work_of(found)
             if found.job.kind == jobs.LOAD or found.key in self._open:
-                raise RunEnds  # a load, and suspects, wait until nothing runs
+                raise RunEnds  # a load, suspects and another engine wait until nothing runs
             try:
                 if not self._prepare(found.job.id, load=False):
                     self._leave(found.job.id, self._settings.idle_poll_seconds)
@@ -309,7 +313,7 @@ class Drain:
                 raise
         return False
 
-    def _run(self, found: Claim, more: More | None) -> None:
+    def _run(self, found: Claim, *, joins: bool) -> None:
         """Run claimed samples, and what joins them."""
         engine = self._models.engine
         assert engine is not None
@@ -324,9 +328,9 @@ class Drain:
         commits = Commits(
             self._database, self._worker_id, stored=self._note_stored, give_up=self._stop.is_set
         )
-        desk = Desk(
-            self._work_of(found), more, slots=self._slots, keeper=keeper, commits=commits, store=self._store
-        )
+        first = self._work_of(found)
+        more = partial(self._more, first.job) if joins else None
+        desk = Desk(first, more, slots=self._slots, keeper=keeper, commits=commits, store=self._store)
         self._may_hold = True
         try:
             with commits, keeper:

@@ -64,7 +64,7 @@ class JobModels:
             load: False while samples run: the model must not be unloaded.
 
         Raises:
-            ActographError: as `ModelHolder.engine_for` and `engine_as`.
+            ActographError: as `ModelHolder.engine_for` and `engine_as`, or the model does not suit the job.
             HeldElsewhere: only another worker can run the job.
             NotHeld: the job needs a load.
         """
@@ -73,7 +73,7 @@ class JobModels:
             if not load and not self._models.holds(job.model):
                 raise NotHeld
             engine = self._models.engine_for(job.model)
-            pinned = jobs.pin_to(engine.structure)
+            pinned = jobs.pin_to(engine.structure, job.spec["engine"])
             if pinned is None:
                 return engine, None
             with self._database.write() as session:

@@ -164,7 +164,7 @@ class ModelHolder:
             numbers |= capacity(engine.model.layer_devices, self._resting)
             numbers["host_buffer_bytes"] = self._settings.host_buffer_bytes
             on_gpu = engine.model.device.type == "cuda"
-            numbers["slots"] = most_slots(on_gpu=on_gpu, most=self._settings.batch_size)
+            numbers["slots"] = most_slots(on_gpu=on_gpu, most=self._settings.slots)
         return numbers
 
     def unload(self) -> None:

@@ -57,6 +57,10 @@ class OpenJobs:
     def __contains__(self, key: str) -> bool:
         return key in self._open
 
+    def may_join(self, key: str, run: OpenJob) -> bool:
+        """Whether the job is open, and runs on the same engine as another one."""
+        return key in self._open and self._open[key].options.traced == run.options.traced
+
     def get(self, key: str) -> OpenJob:
         """An open job by its `claim.key_of`."""
         found = self._open[key] = self._open.pop(key)
@@ -85,6 +89,8 @@ class OpenJobs:
         if pinned is not None and pinned.savepoints != structure.savepoints:
             # savepoints as they were when the job was submitted
             structure = structure.model_copy(update={"savepoints": pinned.savepoints})
+        name, reason = structure.engine_for(spec["engine"])
+        structure = structure.model_copy(update={"engine": name, "engine_reason": reason})
         runner = self._runner(row, spec, engine)
         steering, provenance, refused = UNSTEERED, None, None
         try:
@@ -107,6 +113,7 @@ class OpenJobs:
             time_limit=row.spec.get("sample_timeout_seconds") or None,
             live=self._live if row.kind == chat_job.CHAT else None,
             refused=refused,
+            traced=name == "traced",
         )
         with self._database.read() as session:
             key = claim.key_of(jobs.get(session, job_id), line)  # with its pin

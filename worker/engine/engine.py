@@ -24,8 +24,10 @@ class Engine:
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
         self.hooks = discover(model)
-        self.structure: ModelStructure = self.hooks.structure
         self.forwards = Forwards(self.hooks)
+        reason = self.forwards.reason
+        found = {"engine": "streaming" if reason is None else "traced", "engine_reason": reason}
+        self.structure: ModelStructure = self.hooks.structure.model_copy(update=found)
         self._lock = threading.Lock()
 
     def run(

@@ -75,6 +75,6 @@ class Forwards:
             device = Budget(room.total)
         else:
             device = rows = Budget(room.tokens * token_bytes + room.for_rows)
-        if self.reason is None:
+        if self.reason is None and not options.traced:
             return PackedForward(self._hooks, device, tokens=room.tokens), rows
         return TracedForward(self._hooks, device, tokens=room.tokens, token_bytes=token_bytes), rows

@@ -128,6 +128,7 @@ class Generation:
     prompt_ids: tuple[int, ...]
     generated_ids: tuple[int, ...]  # as sampled, with the end token that ended it
     finish_reason: FinishReason
+    cached_tokens: int = 0  # first tokens of the prompt that were computed for several requests at once
     error: BaseException | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each generated id; None if not requested
     # of each id of the prompt, None for the first; None if not requested

@@ -87,12 +87,14 @@ class RunOptions:
         urgent: priority requests at once, besides.
         row_bytes: host memory for captured rows.
         shard_bytes: rows of a request that are gathered before they leave.
+        traced: whether the passes run under nnsight, also if the model suits packed ones.
     """
 
     slots: int = 0
     urgent: int = 2
     row_bytes: int = 2 << 30
     shard_bytes: int = 256 << 20
+    traced: bool = False
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ class OpenJob:
         time_limit: float | None = None,
         live: LiveTextWriter | None = None,
         refused: ActographError | None = None,
+        traced: bool = False,
     ) -> None:
         """
         Args:
@@ -41,6 +42,7 @@ class OpenJob:
             markup: segment markers; None uses the tokenizer's defaults.
             live: writer of live text; None if nobody follows the samples.
             refused: why no sample can run, such as lines of a batch file with an unknown hook.
+            traced: whether its samples run under nnsight; only jobs that agree in this share a run.
         """
         self.engine = engine
         self.runner = runner
@@ -52,9 +54,10 @@ class OpenJob:
         self.live = live
         self.refused = refused
         self.options = RunOptions(
-            slots=settings.batch_size,
+            slots=settings.slots,
             row_bytes=settings.host_buffer_bytes,
             shard_bytes=settings.shard_bytes,
+            traced=traced,
         )
         self.capture: CapturePlan | None = None
         if provenance is not None:

@@ -49,3 +49,9 @@ class Outcome:
         """Tokens that the model chose, in all turns."""
         turns = self.conversation.generations if self.conversation else ()
         return sum(len(turn.generated_ids) for turn in turns)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of prompts that were computed for several samples at once, in all turns."""
+        turns = self.conversation.generations if self.conversation else ()
+        return sum(turn.cached_tokens for turn in turns)

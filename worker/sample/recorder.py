@@ -162,6 +162,8 @@ class SampleRecorder:
             template_sha256=origin.template_sha256,
             identity_sha256=origin.identity_sha256,
             identity=origin.structure.identity,
+            engine=origin.structure.engine,
+            engine_reason=origin.structure.engine_reason,
             resolved_hooks=dict(origin.resolved),
             capture=origin.capture.model_dump(mode="json"),
             capture_sha256=origin.capture.digest(),

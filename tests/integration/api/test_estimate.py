@@ -80,7 +80,7 @@ def test_an_estimate_names_every_number_and_queues_nothing(service_with: Disk) -
         "available": GIB - FLOOR,
         "fits": True,
     }
-    assert found["batch_size"] == 16
+    assert found["slots"] == 16
     assert found["device"]["available"] == int(0.5 * int(0.6 * GIB))
     assert found["device"]["needed"] == 16 * 30 * 1024
     assert found["host"]["needed"] > found["device"]["needed"], "on a CPU both come from one memory"
@@ -110,7 +110,7 @@ def test_a_prompt_is_counted_with_what_stands_around_it(service_with: Disk) -> N
 def test_what_is_unknown_is_null_and_refuses_nothing(service_with: Disk) -> None:
     service = service_with(None)
     found = service.client.post("/v1/estimate", json=capture()).json()
-    assert (found["bytes_per_token"], found["batch_size"], found["fits"]) == (None, None, None)
+    assert (found["bytes_per_token"], found["slots"], found["fits"]) == (None, None, None)
     assert found["disk"] == {"needed": None, "available": None, "fits": None}
     assert any("no worker has loaded demo yet" in text for text in found["assumptions"])
     assert service.client.post("/v1/jobs", json=capture()).status_code == 202
@@ -146,4 +146,4 @@ def test_a_job_of_which_one_sample_cannot_fit_is_refused(service_with: Disk, pro
     assert "available 30,000" in answer.text
     assert service.client.post("/v1/jobs", json=capture(sampling={"max_tokens": 20})).status_code == 202
     estimate = service.client.post("/v1/estimate", json=capture(sampling={"max_tokens": 200})).json()
-    assert (estimate["batch_size"], estimate["fits"]) == (1, False)
+    assert (estimate["slots"], estimate["fits"]) == (1, False)

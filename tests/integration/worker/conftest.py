@@ -12,6 +12,7 @@ import torch
 
 from actograph.contract.errors import UnknownModel
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
+from actograph.contract.models import ModelIdentity
 from actograph.contract.resources import JobStatus, Sample
 from actograph.settings import Settings
 from actograph.tasks.rows import row_form
@@ -49,6 +50,9 @@ class OneModel:
         if name != MODEL:
             raise UnknownModel(f"model {name!r} is not served by this worker; it serves {MODEL}")
         return self.engine
+
+    def engine_as(self, pinned: ModelIdentity) -> Engine:
+        return self.engine_for(pinned.model)
 
 
 @dataclass
@@ -133,7 +137,7 @@ def engine(shared: Path) -> Engine:
 @pytest.fixture
 def bench(tmp_path: Path, engine: Engine) -> Iterator[Bench]:
     (tmp_path / "data").mkdir()
-    settings = Settings(home=tmp_path, data_roots=(str(tmp_path / "data"),), lease_seconds=30, batch_size=4)
+    settings = Settings(home=tmp_path, data_roots=(str(tmp_path / "data"),), lease_seconds=30, slots=4)
     database = Database(settings.effective_database_url)
     create_index(database)
     store = open_store(settings.effective_artifact_url)

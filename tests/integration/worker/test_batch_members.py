@@ -182,7 +182,7 @@ def run_all(bench: "Bench", *job_ids: str) -> int:
     watched: Any = Watched(engine)
     bench.engine = watched
     try:
-        bench.drain(batch_size=64).look()
+        bench.drain(slots=64).look()
     finally:
         bench.engine = engine
     assert not [job_id for job_id in job_ids if bench.status(job_id) in jobs.ACTIVE]

@@ -49,9 +49,9 @@ def of(session: Any, job_id: str) -> Any:
     return samples.find(session, job_id, limit=1000)[0]
 
 
-def run_with_endless_chats(bench: "Bench", night: str, batches: int, batch_size: int) -> list[bool]:
+def run_with_endless_chats(bench: "Bench", night: str, batches: int, slots: int) -> list[bool]:
     """Batches of which none begins without a chat that waits. Returns which were the other job's."""
-    drain = bench.drain(batch_size=batch_size)
+    drain = bench.drain(slots=slots)
     for _ in range(batches):
         ask(bench)
         assert drain.look(1)
@@ -71,5 +71,5 @@ def test_clients_that_never_stop_asking_leave_one_batch_in_eight_to_another_job(
 
 def test_a_chat_that_is_sampled_otherwise_has_its_turn_by_its_age(bench: "Bench") -> None:
     asked = [ask(bench, temperature=temperature) for temperature in (1.0, 1.0, 0.0, 1.0, 0.0)]
-    assert bench.drain(batch_size=1).look()
+    assert bench.drain(slots=1).look()
     assert served(bench) == asked

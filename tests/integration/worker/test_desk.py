@@ -80,7 +80,7 @@ def test_jobs_that_come_during_a_run_join_it(bench: "Bench", eventually: Eventua
 def test_a_chat_runs_beside_a_full_machine(bench: "Bench", eventually: Eventually) -> None:
     night = bench.submit(**LONG)
     waits = bench.submit(**SHORT)
-    with running(bench, night, eventually, batch_size=1):
+    with running(bench, night, eventually, slots=1):
         chat = ask(bench)
         eventually(is_completed(bench, chat))
         assert bench.status(waits) is not JobStatus.COMPLETED, "there was one slot"

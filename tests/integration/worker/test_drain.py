@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage.index import counters
+from storage.index import counters, events
 from storage.index.counters import Counter
 from storage.jobs import control, jobs
 from storage.queue import view
@@ -25,6 +25,18 @@ pytestmark = pytest.mark.integration
 
 LAYERS = 2
 CAPTURE = {"points": ["attn_in", "mlp_in"], "layers": "all"}
+
+
+def test_a_common_beginning_of_prompts_is_computed_once(bench: "Bench") -> None:
+    beginning = "one and two are three, " * 12
+    inputs = [{"prompt": beginning + end} for end in ("four", "five and six", "7", "and so on")]
+    cached = len(bench.engine.model.tokenizer(beginning)["input_ids"]) // 64 * 64
+    job_id = bench.submit(inputs=inputs, capture=CAPTURE)
+    bench.drain().look()
+    with bench.database.read() as session:
+        last = events.after(session, job_id, 0)[-1]
+    assert (last.event, last.data["cached_tokens"]) == ("job.completed", 4 * cached)
+    assert cached
 
 
 def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: "Bench") -> None:
@@ -109,7 +121,7 @@ def test_a_prompt_beyond_the_context_fails_alone_with_both_numbers(bench: "Bench
 def test_what_was_done_is_counted_once_by_the_workers_that_did_it(bench: "Bench") -> None:
     rows = [*bench.problems[:3], {"question": "word " * 3000, "answer": "#### 1"}]
     job_id = bench.submit(rows, capture=CAPTURE)
-    bench.drain(batch_size=2).look()
+    bench.drain(slots=2).look()
     done = [s for s in bench.samples(job_id) if s.status is SampleStatus.COMPLETED]
     with bench.database.read() as session:
         found = counters.totals(session)

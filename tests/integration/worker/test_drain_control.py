@@ -63,7 +63,7 @@ def test_a_paused_queue_ends_what_runs_and_goes_on_where_it_stood(bench: "Bench"
             pause.start(session, by="local", reason=None)
 
     disk.before = pause_the_queue
-    bench.drain(batch_size=2).look()
+    bench.drain(slots=2).look()
     before = statuses(bench, job_id)
     assert set(before) == {"completed", "pending"}
     bench.drain().look()
@@ -79,7 +79,7 @@ def test_a_paused_queue_ends_what_runs_and_goes_on_where_it_stood(bench: "Bench"
 def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk: Disk) -> None:
     job_id = bench.submit(capture=CAPTURE, epochs=9, max_consecutive_failures=4)
     disk.is_broken = True
-    bench.drain(batch_size=2).look()
+    bench.drain(slots=2).look()
     ended = statuses(bench, job_id)
     assert set(ended) == {"failed", "cancelled"}
     assert 4 <= ended.count("failed") < 30, "what ran has ended"

@@ -35,7 +35,7 @@ def test_a_full_disk_stops_the_drain(bench: "Bench") -> None:
     bench.store = disk = DiskThatFills(bench.store, room=3)
     inputs = [{"prompt": f"{n} and {n}"} for n in range(30)]
     job_id = bench.submit(inputs=inputs, capture={"layers": [0]}, sampling={"max_tokens": 4})
-    drain = bench.drain(disk_floor_bytes=FLOOR, batch_size=2)
+    drain = bench.drain(disk_floor_bytes=FLOOR, slots=2)
 
     def state() -> tuple[JobStatus | None, list[int]]:
         found = bench.samples(job_id)

@@ -69,7 +69,7 @@ def test_samples_that_the_store_does_not_take_are_given_back(
     bench.store = bad
     setattr(bad, moment, reason)
     job_id = bench.submit(capture=CAPTURE)
-    drain = bench.drain(batch_size=2)
+    drain = bench.drain(slots=2)
     drain.look()
     assert bench.status(job_id) is JobStatus.IN_PROGRESS
     assert {(s.status, s.losses) for s in bench.samples(job_id)} == {(SampleStatus.PENDING, 0)}
@@ -126,7 +126,7 @@ def test_a_database_that_goes_away_costs_nothing_that_was_done(
         real = bench.database
         bad = BadDatabase(real.url.render_as_string(hide_password=False))
         bench.database = bad
-        drain = bench.drain(batch_size=3, idle_poll_seconds=1e-6)
+        drain = bench.drain(slots=3, idle_poll_seconds=1e-6)
         bad.fails_after, bad.is_committed_first = moment, is_committed_first
         for _ in range(100):
             drain.look()

@@ -39,7 +39,7 @@ def test_a_drain_stops_at_the_quota_and_goes_on_once_sessions_are_deleted(
 ) -> None:
     caplog.set_level("INFO")
     job_id = submit(bench, "key:00000001", epochs=6)
-    limits: dict[str, Any] = {"batch_size": 2, quota: 1}
+    limits: dict[str, Any] = {"slots": 2, quota: 1}
     bench.drain(**limits).look()
     first = completed(bench, job_id)
     assert 2 <= first < 20, "what ran has ended"
@@ -66,7 +66,7 @@ def test_an_owner_at_the_quota_does_not_slow_others(bench: "Bench") -> None:
         stored = quotas.usage(session)["key:00000001"].total_bytes
     other = submit(bench, "key:00000002")
     # the urgent job of the full owner cannot run, so it is no reason to give way
-    bench.drain(batch_size=1, owner_quota_bytes=stored).look()
+    bench.drain(slots=1, owner_quota_bytes=stored).look()
     assert completed(bench, other) >= 3
     assert completed(bench, full) == before
     bench.drain().look()

@@ -54,7 +54,7 @@ def _rows(session: Any, job_id: str) -> Any:
 def test_jobs_of_one_priority_take_turns(bench: "Bench") -> None:
     inputs = [{"prompt": f"{n} and {n}"} for n in range(3)]
     first, second, third = (bench.submit(inputs=inputs, sampling={"max_tokens": 2}) for _ in range(3))
-    assert bench.drain(batch_size=1).look()
+    assert bench.drain(slots=1).look()
     assert served(bench, first, second, third) == [0, 1, 2] * 3
     assert {bench.status(job_id) for job_id in (first, second, third)} == {JobStatus.COMPLETED}
 
@@ -67,7 +67,7 @@ def test_an_urgent_job_goes_before_what_waits(bench: "Bench") -> None:
         urgent.append(bench.submit(inputs=[{"prompt": "hello"}], priority=0))
 
     bench.store = Watched(bench.store, ask)
-    assert bench.drain(batch_size=1).look()
+    assert bench.drain(slots=1).look()
     order = served(bench, night, urgent[0])
     assert len(order) == 21 and order.index(1) < 8, "a few were running, or ready to run"
     with bench.database.read() as session:

@@ -66,7 +66,7 @@ def test_a_bug_in_a_runner_fails_its_sample(
     real = getattr(EvaluationRunner, method)
     monkeypatch.setattr(EvaluationRunner, method, failing_on_second(real, lambda _runner, lease, *_: lease))
     job_id = bench.submit(capture=CAPTURE)
-    bench.drain(batch_size=5).look()
+    bench.drain(slots=5).look()
     second_fails_alone(bench, job_id, caplog, doing)
 
 
@@ -79,7 +79,7 @@ def test_a_bug_in_closing_a_session_fails_its_sample(
         SessionWriter, "finish", failing_on_second(real, lambda _writer, manifest, *_: manifest)
     )
     job_id = bench.submit(capture=CAPTURE)
-    bench.drain(batch_size=5).look()
+    bench.drain(slots=5).look()
     second_fails_alone(bench, job_id, caplog, "stored")
 
 
@@ -95,7 +95,7 @@ def test_a_result_that_the_index_refuses_fails_its_sample(
 
     monkeypatch.setattr("storage.sessions.sessions.publish", faulty)
     job_id = bench.submit(capture=CAPTURE)
-    bench.drain(batch_size=5).look()
+    bench.drain(slots=5).look()
     second_fails_alone(bench, job_id, caplog, "stored")
 
 
@@ -136,7 +136,7 @@ def test_scoring_and_prompting_that_take_longer_than_the_stall_limit_in_all_are_
 
         monkeypatch.setattr(EvaluationRunner, method, slowly)
     job_id = bench.submit()
-    bench.drain(batch_size=5, stall_seconds=2.5).look()
+    bench.drain(slots=5, stall_seconds=2.5).look()
     assert ended == []
     assert bench.status(job_id) is JobStatus.COMPLETED
 

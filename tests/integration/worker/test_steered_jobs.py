@@ -32,7 +32,7 @@ class Place:
         return self.bench.submit(**{"sampling": {"max_tokens": 6}} | changes)
 
     def run(self, job_id: str) -> list[Sample]:
-        self.bench.drain(batch_size=3).look()
+        self.bench.drain(slots=3).look()
         return self.bench.samples(job_id)
 
     def ended(self, job_id: str) -> tuple[JobStatus, ErrorRecord | None]:

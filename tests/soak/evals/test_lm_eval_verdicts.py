@@ -66,7 +66,7 @@ def test_every_sample_has_lm_evals_verdict(
     if case.model != "tiny-qwen3":
         bench.engine = Engine(load_model(str(folder), name="tiny-qwen3", device="cpu"))
     roots = (*bench.settings.data_roots, str(data))
-    bench.settings = bench.settings.model_copy(update={"data_roots": roots, "batch_size": 16})
+    bench.settings = bench.settings.model_copy(update={"data_roots": roots, "slots": 16})
     job_id = bench.submit(
         rows=rows[: case.limit],
         num_fewshot=case.num_fewshot,

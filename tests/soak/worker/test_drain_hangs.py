@@ -128,7 +128,7 @@ def test_a_sample_that_fits_into_no_memory_fails_with_its_reason_and_the_others_
     )
     handle = bench.engine.model.hf.get_input_embeddings().register_forward_pre_hook(before)
     try:
-        bench.drain(batch_size=5, shard_bytes=1 << 13).look()
+        bench.drain(slots=5, shard_bytes=1 << 13).look()
     finally:
         handle.remove()
     *_, lost, fourth, fifth = done = bench.samples(job_id)

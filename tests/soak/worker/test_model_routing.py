@@ -104,7 +104,7 @@ def make(tmp_path: Path, shared: Path, database: Database, queues: Queues) -> It
     def start(served: Sequence[str], **changes: Any) -> Worker:
         model, *others = (f"{name}={shared / 'models' / name}" for name in served)
         settings = Settings(
-            home=tmp_path, model=model, allowed_models=tuple(others), device="cpu", batch_size=1,
+            home=tmp_path, model=model, allowed_models=tuple(others), device="cpu", slots=1,
             **changes,
         )  # fmt: skip
         made.append(Worker(settings, database, queues, served))

@@ -80,7 +80,7 @@ class Bench:
         for path in [self.folder, *self.folder.iterdir()]:
             path.chmod(0o755)
         self.settings = Settings(
-            home=home, model=f"{MODEL}={self.folder}", device="cpu", dtype="float32", batch_size=2,
+            home=home, model=f"{MODEL}={self.folder}", device="cpu", dtype="float32", slots=2,
             model_hold_seconds=600,
         )  # fmt: skip
         self.database = Database(self.settings.effective_database_url)

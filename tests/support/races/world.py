@@ -228,7 +228,7 @@ class World:
             disk_floor_bytes=0,
             # a lease lapses now and then although its worker lives
             lease_seconds=1.0,
-            batch_size=3,
+            slots=3,
             reconcile_seconds=3600,
         )
         self.broker = MemoryBroker(seed)

@@ -29,6 +29,7 @@ class Live(Context):
 
     Attributes:
         generated: ids, the one that ended it included.
+        cached: first tokens of the prompt that another request had computed.
         ids: all ids on the device, [1, most + 1]; only if something that chooses reads them.
         processors: transformers' own, of the checkpoint's generation config.
         begins: it computes a common beginning and has no result of its own.
@@ -40,6 +41,7 @@ class Live(Context):
         super().__init__(list(item.prompt), item.most, priority=item.priority)
         self.item, self.started, self.begins = item, now, begins
         self.generated: list[int] = []
+        self.cached = 0
         self.edits = RowEdits(item.request, hooks, self.generated)
         self.score = PromptScore(item.request) if item.request.score_prompt else None
         self.logprobs: list[TokenLogprobs] = []
@@ -113,6 +115,7 @@ class Live(Context):
             prompt_ids=self.item.prompt,
             generated_ids=tuple(self.generated) if done else (),
             finish_reason=reason,
+            cached_tokens=self.cached,
             error=error or failed,
             logprobs=tuple(self.logprobs) if done and request.top_logprobs is not None else None,
             prompt_logprobs=scores,

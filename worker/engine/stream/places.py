@@ -212,7 +212,7 @@ class Places:
                 return None
             self._evict(oldest)
         if fork is not None and fork.ready and fork.live is not None:
-            live.computed = fork.tokens
+            live.computed = live.cached = fork.tokens
             self._forward.fork(fork.live, live, live.computed)
             plan = fork.item.capture
             if live.record is not None and plan is not None and fork.live.record is not None:

@@ -86,6 +86,7 @@ def upgrade() -> None:
         sa.Column("pending", sa.Integer(), nullable=False),
         sa.Column("logged_at", sa.Double(), nullable=False),
         sa.Column("failed_in_a_row", sa.Integer(), server_default=sa.text("0"), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("doomed_at", sa.Double(), nullable=True),
         sa.Column("idempotency_key", sa.String(length=255), nullable=True),

@@ -23,7 +23,7 @@ def estimate(service: Any) -> None:
         generated_tokens=512,
         bytes_per_token=2048,
         bytes_per_sample=1_067_000,
-        batch_size=16,
+        slots=16,
         disk=Need(needed=2_134_000, available=10**9, fits=True),
         fits=True,
         assumptions=["a token is 4 characters long"],

@@ -38,3 +38,13 @@ def test_indices_are_not_summed_up(subtests: pytest.Subtests) -> None:
             ) as refused:
                 check_capture(CaptureSpec(**spec), ["resid_post.0", "expert_indices.0"], STRUCTURE)
             assert refused.value.param == f"capture.{field}"
+
+
+def test_a_job_chooses_its_engine_but_never_streams_a_model_that_needs_traces() -> None:
+    assert STRUCTURE.engine_for("auto") == STRUCTURE.engine_for("streaming") == ("streaming", None)
+    assert STRUCTURE.engine_for("traced") == ("traced", "the job asks for it")
+    unsuited = STRUCTURE.model_copy(update={"engine": "traced", "engine_reason": "no causal mask"})
+    assert unsuited.engine_for("auto") == ("traced", "no causal mask")
+    with pytest.raises(InvalidRequest, match="no causal mask; use engine auto or traced") as refused:
+        unsuited.engine_for("streaming")
+    assert refused.value.param == "engine"
