@@ -1,7 +1,7 @@
 """Jobs of kind `chat` and `batch`: requests to the OpenAI-compatible routes.
 
-The spec has the fields that samples of a unit share. The samples have the fields in which requests differ
-(messages, tools, max_tokens), so that a worker opens one unit for requests of many clients.
+A sample's input has all that its request says of it, with the sampling; a line's has its own capture and
+interventions too.
 """
 
 from collections.abc import Mapping
@@ -99,20 +99,3 @@ class BatchJobSpec(InputJobSpec):
     endpoint: Endpoint
     #: number of lines; each has one sample or more
     requests: int = 0
-
-
-def chat_key(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a stored spec that all chat jobs of one unit share."""
-    shared = {name: spec[name] for name in ("sample_timeout_seconds", "priority")}
-    return line_key(spec) | shared
-
-
-def line_key(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a stored `BatchInput` that all samples of one unit share."""
-    sampling = {k: v for k, v in stored["sampling"].items() if k not in ("seed", "max_tokens")}
-    return {"sampling": sampling} | {name: stored.get(name) or None for name in ("capture", "interventions")}
-
-
-def spec_of(job: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored spec of a batch, with the capture and interventions of one line (a stored `BatchInput`)."""
-    return dict(job) | {name: stored.get(name) or job[name] for name in ("capture", "interventions")}

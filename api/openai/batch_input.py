@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from tempfile import TemporaryFile
 from typing import BinaryIO
 
 from actograph.contract.base import canonical_digest
-from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec, line_key
+from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
 from actograph.contract.models import ModelStructure
 from actograph.contract.openai import ChatCompletionRequest, CompletionBase, CompletionRequest
@@ -116,8 +115,6 @@ class _Lines:
         self._structure: ModelStructure | None = None
         #: digest of capture and interventions -> canonical hooks
         self._hooks: dict[str, list[str] | None] = {}
-        #: digest of the fields that samples of one batch share -> (number, samples)
-        self._kinds: dict[str, tuple[int, int]] = {}
         self._sampling = SamplingSpec()
         self._most_tokens = 0
         self.requests = 0
@@ -185,10 +182,7 @@ class _Lines:
             },
         )
         stored = given.model_dump(mode="json", exclude_none=True)
-        digest = canonical_digest(line_key(stored))
-        kind, count = self._kinds.get(digest, (len(self._kinds), 0))
-        self._kinds[digest] = (kind, count + given.choices)
-        self._kept.write(json.dumps([kind, stored], separators=(",", ":")).encode() + b"\n")
+        self._kept.write(json.dumps(stored, separators=(",", ":")).encode() + b"\n")
         if not self.requests:
             self._sampling = spec.sampling
         self.requests += 1
@@ -222,21 +216,15 @@ class _Lines:
         return replace(
             ahead,
             hooks=names if self._structure else None,
-            samples=self._in_running_order,
+            samples=self._new_samples,
             total=self.samples,
         )
 
-    def _in_running_order(self) -> Iterator[NewSample]:
-        """Yield every sample with its position. Samples that can share a batch are consecutive.
-
-        So a file with alternating captures runs in the same batches as a sorted file. The choices of a line
-        have the seeds s, s + 1, s + 2, ...
-        """
-        # of each kind, the next place
-        places = list(accumulate((count for _, count in self._kinds.values()), initial=0))
+    def _new_samples(self) -> Iterator[NewSample]:
+        """The samples of all lines. The choices of a line have the seeds s, s + 1, s + 2, ..."""
         self._kept.seek(0)
         for index, text in enumerate(self._kept):
-            kind, stored = json.loads(text)
+            stored = json.loads(text)
             for choice in range(stored["choices"]):
                 yield NewSample(
                     sample_index=index,
@@ -244,9 +232,7 @@ class _Lines:
                     epoch=choice,
                     input=stored,
                     seed=(stored["sampling"]["seed"] + choice) % 2**63,
-                    position=places[kind],
                 )
-                places[kind] += 1
 
 
 def _fault(number: int, code: str, message: str, param: str | None = None) -> InvalidBatch:

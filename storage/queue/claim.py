@@ -5,17 +5,15 @@ Of the jobs of the held model that have work, the most urgent goes first, then t
 slot they take turns. `choose` changes the model.
 """
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.chat_job import BATCH, CHAT, chat_key, line_key
+from actograph.contract.chat_job import CHAT
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index.database import now
@@ -34,8 +32,6 @@ CHATS_IN_A_ROW = 7
 _IS_URGENT_CHAT = sa.and_(JobRow.kind == CHAT, JobRow.priority == 0)
 #: a worker is busy with the job
 _IS_RUN = sa.exists().where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
-
-Fits = Callable[[Mapping[str, Any]], bool]
 
 
 class Held(NamedTuple):
@@ -74,59 +70,48 @@ class Claim:
 
     #: the job, or the first of several chats
     job: JobRow
-    #: what all samples of the claim share
-    key: str
     #: without samples the job must first be opened, is a request to load a model, or has only suspects
     samples: Sequence[LeasedSample] = ()
+    #: the jobs of the samples by id
+    jobs: Mapping[str, JobRow] = field(default_factory=dict)
 
     @property
     def is_urgent_chat(self) -> bool:
         return self.job.kind == CHAT and self.job.priority == 0
 
 
-def key_of(job: JobRow, line: Mapping[str, Any] | None = None) -> str:
-    """Key of samples that may share a batch: their job, with its line of a batch file, or a form of chats."""
-    if job.kind != CHAT:
-        return job.id if line is None else f"{job.id} {json.dumps(line_key(line), sort_keys=True)}"
-    savepoints = (job.pinned or {}).get("savepoints") or {}
-    of_model = {"model": job.model, "identity_sha256": job.identity_sha256, "savepoints": savepoints}
-    return json.dumps(chat_key(job.spec) | of_model, sort_keys=True)
-
-
-def claim(session: Session, asking: Asking, room: Callable[[str], int]) -> Claim | None:
-    """Lease samples of one job, or of chats that share their form, or name a job to open. Also beats.
+def claim(session: Session, asking: Asking, room: Callable[[JobRow], int]) -> Claim | None:
+    """Lease samples of one job, or of several chats, or name a job to open. Also beats.
 
     Returns None if nothing waits.
 
     Args:
-        room: key of a job -> most samples to lease; 0 if the worker has not opened it.
+        room: most samples to lease of a job; 0 if the worker must open it first.
     """
     _one_at_a_time(session, f"claim {asking.held and asking.held.model}")
     while not pause.holds(session) and (job := choose(session, asking)) is not None:
-        line = next_input(session, job.id) if job.kind == BATCH else None
-        key = key_of(job, line)
-        size = room(key)
+        size = room(job)
         if job.kind == LOAD or job.total is None or size < 1:
             if asking.joins:
-                return Claim(job=job, key=key)
+                return Claim(job=job)
             if jobs.lock_all(session, [job.id]):
                 jobs.start(session, job.id)
                 _serve(session, asking, job)
-                return Claim(job=job, key=key)
+                return Claim(job=job)
             continue
-        several = [job.id] if job.kind != CHAT else _chats(session, asking, key, size)
+        several = [job.id] if job.kind != CHAT else _chats(session, asking, job, size)
         locked = {row.id: row for row in jobs.lock_all(session, several)}
         samples: list[LeasedSample] = []
         for row in [locked[one] for one in several if one in locked]:
             beside = len(samples) + asking.joins
-            samples += of_job(session, row, asking.worker_id, size - len(samples), line, beside=beside)
+            samples += of_job(session, row, asking.worker_id, size - len(samples), beside=beside)
             if len(samples) == size or any(one.losses >= SUSPECT_AFTER for one in samples):
                 break
         if samples:
             _serve(session, asking, job)
-            return Claim(job=job, key=key, samples=samples)
+            return Claim(job=job, samples=samples, jobs=locked)
         if asking.joins and any(row.status in jobs.ACTIVE and row.pending for row in locked.values()):
-            return Claim(job=job, key=key)
+            return Claim(job=job)
     return None
 
 
@@ -217,16 +202,20 @@ def _first(found: Any) -> JobRow | None:
     return min((job for job in found if job is not None), key=_place, default=None)
 
 
-def _chats(session: Session, asking: Asking, key: str, most: int) -> list[str]:
-    """The next waiting chats in the order of service, as long as they have this key."""
-    assert asking.held is not None
-    statement = sa.select(JobRow).where(HAS_PENDING, JobRow.model == asking.held.model, JobRow.kind == CHAT)
+def _chats(session: Session, asking: Asking, first: JobRow, most: int) -> Sequence[str]:
+    """The next waiting chats in the order of service, as urgent as the first one and for the same model."""
+    statement = sa.select(JobRow.id).where(
+        HAS_PENDING,
+        JobRow.model == first.model,
+        JobRow.kind == CHAT,
+        JobRow.priority == first.priority,
+        JobRow.identity_sha256.is_not_distinct_from(first.identity_sha256),
+    )
     if asking.owners:
         statement = statement.where(JobRow.owner.not_in(asking.owners))
     if asking.without:
         statement = statement.where(JobRow.id.not_in(asking.without))
-    found = session.scalars(statement.order_by(*ORDER).limit(most))
-    return [job.id for job in takewhile(lambda job: key_of(job) == key, found)]
+    return session.scalars(statement.order_by(*ORDER).limit(most)).all()
 
 
 def of_job(
@@ -234,11 +223,10 @@ def of_job(
     job: JobRow,
     worker_id: str,
     count: int,
-    line: Mapping[str, Any] | None = None,
     *,
     beside: int = 0,
 ) -> list[LeasedSample]:
-    """Lease up to `count` samples of a locked job; of a batch file, those with the key of `line`.
+    """Lease up to `count` samples of a locked job.
 
     Samples that were lost with several workers are suspects. They come after all others and run with nothing
     beside them: first in groups, then alone. Groups of the square root find a poisoned sample with two more
@@ -246,18 +234,16 @@ def of_job(
     """
     if job.status not in jobs.ACTIVE:
         return []
-    unit = None if line is None else line_key(line)
-    fits = None if unit is None else lambda stored: line_key(stored) == unit
-    ids = _next(session, job.id, SampleRow.status == SampleStatus.PENDING, count, fits)
+    ids = _next(session, job.id, SampleRow.status == SampleStatus.PENDING, count)
     if not ids and not beside:
         suspects = SampleRow.status == SampleStatus.SUSPECT
         of_job = sa.select(SampleRow.losses).where(SampleRow.job_id == job.id, suspects)
         losses = session.scalars(of_job.order_by(SampleRow.position).limit(1)).first()
         if losses is not None:
             most = 1 if losses >= ALONE_AFTER else max(1, isqrt(count)) if losses >= SUSPECT_AFTER else count
-            ids = _next(session, job.id, sa.and_(suspects, SampleRow.losses == losses), most, fits)
+            ids = _next(session, job.id, sa.and_(suspects, SampleRow.losses == losses), most)
     if not ids:
-        if not beside and line is None:
+        if not beside:
             # the count was wrong; without this, the job would be offered for ever
             open_ones = SampleRow.status.in_((SampleStatus.PENDING, SampleStatus.SUSPECT))
             count_them = sa.select(sa.func.count()).where(SampleRow.job_id == job.id, open_ones)
@@ -270,14 +256,10 @@ def of_job(
     return _lease(session, job, ids, worker_id)
 
 
-def _next(
-    session: Session, job_id: str, which: sa.ColumnElement[bool], count: int, fits: Fits | None
-) -> Sequence[str]:
+def _next(session: Session, job_id: str, which: sa.ColumnElement[bool], count: int) -> Sequence[str]:
     """The next samples in running order. The caller has locked their job."""
-    columns = (SampleRow.id,) if fits is None else (SampleRow.id, SampleRow.input)
-    statement = sa.select(*columns).where(SampleRow.job_id == job_id, which)
-    found: Sequence[sa.Row[Any]] = session.execute(statement.order_by(SampleRow.position).limit(count)).all()
-    return [row.id for row in (found if fits is None else takewhile(lambda row: fits(row.input), found))]
+    statement = sa.select(SampleRow.id).where(SampleRow.job_id == job_id, which)
+    return session.scalars(statement.order_by(SampleRow.position).limit(count)).all()
 
 
 def _lease(session: Session, job: JobRow, ids: Sequence[str], worker_id: str) -> list[LeasedSample]:
@@ -313,16 +295,6 @@ def _lease(session: Session, job: JobRow, ids: Sequence[str], worker_id: str) ->
         )
         for row in leased
     ]
-
-
-def next_input(session: Session, job_id: str) -> dict[str, Any] | None:
-    """The input of the sample that would be claimed next, if any."""
-    for status in (SampleStatus.PENDING, SampleStatus.SUSPECT):
-        statement = sa.select(SampleRow.input).where(SampleRow.job_id == job_id, SampleRow.status == status)
-        found = session.scalars(statement.order_by(SampleRow.position).limit(1)).first()
-        if found is not None:
-            return dict(found)
-    return None
 
 
 @of_everyone

@@ -32,13 +32,14 @@ def capture_samples(spec: CaptureJobSpec, rows: Iterable[DatasetRow] = ()) -> It
 
 def chat_samples(spec: ChatJobSpec) -> Iterator[NewSample]:
     """One sample for each choice of each prompt. The choices have the seeds s, s + 1, s + 2, ..."""
+    sampling = {"sampling": spec.sampling.model_dump(mode="json")}
     for index, given in enumerate(spec.inputs):
         for choice in range(spec.epochs):
             yield NewSample(
                 sample_index=index,
                 condition="",
                 epoch=choice,
-                input=given.model_dump(exclude_none=True),
+                input=given.model_dump(exclude_none=True) | sampling,
                 seed=(spec.sampling.seed + choice) % 2**63,
             )
 

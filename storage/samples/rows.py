@@ -27,17 +27,15 @@ class NewSample:
     epoch: int
     input: dict[str, Any]
     seed: int
-    #: place in running order; None for the order of insertion
-    position: int | None = None
 
 
 def insert(session: Session, job_id: str, samples: Iterable[NewSample], *, first: int = 0) -> None:
-    """Insert samples of a job in running order from the place `first`, or at their own places."""
+    """Insert samples of a job in running order from the place `first`."""
     rows = [
         {
             "id": new_sample_id(),
             "job_id": job_id,
-            "position": place if sample.position is None else sample.position,
+            "position": place,
             "sample_index": sample.sample_index,
             "condition": sample.condition,
             "epoch": sample.epoch,

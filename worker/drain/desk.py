@@ -40,10 +40,9 @@ LOOK_SECONDS = 0.25
 
 
 class Work(NamedTuple):
-    """Claimed samples of an open job."""
+    """Claimed samples, each with its open job."""
 
-    job: OpenJob
-    samples: Sequence[LeasedSample]
+    samples: Sequence[tuple[OpenJob, LeasedSample]]
     #: chats that take part in the next pass
     urgent: bool = False
 
@@ -75,7 +74,9 @@ class Desk:
             slots: samples that run at once.
         """
         self._first_work, self._more = first, more
-        if any(lease.losses >= SUSPECT_AFTER for lease in first.samples):
+        #: one of the jobs; all have the same engine and sizes
+        self._job = first.samples[0][0]
+        if any(lease.losses >= SUSPECT_AFTER for _, lease in first.samples):
             self._more = None
         #: samples that wait, so that a free slot need not wait for the index
         self._ahead = max(1, slots // 8)
@@ -110,9 +111,7 @@ class Desk:
         started, failure = time.monotonic(), None
         self._feeder.start()
         try:
-            done = engine.run(
-                source=self, control=self, results=self, sink=self, options=self._first_work.job.options
-            )
+            done = engine.run(source=self, control=self, results=self, sink=self, options=self._job.options)
             logger.info("a run of %.1f s: %s", time.monotonic() - started, done)
         except Exception as error:
             if is_device_lost(error):
@@ -176,10 +175,10 @@ class Desk:
 
     def _add(self, work: Work) -> None:
         """Build the talks of claimed samples."""
-        self._keeper.add(work.samples)
-        for lease in work.samples:
+        self._keeper.add([lease for _, lease in work.samples])
+        for job, lease in work.samples:
             self._keeper.progress()
-            talk = Talk(lease, work.job, self._store, urgent=work.urgent)
+            talk = Talk(lease, job, self._store, urgent=work.urgent)
             with self._changed:
                 self._running[lease.id] = talk
                 if talk.running:
@@ -229,7 +228,7 @@ class Desk:
         if talk.live is None or talk.sampling is None:
             return
         if self._live is None:
-            self._live = LiveText(talk.live, self._first_work.job.engine.model.tokenizer)
+            self._live = LiveText(talk.live, self._job.engine.model.tokenizer)
             self._live.start()
         self._live.follow(key, generated_ids, talk.sampling.stop)
 

@@ -137,12 +137,12 @@ class Drain:
             with self._database.write() as session:
                 leases.give_back_all(session, self._worker_id)
         self._may_hold = True
-        found = self._claim(lambda key: self._slots if key in self._open else 0)
+        found = self._claim(lambda job: self._slots if self._open.is_open(job) else 0)
         self._may_hold = found is not None and bool(found.samples)
         return found
 
     def _claim(
-        self, room: Callable[[str], int], *, joins: bool = False, chats_only: bool = False
+        self, room: Callable[[JobRow], int], *, joins: bool = False, chats_only: bool = False
     ) -> Claim | None:
         held = self._model.held
         if held != self._held:
@@ -200,7 +200,8 @@ class Drain:
         return 1 if engine is None else engine.forwards.slots(RunOptions(slots=self._settings.slots))
 
     def _work_of(self, found: Claim) -> Work:
-        return Work(self._open.get(found.key), found.samples, urgent=found.is_urgent_chat)
+        samples = [(self._open.of(found.jobs[one.job_id], one), one) for one in found.samples]
+        return Work(samples, urgent=found.is_urgent_chat)
 
     def _count_chats(self, found: Claim) -> None:
         self._chats += 1 if self._slots > 1 else claim.CHATS_IN_A_ROW
@@ -211,7 +212,7 @@ class Drain:
         while not self._stop.is_set():
             try:
                 found = self._claim(
-                    lambda key: room if self._open.may_join(key, run) else 0,
+                    lambda job: room if self._open.is_open(job, run) else 0,
                     joins=True,
                     chats_only=chats_only,
                 )
@@ -227,7 +228,7 @@ class Drain:
                 if not chats_only:
                     self._count_chats(found)
                 return self._work_of(found)
-            if found.job.kind == jobs.LOAD or found.key in self._open:
+            if found.job.kind == jobs.LOAD or self._open.is_open(found.job):
                 raise RunEnds  # a load, suspects and another engine wait until nothing runs
             try:
                 if not self._prepare(found.job.id, load=False):
@@ -329,7 +330,7 @@ class Drain:
             self._database, self._worker_id, stored=self._note_stored, give_up=self._stop.is_set
         )
         first = self._work_of(found)
-        more = partial(self._more, first.job) if joins else None
+        more = partial(self._more, first.samples[0][0]) if joins else None
         desk = Desk(first, more, slots=self._slots, keeper=keeper, commits=commits, store=self._store)
         self._may_hold = True
         try:

@@ -1,12 +1,19 @@
-"""Jobs that are ready to run: the model, the runner of the job's kind, hooks and vectors."""
+"""Jobs that are ready to run: the model, the runner of the job's kind, hooks and vectors.
 
+Chats and lines of batch files come in great numbers and are much alike: those with equal captures and
+interventions share an open job.
+"""
+
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from actograph.contract import chat_job, hooks
-from actograph.contract.errors import ActographError, ServiceUnavailable
+from actograph.contract.errors import ActographError
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, check_capture
-from actograph.contract.models import ModelStructure
+from actograph.contract.models import ModelStructure, PinnedModel
 from actograph.contract.specs import CaptureSpec
 from actograph.datasets.dataset_rows import DatasetRow
 from actograph.settings import Settings
@@ -15,15 +22,16 @@ from storage.broker.live_text import LiveTextWriter
 from storage.files.dataset_sources import Uploads
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue import claim
+from storage.queue.claim import Held
+from storage.queue.leases import LeasedSample
 from storage.samples import NewSample
 from storage.samples.expansion import capture_samples, evaluation_samples
 from storage.submission import bulk_insert
 from storage.tables.models import JobRow
 from worker.drain.job_models import JobModels
 from worker.engine.engine import Engine
+from worker.engine.model.device_errors import is_device_lost
 from worker.evals.datasets import DatasetReader
-from worker.runners.batch_file import BatchFileRunner
 from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
@@ -31,11 +39,13 @@ from worker.runners.runner import Runner
 from worker.sample.open_job import OpenJob
 from worker.sample.provenance import Provenance
 from worker.sample.segments import markup_of
-from worker.sample.steering import UNSTEERED, Steering, steering_of
+from worker.sample.steering import Steering, steering_of
+from worker.sample.unforeseen import unforeseen
 from worker.text.chat_template import template_sha256, tokenizer_sha256
 
 #: open jobs that are kept
-MOST_OPEN = 8
+MOST_OPEN = 32
+_OF_CHATS = (chat_job.CHAT, chat_job.BATCH)
 
 
 class OpenJobs:
@@ -49,27 +59,38 @@ class OpenJobs:
         self._model = model
         self._live = LiveTextWriter(settings.broker_url)
         self._datasets = DatasetReader(Uploads(database, store), settings.data_roots)
-        #: `claim.key_of` -> open job, the last used one at the end
+        #: id, or form of chats -> open job, the last used one at the end
         self._open: dict[str, OpenJob] = {}
         # open jobs hold the model
         model.before_unload(self._open.clear)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._open
+    def is_open(self, job: JobRow, run: OpenJob | None = None) -> bool:
+        """Whether samples of the job can run, and beside this one if it is given: on the same engine."""
+        held = self._model.held
+        if job.kind in _OF_CHATS:
+            return held == Held(job.model, job.identity_sha256) and (run is None or not run.options.traced)
+        found = self._open.get(job.id)
+        return found is not None and (run is None or found.options.traced == run.options.traced)
 
-    def may_join(self, key: str, run: OpenJob) -> bool:
-        """Whether the job is open, and runs on the same engine as another one."""
-        return key in self._open and self._open[key].options.traced == run.options.traced
-
-    def get(self, key: str) -> OpenJob:
-        """An open job by its `claim.key_of`."""
+    def of(self, job: JobRow, sample: LeasedSample) -> OpenJob:
+        """The open job of a claimed sample. `refused` says why a chat cannot run."""
+        key, spec = job.id, job.spec
+        if job.kind in _OF_CHATS:
+            own = sample.input if job.kind == chat_job.BATCH else spec
+            spec = spec | {name: own.get(name) or spec[name] for name in ("capture", "interventions")}
+            shared = {name: spec[name] for name in ("capture", "interventions", "sample_timeout_seconds")}
+            pinned = jobs.pin_of(job)
+            key = json.dumps([job.kind, shared, pinned and pinned.savepoints], sort_keys=True)
+            if key not in self._open:
+                ready = self._ready_for_chats(job, spec)
+                if ready.refused is not None:
+                    return ready
+                self._keep(key, ready)
         found = self._open[key] = self._open.pop(key)
         return found
 
     def open(self, job_id: str, *, load: bool = True) -> None:
         """Load the model if necessary, read the job's data, resolve its hooks.
-
-        A batch file is opened for its next line and the lines that share a form with it.
 
         Args:
             load: whether a model may be loaded.
@@ -78,36 +99,57 @@ class OpenJobs:
             ActographError: the job cannot be run at all.
             NotHeld: it needs a model that may not be loaded now.
         """
-        line = None
         with self._database.read() as session:
             row = jobs.get(session, job_id)
-            if row.kind == chat_job.BATCH:
-                line = claim.next_input(session, job_id)
-        spec = row.spec if line is None else chat_job.spec_of(row.spec, line)
         engine, pinned = self._model.engine_of_job(row, load=load)
+        if row.kind not in _OF_CHATS:
+            self._keep(row.id, self._ready(row, row.spec, engine, pinned))
+
+    def _keep(self, key: str, ready: OpenJob) -> None:
+        self._open.pop(key, None)
+        self._open[key] = ready
+        while len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
+
+    def _ready_for_chats(self, row: JobRow, spec: Mapping[str, Any]) -> OpenJob:
+        """An open job whose samples fail one by one if their capture or intervention is faulty."""
+        engine, pinned = self._model.engine_of_job(row, load=False)
+        try:
+            return self._ready(row, spec, engine, pinned)
+        except ActographError as error:
+            reason = error
+        except DBAPIError:
+            raise
+        except Exception as error:
+            if is_device_lost(error):
+                raise
+            reason = unforeseen(error, f"while job {row.id} was prepared")
+        plain = {**spec, "capture": None, "interventions": []}
+        return self._ready(row, plain, engine, pinned, refused=reason)
+
+    def _ready(
+        self,
+        row: JobRow,
+        spec: Mapping[str, Any],
+        engine: Engine,
+        pinned: PinnedModel | None,
+        refused: ActographError | None = None,
+    ) -> OpenJob:
+        """Resolve what all samples share; `spec` is the spec of the job, or of lines of a batch file."""
         structure = engine.structure
         if pinned is not None and pinned.savepoints != structure.savepoints:
             # savepoints as they were when the job was submitted
             structure = structure.model_copy(update={"savepoints": pinned.savepoints})
         name, reason = structure.engine_for(spec["engine"])
         structure = structure.model_copy(update={"engine": name, "engine_reason": reason})
-        runner = self._runner(row, spec, engine)
-        steering, provenance, refused = UNSTEERED, None, None
-        try:
-            with self._database.read() as session:
-                steering = steering_of(session, spec, row.model, engine, structure)
-            provenance = self._provenance(row, spec, engine, runner, structure=structure, steering=steering)
-        except ServiceUnavailable:
-            raise
-        except ActographError as error:
-            if line is None:
-                raise
-            refused = error  # other lines of the file may still run
-        ready = OpenJob(
+        runner = self._runner(row, engine)
+        with self._database.read() as session:
+            steering = steering_of(session, spec, row.model, engine, structure)
+        return OpenJob(
             settings=self._settings,
             engine=engine,
             runner=runner,
-            provenance=provenance,
+            provenance=self._provenance(row, spec, engine, runner, structure=structure, steering=steering),
             steering=steering,
             markup=markup_of(spec, engine.model.tokenizer),
             time_limit=row.spec.get("sample_timeout_seconds") or None,
@@ -115,19 +157,10 @@ class OpenJobs:
             refused=refused,
             traced=name == "traced",
         )
-        with self._database.read() as session:
-            key = claim.key_of(jobs.get(session, job_id), line)  # with its pin
-        self._open.pop(key, None)
-        self._open[key] = ready
-        while len(self._open) > MOST_OPEN:
-            del self._open[next(iter(self._open))]
 
-    def _runner(self, row: JobRow, spec: Mapping[str, Any], engine: Engine) -> Runner:
-        """The runner of the job's kind; `spec` is the spec of the job, or of lines of a batch file."""
-        if row.kind == chat_job.BATCH:
-            return BatchFileRunner(spec, engine.model.tokenizer, engine.structure)
-        if row.kind == chat_job.CHAT:
-            return ChatRunner(row.spec, engine.model.tokenizer, engine.structure)
+    def _runner(self, row: JobRow, engine: Engine) -> Runner:
+        if row.kind in _OF_CHATS:
+            return ChatRunner(engine.model.tokenizer, engine.structure)
         if row.kind != "evaluation":
             if row.total is None:
                 capture = CaptureJobSpec.model_validate(row.spec)
@@ -170,7 +203,6 @@ class OpenJobs:
             capture=capture,
             hooks=names,
             resolved={name: hooks.resolve(name, structure) for name in capture.hooks},
-            sampling=runner.sampling,
             markup=markup_of(spec, engine.model.tokenizer),
             steering=steering,
             takes_turns=runner.takes_turns,

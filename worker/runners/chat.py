@@ -1,4 +1,4 @@
-"""Chats: requests to the OpenAI-compatible routes, possibly of several jobs in one batch."""
+"""Requests to the OpenAI-compatible routes: chats, texts, and lines of batch files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,16 +21,12 @@ from worker.text.forced_call import begin_call
 
 
 class ChatRunner(Runner):
-    """One choice of a request per sample; nothing is scored."""
+    """One choice of a request per sample, which has its own sampling; nothing is scored."""
 
-    sampling: SamplingSpec
+    sampling = None
     may_score = True
 
-    def __init__(
-        self, spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, structure: ModelStructure
-    ) -> None:
-        """`spec` is the stored spec of one of the jobs; their samples have the differences."""
-        self.sampling = SamplingSpec.model_validate(spec["sampling"])
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, structure: ModelStructure) -> None:
         self._tokenizer = tokenizer
         self._spoken = text.SpokenText(tokenizer)
         self._names = TokenNames(tokenizer)
@@ -38,7 +34,8 @@ class ChatRunner(Runner):
         self._eos = frozenset(structure.eos_token_ids)
 
     def prompt(self, sample: LeasedSample) -> Prompt:
-        given = ChatInput.model_validate(sample.input)
+        asked = {name: value for name, value in sample.input.items() if name in ChatInput.model_fields}
+        given = ChatInput.model_validate(asked)
         prompt = self._prompt(given)
         room = self._structure.context_length - len(prompt.token_ids)
         most = given.max_tokens
@@ -83,8 +80,7 @@ class ChatRunner(Runner):
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
         if is_only_read(sample.input):
             return None
-        # the seed of its own request: `spec` may be another request's
-        return self.sampling.model_copy(update={"seed": (sample.seed - sample.epoch) % 2**63})
+        return SamplingSpec.model_validate(sample.input["sampling"])
 
     def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
         sampling = self.sampling_of(sample)

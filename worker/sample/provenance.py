@@ -6,7 +6,7 @@ from functools import cached_property
 
 from actograph.contract import models
 from actograph.contract.row_selection import FirstFeatures, NamedPositions
-from actograph.contract.specs import CaptureSpec, SamplingSpec
+from actograph.contract.specs import CaptureSpec
 from actograph.plans import is_tail_only
 from worker.engine.capture.statistics import STATISTICS
 from worker.engine.requests import RowShaping, StatisticsOptions
@@ -26,7 +26,6 @@ class Provenance:
     hooks: Sequence[str]
     #: each name in the capture spec -> its hook
     resolved: Mapping[str, str] = field(default_factory=dict)
-    sampling: SamplingSpec | None  # None if nothing is generated
     markup: Markup
     steering: Steering = UNSTEERED
     #: whether a sample may have several turns

@@ -29,15 +29,16 @@ VECTOR = [((i * 37) % 11 - 5) / 2.0 for i in range(96)]
 OTHER = [((i * 53) % 13 - 6) / 2.0 for i in range(96)]
 EDIT: dict[str, Any] = {"hook": "resid_post.0", "op": "add", "vector": VECTOR, "coefficient": 0.5}
 CAPTURE: dict[str, Any] = {"hooks": ["resid_post.0", "mlp_in.1", "logits"]}
-#: hot, since the model is sure of itself: less would choose the same tokens whatever differs
-WARM: dict[str, Any] = {"temperature": 3.0, "top_p": 0.98, "seed": 3, "max_tokens": 8}
+#: hot, since the model is sure of itself: less would choose the same tokens whatever differs; one token comes
+#: twice, so that penalties change something
+WARM: dict[str, Any] = {"temperature": 3.0, "top_p": 0.98, "seed": 4, "max_tokens": 8}
 PROMPT = "Tom has 34 books and Mia has"
 #: what a request may say, beside what they all say; each differs from the first in one thing
 LINES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "again": {},
     "text": {"prompt": "The cat"},
-    "seed": {"sampling": {"seed": 4}},
+    "seed": {"sampling": {"seed": 5}},
     "shorter": {"max_tokens": 2},
     "only read": {"max_tokens": 0, "echo": True, "top_logprobs": 1},
     "log probabilities": {"top_logprobs": 2},

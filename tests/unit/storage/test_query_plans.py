@@ -47,7 +47,6 @@ OTHERS: dict[str, Query] = {
     "samples of a job": samples.find,
     "batches to move on": lambda session, job: batches.unended(session),
     "jobs of a tag": lambda session, job: jobs.find(session, tag="night"),
-    "next input": claim.next_input,
     "next job": lambda session, job: claim.choose(session, ASKING),
     "place": lambda session, job: claim.position(session, jobs.get(session, job)),
     "unserved jobs": lambda session, job: workers.unserved_jobs(session, 0.0),

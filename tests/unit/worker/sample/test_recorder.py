@@ -52,9 +52,9 @@ def recorder(tmp_path: Path, hooks: list[str], **spec: Any) -> SampleRecorder:
     )  # fmt: skip
     origin = Provenance(
         structure=structure(), tokenizer_sha256="t", template_sha256=None, capture=CaptureSpec(**spec),
-        hooks=hooks, sampling=SamplingSpec(), markup=Markup(NoMarks()),  # type: ignore[arg-type]
+        hooks=hooks, markup=Markup(NoMarks()),  # type: ignore[arg-type]
     )  # fmt: skip
-    return SampleRecorder(open_store((tmp_path / "store").as_uri()), sample, origin, sampling=origin.sampling)
+    return SampleRecorder(open_store((tmp_path / "store").as_uri()), sample, origin, sampling=SamplingSpec())
 
 
 GENERATION = one_turn(
