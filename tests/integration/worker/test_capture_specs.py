@@ -94,7 +94,7 @@ def capture(engine: Engine, tmp_path: Path) -> Capture:
         names = grammar.expand(spec.points, spec.layers, spec.hooks, engine.structure)
         origin = Provenance(
             structure=engine.structure, tokenizer_sha256="t", template_sha256=None, capture=spec,
-            hooks=names, sampling=SAMPLING, markup=Markup(engine.model.tokenizer),
+            hooks=names, markup=Markup(engine.model.tokenizer),
         )  # fmt: skip
         leases = [
             LeasedSample(
