@@ -40,8 +40,7 @@ def demo(
     """
     from actograph.client import Client
     from actograph.demo import MODEL_DIR, PROBLEMS
-    from actograph.stack.stack_process import StackProcess
-    from actograph.stack.up import require_installed
+    from actograph.stack.up import require_installed, up_process
 
     require_installed()
     home = home.absolute()
@@ -50,10 +49,7 @@ def demo(
     # the settings of the user's shell are for another service
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTOGRAPH_")}
     note("1/4 starting a service")
-    with (
-        StackProcess(arguments, environment | {"HF_HUB_OFFLINE": "1"}) as service,
-        Client(service.url, "") as client,
-    ):
+    with up_process(arguments, environment | {"HF_HUB_OFFLINE": "1"}) as url, Client(url, "") as client:
         note("2/4 uploading problems and submitting an evaluation that keeps activations")
         spec: dict[str, Any] = {
             "kind": "evaluation",

@@ -35,7 +35,7 @@ def up(
     Prints `ready: URL` once the service accepts requests. ACTOGRAPH_* variables set the defaults.
     A second Ctrl-C stops everything at once.
     """
-    from actograph.stack.processes import CrashLoop
+    from actograph.contract.models import parse_served
     from actograph.stack.up import run
 
     settings = load_settings(
@@ -50,26 +50,12 @@ def up(
         threads=threads,
         log_level=log_level,
     )
-    _check_model(settings.model)
-    try:
-        stopped_at_once = run(settings, workers, emit=emit, report=note)
-    except CrashLoop as error:
-        if error.tail:
-            note(error.tail)
-        raise
-    if stopped_at_once:
-        raise Ended(INTERRUPTED)
-
-
-def _check_model(model: str) -> None:
-    """Raises InvalidRequest if no model is set, or its folder does not exist."""
-
-    if not model:
+    if not settings.model:
         raise InvalidRequest(
             "no model: set --model to a hub id (Qwen/Qwen3-0.6B), a folder, or NAME=<id or folder>"
         )
-    from actograph.contract.models import parse_served
-
-    source = parse_served(model).source
+    source = parse_served(settings.model).source
     if source.startswith(_PATH_STARTS) and not Path(source).is_dir():
-        raise InvalidRequest(f"--model {model}: no folder {source!r}")
+        raise InvalidRequest(f"--model {settings.model}: no folder {source!r}")
+    if run(settings, workers, emit=emit, report=note):
+        raise Ended(INTERRUPTED)

@@ -229,7 +229,6 @@ def test_usage_errors_are_not_exit_2(run: Run) -> None:
         assert run(*typed.split()) == (1, "", told)
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -237,7 +236,6 @@ def test_usage_errors_are_not_exit_2(run: Run) -> None:
         (["--model", "./none"], "no folder './none'"),
         (["--model", "m", "--port", "70000"], "--port: "),
         (["--model", "m", "--dtype", "int4"], "--dtype: "),
-        (["--model", "m", "--host", "0.0.0.0", "--port", "0"], "ACTOGRAPH_API_KEYS"),
     ],
 )
 def test_up_refuses_what_cannot_work(run: Run, tmp_path: Path, arguments: list[str], reason: str) -> None:
