@@ -17,7 +17,8 @@ def free_port(host: str) -> int:
     for port in random.SystemRandom().sample(_FIXED_PORTS, 200):
         if is_free(host, port):
             return port
-    raise OSError(f"no free port on {host} between {_FIXED_PORTS.start} and {_FIXED_PORTS.stop}")
+    ports = f"between {_FIXED_PORTS.start} and {_FIXED_PORTS.stop}"
+    raise OSError(f"no free port on {host} {ports}; is {host} an address of this machine?")
 
 
 def is_free(host: str, port: int) -> bool:

@@ -26,6 +26,10 @@ from actograph.stack.processes import Child, Supervisor
 READY = "ready: "
 _TICK_SECONDS = 0.2
 NVIDIA = Path("/proc/driver/nvidia/gpus")
+#: secrets that only the API knows
+_NO_KEYS: dict[str, Any] = {"api_keys": (), "api_key": "", "supervisor_key": ""}
+#: prefixes of environment variables that Redis does not receive
+_NOT_FOR_REDIS = ("ACTOGRAPH_", "AWS_", "HF_")
 
 
 def require_installed() -> None:
@@ -89,15 +93,15 @@ class Stack:
         host, port = settings.host, settings.port or free_port(settings.host)
         if not is_free(host, port):
             raise Conflict(
-                f"cannot listen on port {port} of {host}: it is in use or not permitted; "
-                "choose another with --port (0: any free one)"
+                f"cannot listen on port {port} of {host}: the port is in use or not permitted, or the host "
+                "is not this machine; choose others with --port (0: any free one) and --host"
             )
         local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         self.url = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
         # the supervisor has a key of its own: it cannot know keys that are created later
         update = {"port": port, "supervisor_key": secrets.token_hex(32)}
         self._redis: redis_server.RedisServer | None = None
-        if "broker_url" not in settings.model_fields_set:
+        if "broker_url" not in settings.model_fields_set or not settings.broker_url:
             self._redis = redis_server.prepare(settings.home / "redis")
             update["broker_url"] = self._redis.url
         self._settings = settings.model_copy(update=update)
@@ -121,7 +125,7 @@ class Stack:
                     announced = True
                     emit(f"{READY}{self.url}")
                     self._report(f"logs: {self._settings.home / 'logs'}; stop with Ctrl-C")
-                    if self._settings.port != Settings.model_fields["port"].default:
+                    if self.url != Settings.model_construct().effective_url:
                         self._report(f"for other commands: export ACTOGRAPH_URL={self.url}")
                 time.sleep(_TICK_SECONDS)
             self._stop()
@@ -132,18 +136,20 @@ class Stack:
     def _start(self) -> None:
         if (redis := self._redis) is not None:
             log = self._settings.home / "logs" / "redis.log"
-            self._supervisor.start(Child("redis", redis.command, os.environ, log, lambda _: redis.answers()))
+            known = {name: os.environ[name] for name in os.environ if not name.startswith(_NOT_FOR_REDIS)}
+            self._supervisor.start(Child("redis", redis.command, known, log, lambda _: redis.answers()))
         self._migrate()
         if self._signals:
             return
         self._supervisor.start(self._program("api", "api", lambda _: self._registered() is not None))
         for number, device in enumerate(self._devices, start=1):
-            worker = self._program(f"worker-{number}", "worker", self._has_loaded, device=device)
+            changes = {"device": device, **_NO_KEYS}
+            worker = self._program(f"worker-{number}", "worker", self._has_loaded, **changes)
             self._workers.append(self._supervisor.start(worker))
 
     def _migrate(self) -> None:
         """Migrate the database to the newest schema. Raises ServiceUnavailable."""
-        migration = self._program("migrate", "storage.migrate", lambda _: False)
+        migration = self._program("migrate", "storage.migrate", lambda _: False, **_NO_KEYS)
         migration.start()
         while (status := migration.ended()) is None and not self._signals:
             time.sleep(0.02)

@@ -174,7 +174,10 @@ def test_with_keys_only_their_bearers_are_served(up: Start, monkeypatch: pytest.
 def _secrets_are_where_they_are_needed(service: Any) -> None:
     """No argument of a program holds one, for all users of a machine see those."""
     api, worker = service.child("api").environ(), service.child("worker").environ()
+    redis = next(filter(is_broker, service.children())).environ()
     assert api["ACTOGRAPH_API_KEYS"] == "first,second"
+    assert (worker["ACTOGRAPH_API_KEYS"], worker["ACTOGRAPH_SUPERVISOR_KEY"]) == ("", "")
+    assert not [name for name in redis if name.startswith(("ACTOGRAPH_", "AWS_"))]
     assert worker["AWS_SECRET_ACCESS_KEY"] == "of-the-store"
     assert worker["ACTOGRAPH_BROKER_URL"] == api["ACTOGRAPH_BROKER_URL"]
     password = api["ACTOGRAPH_BROKER_URL"].partition("@")[0].rpartition(":")[2]
@@ -245,9 +248,9 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 1
-    assert (
-        done.stderr == f"error: cannot listen on port {port} of 127.0.0.1: it is in use or not permitted; "
-        "choose another with --port (0: any free one)\n"
+    assert done.stderr == (
+        f"error: cannot listen on port {port} of 127.0.0.1: the port is in use or not permitted, or the host "
+        "is not this machine; choose others with --port (0: any free one) and --host\n"
     )
 
 
