@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actograph.cli.job_tables import results_table
-from actograph.cli.output import emit, note, shorten, size, table
+from actograph.cli.shell import Shell, emit, note
+from actograph.cli.tables import shorten, size, table
 from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
@@ -19,18 +20,11 @@ if TYPE_CHECKING:
 
 #: a model this small is slower on several threads, which wait for each other
 THREADS = "--threads=1"
-#: the model answers nearly all problems in training's own test (demo/model/train_report.json)
-LEAST_ACCURACY = 0.8
-STRICT = "exact_match,strict-match"
-
-
-class DemoFailed(ActographError):
-    """The demo did not give the expected results."""
-
-    code = "demo_failed"
 
 
 def demo(
+    _: Shell,
+    *,
     home: Path = typer.Option(Path(".demo"), help="Data folder of the demo."),
     limit: int = typer.Option(200, min=1, help="Number of problems."),
 ) -> None:
@@ -66,32 +60,19 @@ def demo(
         job = job.wait(progress=True)
         note("4/4 reading the activations back")
         sessions = list(job.sessions())
-        _check(job, sessions)
+        if job.status != "completed" or len(sessions) != job.progress.total:
+            reason = job.error.message if job.error else f"{job.progress.failed} samples failed"
+            raise ActographError(f"the job {job.status} with {len(sessions)} sessions: {reason}")
         _report(job, sessions)
     emit(f"Files:     {home / 'artifacts' / 'sessions'}/<session id>/")
     emit(_next_steps(home, served, shorten(sessions[0].id)))
-
-
-def _check(job: "JobHandle", sessions: "list[SessionHandle]") -> None:
-    """Raises DemoFailed if samples or sessions are missing, or the accuracy is too low."""
-    if job.status != "completed" or job.progress.failed or len(sessions) != job.progress.total:
-        raise DemoFailed(
-            f"the job {job.status}: {job.progress.completed} of {job.progress.total} samples completed, "
-            f"{len(sessions)} sessions" + (f"; {job.error.message}" if job.error else "")
-        )
-    accuracy = job.results().conditions["baseline"].metrics.get(STRICT)
-    # one wrong answer is allowed however few the problems are
-    allowed = max(1.0, (1 - LEAST_ACCURACY) * len(sessions))
-    if accuracy is None or (1 - accuracy) * len(sessions) > allowed + 1e-9:
-        raise DemoFailed(f"{STRICT} is {accuracy}; at least {LEAST_ACCURACY} was expected of this model")
 
 
 def _report(job: "JobHandle", sessions: "list[SessionHandle]") -> None:
     """Print the scores, the rate and some activations."""
     from actograph.cli.sessions import COLUMNS
 
-    assert job.finished_at is not None
-    seconds = max(1, job.finished_at - job.created_at)
+    seconds = max(1, (job.finished_at or job.created_at) - job.created_at)
     emit("\n" + results_table(job.results(), job.spec.get("num_fewshot")))
     emit(f"\nRate:      {len(sessions) / seconds:.1f} samples/s, from submit to stored")
     emit(
@@ -109,13 +90,13 @@ def _report(job: "JobHandle", sessions: "list[SessionHandle]") -> None:
 def _next_steps(home: Path, served: str, session_id: str) -> str:
     """Return commands to paste."""
     running = Path(sys.argv[0])
-    named = running.name != "actograph" or shutil.which("actograph") is not None
-    program = "actograph" if named else os.path.relpath(running)
-    commands = [
-        [program, "up", "--home", os.path.relpath(home), "--model", served, THREADS],
-        [program, "sessions", "ls"],
-        [program, "sessions", "show", session_id],
-        [program, "sessions", "pull", session_id, "--out", "pulled"],
-    ]
-    first, *others = ("  " + shlex.join(command) for command in commands)
-    return "\n".join(["", "Next:", first, "and in another terminal:", *others])
+    named = running.name != "actograph" or shutil.which("actograph")
+    program = "actograph" if named else shlex.quote(os.path.relpath(running))
+    up = shlex.join(["up", "--home", os.path.relpath(home), "--model", served, THREADS])
+    return f"""
+Next:
+  {program} {up}
+and in another terminal:
+  {program} sessions ls
+  {program} sessions show {session_id}
+  {program} sessions pull {session_id} --out pulled"""

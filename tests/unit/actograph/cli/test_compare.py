@@ -84,8 +84,11 @@ def test_activations_are_asked_for_as_typed(service: Any, run: Run) -> None:
         "baseline": None, "condition": "kind", "hooks": ["resid_post.1", "mlp_in.2"], "positions": "answer",
         "limit": 10, "store_as": "mood",
     }  # fmt: skip
-    lines = out.splitlines()
-    assert lines[0] == "kind - plain, positions: answer, 10 pairs (1 without them)"
-    assert cells(lines[3]) == [
-        "resid_post.1", "9", "1", "2", "1.5", "0.5000", "N/A", "vec_" + "1" * 32,
-    ]  # fmt: skip
+    fields, _, table = out.partition("\n\n")
+    assert [line.split()[-1] for line in fields.splitlines()][1:] == ["plain", "kind", "answer", "10", "1"]
+    head, row = map(cells, table.splitlines())
+    assert dict(zip(head, row, strict=True)) == {
+        "HOOKS": "resid_post.1", "PAIRS": "9", "WIDTH": "8", "BASELINE NORM": "1", "CONDITION NORM": "2",
+        "DIFFERENCE NORM": "1.5", "COSINE SIMILARITY": "0.5", "MEAN PAIR NORM": "1.6",
+        "VECTOR ID": "vec_" + "1" * 32,
+    }  # fmt: skip

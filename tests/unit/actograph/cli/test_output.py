@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from actograph.cli.output import age, cut, render, size
+from actograph.cli.tables import age, cut, render, size
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
