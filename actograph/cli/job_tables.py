@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from actograph.cli.tables import clean, describe, render
+from actograph.progress import duration
 
 if TYPE_CHECKING:
     from actograph.contract.operations import Estimate
@@ -60,8 +61,11 @@ def describe_job(job: "Job") -> str:
         if value not in (None, [], {}) and not hasattr(job, name)
     }
     error = job.error and f"{job.error.type}: {job.error.message}"
+    took = None
+    if job.started_at is not None and job.finished_at is not None:
+        took = duration(job.finished_at - job.started_at)
     hidden = ("progress", "queue_position", "model_identity", "identity_sha256", "results_url")
-    return describe(job, hidden, status=status_text(job), error=error, spec=spec)
+    return describe(job, hidden, status=status_text(job), took=took, error=error, spec=spec)
 
 
 def scores_table(found: "JobComparison") -> str:

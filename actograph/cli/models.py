@@ -69,7 +69,9 @@ def structure(
     modules: bool = typer.Option(False, "--modules", help="Include module locations."),
 ) -> None:
     """Show a model's layers, widths, experts and verified hook points."""
-    hidden = {"identity", "module_tensors"} | (set() if modules else {"module_locations"})
+    hidden = {"identity", "module_tensors", "proofs", "devices"} | (
+        set() if modules else {"module_locations"}
+    )
 
     def text(found: "ModelStructure") -> str:
         hooks = found.hooks

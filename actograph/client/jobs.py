@@ -10,8 +10,7 @@ from tempfile import TemporaryFile
 from time import sleep
 from typing import Any, Unpack
 
-from pydantic import BaseModel, PrivateAttr
-from typing_extensions import override
+from pydantic import BaseModel
 
 from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout, package
 from actograph.client.matrix import Matrix, samples_frame
@@ -21,6 +20,7 @@ from actograph.client.transport import (
     LONG_SECONDS,
     PAGE_SIZE,
     RETRY_STATUS,
+    Handle,
     Resource,
     backoff,
     event_data,
@@ -46,14 +46,8 @@ _LAST_EVENTS = frozenset({"job.completed", "job.failed", "job.cancelled"})
 _NO_CONTENT = 204  # the job has ended and there are no later events
 
 
-class JobHandle(resources.Job):
+class JobHandle(Handle, resources.Job):
     """A job as the service last reported it, and its results."""
-
-    _client: Any = PrivateAttr()
-
-    @override
-    def model_post_init(self, context: Any, /) -> None:
-        self._client = context
 
     @property
     def _jobs(self) -> "Jobs":

@@ -9,14 +9,12 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PrivateAttr
-from typing_extensions import override
 
 from actograph import tensor_files
 from actograph.client.errors import UnexpectedAnswer
 from actograph.client.pulls import fetch, plain_name
 from actograph.client.tensors import LazyTensor
-from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Resource, path_of
+from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Handle, Resource, path_of
 from actograph.contract import base, resources
 from actograph.contract.errors import NotFound
 from actograph.contract.hooks import canonical
@@ -52,14 +50,8 @@ def stored_name(name: str, hooks: Iterable[str]) -> str | None:
     return next((found for found in (name, canonical(name), location) if found in known), None)
 
 
-class SessionHandle(resources.Session):
+class SessionHandle(Handle, resources.Session):
     """A session as the service last reported it. Its tensors are read when they are indexed."""
-
-    _client: Any = PrivateAttr()
-
-    @override
-    def model_post_init(self, context: Any, /) -> None:
-        self._client = context
 
     def __getitem__(self, hook: str) -> LazyTensor:
         """Return the tensor of a hook point or alias.

@@ -8,7 +8,8 @@ from typing import Any, BinaryIO, ClassVar, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, PrivateAttr, ValidationError
+from typing_extensions import override
 
 from actograph.client.errors import ApiError, ServiceUnreachable, UnexpectedAnswer, from_response
 from actograph.contract.base import ListPage
@@ -240,3 +241,13 @@ class Resource:
 
     def _items(self, form: type[M], *parts: str, **params: Any) -> Iterator[M]:
         return self._transport.items(form, path_of(self._path, *parts), params)
+
+
+class Handle(BaseModel):
+    """An answer with calls of its own, bound to the client that received it."""
+
+    _client: Any = PrivateAttr()
+
+    @override
+    def model_post_init(self, context: Any, /) -> None:
+        self._client = context
