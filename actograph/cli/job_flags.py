@@ -75,7 +75,8 @@ def body_of(**flags: Any) -> tuple[dict[str, Any], dict[str, Path]]:
     """Return the job that the flags of `job_options` describe, and the files to upload, by field.
 
     Raises:
-        InvalidRequest: a missing file, a file without a JSON object, or an invalid flag.
+        InvalidRequest: a file without a JSON object, or an invalid flag.
+        OSError: a file cannot be read.
     """
     typed = {name: value for name, value in flags.items() if value not in (None, [])}
     body = _read_json(typed["spec"]) if "spec" in typed else {}
@@ -251,13 +252,15 @@ def _datasets_of(task: str | None, *, fewshot: bool) -> dict[str, Any]:
 
 
 def _task_of(path: Path) -> dict[str, Any]:
-    """Return the flags `task` and `dataset` (if it names one) of a task file. Raises InvalidRequest."""
+    """Return the flags `task` and `dataset` (if it names one) of a task file.
+
+    Raises:
+        InvalidRequest, OSError: the file cannot be used.
+    """
     from actograph.tasks.files import read_task_file, task_from
 
     try:
         fields = read_task_file(path.read_bytes())
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}: {error.message}") from None
     dataset = fields.pop("dataset", None)
@@ -267,10 +270,9 @@ def _task_of(path: Path) -> dict[str, Any]:
 
 
 def _read_json(source: str) -> Any:
-    """Read a JSON file, or standard input for `-`. Raises InvalidRequest."""
+    """Read a JSON file, or standard input for `-`. Raises InvalidRequest and OSError."""
+    text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
     try:
-        return json.loads(sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {source}: {error.strerror}") from error
+        return json.loads(text)
     except ValueError as error:
         raise InvalidRequest(f"{source} is not JSON: {error}") from error

@@ -69,17 +69,13 @@ def structure(
     modules: bool = typer.Option(False, "--modules", help="Include module locations."),
 ) -> None:
     """Show a model's layers, widths, experts and verified hook points."""
-    hidden = {"identity", "module_tensors", "proofs", "devices"} | (
-        set() if modules else {"module_locations"}
-    )
+    hidden = ["identity", "module_tensors", "proofs", "devices", *([] if modules else ["module_locations"])]
 
     def text(found: "ModelStructure") -> str:
         hooks = found.hooks
         if not names:
             hooks = {name: info.model_copy(update={"aliases": []}) for name, info in hooks.items()}
-        locations: dict[str, Any] = {
-            location: found.tensor_of(location) or {} for location in found.module_locations
-        }
-        return describe(found, hidden, hooks=hooks, module_locations=locations)
+        tensors: dict[str, Any] = {name: found.tensor_of(name) or {} for name in found.module_locations}
+        return describe(found, hidden, hooks=hooks, module_locations=tensors)
 
     shell.show(shell.client.models.structure(model), text)

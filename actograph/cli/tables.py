@@ -30,7 +30,7 @@ def table(columns: Columns, items: Iterable[Any], *, short: bool = True) -> str:
         if short and header.endswith((" id", "_id")):
             texts = [shorten(text) for text in texts]
         right = any(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        right = right and not name.endswith(("_at", "_seconds"))
+        right = right and not name.endswith(("_at", "since", "_seconds"))
         headers.append((">" if right else "") + header.upper().replace("_", " "))
         cells.append(texts)
     return render(headers, zip(*cells, strict=True))
@@ -80,7 +80,7 @@ def text_of(name: str, value: Any) -> str:
     """Return the text of a field: sizes, times and durations by its name, other values by their type."""
     if value is None or isinstance(value, bool):
         return yes_no(value)
-    if name == "since" or name.endswith("_at"):
+    if name.endswith(("_at", "since")):
         left = value - time.time()
         return f"in {duration(left)}" if left > 0 else f"{age(value)} ago"
     if "bytes" in name or name in ("needed", "available"):
