@@ -5,14 +5,13 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from actograph.cli.job_tables import results_table
+from actograph.cli import jobs, sessions
 from actograph.cli.shell import Shell, emit, note
 from actograph.cli.tables import shorten, size, table
-from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
     from actograph.client.jobs import JobHandle
@@ -23,7 +22,7 @@ THREADS = "--threads=1"
 
 
 def demo(
-    _: Shell,
+    shell: Shell,
     *,
     home: Path = typer.Option(Path(".demo"), help="Data folder of the demo."),
     limit: int = typer.Option(200, min=1, help="Number of problems."),
@@ -32,7 +31,6 @@ def demo(
 
     Needs neither a network nor a GPU. The sessions stay on disk; the service is stopped at the end.
     """
-    from actograph.client import Client
     from actograph.demo import MODEL_DIR, PROBLEMS
     from actograph.stack.up import require_installed, up_process
 
@@ -42,48 +40,31 @@ def demo(
     arguments = [f"--home={home}", "--host=127.0.0.1", "--port=0", f"--model={served}", THREADS]
     # the settings of the user's shell are for another service
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTOGRAPH_")}
-    note("1/4 starting a service")
-    with up_process(arguments, environment | {"HF_HUB_OFFLINE": "1"}) as url, Client(url, "") as client:
-        note("2/4 uploading problems and submitting an evaluation that keeps activations")
-        spec: dict[str, Any] = {
-            "kind": "evaluation",
-            "model": "demo",
-            "task": "gsm8k",
-            "dataset": {"file_id": client.files.upload(PROBLEMS).id},
-            "limit": limit,
-            "sampling": {"temperature": 0.0, "max_tokens": 96},
-            "capture": {"points": ["attn_in", "mlp_in", "resid_post"], "layers": "all"},
-            "tags": ["demo"],
-        }
-        job = client.submit(spec)
-        note(f"3/4 running {job.id}")
-        job = job.wait(progress=True)
-        note("4/4 reading the activations back")
-        sessions = list(job.sessions())
-        if job.status != "completed" or len(sessions) != job.progress.total:
-            reason = job.error.message if job.error else f"{job.progress.failed} samples failed"
-            raise ActographError(f"the job {job.status} with {len(sessions)} sessions: {reason}")
-        _report(job, sessions)
+    note("1/3 starting a service")
+    with up_process(arguments, environment | {"HF_HUB_OFFLINE": "1"}) as url:
+        shell.options.url = url
+        note("2/3 running an evaluation that keeps activations")
+        capture = "attn_in,mlp_in,resid_post@all"
+        spec = {"model": "demo", "task": "gsm8k", "dataset": str(PROBLEMS), "limit": limit, "tag": ["demo"]}
+        job = jobs.submit(shell, watch=True, **spec, temperature=0.0, max_tokens=96, capture=capture)
+        note("3/3 reading the activations back")
+        found = list(job.sessions())
+        _report(job, found)
     emit(f"Files:     {home / 'artifacts' / 'sessions'}/<session id>/")
-    emit(_next_steps(home, served, shorten(sessions[0].id)))
+    emit(_next_steps(home, served, shorten(found[0].id)))
 
 
-def _report(job: "JobHandle", sessions: "list[SessionHandle]") -> None:
-    """Print the scores, the rate and some activations."""
-    from actograph.cli.sessions import COLUMNS
-
+def _report(job: "JobHandle", found: "list[SessionHandle]") -> None:
+    """Print the rate and some activations."""
     seconds = max(1, (job.finished_at or job.created_at) - job.created_at)
-    emit("\n" + results_table(job.results(), job.spec.get("num_fewshot")))
-    emit(f"\nRate:      {len(sessions) / seconds:.1f} samples/s, from submit to stored")
-    emit(
-        f"Kept:      {len(sessions)} sessions, {size(sum(session.bytes for session in sessions))}, "
-        f"every token of {len(sessions[0].hooks)} hooks"
-    )
-    emit(f"\n{table(COLUMNS, sessions[:5])}\n")
-    hook = list(sessions[0].hooks)[-1]
-    tensor = sessions[0][hook]
+    stored = size(sum(session.bytes for session in found))
+    emit(f"\nRate:      {len(found) / seconds:.1f} samples/s, from submit to stored")
+    emit(f"Kept:      {len(found)} sessions, {stored}, every token of {len(found[0].hooks)} hooks")
+    emit(f"\n{table(sessions.COLUMNS, found[:5])}\n")
+    hook = list(found[0].hooks)[-1]
+    tensor = found[0][hook]
     values = " ".join(f"{value:.4f}" for value in tensor[-1][:6])
-    emit(f"Tensor:    {hook} of {sessions[0].id}")
+    emit(f"Tensor:    {hook} of {found[0].id}")
     emit(f"           shape {list(tensor.shape)}, dtype {tensor.dtype}, last row begins {values}")
 
 

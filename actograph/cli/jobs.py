@@ -39,15 +39,14 @@ def submit(
     *,
     watch: bool = typer.Option(False, "--watch", "-w", help="Follow the job to its end."),
     **given: Any,
-) -> None:
+) -> "JobHandle":
     """Submit a job and print its id. Flags override the file."""
     body, uploads = job_flags.body_of(**given)
     job_flags.complete(shell.client, body)
     job_flags.upload(shell.client, body, uploads)
     job = shell.client.submit(body)
     shell.show(job, lambda job: str(job.id))
-    if watch:
-        follow(shell, job.id)
+    return follow(shell, job.id) if watch else job
 
 
 def evaluate(
@@ -231,8 +230,8 @@ def estimate(
     end(ERROR if estimated.fits is False else 0)
 
 
-def follow(shell: Shell, job_id: str) -> None:
-    """Show a job's progress until it ends, then its results. Ends the command with the job's exit status.
+def follow(shell: Shell, job_id: str) -> "JobHandle":
+    """Show a job's progress until it ends, then its results. Ends the command unless the job completed.
 
     With several conditions, a comparison with the first one follows, as JSON on a line of its own.
     """
@@ -248,6 +247,7 @@ def follow(shell: Shell, job_id: str) -> None:
     reason = f": {clean(job.error.message)}" if job.error is not None else ""
     note(f"job {job.id} {job.status}{reason}")
     end(job_status_code(job.status))
+    return job
 
 
 def _show_results(shell: Shell, job: "JobHandle") -> None:

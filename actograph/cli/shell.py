@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from actograph.client import Client
     from actograph.settings import Settings
 
-C = TypeVar("C", bound=Callable[..., None])
+C = TypeVar("C", bound=Callable[..., object])
 
 #: exit statuses; they mean the same as in GitHub's `gh`
 OK, ERROR, CANCELLED, AUTH, INTERRUPTED = 0, 1, 2, 4, 130
