@@ -1,6 +1,5 @@
 """`python -m api`: serve until a signal arrives."""
 
-import logging
 import signal
 import sys
 
@@ -12,12 +11,9 @@ from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.loopback import is_loopback
 from actograph.redaction import redact
 from actograph.settings import Settings
-from actograph.stack.home import close_to_others
 from api.app import open_services, process_app, set_up_logging
 from api.dependencies import Services
 from storage.accounts import api_keys
-
-log = logging.getLogger(__name__)
 
 #: time that downloads get to finish after a signal; event streams end at once
 GRACE_SECONDS = 5
@@ -30,8 +26,6 @@ def main() -> int:
         first = error.errors()[0]
         return _refuse(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}")
     set_up_logging(settings)
-    if (closed := close_to_others(settings.home)) is not None:
-        log.warning("%s", closed)
     try:
         services = open_services(settings)
         try:

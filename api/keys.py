@@ -27,7 +27,6 @@ def main(arguments: list[str] | None = None) -> int:
     create.add_argument("name")
     create.add_argument("--role", choices=[str(role) for role in Role], default=str(Role.ADMIN))
     create.add_argument("--owner", help="owner of its jobs and sessions")
-    commands.add_parser("check", help="exit with 0 if requests need a key, else with 3")
     options = parser.parse_args(arguments)
     try:
         settings = Settings()
@@ -50,9 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(database: Database, options: argparse.Namespace) -> int:
-    if options.command == "check":
-        with database.read() as session:
-            return 0 if api_keys.exist(session) else 3
     new = NewKey(name=options.name, role=options.role, owner=options.owner)
     with database.write() as session:
         row, key = api_keys.create(session, new, needs_admin=False)

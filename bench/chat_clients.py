@@ -34,7 +34,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from actograph.demo import MODEL_DIR, PROBLEMS
-from actograph.stack.stack_process import StackProcess
+from actograph.stack.up import up_process
 from bench import chat_drain, chat_load
 from bench.chat_load import Answers, Load, TokenCheck
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
@@ -158,7 +158,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any
     environment = {**os.environ, "ACTOGRAPH_CHAT_RETENTION_SECONDS": str(KEEP_SECONDS)}
     environment["OMP_NUM_THREADS"] = str(arguments.threads)
     tokenizer: Any = AutoTokenizer.from_pretrained(arguments.model)
-    with StackProcess(options, environment) as stack, ExitStack() as others:
+    with up_process(options, environment) as url, ExitStack() as others:
         store = open_store((home / "artifacts").as_uri())
         database = Database(f"sqlite:///{home / 'actograph.db'}")
         others.callback(database.close)
@@ -169,7 +169,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any
         extra = {"capture": CAPTURE, "expires_after": {"seconds": KEEP_SECONDS}}
 
         def ours(clients: int, chats: int, first: int) -> Load:
-            asked: dict[str, Any] = {"url": stack.url, "model": "bench", "extra": extra, "check": check}
+            asked: dict[str, Any] = {"url": url, "model": "bench", "extra": extra, "check": check}
             return Load(clients=clients, chats=chats, first=first, **asked)
 
         processes = service_processes()
@@ -183,7 +183,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any
         kept.append(sizes(home, database))
         warm_up = int(WARM_UP_SHARE * side.found.done)
         memory = {role: growth(readings, warm_up=warm_up) for role, readings in watch.readings.items()}
-        drained = chat_drain.measure(stack.url, arguments.problems, database, clients=CLIENTS)
+        drained = chat_drain.measure(url, arguments.problems, database, clients=CLIENTS)
     result = {
         "model": arguments.model.name,
         "threads": arguments.threads,

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 
 from actograph.client import Client
 from actograph.contract.resources import JobStatus
-from actograph.stack.stack_process import StackProcess
+from actograph.stack.up import up_process
 from bench.marks import write_result
 from bench.shapes import QWEN3_06B
 
@@ -69,7 +69,7 @@ def drain(model: Path, arguments: argparse.Namespace, home: Path) -> tuple[dict[
         f"--model=bench={model}", f"--home={home}", "--port=0", f"--threads={arguments.threads}",
         f"--data-root={arguments.problems.resolve().parent}",
     ]  # fmt: skip
-    with StackProcess(options, dict(os.environ)) as stack, Client(stack.url) as client:
+    with up_process(options, os.environ) as url, Client(url) as client:
         job = client.submit(
             {
                 "kind": "evaluation",

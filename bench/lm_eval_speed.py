@@ -27,7 +27,7 @@ import torch
 from actograph.client import Client
 from actograph.contract.resources import JobStatus, Sample
 from actograph.contract.tasks import OWN_EXAMPLES
-from actograph.stack.stack_process import StackProcess
+from actograph.stack.up import up_process
 from bench.drain import LOOK_SECONDS, random_weights
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.shapes import QWEN3_06B, QWEN3_50M
@@ -171,8 +171,8 @@ def main() -> None:
         }
         with (
             LmEval(arguments.gsm8k, Path(scratch), threads=arguments.threads) as lm_eval,
-            StackProcess(options, environment) as stack,
-            Client(stack.url) as client,
+            up_process(options, environment) as url,
+            Client(url) as client,
         ):
             found, same = rounds(client, lm_eval, model, arguments)
     result = report(found, same, arguments)

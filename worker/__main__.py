@@ -27,7 +27,8 @@ def main() -> int:
             if ended.code not in (None, 0) and not stop.failure():
                 return int(ended.code) if isinstance(ended.code, int) else 1
         if failure := stop.failure():
-            sys.stderr.write(f"worker: {failure}\n")
+            # one line: `actograph up` shows the last one
+            sys.stderr.write(f"worker: {' '.join(failure.split())}\n")
             return 1
     return 0
 

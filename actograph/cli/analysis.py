@@ -1,31 +1,29 @@
 """`actograph outliers` and `actograph probe`: analyses of arrays in files, as JSON on stdout."""
 
-import json
-import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from actograph.cli.output import emit, note
+from actograph.cli.shell import Shell, emit, note
 from actograph.contract.errors import InvalidDataset
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False)]
 
 
 def outliers(
+    _: Shell,
     file: FileArgument,
     *,
-    positions: Annotated[
-        Literal["union", "mean"],
-        typer.Option(help="A position counts if any layer has it there, or layers are averaged."),
-    ] = "union",
-    threshold: Annotated[float, typer.Option(help="Least magnitude of an outlier value.")] = 6.0,
-    layer_share: Annotated[float, typer.Option(min=0, max=1, help="Least share of layers.")] = 0.25,
-    position_share: Annotated[float, typer.Option(min=0, max=1, help="Least share of positions.")] = 0.06,
-    together: Annotated[bool, typer.Option("--together", help="Count points of a layer together.")] = False,
-    massive_magnitude: Annotated[float, typer.Option(help="Massive activations are larger.")] = 100.0,
-    massive_ratio: Annotated[float, typer.Option(help="Least multiple of the layer's median.")] = 1000.0,
+    positions: Literal["union", "mean"] = typer.Option(
+        "union", help="A position counts if any layer has it there, or layers are averaged."
+    ),
+    threshold: float = typer.Option(6.0, help="Least magnitude of an outlier value."),
+    layer_share: float = typer.Option(0.25, min=0, max=1, help="Least share of layers."),
+    position_share: float = typer.Option(0.06, min=0, max=1, help="Least share of positions."),
+    together: bool = typer.Option(False, "--together", help="Count points of a layer together."),
+    massive_magnitude: float = typer.Option(100.0, help="Massive activations are larger."),
+    massive_ratio: float = typer.Option(1000.0, help="Least multiple of the layer's median."),
 ) -> None:
     """Find outlier features and massive activations in a .npz or .safetensors file.
 
@@ -39,24 +37,20 @@ def outliers(
     rule = OutlierRule(
         threshold=threshold, layer_share=layer_share, position_share=position_share, positions=positions
     )
-    found = outliers_of_arrays(
-        read_arrays(file), rule, together=together,
-        massive_magnitude=massive_magnitude, massive_ratio=massive_ratio,
-    )  # fmt: skip
-    _print(found)
+    massive = {"massive_magnitude": massive_magnitude, "massive_ratio": massive_ratio}
+    _print(outliers_of_arrays(read_arrays(file), rule, together=together, **massive))
 
 
 def probe(
+    _: Shell,
     file: FileArgument,
     *,
-    kind: Annotated[
-        Literal["logistic", "ridge", "mean_difference"], typer.Option(help="Kind of probe.")
-    ] = "logistic",
-    folds: Annotated[int, typer.Option(min=2, help="Number of folds.")] = 5,
-    c: Annotated[
-        float | None, typer.Option("--c", help="C of scikit-learn. (default: chosen by inner validation)")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of folds, shuffles and resamples.")] = 0,
+    kind: Literal["logistic", "ridge", "mean_difference"] = typer.Option("logistic", help="Kind of probe."),
+    folds: int = typer.Option(5, min=2, help="Number of folds."),
+    c: float | None = typer.Option(
+        None, "--c", help="C of scikit-learn. (default: chosen by inner validation)"
+    ),
+    seed: int = typer.Option(0, help="Seed of folds, shuffles and resamples."),
 ) -> None:
     """Fit and score a linear probe on a .npz or .safetensors file, beside its baselines.
 
@@ -85,13 +79,7 @@ def probe(
 
 
 def _print(value: Any) -> None:
-    emit(json.dumps(_finite(value), allow_nan=False))
+    """Print JSON; NaN and infinities, which it lacks, are null."""
+    from pydantic_core import to_json
 
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinities, which JSON lacks, by null."""
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    emit(to_json(value, inf_nan_mode="null").decode())

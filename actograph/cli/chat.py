@@ -2,28 +2,24 @@
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from actograph.cli.flags import FormatOption, connect
 from actograph.cli.job_flags import capture_of
-from actograph.cli.output import Format, emit, note
+from actograph.cli.shell import Shell, emit, note
 from actograph.contract.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from actograph.client import Client
 
 #: words that end a conversation
 LEAVE = frozenset({"/exit", "/quit", "/bye"})
 
 
 def chat(
-    ctx: typer.Context,
-    *,
+    shell: Shell,
     question: list[str] = typer.Argument(
         None, help="Question; - reads standard input. Default: a conversation."
     ),
+    *,
     model: str | None = typer.Option(None, "--model", "-m", help="Model. Default: the service's first."),
     system: str | None = typer.Option(None, "--system", "-s", help="System message."),
     max_tokens: int | None = typer.Option(None, min=1, help="Maximum number of tokens."),
@@ -32,36 +28,34 @@ def chat(
     seed: int | None = typer.Option(None, help="Seed: the same seed gives the same answer."),
     thinking: bool = typer.Option(False, "--thinking", help="Let the model think first."),
     capture: str | None = typer.Option(None, help="POINTS[@LAYERS] to store, such as resid_post@8,12,16."),
-    output: FormatOption = Format.TABLE,
 ) -> None:
     """Chat with a model. The answer is printed while it is generated."""
     fields: dict[str, Any] = {
+        "model": model,
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,
         "seed": seed,
         "enable_thinking": thinking or None,
-        "capture": None if capture is None else capture_of(capture),
+        "capture": capture and capture_of(capture),
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     said: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     asked = [sys.stdin.read()] if question == ["-"] else [" ".join(question)] if question else None
-    if asked is None and output is Format.JSON:
+    if asked is None and shell.json:
         raise InvalidRequest("--format json needs a question on the command line")
-    with connect(ctx) as client:
-        for text in asked or _typed():
-            said.append({"role": "user", "content": text})
-            if output is Format.JSON:
-                emit(client.chat(said, model=model, **fields).model_dump_json())
-            else:
-                said.append({"role": "assistant", "content": _answer(client, said, model, fields)})
+    for text in asked or _typed():
+        said.append({"role": "user", "content": text})
+        if shell.json:
+            emit(shell.client.chat(said, **fields).model_dump_json())
+        else:
+            said.append({"role": "assistant", "content": _answer(shell, said, fields)})
 
 
-def _answer(client: "Client", said: list[dict[str, str]], model: str | None, fields: dict[str, Any]) -> str:
+def _answer(shell: Shell, said: list[dict[str, str]], fields: dict[str, Any]) -> str:
     """Print the answer while it is generated, and return it."""
-    whole = ""
-    session_id, finish = None, None
-    for chunk in client.chat.stream(said, model=model, **fields):
+    whole, session_id, finish = "", None, None
+    for chunk in shell.client.chat.stream(said, **fields):
         for choice in chunk.choices:
             piece = choice.delta.content or ""
             whole += piece

@@ -63,7 +63,7 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
 
 
 def job_options(without: Sequence[str] = ()) -> dict[str, Any]:
-    """Annotations of the job flags, for `add_flags`."""
+    """Annotations of the job flags, for `command`."""
     spec = Annotated[str | None, typer.Argument(metavar="SPEC.json|-", help="Job as JSON; - reads stdin.")]
     options: dict[str, Any] = {
         name: Annotated[kind | None, typer.Option(help=about)] for name, (kind, _, about) in _FLAGS.items()
@@ -76,16 +76,16 @@ def body_of(**flags: Any) -> tuple[dict[str, Any], dict[str, Path]]:
     """Return the job that the flags of `job_options` describe, and the files to upload, by field.
 
     Raises:
-        InvalidRequest: a missing file, a file without a JSON object, or an invalid flag.
+        InvalidRequest: a file without a JSON object, or an invalid flag.
+        OSError: a file cannot be read.
     """
     typed = {name: value for name, value in flags.items() if value not in (None, [])}
-    body = _read_spec(typed["spec"]) if "spec" in typed else {}
+    body = _read_json(typed["spec"]) if "spec" in typed else {}
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"{typed['spec']} is not a JSON object")
     task = typed.get("task")
     if task is not None and Path(task).suffix in (".yaml", ".yml"):
-        typed["task"], dataset = _read_task(Path(task))
-        if dataset is not None and "dataset" not in typed:
-            body.pop("dataset", None)
-            typed["dataset"] = str(Path(task).parent / dataset) if isinstance(dataset, str) else dataset
+        typed = _task_of(Path(typed.pop("task"))) | typed
     if "dataset" not in typed and "dataset" not in body:
         body = _datasets_of(task, fewshot=bool(typed.get("num_fewshot"))) | body
     uploads: dict[str, Path] = {}
@@ -97,8 +97,8 @@ def body_of(**flags: Any) -> tuple[dict[str, Any], dict[str, Path]]:
         typed["prompt"] = [{"prompt": text} for text in typed["prompt"]]
     if typed.get("expires_after", NEVER) != NEVER:
         typed["expires_after"] = {"seconds": seconds_of(typed["expires_after"], "--expires-after")}
-    if "kind" not in typed and "kind" not in body:
-        typed["kind"] = "capture" if "prompt" in typed else "evaluation"
+    if "kind" not in body:
+        typed.setdefault("kind", "capture" if "prompt" in typed else "evaluation")
     changes = {field: typed[name] for name, (_, field, _) in _FLAGS.items() if field and name in typed}
     if "scorer" in typed:
         changes["scorers"] = scorers_of(typed["scorer"])
@@ -129,11 +129,10 @@ def complete(client: "Client", body: dict[str, Any]) -> None:
     from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
 
     if "model" not in body:
-        served = client.models.list()
+        served = [model.id for model in client.models.list()]
         if len(served) != 1:
-            listed = ", ".join(model.id for model in served) or "none"
-            raise InvalidRequest(f"choose a model with --model; served: {listed}", param="model")
-        body["model"] = served[0].id
+            raise InvalidRequest(f"choose a model with --model; served: {', '.join(served) or 'none'}")
+        body["model"] = served[0]
     try:
         job_spec_adapter.validate_python(body)
     except ValidationError as error:
@@ -150,14 +149,15 @@ def merge(body: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     Raises:
         InvalidRequest: a field of the file is not an object, but a flag sets a field in it.
     """
-    merged: dict[str, Any] = json.loads(json.dumps(body))
+    merged = dict(body)
     for name, value in changes.items():
         outer, _, inner = name.rpartition(".")
         place = merged
         if outer:
-            place = merged[outer] = merged.get(outer) or {}
-            if not isinstance(place, dict):
+            nested = merged.get(outer) or {}
+            if not isinstance(nested, dict):
                 raise InvalidRequest(f"{outer} of the job file is not an object")
+            place = merged[outer] = dict(nested)
         place[inner] = value
     return merged
 
@@ -170,16 +170,23 @@ def capture_of(text: str) -> dict[str, Any]:
     Raises:
         InvalidRequest: there are no points before the @, or the layers are not valid.
     """
-    before, _, layers = text.partition("@")
+    before, _, typed = text.partition("@")
     found = names([before])
     hooks = [name for name in found if "." in name or "[" in name]
     points = [name for name in found if name not in hooks]
-    if not found or (layers and not points):
+    if not found or (typed and not points):
         raise InvalidRequest(
             f"--capture {text!r} is not valid; use points@layers, such as attn_in,mlp_in@8,12,16"
         )
-    parts = {"points": points, "hooks": hooks, "layers": _layers(layers.strip()) if layers else None}
-    return {name: part for name, part in parts.items() if part}
+    layers: str | list[int] = typed.strip()
+    if layers != "all" and ":" not in layers:
+        try:
+            layers = [int(part) for part in names([typed])]
+        except ValueError:
+            raise InvalidRequest(
+                f"--capture: layers {typed!r} are not valid; use all, a slice such as 8:20:4, or 8,12,16"
+            ) from None
+    return {name: part for name, part in (("points", points), ("hooks", hooks), ("layers", layers)) if part}
 
 
 def conditions_of(typed: Sequence[str], file: Path | None) -> list[Any]:
@@ -220,17 +227,6 @@ def conditions_of(typed: Sequence[str], file: Path | None) -> list[Any]:
     return [*listed, *content]
 
 
-def _layers(text: str) -> list[int] | str:
-    if text == "all" or ":" in text:
-        return text
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InvalidRequest(
-            f"--capture: layers {text!r} are not valid; use all, a slice such as 8:20:4, or numbers: 8,12,16"
-        ) from None
-
-
 def _dataset(typed: str, flag: str) -> tuple[dict[str, Any], Path | None]:
     """Return the dataset of a job spec, and the file to upload first, if any. Raises InvalidRequest."""
     scheme, _, rest = typed.partition(":")
@@ -256,33 +252,28 @@ def _datasets_of(task: str | None, *, fewshot: bool) -> dict[str, Any]:
     return datasets | ({"fewshot_dataset": datasets["dataset"] | {"split": "train"}} if fewshot else {})
 
 
-def _read_task(path: Path) -> tuple[dict[str, Any], Any]:
-    """Return the task of a task file, and its dataset, if any. Raises InvalidRequest."""
+def _task_of(path: Path) -> dict[str, Any]:
+    """Return the flags `task` and `dataset` (if it names one) of a task file.
+
+    Raises:
+        InvalidRequest, OSError: the file cannot be used.
+    """
     from actograph.tasks.files import read_task_file, task_from
 
     try:
         fields = read_task_file(path.read_bytes())
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}: {error.message}") from None
     dataset = fields.pop("dataset", None)
     task_from(fields)
-    return fields, dataset
-
-
-def _read_spec(source: str) -> dict[str, Any]:
-    spec = _read_json(source)
-    if not isinstance(spec, dict):
-        raise InvalidRequest(f"{source} is not a JSON object")
-    return spec
+    found = {"task": fields, "dataset": str(path.parent / dataset) if isinstance(dataset, str) else dataset}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _read_json(source: str) -> Any:
-    """Read a JSON file, or standard input for `-`. Raises InvalidRequest."""
+    """Read a JSON file, or standard input for `-`. Raises InvalidRequest and OSError."""
+    text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
     try:
-        return json.loads(sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {source}: {error.strerror}") from error
+        return json.loads(text)
     except ValueError as error:
         raise InvalidRequest(f"{source} is not JSON: {error}") from error

@@ -1,26 +1,18 @@
-"""Jobs, their results, comparisons and estimates as tables."""
+"""Jobs, their results, comparisons and estimates as text."""
 
 import json
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from actograph.cli.output import age, clean, fields, render, size
+from actograph.cli.tables import clean, describe, render
 from actograph.progress import duration
 
 if TYPE_CHECKING:
     from actograph.contract.operations import Estimate
-    from actograph.contract.resources import (
-        ActivationComparison,
-        Job,
-        JobComparison,
-        JobResults,
-        PairedDifference,
-    )
+    from actograph.contract.resources import Job, JobComparison, JobResults, PairedDifference
 
 RESULTS = ("Tasks", "Condition", "Filter", ">n-shot", "Metric", ">Value", ">Stderr", ">Samples", ">Failed")
 SCORES = ("Condition", "Metric", ">Pairs", ">Baseline", ">Value", ">Difference", "Interval", ">McNemar p")
-ACTIVATIONS = ("Hook", ">Pairs", ">Baseline", ">Value", ">Difference", ">Cosine", ">Consistency", "Vector")
 
 
 def status_text(job: "Job") -> str:
@@ -55,47 +47,25 @@ def results_table(results: "JobResults", num_fewshot: int | None) -> str:
 
 
 def describe_job(job: "Job") -> str:
-    """Describe a job, one field per line; default fields of the spec are left out."""
-    took = None
-    if job.started_at is not None and job.finished_at is not None:
-        took = duration(job.finished_at - job.started_at)
-    values = {
-        "id": job.id,
-        "kind": job.kind,
-        "model": job.model,
-        "status": status_text(job),
-        "paused": job.paused_reason,
-        "owner": job.owner,
-        "priority": job.priority,
-        "tags": ", ".join(job.tags),
-        "deadline": job.deadline_at and time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(job.deadline_at)),
-        "created": f"{age(job.created_at)} ago",
-        "started": job.started_at and f"{age(job.started_at)} ago",
-        "took": took,
-        "rate": f"{job.samples_per_second:.2f} samples/s" if job.samples_per_second else "",
-        "eta": None if job.eta_seconds is None else duration(job.eta_seconds),
-        "error": job.error and f"{job.error.type}: {job.error.message}",
-        "metadata": ", ".join(f"{key}={value}" for key, value in job.metadata.items()),
-    }
-    lines = [fields(values, 10), "spec:       (fields that are not the default)"]
-    for key, value in _stated(job.spec).items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        lines.append(f"  {key}: {clean(text)}")
-    return "\n".join(lines)
-
-
-def _stated(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a spec that differ from the defaults; all fields of an unknown form."""
+    """Describe a job, with the fields of its spec that are not the default."""
     from pydantic import ValidationError
 
     from actograph.contract.job_specs import job_spec_adapter
 
-    with suppress(ValidationError):
+    spec: dict[str, Any] = job.spec
+    with suppress(ValidationError):  # of another version
         spec = job_spec_adapter.validate_python(spec).model_dump(mode="json", exclude_defaults=True)
-    shown_above = ("kind", "model", "priority", "tags", "metadata")
-    return {
-        key: value for key, value in spec.items() if key not in shown_above and value not in (None, [], {})
+    spec = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in spec.items()
+        if value not in (None, [], {}) and not hasattr(job, name)
     }
+    error = job.error and f"{job.error.type}: {job.error.message}"
+    took = None
+    if job.started_at is not None and job.finished_at is not None:
+        took = duration(job.finished_at - job.started_at)
+    hidden = ("progress", "queue_position", "model_identity", "identity_sha256", "results_url")
+    return describe(job, hidden, status=status_text(job), took=took, error=error, spec=spec)
 
 
 def scores_table(found: "JobComparison") -> str:
@@ -120,50 +90,9 @@ def _figures(found: "PairedDifference", digits: int) -> list[object]:
     return [found.pairs, *means, f"{found.difference:+.{digits}f}", bounds]
 
 
-def activations_table(found: "ActivationComparison") -> str:
-    """Render one row per hook: norms of the means and of their difference, and the stored vector."""
-    rows = []
-    for hook, difference in found.hooks.items():
-        norms = [difference.baseline_norm, difference.condition_norm, difference.difference_norm]
-        cosines = [difference.cosine_similarity, difference.consistency]
-        figures = [f"{norm:.4g}" for norm in norms]
-        figures += ["N/A" if cosine is None else f"{cosine:.4f}" for cosine in cosines]
-        rows.append([hook, difference.pairs, *figures, difference.vector_id])
-    skipped = f" ({found.skipped} without them)" if found.skipped else ""
-    head = f"{found.condition} - {found.baseline}, positions: {found.positions}, {found.pairs} pairs{skipped}"
-    return f"{head}\n\n{render(ACTIVATIONS, rows)}"
-
-
 def describe_estimate(found: "Estimate") -> str:
-    """Describe an estimate: its fields, a table of needs, and the assumptions."""
-    mean, longest = _known(found.prompt_tokens_mean), _known(found.prompt_tokens_longest)
-    values = {
-        "model": found.model,
-        "samples": _known(found.samples),
-        "hooks": _known(None if found.hooks is None else len(found.hooks)),
-        "prompt tokens": f"mean {mean}, longest {longest}",
-        "generated": f"at most {found.generated_tokens}" if found.generated_tokens else "nothing",
-        "per token": _size(found.bytes_per_token),
-        "per sample": _size(found.bytes_per_sample),
-        "slots": _known(found.slots),
-        "weights": _size(found.weights_bytes),
-        "fits": _verdict(found.fits),
-    }
-    needs = {"device": found.device, "host": found.host, "disk": found.disk}
-    rows = [
-        [name, _size(need.needed), _size(need.available), _verdict(need.fits)] for name, need in needs.items()
-    ]
-    table = render(("RESOURCE", ">NEEDED", ">AVAILABLE", "FITS"), rows)
-    return "\n".join([fields(values, 14), "", table, "", *(f"- {clean(text)}" for text in found.assumptions)])
-
-
-def _verdict(fits: bool | None) -> str:
-    return "unknown" if fits is None else "yes" if fits else "no"
-
-
-def _known(value: int | None) -> str:
-    return "unknown" if value is None else str(value)
-
-
-def _size(value: int | None) -> str:
-    return "unknown" if value is None else size(value)
+    """Describe an estimate, then its assumptions."""
+    hooks = None if found.hooks is None else len(found.hooks)
+    fits = "unknown" if found.fits is None else found.fits
+    lines = [describe(found, ["assumptions"], hooks=hooks, fits=fits), ""]
+    return "\n".join([*lines, *(f"- {clean(assumption)}" for assumption in found.assumptions)])

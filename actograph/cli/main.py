@@ -6,17 +6,27 @@ from typing import Any
 import typer
 
 from actograph import __version__
-from actograph.cli import batches, jobs, keys, models, ops, sessions
-from actograph.cli.analysis import outliers, probe
+from actograph.cli import analysis, batches, job_flags, jobs, models, ops, sessions, up
 from actograph.cli.chat import chat
 from actograph.cli.demo import demo
-from actograph.cli.flags import GlobalOptions, examples
-from actograph.cli.output import ERROR, INTERRUPTED, OK, Ended, emit, error_code, note
-from actograph.cli.up import up
+from actograph.cli.shell import ERROR, INTERRUPTED, OK, GlobalOptions, command, emit, error_code, note
 from actograph.contract.errors import ActographError
 
 #: groups of commands under `--help`
 START, JOBS, OPERATE = "Start", "Jobs and results", "Operate"
+
+_EXAMPLES = {
+    "up": (
+        "actograph up --model ./my-model",
+        "actograph up --home ~/lab --model q=Qwen/Qwen3-0.6B --data-root ~/data",
+        "actograph up --model ./my-model --workers 2 --device cuda:0,cuda:1",
+    ),
+    "eval": (
+        "actograph eval gsm8k --dataset test.jsonl --limit 100 --capture resid_post@all",
+        "actograph eval gsm8k --condition plain --condition 'EP02:suffix=This matters to me.'",
+        "actograph eval additions.yaml --epochs 4 --temperature 0.8",
+    ),
+}
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,37 +34,25 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Evaluate language models and keep their activations.",
 )
-app.command(
-    rich_help_panel=START,
-    epilog=examples(
-        "actograph up --model ./my-model",
-        "actograph up --home ~/lab --model q=Qwen/Qwen3-0.6B --data-root ~/data",
-        "actograph up --model ./my-model --workers 2 --device cuda:0,cuda:1",
-    ),
-)(up)
-app.command(rich_help_panel=START, epilog=examples("actograph demo --limit 50"))(demo)
-app.command(rich_help_panel=JOBS, epilog=examples("actograph chat 'What is 3 + 4?' --max-tokens 64"))(chat)
-app.command(rich_help_panel=JOBS)(jobs.estimate)
+command(app, "up", up.FLAGS, _EXAMPLES["up"], panel=START, formats=False)(up.up)
+command(app, "demo", None, ["actograph demo --limit 50"], panel=START, formats=False)(demo)
+command(app, "chat", None, ["actograph chat 'What is 3 + 4?' --max-tokens 64"], panel=JOBS)(chat)
+command(app, "estimate", job_flags.job_options(), panel=JOBS)(jobs.estimate)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=JOBS)
-app.command(
-    "eval",
-    rich_help_panel=JOBS,
-    epilog=examples(
-        "actograph eval gsm8k --dataset test.jsonl --limit 100 --capture resid_post@all",
-        "actograph eval gsm8k --condition plain --condition 'EP02:suffix=This matters to me.'",
-        "actograph eval additions.yaml --epochs 4 --temperature 0.8",
-    ),
-)(jobs.evaluate)
+command(app, "eval", job_flags.job_options(jobs.NOT_OF_EVAL), _EXAMPLES["eval"], panel=JOBS)(jobs.evaluate)
 app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
-app.command(rich_help_panel=JOBS, epilog=examples("actograph outliers layers.safetensors"))(outliers)
-app.command(rich_help_panel=JOBS, epilog=examples("actograph probe matrix.npz --kind ridge"))(probe)
-app.command(rich_help_panel=OPERATE, epilog=examples("actograph smoke http://box:8420"))(ops.smoke)
-app.command(rich_help_panel=OPERATE)(ops.workers)
+for analyse, typed in (
+    (analysis.outliers, "outliers layers.safetensors"),
+    (analysis.probe, "probe matrix.npz"),
+):
+    command(app, None, None, [f"actograph {typed}"], panel=JOBS, formats=False)(analyse)
+command(app, "smoke", None, ["actograph smoke http://box:8420"], panel=OPERATE)(ops.smoke)
+command(app, "workers", panel=OPERATE)(ops.workers)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)
 app.add_typer(ops.queue, name="queue", rich_help_panel=OPERATE)
 app.add_typer(ops.store, name="store", rich_help_panel=OPERATE)
-app.add_typer(keys.app, name="keys", rich_help_panel=OPERATE)
+app.add_typer(ops.keys, name="keys", rich_help_panel=OPERATE)
 
 
 def _print_version(wanted: bool) -> None:
@@ -87,8 +85,6 @@ def main(arguments: list[str] | None = None) -> int:
     typed = sys.argv[1:] if arguments is None else arguments
     try:
         code = app(args=typed, prog_name="actograph", obj=options, standalone_mode=False)
-    except Ended as ended:
-        return ended.code
     except SystemExit as ended:  # raised by the options for completion
         return int(ended.code or 0)
     except _UsageError as error:
@@ -98,10 +94,12 @@ def main(arguments: list[str] | None = None) -> int:
     except (ActographError, OSError) as error:
         if options.debug:
             raise
-        text = _one_line(error)
-        if isinstance(error, ActographError) and error.status == 401:
+        text = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        elif isinstance(error, ActographError) and error.status == 401:
             text = f"{text.removesuffix('.')}; set ACTOGRAPH_API_KEY or use --api-key"
-        note(f"error: {text}")
+        note(f"error: {' '.join(text.split())}")
         return error_code(error)
     return code if isinstance(code, int) else OK
 
@@ -124,14 +122,6 @@ def _tell_usage(error: Any) -> int:
     command = error.ctx.command_path if error.ctx is not None else "actograph"
     note(f"error: {message[:1].lower()}{message[1:]}; see: {command} --help")
     return ERROR
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    else:
-        text = str(error)
-    return " ".join(text.split())
 
 
 if __name__ == "__main__":

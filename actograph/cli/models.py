@@ -1,25 +1,13 @@
 """`actograph models`: served models, their structure, and loading."""
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from actograph.cli.flags import FormatOption, QuietOption, connect, examples, name_and_value
-from actograph.cli.output import (
-    INTERRUPTED,
-    Ended,
-    Format,
-    clean,
-    emit,
-    emit_list,
-    end,
-    fields,
-    job_status_code,
-    note,
-    render,
-    shorten,
-)
+from actograph.cli.flags import QuietOption, name_and_value
+from actograph.cli.shell import Shell, command, end, job_status_code, note, on_interrupt
+from actograph.cli.tables import clean, describe, shorten
 
 if TYPE_CHECKING:
     from actograph.contract.models import ModelStructure
@@ -30,17 +18,15 @@ LOOK_SECONDS = 0.5
 app = typer.Typer(no_args_is_help=True, help="List, load and inspect models.")
 
 
-@app.command("ls")
-def list_models(ctx: typer.Context, quiet: QuietOption = False, output: FormatOption = Format.TABLE) -> None:
+@command(app, "ls")
+def list_models(shell: Shell, quiet: QuietOption = False) -> None:
     """List the served models."""
-    columns = {"MODEL": lambda model: model.id, "STATUS": lambda model: model.status}
-    with connect(ctx) as client:
-        emit_list(client.models.list(), columns, output, quiet=quiet, everything=True)
+    shell.rows(shell.client.models.list(), ["model=id", "status"], quiet=quiet, everything=True)
 
 
-@app.command(epilog=examples("actograph models load Qwen/Qwen3-0.6B --dtype bfloat16 --device-map cuda:0"))
+@command(app, "load", examples=["actograph models load Qwen/Qwen3-0.6B --dtype bfloat16 --device-map cuda:0"])
 def load(
-    ctx: typer.Context,
+    shell: Shell,
     model: str = typer.Argument(help="A served model, by any of its names."),
     *,
     revision: str | None = typer.Option(None, help="Hub revision."),
@@ -51,7 +37,6 @@ def load(
     savepoint: list[str] = typer.Option(
         [], metavar="NAME=HOOK", help="Your own name for a hook point. Repeat for more."
     ),
-    output: FormatOption = Format.TABLE,
 ) -> None:
     """Load a model on a worker, and wait. Exit status 1: the model was refused."""
     points = [name_and_value(text, "--savepoint") for text in savepoint]
@@ -63,68 +48,34 @@ def load(
         "attn_implementation": attn_implementation,
         "savepoints": [{"name": name, "selector": selector} for name, selector in points],
     }
-    with connect(ctx) as client:
-        found = client.models.load(model, **{name: value for name, value in options.items() if value})
-        try:
-            while not found.status.is_terminal():
-                time.sleep(LOOK_SECONDS)
-                found = client.models.get_load(found.id)
-        except KeyboardInterrupt:
-            note(f"the load continues; cancel it with: actograph jobs cancel {shorten(found.id)}")
-            raise Ended(INTERRUPTED) from None
-    if output is Format.JSON:
-        emit(found.model_dump_json())
-    elif found.error is None:
-        emit(f"{clean(found.model)} {found.status}")
+    models = shell.client.models
+    found = models.load(model, **{name: value for name, value in options.items() if value})
+    with on_interrupt(f"the load continues; cancel it with: actograph jobs cancel {shorten(found.id)}"):
+        while not found.status.is_terminal():
+            time.sleep(LOOK_SECONDS)
+            found = models.get_load(found.id)
+    if shell.json or found.error is None:
+        shell.show(found, lambda found: f"{clean(found.model)} {found.status}")
     if found.error is not None:
         note(f"error: {clean(found.error.message)}")
     end(job_status_code(found.status))
 
 
-@app.command()
+@command(app)
 def structure(
-    ctx: typer.Context,
+    shell: Shell,
     model: str | None = typer.Argument(None, help="Served model. Default: the one loaded last."),
     names: bool = typer.Option(False, "--names", help="Include the aliases of each hook."),
     modules: bool = typer.Option(False, "--modules", help="Include module locations."),
-    output: FormatOption = Format.TABLE,
 ) -> None:
     """Show a model's layers, widths, experts and verified hook points."""
-    with connect(ctx) as client:
-        found = client.models.structure(model)
-    if output is Format.JSON:
-        emit(found.model_dump_json())
-        return
-    hooks = [[name, info.location, info.width, info.dtype] for name, info in found.hooks.items()]
-    parts = [_facts(found), render(("HOOK", "LOCATION", ">WIDTH", "DTYPE"), hooks)]
-    if found.savepoints:
-        parts.append(render(("SAVEPOINT", "HOOK"), list(found.savepoints.items())))
-    if names:
-        aliases = [[name, "  ".join(info.aliases)] for name, info in found.hooks.items()]
-        parts.append(render(("HOOK", "OTHER NAMES"), aliases))
-    if found.unavailable:
-        parts.append(render(("UNAVAILABLE", "REASON"), list(found.unavailable.items())))
-    if modules:
-        tensors = [(location, found.tensor_of(location)) for location in found.module_locations]
-        rows = [[location, tensor and tensor.width, tensor and tensor.dtype] for location, tensor in tensors]
-        parts.append(render(("MODULE LOCATION", ">WIDTH", "DTYPE"), rows))
-    emit("\n\n".join(parts))
+    hidden = ["identity", "module_tensors", "proofs", "devices", *([] if modules else ["module_locations"])]
 
+    def text(found: "ModelStructure") -> str:
+        hooks = found.hooks
+        if not names:
+            hooks = {name: info.model_copy(update={"aliases": []}) for name, info in hooks.items()}
+        tensors: dict[str, Any] = {name: found.tensor_of(name) or {} for name in found.module_locations}
+        return describe(found, hidden, hooks=hooks, module_locations=tensors)
 
-def _facts(found: "ModelStructure") -> str:
-    values = {
-        "model": found.model,
-        "revision": found.revision,
-        "architecture": found.architecture,
-        "layers": found.num_layers,
-        "hidden size": found.hidden_size,
-        "vocabulary": found.vocab_size,
-        "experts": f"{found.num_experts}, {found.experts_per_token} per token" if found.num_experts else "",
-        "context": found.context_length,
-        "parameters": found.num_parameters,
-        "dtype": found.dtype,
-        "device": found.device,
-        "engine": f"traced: {found.engine_reason}" if found.engine_reason else found.engine,
-        "chat template": "yes" if found.chat_template else "no",
-    }
-    return fields(values, 14)
+    shell.show(shell.client.models.structure(model), text)

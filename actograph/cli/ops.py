@@ -1,205 +1,128 @@
-"""`actograph workers`, `queue`, `store` and `smoke`: for those who run a service."""
+"""`actograph workers`, `queue`, `store`, `smoke` and `keys`: for those who run a service."""
 
 import json
 import secrets
+import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from actograph.cli.flags import DryRunOption, FormatOption, GlobalOptions, QuietOption, connect
-from actograph.cli.output import (
-    ERROR,
-    Ended,
-    Format,
-    age,
-    clean,
-    emit,
-    emit_item,
-    emit_list,
-    fields,
-    note,
-    render,
-    shorten,
-    size,
-    table,
-)
+from actograph.cli.flags import DryRunOption, IdArgument, QuietOption, seconds_of
+from actograph.cli.shell import ERROR, Shell, command, emit, end, note
+from actograph.cli.tables import Columns, age, describe, render, size, text_of
+from actograph.contract.errors import InvalidRequest
+from actograph.progress import meter
+from actograph.roles import Role
 
 if TYPE_CHECKING:
-    from actograph.contract.operations import Queue, QueuePause, StoreGc
+    from actograph.contract.operations import ApiKey
     from actograph.smoke.smoke import Step
 
 queue = typer.Typer(no_args_is_help=True, help="Show, pause and resume the queue.")
 store = typer.Typer(no_args_is_help=True, help="Measure, clean and verify the artifact store.")
+keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
 
 
 def workers(
-    ctx: typer.Context,
+    shell: Shell,
     *,
     everything: bool = typer.Option(False, "--all", "-a", help="Include offline workers."),
     quiet: QuietOption = False,
-    output: FormatOption = Format.TABLE,
 ) -> None:
     """List workers, newest first."""
-    columns = {
-        "WORKER ID": lambda worker: worker.id,
-        "STATUS": lambda worker: worker.status,
-        "MODEL": lambda worker: worker.model,
-        "DEVICE": lambda worker: worker.device,
-        "HOST": lambda worker: worker.hostname,
-        ">PID": lambda worker: worker.pid,
-        "JOB ID": lambda worker: worker.job_id,
-        "HEARTBEAT": lambda worker: f"{age(worker.last_heartbeat_at)} ago",
-        "AGE": lambda worker: age(worker.started_at),
-        "ERROR": lambda worker: worker.error and worker.error.message,
-    }
-    with connect(ctx) as client:
-        shown = [worker for worker in client.workers.list() if everything or worker.status != "offline"]
-    emit_list(shown, columns, output, quiet=quiet, everything=True)
+    columns: Columns = (
+        "worker id=id", "status", "model", "device", "host=hostname", "pid", "job_id",
+        "heartbeat=last_heartbeat_at", "age=started_at",
+        ("error", lambda worker: worker.error and worker.error.message),
+    )  # fmt: skip
+    shown = [one for one in shell.client.workers.list() if everything or one.status != "offline"]
+    shell.rows(shown, columns, quiet=quiet, everything=True)
 
 
-@queue.command()
-def info(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
+@command(queue)
+def info(shell: Shell) -> None:
     """Show waiting and running work, and active pauses."""
-    with connect(ctx) as client:
-        found = client.queue.get()
-    emit_item(found, output, _describe)
+    shell.show(shell.client.queue.get(), lambda found: describe(found, hidden=["paused_reason"]))
 
 
-@queue.command()
+@command(queue)
 def pause(
-    ctx: typer.Context,
-    reason: str | None = typer.Option(None, help="Reason to show with the queue."),
-    output: FormatOption = Format.TABLE,
+    shell: Shell, reason: str | None = typer.Option(None, help="Reason to show with the queue.")
 ) -> None:
     """Pause the queue. Workers finish their running samples; jobs are still accepted."""
-    with connect(ctx) as client:
-        paused = client.queue.pause(reason)
-    emit_item(paused, output, lambda _: "paused")
+    shell.show(shell.client.queue.pause(reason), lambda _: "paused")
 
 
-@queue.command()
-def resume(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
+@command(queue)
+def resume(shell: Shell) -> None:
     """Resume the queue."""
-    with connect(ctx) as client:
-        found = client.queue.resume()
-    emit_item(found, output, lambda queue: "still paused" if queue.paused else "running")
-    for other in found.pauses:
-        note(_pause_text(other))
+    shell.show(
+        shell.client.queue.resume(),
+        lambda queue: f"still paused: {queue.paused_reason}" if queue.paused else "running",
+    )
 
 
-def _describe(found: "Queue") -> str:
-    """Describe the queue, one field per line; zero counts are left out."""
-    numbers = {"jobs": found.jobs, "samples": found.samples, "workers": found.workers}
-    values = {
-        name: ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        for name, counts in numbers.items()
-    }
-    values["next"] = ", ".join(shorten(job_id) for job_id in found.next)
-    lines = [f"{'state:':<10} {'paused' if found.paused else 'running'}"]
-    lines += [f"{'':<10} {_pause_text(pause)}" for pause in found.pauses]
-    return "\n".join([*lines, fields(values, 10)]).rstrip()
-
-
-def _pause_text(pause: "QueuePause") -> str:
-    who = f" by {pause.by}" if pause.by else ""
-    when = f", {age(pause.since)} ago" if pause.since is not None else ""
-    why = f": {pause.reason}" if pause.reason else ""
-    return clean(f"{pause.kind}{who}{when}{why}")
-
-
-@store.command()
-def usage(ctx: typer.Context, output: FormatOption = Format.TABLE) -> None:
+@command(store)
+def usage(shell: Shell) -> None:
     """Show stored bytes per owner, and the quotas."""
-    with connect(ctx) as client:
-        found = client.store.usage()
-    columns = {
-        "OWNER": lambda used: "all" if used is found else used.owner,
-        ">SESSIONS": lambda used: used.sessions,
-        ">SIZE": lambda used: size(used.session_bytes),
-        ">FILES": lambda used: used.files,
-        ">FILE SIZE": lambda used: size(used.file_bytes),
-        ">DELETING": lambda used: size(used.deleting_bytes),
-        ">LEFT": lambda used: "no limit" if used.available_bytes is None else size(used.available_bytes),
-    }
-    emit_item(found, output, lambda used: table(columns, [*used.owners, used]))
+    shell.show(shell.client.store.usage())
 
 
-@store.command()
-def gc(ctx: typer.Context, *, dry_run: DryRunOption = False, output: FormatOption = Format.TABLE) -> None:
+@command(store)
+def gc(shell: Shell, *, dry_run: DryRunOption = False) -> None:
     """Delete expired sessions and uploads, files of deleted ones, and leftovers of killed processes.
 
     Files that are not in the index are kept; `actograph store verify` lists them.
     """
-    pages: list[StoreGc] = []
-    with connect(ctx) as client:
-        for page in client.store.collect_garbage(dry_run=dry_run):
-            pages.append(page)
-            if output is Format.JSON:
-                emit(page.model_dump_json())
-    if output is Format.TABLE:
-        emit(_gc_table(pages, dry_run=dry_run))
+    counts: Counter[str] = Counter()
+    for page in shell.client.store.collect_garbage(dry_run=dry_run):
+        counts.update(page.model_dump(exclude={"object", "dry_run", "next"}))
+        if shell.json:
+            emit(page.model_dump_json())
+    if not shell.json:
+        rows = [[name.replace("_", " "), text_of(name, count)] for name, count in counts.items()]
+        emit(render(("TO BE REMOVED" if dry_run else "REMOVED", ">COUNT"), rows))
 
 
-def _gc_table(pages: "Sequence[StoreGc]", *, dry_run: bool) -> str:
-    expired = sum(page.expired_sessions for page in pages)
-    rows: list[list[object]] = [
-        ["expired sessions", expired, size(sum(page.expired_bytes for page in pages))],
-        ["expired files", sum(page.expired_files for page in pages), ""],
-        ["temporary files and unfinished uploads", sum(page.leftovers for page in pages), ""],
-    ]
-    return render(("TO BE REMOVED" if dry_run else "REMOVED", ">COUNT", ">SIZE"), rows)
-
-
-@store.command()
+@command(store)
 def verify(
-    ctx: typer.Context,
+    shell: Shell,
     *,
     sample: float = typer.Option(1.0, min=0.000001, max=1.0, help="Share of stored data to read."),
     seed: int | None = typer.Option(None, min=0, help="Seed that selects the share. Default: random."),
-    output: FormatOption = Format.TABLE,
 ) -> None:
     """Verify stored files against the index, by checksum.
 
     Lists missing, damaged and orphaned files, and changes nothing. Exit status 1: there are problems.
     """
-    from actograph.progress import meter
-
     chosen = secrets.randbelow(2**31) if seed is None else seed
-    columns = {"ID": lambda one: one.id, "PROBLEM": lambda one: one.problem, "DETAIL": lambda one: one.detail}
-    problems = []
-    checked = read = 0
+    problems, checked, read = [], 0, 0
     try:
-        with connect(ctx) as client, meter("items") as update:
-            for page in client.store.verify(sample=sample, seed=chosen):
+        with meter("items") as update:
+            for page in shell.client.store.verify(sample=sample, seed=chosen):
                 checked, read = checked + page.checked, read + page.bytes
                 problems += page.problems
                 update("checking", checked, max(page.total, checked) if page.next else checked, len(problems))
     finally:
         # also after an interruption
         if problems:
-            emit_list(problems, columns, output, everything=True)
-    note(f"checked {checked}, {size(read)}, {len(problems)} problem{'' if len(problems) == 1 else 's'}")
-    if problems:
-        kinds = Counter(problem.problem for problem in problems)
-        note(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
-        raise Ended(ERROR)
+            shell.rows(problems, ("id", "problem", "detail"), everything=True)
+    kinds = Counter(problem.problem for problem in problems)
+    found = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no problems"
+    note(f"checked {checked}, {size(read)}: {found}")
+    end(ERROR if problems else 0)
 
 
 def smoke(
-    ctx: typer.Context,
-    url: Annotated[
-        str | None,
-        typer.Argument(help="URL of the service, with the path of a proxy. (default: that of --url)"),
-    ] = None,
+    shell: Shell,
+    url: str | None = typer.Argument(
+        None, help="URL of the service, with the path of a proxy. (default: that of --url)"
+    ),
     *,
-    model: Annotated[
-        str | None, typer.Option(help="Expected model. (default: the first served model)")
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for each job.")] = 600.0,
-    output: FormatOption = Format.TABLE,
+    model: str | None = typer.Option(None, help="Expected model. (default: the first served model)"),
+    timeout: float = typer.Option(600.0, min=1, help="Seconds to wait for each job."),
 ) -> None:
     """Test a running service: capture, read the activations back, evaluate, and clean up.
 
@@ -208,17 +131,73 @@ def smoke(
     from actograph.smoke.failures import SmokeFailed
     from actograph.smoke.smoke import Smoke
 
-    if url is not None:
-        ctx.ensure_object(GlobalOptions).url = url
+    shell.options.url = url or shell.options.url
 
     def report(step: "Step") -> None:
-        if output is Format.JSON:
-            emit(json.dumps(asdict(step)))
-        else:
-            emit(f"{step.outcome:<6} {step.step:<10} {step.seconds:7.2f} s  {step.detail}")
+        line = f"{step.outcome:<6} {step.step:<10} {step.seconds:7.2f} s  {step.detail}"
+        emit(json.dumps(asdict(step)) if shell.json else line)
 
-    with connect(ctx) as client:
-        try:
-            Smoke(client, report, model=model, timeout=timeout).run()
-        except SmokeFailed as failure:
-            raise Ended(int(failure.kind)) from failure
+    try:
+        Smoke(shell.client, report, model=model, timeout=timeout).run()
+    except SmokeFailed as failure:
+        end(int(failure.kind))
+
+
+@command(keys, "create")
+def create_key(
+    shell: Shell,
+    name: str = typer.Argument(help="Name of the key."),
+    *,
+    role: Role = typer.Option(Role.SUBMIT, help="read, submit or admin."),
+    owner: str | None = typer.Option(None, help="Owner of its jobs and sessions. (default: a new owner)"),
+    expires_in: str | None = typer.Option(None, help="Lifetime: 90s, 30m, 12h or 7d. (default: no end)"),
+    quota_bytes: int | None = typer.Option(
+        None, min=1, help="Storage quota of the owner. (default: the service's)"
+    ),
+) -> None:
+    """Create a key and print it. It is shown once."""
+    from pydantic import ValidationError
+
+    from actograph.contract.operations import NewKey
+
+    fields: dict[str, Any] = {"name": name, "role": role, "owner": owner, "quota_bytes": quota_bytes}
+    if expires_in is not None:
+        fields["expires_after"] = {"seconds": seconds_of(expires_in, "--expires-in")}
+    try:
+        new = NewKey.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}") from None
+    made = shell.client.keys.create(new)
+    if not shell.json:
+        note(f"{made.id}: {made.role} of {made.owner}; the key is shown only once")
+    shell.show(made, lambda made: str(made.key))
+
+
+@command(keys, "ls")
+def list_keys(
+    shell: Shell,
+    *,
+    everything: bool = typer.Option(False, "--all", "-a", help="Include ended keys."),
+    quiet: QuietOption = False,
+) -> None:
+    """List keys, newest first."""
+    shown = [key for key in shell.client.keys.list() if everything or _state(key) == "good"]
+    columns: Columns = (
+        "key id=id", "name", "role", "owner", "begins=prefix", ("state", _state),
+        ("last used", lambda key: "never" if key.last_used_at is None else age(key.last_used_at)),
+        "age=created_at",
+    )  # fmt: skip
+    shell.rows(shown, columns, quiet=quiet, everything=True)
+
+
+@command(keys)
+def revoke(shell: Shell, key: IdArgument) -> None:
+    """Revoke a key for good. The owner's data is kept."""
+    shell.show(shell.client.keys.revoke(shell.id("key", key)), lambda key: str(key.id))
+
+
+def _state(key: "ApiKey") -> str:
+    if key.revoked_at is not None:
+        return "revoked"
+    return "expired" if key.expires_at is not None and key.expires_at <= time.time() else "good"

@@ -12,12 +12,11 @@ from actograph.contract.openai_answers import ChatChunk, ChatCompletion
 
 #: the service sends a comment every 15 s
 SILENCE_SECONDS = 60.0
-_PATH = "/v1/chat/completions"
 
 Messages = str | Sequence[Mapping[str, Any]]
 
 
-class Chat(Resource):
+class Chat(Resource, path="/v1/chat/completions"):
     """Chat completions: `client.chat("Hello")`, or `client.chat.stream("Hello")`."""
 
     def __call__(
@@ -35,9 +34,7 @@ class Chat(Resource):
             ApiError: the request was refused or failed, or its activations could not be captured.
         """
         body = self._body(messages, model, fields)
-        return self._transport.call(
-            ChatCompletion, "POST", _PATH, json=body, repeatable=False, timeout=timeout
-        )
+        return self._call(ChatCompletion, "POST", json=body, repeatable=False, timeout=timeout)
 
     def stream(self, messages: Messages, *, model: str | None = None, **fields: Any) -> Iterator[ChatChunk]:
         """Yield the answer while it is generated. Closing the iterator stops the generation.
@@ -45,7 +42,7 @@ class Chat(Resource):
         Takes the arguments of a plain call, and raises the same errors, also in the middle of an answer.
         """
         body = self._body(messages, model, fields) | {"stream": True}
-        with self._transport.stream("POST", _PATH, json=body, read_timeout=SILENCE_SECONDS) as response:
+        with self._transport.stream("POST", self._path, json=body, read_timeout=SILENCE_SECONDS) as response:
             for text in event_data(response):
                 if text == "[DONE]":
                     return

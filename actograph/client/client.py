@@ -55,18 +55,13 @@ class Client:
             base_url = settings.effective_url if base_url is None else base_url
             api_key = settings.api_key if api_key is None else api_key
         self.base_url = base_url.rstrip("/")
-        transport = self._transport = Transport(self.base_url, api_key, timeout=timeout, retries=retries)
-        self.sessions = Sessions(transport)
-        self.jobs = Jobs(transport, self.sessions)
-        self.files = Files(transport)
-        self.models = Models(transport)
-        self.batches = Batches(transport)
-        self.vectors = Vectors(transport)
-        self.chat = Chat(transport)
-        self.queue = Queue(transport)
-        self.workers = Workers(transport)
-        self.keys = Keys(transport)
-        self.store = Store(transport)
+        transport = self._transport = Transport(
+            self.base_url, api_key, self, timeout=timeout, retries=retries
+        )
+        self.jobs, self.sessions, self.chat = Jobs(transport), Sessions(transport), Chat(transport)
+        self.files, self.models, self.batches = Files(transport), Models(transport), Batches(transport)
+        self.vectors, self.queue, self.workers = Vectors(transport), Queue(transport), Workers(transport)
+        self.keys, self.store = Keys(transport), Store(transport)
 
     def submit(self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None) -> JobHandle:
         """Submit a job: short for `client.jobs.submit`."""

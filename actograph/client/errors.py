@@ -16,7 +16,7 @@ _EXCERPT_CHARS = 200
 class ApiError(ActographError):
     """The service refused the request."""
 
-    # status and code come with each answer
+    # they come with each answer
     code: str  # type: ignore[misc]
     status: int  # type: ignore[misc]
 
@@ -28,12 +28,11 @@ class ApiError(ActographError):
         code: str,
         param: str | None = None,
         errors: Sequence[ProblemItem] = (),
+        retry_after: float = 0.0,
     ) -> None:
+        """`errors`: invalid fields, if the service listed them; `retry_after`: seconds to wait."""
         super().__init__(message, param=param)
-        self.status = status
-        self.code = code
-        #: invalid fields, if the service listed them
-        self.errors = list(errors)
+        self.status, self.code, self.errors, self.retry_after = status, code, list(errors), retry_after
 
     def __str__(self) -> str:
         """The message with the details of invalid fields, on one line."""
@@ -43,38 +42,24 @@ class ApiError(ActographError):
         return f"{self.message} ({details})" if details else self.message
 
 
-class ServiceUnreachable(ActographError):
+class ServiceUnreachable(ActographError, code="service_unreachable", status=503):
     """The service cannot be reached."""
 
-    code = "service_unreachable"
-    status = 503
 
-
-class UnexpectedAnswer(ActographError):
+class UnexpectedAnswer(ActographError, code="unexpected_answer", status=502):
     """The answer does not match this version of the contract."""
 
-    code = "unexpected_answer"
-    status = 502
 
-
-class DownloadDamaged(ActographError):
+class DownloadDamaged(ActographError, code="download_damaged"):
     """Downloaded bytes do not match the checksum on record."""
 
-    code = "download_damaged"
 
-
-class WaitTimeout(ActographError):
+class WaitTimeout(ActographError, code="wait_timeout", status=504):
     """A wait timed out."""
 
-    code = "wait_timeout"
-    status = 504
 
-
-class PackageMissing(ActographError):
+class PackageMissing(ActographError, code="package_missing", status=501):
     """A package that this call needs is not installed."""
-
-    code = "package_missing"
-    status = 501
 
 
 def package(name: str, purpose: str, *, module: str | None = None) -> Any:
@@ -91,17 +76,21 @@ def package(name: str, purpose: str, *, module: str | None = None) -> Any:
 
 def from_response(response: httpx.Response) -> ApiError:
     """Return the error for an answer of status 400 or above, by its problem details (RFC 9457)."""
+    status, wait = response.status_code, response.headers.get("retry-after", "")
+    retry_after = float(wait) if wait.isdecimal() else 0.0
     try:
         problem = Problem.model_validate_json(response.content)
     except ValidationError:  # such as a proxy's page
         text = " ".join(response.text.split())[:_EXCERPT_CHARS]
-        reason = f"{response.status_code} {response.reason_phrase}".strip()
-        message = f"{reason} from {response.url}" + (f": {text}" if text else "")
-        return ApiError(message, status=response.status_code, code="http_error")
+        message = f"{status} {response.reason_phrase}".strip() + f" from {response.url}"
+        message += f": {text}" if text else ""
+        return ApiError(message, status=status, code="http_error", retry_after=retry_after)
+    error = problem.error
     return ApiError(
         problem.detail,
-        status=response.status_code,
-        code=problem.error.code or problem.error.type,
-        param=problem.error.param,
+        status=status,
+        code=error.code or error.type,
+        param=error.param,
         errors=problem.errors,
+        retry_after=retry_after,
     )

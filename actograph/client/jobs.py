@@ -1,6 +1,7 @@
 """`client.jobs`, and the job objects that it returns."""
 
 import json
+import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,17 +10,18 @@ from tempfile import TemporaryFile
 from time import sleep
 from typing import Any, Unpack
 
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel
 
 from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout, package
 from actograph.client.matrix import Matrix, samples_frame
 from actograph.client.pulls import Activations, PulledResults, pull
-from actograph.client.sessions import Order, SessionFilters, SessionHandle, Sessions
+from actograph.client.sessions import Order, SessionFilters, SessionHandle
 from actograph.client.transport import (
     LONG_SECONDS,
     PAGE_SIZE,
     RETRY_STATUS,
-    Transport,
+    Handle,
+    Resource,
     backoff,
     event_data,
     parse,
@@ -42,13 +44,15 @@ SILENCE_SECONDS = 60.0
 PATIENCE_SECONDS = 120.0
 _LAST_EVENTS = frozenset({"job.completed", "job.failed", "job.cancelled"})
 _NO_CONTENT = 204  # the job has ended and there are no later events
-_PATH = "/v1/jobs"
 
 
-class JobHandle(resources.Job):
+class JobHandle(Handle, resources.Job):
     """A job as the service last reported it, and its results."""
 
-    _jobs: "Jobs" = PrivateAttr()
+    @property
+    def _jobs(self) -> "Jobs":
+        jobs: Jobs = self._client.jobs
+        return jobs
 
     def refresh(self) -> "JobHandle":
         """Return the current state of the job."""
@@ -69,18 +73,18 @@ class JobHandle(resources.Job):
     def sessions(self, **filters: Unpack[SessionFilters]) -> Iterator[SessionHandle]:
         """List matching sessions, newest first."""
         filters["job_id"] = self.id
-        return self._jobs.sessions.list(**filters)
+        return iter(self._client.sessions.list(**filters))
 
     def samples(
         self, *, status: str | None = None, condition: str | None = None
     ) -> Iterator[resources.Sample]:
         """List matching samples of a job in dataset order."""
-        params = {"status": status, "condition": condition, "order": "asc", "limit": PAGE_SIZE}
-        return self._jobs.transport.items(resources.Sample, self._path("samples"), params)
+        filters = {"status": status, "condition": condition, "order": "asc", "limit": PAGE_SIZE}
+        return self._jobs._items(resources.Sample, self.id, "samples", **filters)
 
     def results(self) -> resources.JobResults:
         """Return scores per condition of the finished samples."""
-        return self._jobs.transport.call(resources.JobResults, "GET", self._path("results"))
+        return self._jobs._call(resources.JobResults, "GET", self.id, "results")
 
     def rescore(self, scorers: Sequence[str | Mapping[str, Any] | BaseModel]) -> resources.JobResults:
         """Score the stored completions of an ended evaluation again. Other scores are kept.
@@ -91,9 +95,9 @@ class JobHandle(resources.Job):
         Raises:
             ApiError: 409 if the job has not ended.
         """
-        path = self._path("rescore")
         body = {"scorers": [one if isinstance(one, str) else _body(one) for one in scorers]}
-        return self._jobs.transport.call(resources.JobResults, "POST", path, json=body, timeout=LONG_SECONDS)
+        options: Any = {"json": body, "timeout": LONG_SECONDS}
+        return self._jobs._call(resources.JobResults, "POST", self.id, "rescore", **options)
 
     def comparison(self, *, baseline: str | None = None, level: float | None = None) -> JobComparison:
         """Compare every condition of a job with a baseline (by default the first), problem by problem.
@@ -101,16 +105,15 @@ class JobHandle(resources.Job):
         `level` is the coverage of the intervals.
         """
         params = {"baseline": baseline, "level": level}
-        return self._jobs.transport.call(JobComparison, "GET", self._path("comparison"), params=params)
+        return self._jobs._call(JobComparison, "GET", self.id, "comparison", params=params)
 
     def compare_activations(self, condition: str, **options: Any) -> ActivationComparison:
         """Subtract the baseline's mean activations per hook; see docs/guides/steering.md.
 
         Options: `positions`, `hooks`, `baseline`, `limit` and `store_as`. The service reads every session.
         """
-        path = self._path("comparison", "activations")
-        body = {**options, "condition": condition}
-        return self._jobs.transport.call(ActivationComparison, "POST", path, json=body, timeout=LONG_SECONDS)
+        sent: Any = {"json": {**options, "condition": condition}, "timeout": LONG_SECONDS}
+        return self._jobs._call(ActivationComparison, "POST", self.id, "comparison", "activations", **sent)
 
     def pull_results(
         self, folder: str | Path, *, activations: Activations = "meta", progress: bool = False
@@ -128,8 +131,10 @@ class JobHandle(resources.Job):
             InvalidRequest: the folder contains something else.
             DownloadDamaged: the answer is not a results folder, or a file has another sha256.
         """
+        transport, download = self._jobs._transport, self._client.sessions.download
         with meter(show=progress) as update:
-            return pull(self._jobs.transport, self.refresh(), Path(folder), activations, update)
+            options: Any = {"activations": activations, "on_progress": update}
+            return pull(transport, download, self.refresh(), Path(folder), **options)
 
     def matrix(
         self,
@@ -170,12 +175,9 @@ class JobHandle(resources.Job):
             "sample_index": sample_index, "correct": correct, "tag": tag, "limit": limit,
             "max_bytes": max_bytes,
         }  # fmt: skip
-        stream = self._jobs.transport.stream(
-            "GET", self._path("matrix"), params=params, read_timeout=LONG_SECONDS
-        )
-        with stream as response, TemporaryFile() as file:
-            for chunk in response.iter_bytes():
-                file.write(chunk)
+        with TemporaryFile() as file:
+            path = path_of(self._jobs._path, self.id, "matrix")
+            self._jobs._transport.download(path, file, params=params, read_timeout=LONG_SECONDS)
             file.seek(0)
             return Matrix.load(file)
 
@@ -191,35 +193,26 @@ class JobHandle(resources.Job):
         package("pandas", "a data frame")  # fail before the samples are fetched
         return samples_frame(self.samples())
 
-    def _path(self, *parts: str) -> str:
-        return path_of(_PATH, self.id, *parts)
 
-
-class Jobs:
+class Jobs(Resource, path="/v1/jobs"):
     """Submit, follow and control jobs, and read their results."""
-
-    def __init__(self, transport: Transport, sessions: Sessions) -> None:
-        self.transport = transport
-        self.sessions = sessions
 
     def estimate(self, spec: Spec, *, prompt_tokens: int | None = None) -> operations.Estimate:
         """Estimate the memory and disk of a job without submitting it.
 
         `prompt_tokens` is the assumed length of every prompt.
         """
-        params = {"prompt_tokens": prompt_tokens}
-        return self.transport.call(
-            operations.Estimate, "POST", "/v1/estimate", json=_body(spec), params=params
-        )
+        options: Any = {"json": _body(spec), "params": {"prompt_tokens": prompt_tokens}}
+        return self._transport.call(operations.Estimate, "POST", "/v1/estimate", **options)
 
     def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> JobHandle:
         """Submit a job. A repeated request creates one job only, by its idempotency key."""
         headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
-        return self._job("POST", _PATH, json=_body(spec), headers=headers)
+        return self._call(JobHandle, "POST", json=_body(spec), headers=headers)
 
     def get(self, job_id: str) -> JobHandle:
         """Return the current state of a job."""
-        return self._job("GET", path_of(_PATH, job_id))
+        return self._call(JobHandle, "GET", job_id)
 
     def list(
         self,
@@ -232,15 +225,12 @@ class Jobs:
         page_size: int = PAGE_SIZE,
     ) -> Iterator[JobHandle]:
         """List matching jobs, newest first. Pages are fetched as the iterator is read."""
-        params = {
-            "id_prefix": id_prefix, "status": status, "kind": kind, "tag": tag, "order": order,
-            "limit": page_size,
-        }  # fmt: skip
-        return map(self._bound, self.transport.items(JobHandle, _PATH, params))
+        filters = {"id_prefix": id_prefix, "status": status, "kind": kind, "tag": tag}
+        return self._items(JobHandle, **filters, order=order, limit=page_size)
 
     def cancel(self, job_id: str) -> JobHandle:
         """Cancel a job. Finished samples are kept."""
-        return self._job("POST", path_of(_PATH, job_id, "cancel"))
+        return self._call(JobHandle, "POST", job_id, "cancel")
 
     def retry(self, job_id: str) -> JobHandle:
         """Run the failed and missing samples of an ended job again.
@@ -248,12 +238,12 @@ class Jobs:
         Raises:
             ApiError: 409 if the job has not ended, or every sample is completed.
         """
-        return self._job("POST", path_of(_PATH, job_id, "retry"), repeatable=False)
+        return self._call(JobHandle, "POST", job_id, "retry", repeatable=False)
 
     def delete(self, job_id: str, *, include_pinned: bool = False) -> base.Deleted:
         """Delete an ended job with its samples and sessions; `include_pinned` deletes pinned sessions too."""
         params = {"include_pinned": include_pinned or None}
-        return self.transport.call(base.Deleted, "DELETE", path_of(_PATH, job_id), params=params)
+        return self._call(base.Deleted, "DELETE", job_id, params=params)
 
     def events(self, job_id: str, after: int = 0) -> Iterator[resources.Event]:
         """Follow the job's log from event `after` to the end of the job.
@@ -263,23 +253,20 @@ class Jobs:
         Raises:
             ServiceUnreachable: no connection for two minutes.
         """
-        path = path_of(_PATH, job_id, "events")
+        path, silence = path_of(self._path, job_id, "events"), SILENCE_SECONDS
         failures, answered_at = 0, time.monotonic()
         while True:
             headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
-            ended = False
+            last = ""
             try:
-                with self.transport.stream(
-                    "GET", path, headers=headers, read_timeout=SILENCE_SECONDS
-                ) as response:
-                    if response.status_code == _NO_CONTENT:
-                        return
+                with self._transport.stream("GET", path, headers=headers, read_timeout=silence) as response:
                     for text in event_data(response):
                         event = parse(resources.Event, text)
-                        after, ended = event.id, event.event in _LAST_EVENTS
+                        after, last = event.id, event.event
                         failures, answered_at = 0, time.monotonic()
                         yield event
-                if ended:  # a retry may append events after such an event
+                # a retry may append events after such an event
+                if last in _LAST_EVENTS or response.status_code == _NO_CONTENT:
                     return
                 failures, answered_at = 0, time.monotonic()
             except (ApiError, ServiceUnreachable) as error:
@@ -300,36 +287,30 @@ class Jobs:
         Raises:
             WaitTimeout: the job has not ended in time.
         """
-        began = answered_at = time.monotonic()
-        pause, current = FIRST_POLL_SECONDS, None
+        current = self.get(job_id)
+        answered_at = time.monotonic()
+        deadline = math.inf if timeout is None else answered_at + timeout
+        pause = FIRST_POLL_SECONDS
         with follower(show=progress) as show:
-            while True:
+            show(current)
+            while not current.status.is_terminal():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    done = (
+                        f"{current.progress.completed + current.progress.failed} of {current.progress.total}"
+                    )
+                    about = f"{current.status} after {timeout:g} s ({done} samples)"
+                    raise WaitTimeout(f"job {current.id} is {about}")
+                sleep(min(pause, left))
+                pause = min(pause * 1.5, LAST_POLL_SECONDS)
                 try:
                     current = self.get(job_id)
-                except (ApiError, ServiceUnreachable) as error:
-                    if current is None or not _is_short_outage(error, answered_at):
-                        raise
-                else:
                     answered_at = time.monotonic()
                     show(current)
-                    if current.status.is_terminal():
-                        return current
-                left = None if timeout is None else began + timeout - time.monotonic()
-                if left is not None and left <= 0:
-                    done = current.progress.completed + current.progress.failed
-                    raise WaitTimeout(
-                        f"job {current.id} is {current.status} after {timeout:g} s "
-                        f"({done} of {current.progress.total} samples)"
-                    )
-                sleep(pause if left is None else min(pause, left))
-                pause = min(pause * 1.5, LAST_POLL_SECONDS)
-
-    def _job(self, method: str, path: str, **options: Any) -> JobHandle:
-        return self._bound(self.transport.call(JobHandle, method, path, **options))
-
-    def _bound(self, job: JobHandle) -> JobHandle:
-        job._jobs = self
-        return job
+                except (ApiError, ServiceUnreachable) as error:
+                    if not _is_short_outage(error, answered_at):
+                        raise
+        return current
 
 
 def _is_short_outage(error: ApiError | ServiceUnreachable, answered_at: float) -> bool:

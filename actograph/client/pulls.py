@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
@@ -48,33 +48,23 @@ def plain_name(name: str) -> str:
     return name
 
 
-def fetch(transport: Transport, session_id: str, file: SessionFile, folder: Path) -> Path:
-    """Download a session's file to an existing folder, unless it is there and has the right sha256.
-
-    Raises:
-        DownloadDamaged: the download has another checksum; nothing is left on disk.
-        ServiceUnreachable: the connection failed repeatedly.
-        ApiError: the service refused.
-    """
+def fetch(transport: Transport, path: str, file: SessionFile, folder: Path) -> Path:
+    """Download a session's file; see `Sessions.download`."""
     target = folder / plain_name(file.name)
     if target.is_file() and _sha256_of(target) == file.sha256:
         return target
     part = target.with_name(target.name + ".part")
 
     def download() -> None:
-        path = path_of("/v1/activations/sessions", session_id, "files", file.name)
-        with transport.stream("GET", path) as response, part.open("wb") as out:
-            for chunk in response.iter_bytes():
-                out.write(chunk)
+        with part.open("wb") as out:
+            transport.download(path, out)
 
     try:
         transport.repeat(download)
         found, size = _sha256_of(part), part.stat().st_size
         if found != file.sha256:
-            raise DownloadDamaged(
-                f"{file.name}: got {size} bytes with sha256 {found}, expected {file.bytes} bytes with "
-                f"{file.sha256}"
-            )
+            expected = f"expected {file.bytes} bytes with {file.sha256}"
+            raise DownloadDamaged(f"{file.name}: got {size} bytes with sha256 {found}, {expected}")
         return part.replace(target)
     finally:
         part.unlink(missing_ok=True)
@@ -86,47 +76,46 @@ def _sha256_of(path: Path) -> str:
 
 
 def pull(
-    transport: Transport, job: Job, folder: Path, activations: Activations, on_progress: Update
+    transport: Transport,
+    download_file: Callable[[str, SessionFile, Path], Path],
+    job: Job,
+    folder: Path,
+    *,
+    activations: Activations,
+    on_progress: Update,
 ) -> PulledResults:
-    """Download a job's results folder; see `Jobs.pull_results`."""
+    """Download a job's results folder; see `JobHandle.pull_results` and `Sessions.download`."""
     _claim(folder, job.id)
     ended = job.progress.completed + job.progress.failed
     query = {"activations": "meta" if activations == "all" else activations}
-    samples = 0
+    path, samples = path_of("/v1/jobs", job.id, "export"), 0
 
     def download() -> None:
         nonlocal samples
         _clear(folder)
         samples, last = 0, ""
         on_progress("samples", 0, ended)
-        path = path_of("/v1/jobs", job.id, "export")
         with transport.stream("GET", path, params=query, read_timeout=READ_SECONDS) as response:
             for last in unpack(response.iter_bytes(), folder, job.id):
-                if last.startswith("samples/"):
-                    samples += 1
-                    on_progress("samples", samples, max(samples, ended))
+                samples += last.startswith("samples/")
+                on_progress("samples", samples, max(samples, ended))
         if last != SUMMARY_NAME:
             raise ServiceUnreachable(f"the export of job {job.id} was cut off")
 
+    def fetch_all(state_path: Path) -> None:
+        """Download the missing and damaged files of a session."""
+        state, target = json.loads(state_path.read_bytes()), state_path.with_suffix("")
+        target.mkdir(exist_ok=True)
+        for file in map(SessionFile.model_validate, state["files"]):
+            download_file(state["session_id"], file, target)
+
     transport.repeat(download)
-    fetched = 0
-    if activations == "all":
-        states = sorted((folder / "agent_states").glob("*.json"))
-        on_progress("sessions", 0, len(states))
-        for fetched, _ in enumerate(each_of(lambda one: _fetch_all(transport, one), states, PARALLEL), 1):
-            on_progress("sessions", fetched, len(states))
+    states = sorted((folder / "agent_states").glob("*.json")) if activations == "all" else []
+    for fetched, _ in enumerate(each_of(fetch_all, states, PARALLEL), 1):
+        on_progress("sessions", fetched, len(states))
     (folder / STATE_NAME).unlink()
     complete = bool(json.loads((folder / SUMMARY_NAME).read_bytes())["complete"])
-    return PulledResults(folder=folder, samples=samples, sessions=fetched, complete=complete)
-
-
-def _fetch_all(transport: Transport, state_path: Path) -> None:
-    """Download the missing and damaged files of a session."""
-    state = json.loads(state_path.read_bytes())
-    folder = state_path.with_suffix("")
-    folder.mkdir(exist_ok=True)
-    for file in map(SessionFile.model_validate, state["files"]):
-        fetch(transport, state["session_id"], file, folder)
+    return PulledResults(folder=folder, samples=samples, sessions=len(states), complete=complete)
 
 
 def _claim(folder: Path, job_id: str) -> None:

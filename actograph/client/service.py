@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actograph.client.transport import LONG_SECONDS, Params, Resource, parse, path_of
+from actograph.client.transport import LONG_SECONDS, Resource, parse, path_of
 from actograph.contract import base, models, operations, resources
 from actograph.contract.interventions import StoredVector, VectorInfo
 from actograph.contract.openai_answers import Batch
@@ -17,12 +17,10 @@ MB = 1_000_000
 #: smaller files show no bar
 SHOWN_BYTES = 8 * MB
 
-_VECTORS = "/v1/vectors"
-
 P = TypeVar("P", operations.StoreGc, operations.StoreVerification)
 
 
-class Files(Resource):
+class Files(Resource, path="/v1/files"):
     """Upload, read and delete files."""
 
     def upload(self, path: str | Path, purpose: str = "dataset", *, progress: bool = False) -> File:
@@ -46,7 +44,7 @@ class Files(Resource):
 
     def get(self, file_id: str) -> File:
         """Return a file's name, size and purpose."""
-        return self._transport.call(File, "GET", path_of("/v1/files", file_id))
+        return self._call(File, "GET", file_id)
 
     def content(self, file_id: str) -> bytes:
         """Return the bytes of a file."""
@@ -54,15 +52,15 @@ class Files(Resource):
 
     def delete(self, file_id: str) -> base.Deleted:
         """Delete an uploaded file that no active job reads."""
-        return self._transport.call(base.Deleted, "DELETE", path_of("/v1/files", file_id))
+        return self._call(base.Deleted, "DELETE", file_id)
 
 
-class Models(Resource):
+class Models(Resource, path="/v1/models"):
     """List, load and inspect models."""
 
     def list(self) -> builtins.list[models.Model]:
         """List the served models."""
-        return [*self._transport.items(models.Model, "/v1/models")]
+        return [*self._items(models.Model)]
 
     def load(self, model: str, **options: Any) -> resources.ModelLoad:
         """Ask a worker to load a served model; poll it with `get_load`.
@@ -70,12 +68,11 @@ class Models(Resource):
         Options: `revision`, `dtype`, `device_map`, `max_memory`, `attn_implementation`, `savepoints`; see
         docs/guides/models.md.
         """
-        body = {"model_id": model} | options
-        return self._transport.call(resources.ModelLoad, "POST", "/v1/models/load", json=body)
+        return self._call(resources.ModelLoad, "POST", "load", json={"model_id": model} | options)
 
     def get_load(self, load_id: str) -> resources.ModelLoad:
         """Return the state of a model load."""
-        return self._transport.call(resources.ModelLoad, "GET", path_of("/v1/models/load", load_id))
+        return self._call(resources.ModelLoad, "GET", "load", load_id)
 
     def structure(self, model: str | None = None) -> models.ModelStructure:
         """Return layers, widths and hook points of a loaded model."""
@@ -83,7 +80,7 @@ class Models(Resource):
         return self._transport.call(models.ModelStructure, "GET", "/v1/model/structure", params=params)
 
 
-class Batches(Resource):
+class Batches(Resource, path="/v1/batches"):
     """Create, list and cancel batches: files of chat and completion requests; see docs/guides/openai.md."""
 
     def create(self, input_file_id: str, endpoint: str, **options: Any) -> Batch:
@@ -96,22 +93,22 @@ class Batches(Resource):
         """
         body = {"input_file_id": input_file_id, "endpoint": endpoint} | options
         headers = {"Idempotency-Key": str(uuid.uuid4())}
-        return self._transport.call(Batch, "POST", "/v1/batches", json=body, headers=headers)
+        return self._call(Batch, "POST", json=body, headers=headers)
 
     def get(self, batch_id: str) -> Batch:
         """Return one batch with its current counts."""
-        return self._transport.call(Batch, "GET", path_of("/v1/batches", batch_id))
+        return self._call(Batch, "GET", batch_id)
 
     def list(self) -> Iterator[Batch]:
         """List batches, newest first."""
-        return self._transport.items(Batch, "/v1/batches")
+        return self._items(Batch)
 
     def cancel(self, batch_id: str) -> Batch:
         """Cancel a batch. Finished requests are kept."""
-        return self._transport.call(Batch, "POST", path_of("/v1/batches", batch_id, "cancel"))
+        return self._call(Batch, "POST", batch_id, "cancel")
 
 
-class Vectors(Resource):
+class Vectors(Resource, path="/v1/vectors"):
     """Store, list and delete vectors for interventions."""
 
     def create(
@@ -131,68 +128,68 @@ class Vectors(Resource):
         """
         numbers = [float(number) for number in vector]
         body = {"name": name, "hook": hook, "vector": numbers, "model": model, "metadata": metadata or {}}
-        return self._transport.call(VectorInfo, "POST", _VECTORS, json=body)
+        return self._call(VectorInfo, "POST", json=body)
 
     def list(self, *, name: str | None = None, model: str | None = None) -> Iterator[VectorInfo]:
         """List stored vectors without their numbers, newest first."""
-        return self._transport.items(VectorInfo, _VECTORS, {"name": name, "model": model})
+        return self._items(VectorInfo, name=name, model=model)
 
     def get(self, vector_id: str) -> StoredVector:
         """Return one stored vector with its numbers."""
-        return self._transport.call(StoredVector, "GET", path_of(_VECTORS, vector_id))
+        return self._call(StoredVector, "GET", vector_id)
 
     def delete(self, vector_id: str) -> base.Deleted:
         """Delete a vector that no active job uses."""
-        return self._transport.call(base.Deleted, "DELETE", path_of(_VECTORS, vector_id))
+        return self._call(base.Deleted, "DELETE", vector_id)
 
 
-class Workers(Resource):
+class Workers(Resource, path="/v1/workers"):
     """List workers."""
 
     def list(self) -> builtins.list[operations.Worker]:
         """List every worker in the index, newest first."""
-        return [*self._transport.items(operations.Worker, "/v1/workers")]
+        return [*self._items(operations.Worker)]
 
 
-class Queue(Resource):
+class Queue(Resource, path="/v1/queue"):
     """Inspect, pause and resume the queue."""
 
     def get(self) -> operations.Queue:
         """Return the waiting and running work."""
-        return self._transport.call(operations.Queue, "GET", "/v1/queue")
+        return self._call(operations.Queue, "GET")
 
     def pause(self, reason: str | None = None) -> operations.Queue:
         """Pause the queue: workers start nothing new until `resume`. Jobs are still accepted."""
-        return self._transport.call(operations.Queue, "POST", "/v1/queue/pause", json={"reason": reason})
+        return self._call(operations.Queue, "POST", "pause", json={"reason": reason})
 
     def resume(self) -> operations.Queue:
         """Resume the queue. `paused` in the answer is true if the service paused it for its own reasons."""
-        return self._transport.call(operations.Queue, "POST", "/v1/queue/resume")
+        return self._call(operations.Queue, "POST", "resume")
 
 
-class Keys(Resource):
+class Keys(Resource, path="/v1/keys"):
     """Create, list, update and revoke API keys, as an admin."""
 
     def create(self, new: NewKey) -> CreatedKey:
         """Create a key. Only this answer contains it: if it is lost, revoke the key and create another."""
         body = new.model_dump(mode="json", exclude_unset=True)
-        return self._transport.call(CreatedKey, "POST", "/v1/keys", json=body, repeatable=False)
+        return self._call(CreatedKey, "POST", json=body, repeatable=False)
 
     def list(self) -> Iterator[ApiKey]:
         """List keys, newest first, with revoked and expired keys."""
-        return self._transport.items(ApiKey, "/v1/keys")
+        return self._items(ApiKey)
 
     def update(self, key_id: str, change: KeyUpdate) -> ApiKey:
         """Change a key's name or limits."""
         body = change.model_dump(mode="json", exclude_unset=True)
-        return self._transport.call(ApiKey, "PATCH", path_of("/v1/keys", key_id), json=body)
+        return self._call(ApiKey, "PATCH", key_id, json=body)
 
     def revoke(self, key_id: str) -> ApiKey:
         """Revoke a key for good."""
-        return self._transport.call(ApiKey, "DELETE", path_of("/v1/keys", key_id))
+        return self._call(ApiKey, "DELETE", key_id)
 
 
-class Store(Resource):
+class Store(Resource, path="/v1/store"):
     """Measure, clean and verify the artifact store."""
 
     def usage(self) -> operations.StoreUsage:
@@ -201,23 +198,20 @@ class Store(Resource):
 
     def collect_garbage(self, *, dry_run: bool = False) -> Iterator[operations.StoreGc]:
         """Delete unused files, one page per iteration, or report them only; see docs/operate/storage.md."""
-        return self._pages("/v1/store/gc", operations.StoreGc, {"dry_run": dry_run})
+        return self._pages(operations.StoreGc, "gc", dry_run=dry_run)
 
     def verify(self, *, sample: float = 1.0, seed: int = 0) -> Iterator[operations.StoreVerification]:
         """Compare the store with the index, one page per iteration.
 
         `sample` is the share of sessions and files whose bytes are read; `seed` selects it.
         """
-        params = {"sample": sample, "seed": seed}
-        return self._pages("/v1/store/verify", operations.StoreVerification, params)
+        return self._pages(operations.StoreVerification, "verify", sample=sample, seed=seed)
 
-    def _pages(self, path: str, form: type[P], params: Params) -> Iterator[P]:
-        after = None
+    def _pages(self, form: type[P], act: str, **params: Any) -> Iterator[P]:
+        params["after"] = None
         while True:
-            page = self._transport.call(
-                form, "POST", path, params={**params, "after": after}, timeout=LONG_SECONDS
-            )
+            page = self._call(form, "POST", act, params=params, timeout=LONG_SECONDS)
             yield page
-            after = page.next
-            if after is None:
+            params["after"] = page.next
+            if page.next is None:
                 return

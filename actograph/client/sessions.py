@@ -9,13 +9,12 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PrivateAttr
 
 from actograph import tensor_files
 from actograph.client.errors import UnexpectedAnswer
 from actograph.client.pulls import fetch, plain_name
 from actograph.client.tensors import LazyTensor
-from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Transport, path_of
+from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Handle, Resource, path_of
 from actograph.contract import base, resources
 from actograph.contract.errors import NotFound
 from actograph.contract.hooks import canonical
@@ -23,7 +22,6 @@ from actograph.contract.hooks import canonical
 Order = Literal["asc", "desc"]
 #: maximum size of one answer; more rows take several requests
 ANSWER_BYTES = 64 << 20
-_PATH = "/v1/activations/sessions"
 _INDEX = re.compile(r"\[(\d+)\]")
 _SHOWN = 8
 
@@ -52,10 +50,8 @@ def stored_name(name: str, hooks: Iterable[str]) -> str | None:
     return next((found for found in (name, canonical(name), location) if found in known), None)
 
 
-class SessionHandle(resources.Session):
+class SessionHandle(Handle, resources.Session):
     """A session as the service last reported it. Its tensors are read when they are indexed."""
-
-    _sessions: "Sessions" = PrivateAttr()
 
     def __getitem__(self, hook: str) -> LazyTensor:
         """Return the tensor of a hook point or alias.
@@ -96,39 +92,34 @@ class SessionHandle(resources.Session):
         target = Path(folder) / plain_name(self.id)
         target.mkdir(parents=True, exist_ok=True)
         for file in self.files:
-            fetch(self._sessions.transport, self.id, file, target)
+            self._client.sessions.download(self.id, file, target)
         return target
 
     def _tensor(self, name: str, dtype: str, shape: Sequence[int]) -> LazyTensor:
         row_bytes = math.prod(shape[1:]) * tensor_files.itemsize(dtype)
-        return LazyTensor(name, dtype, shape, partial(self._sessions.read_rows, self, name, row_bytes))
+        return LazyTensor(name, dtype, shape, partial(self._client.sessions.read_rows, self, name, row_bytes))
 
 
-class Sessions:
+class Sessions(Resource, path="/v1/activations/sessions"):
     """List, read, change and delete sessions."""
-
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
 
     def get(self, session_id: str) -> SessionHandle:
         """Return one session: its hooks, shapes and files."""
-        return self._bound(self.transport.call(SessionHandle, "GET", path_of(_PATH, session_id)))
+        return self._call(SessionHandle, "GET", session_id)
 
     def list(
         self, *, order: Order = "desc", page_size: int = PAGE_SIZE, **filters: Unpack[SessionFilters]
     ) -> Iterator[SessionHandle]:
         """List matching sessions, newest first. Pages are fetched as the iterator is read."""
-        params = {**filters, "order": order, "limit": page_size}
-        return map(self._bound, self.transport.items(SessionHandle, _PATH, params))
+        return self._items(SessionHandle, **filters, order=order, limit=page_size)
 
     def stats(self, **filters: Unpack[SessionFilters]) -> resources.SessionStats:
         """Return the number and size of matching sessions."""
-        return self.transport.call(resources.SessionStats, "GET", f"{_PATH}/stats", params=filters)
+        return self._call(resources.SessionStats, "GET", "stats", params=filters)
 
     def update(self, session_id: str, **change: Any) -> SessionHandle:
         """Change a session's `expires_at` (Unix seconds; None keeps it forever), `pinned` or `tags`."""
-        path = path_of(_PATH, session_id)
-        return self._bound(self.transport.call(SessionHandle, "PATCH", path, json=change))
+        return self._call(SessionHandle, "PATCH", session_id, json=change)
 
     def update_many(
         self,
@@ -140,13 +131,12 @@ class Sessions:
     ) -> resources.SessionChange:
         """Change every matching session, or count them. Without a filter, `everything` is required."""
         params = {**filters, "all": everything or None, "dry_run": dry_run}
-        return self.transport.call(
-            resources.SessionChange, "PATCH", _PATH, params=params, json=dict(change), timeout=LONG_SECONDS
-        )
+        options: Any = {"params": params, "json": dict(change), "timeout": LONG_SECONDS}
+        return self._call(resources.SessionChange, "PATCH", **options)
 
     def delete(self, session_id: str) -> base.Deleted:
         """Delete a session with its files."""
-        return self.transport.call(base.Deleted, "DELETE", path_of(_PATH, session_id))
+        return self._call(base.Deleted, "DELETE", session_id)
 
     def delete_many(
         self,
@@ -160,22 +150,26 @@ class Sessions:
 
         Without a filter, `everything` is required.
         """
-        params = {
-            **filters, "all": everything or None, "dry_run": dry_run, "include_pinned": include_pinned,
-        }  # fmt: skip
-        return self.transport.call(
-            resources.SessionDeletion, "DELETE", _PATH, params=params, timeout=LONG_SECONDS
-        )
+        params = {**filters, "all": everything or None, "dry_run": dry_run, "include_pinned": include_pinned}
+        return self._call(resources.SessionDeletion, "DELETE", params=params, timeout=LONG_SECONDS)
+
+    def download(self, session_id: str, file: resources.SessionFile, folder: Path) -> Path:
+        """Download a file of a session to an existing folder, unless it is there with the right sha256.
+
+        Raises:
+            DownloadDamaged: the download has another checksum; nothing is left on disk.
+        """
+        return fetch(self._transport, path_of(self._path, session_id, "files", file.name), file, folder)
 
     def read_rows(self, session: SessionHandle, name: str, row_bytes: int, start: int, stop: int) -> bytes:
         """Read rows of a tensor as stored."""
-        path = path_of(_PATH, session.id, "tensors", name)
+        path = path_of(self._path, session.id, "tensors", name)
         at_once = max(1, ANSWER_BYTES // max(1, row_bytes))
         pieces = []
         for low in range(start, stop, at_once):
             high = min(low + at_once, stop)
             params = {"format": "safetensors", "rows": f"{low}:{high}"}
-            data = self.transport.request("GET", path, params=params).content
+            data = self._transport.request("GET", path, params=params).content
             header = tensor_files.read_header(lambda at, n, data=data: data[at : at + n], len(data))  # type: ignore[misc]
             content = data[header.data_start :]
             if len(header.tensors) != 1 or len(content) != (high - low) * row_bytes:
@@ -184,7 +178,3 @@ class Sessions:
                 )
             pieces.append(content)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def _bound(self, session: SessionHandle) -> SessionHandle:
-        session._sessions = self
-        return session

@@ -4,13 +4,14 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import sleep
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, ClassVar, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, PrivateAttr, ValidationError
+from typing_extensions import override
 
-from actograph.client.errors import ServiceUnreachable, UnexpectedAnswer, from_response
+from actograph.client.errors import ApiError, ServiceUnreachable, UnexpectedAnswer, from_response
 from actograph.contract.base import ListPage
 from actograph.contract.errors import IdempotencyInFlight, InvalidRequest
 from actograph.loopback import is_loopback
@@ -34,10 +35,10 @@ def path_of(base: str, *parts: str) -> str:
     return "/".join([base, *(quote(part, safe="") for part in parts)])
 
 
-def parse(form: type[M], text: str | bytes) -> M:
-    """Parse JSON as a `form`. Raises UnexpectedAnswer."""
+def parse(form: type[M], text: str | bytes, client: Any = None) -> M:
+    """Parse JSON as a `form`; handles in it are bound to `client`. Raises UnexpectedAnswer."""
     try:
-        return form.model_validate_json(text)
+        return form.model_validate_json(text, context=client)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "json_invalid":
@@ -69,18 +70,18 @@ def backoff(tries: int) -> float:
     return longest * random.uniform(0.5, 1.0)
 
 
-def _retry_after(response: httpx.Response) -> float:
-    try:
-        asked = float(response.headers.get("retry-after", "0"))
-    except ValueError:
-        return 0.0
-    return min(max(asked, 0.0), LONGEST_DELAY_SECONDS)
+def _refuse(response: httpx.Response) -> None:
+    """Raise ApiError for a status of 400 or above."""
+    if response.status_code >= 400:
+        response.read()
+        raise from_response(response)
 
 
 class Transport:
     """One connection pool to one service."""
 
-    def __init__(self, base_url: str, api_key: str, *, timeout: float, retries: int) -> None:
+    def __init__(self, base_url: str, api_key: str, client: Any, *, timeout: float, retries: int) -> None:
+        """`client`: what handles in answers are bound to."""
         try:
             url = httpx.URL(base_url)
         except httpx.InvalidURL:
@@ -90,7 +91,7 @@ class Transport:
                 f"{base_url!r} is not the URL of a service; use one such as http://127.0.0.1:8420"
             )
         self.retries = retries
-        self._base_url = base_url
+        self._base_url, self._client = base_url, client
         self._local = is_loopback(url.host)
         try:
             self._http = httpx.Client(
@@ -99,6 +100,7 @@ class Transport:
                 timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
                 # presigned redirects lead to the object store; httpx drops the key on another origin
                 follow_redirects=True,
+                event_hooks={"response": [_refuse]},
                 trust_env=not self._local,  # no proxy for loopback
             )
         except (ImportError, ValueError, OSError) as error:
@@ -111,7 +113,7 @@ class Transport:
 
     def call(self, form: type[M], method: str, path: str, **options: Any) -> M:
         """Send a request and return its answer as a `form`. Takes the options of `request`."""
-        return parse(form, self.request(method, path, **options).content)
+        return parse(form, self.request(method, path, **options).content, self._client)
 
     def items(self, form: type[M], path: str, params: Params | None = None) -> Iterator[M]:
         """Yield the items of a list, fetched page by page."""
@@ -151,25 +153,20 @@ class Transport:
             options["timeout"] = timeout
         tries = 0
         while True:
-            delay = backoff(tries)
             try:
-                response = self._http.request(method, path, **options)
+                return self._http.request(method, path, **options)
             except httpx.TransportError as error:
                 # a request without a connection was not sent
-                safe = repeatable or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-                if not safe or tries >= self.retries:
-                    raise self._unreachable(error) from error
-            else:
-                if response.status_code < 400:
-                    return response
-                refusal = from_response(response)
+                again, delay = repeatable or isinstance(error, httpx.ConnectError | httpx.ConnectTimeout), 0.0
+                failure: ApiError | ServiceUnreachable = self._unreachable(error)
+            except ApiError as refusal:
                 # an earlier try with the same Idempotency-Key may be running still
                 again = refusal.status in RETRY_STATUS or refusal.code == IdempotencyInFlight.code
-                if not (repeatable and again) or tries >= self.retries:
-                    raise refusal
-                delay = max(delay, _retry_after(response))
+                again, delay, failure = again and repeatable, refusal.retry_after, refusal
+            if not again or tries >= self.retries:
+                raise failure
+            sleep(max(backoff(tries), min(delay, LONGEST_DELAY_SECONDS)))
             tries += 1
-            sleep(delay)
 
     def repeat(self, work: Callable[[], None]) -> None:
         """Call `work`, and again after a lost connection. Raises ServiceUnreachable after too many."""
@@ -202,12 +199,15 @@ class Transport:
             options["timeout"] = httpx.Timeout(CONNECT_SECONDS, read=read_timeout)
         try:
             with self._http.stream(method, path, **options) as response:
-                if response.status_code >= 400:
-                    response.read()
-                    raise from_response(response)
                 yield response
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
+
+    def download(self, path: str, out: BinaryIO, **options: Any) -> None:
+        """Write a body to `out` while it arrives. Takes the options, and raises the errors, of `stream`."""
+        with self.stream("GET", path, **options) as response:
+            for chunk in response.iter_bytes():
+                out.write(chunk)
 
     def _unreachable(self, error: httpx.TransportError) -> ServiceUnreachable:
         where = f"the service at {self._base_url}"
@@ -225,7 +225,29 @@ def _stated(params: Params | None) -> dict[str, Any]:
 
 
 class Resource:
-    """A group of calls of the client, such as `client.models`."""
+    """A group of calls under one path, such as `client.models`."""
+
+    _path: ClassVar[str]
+
+    def __init_subclass__(cls, path: str) -> None:
+        cls._path = path
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+
+    def _call(self, form: type[M], method: str, *parts: str, **options: Any) -> M:
+        """Call `_path`/parts. Takes the options of `Transport.request`."""
+        return self._transport.call(form, method, path_of(self._path, *parts), **options)
+
+    def _items(self, form: type[M], *parts: str, **params: Any) -> Iterator[M]:
+        return self._transport.items(form, path_of(self._path, *parts), params)
+
+
+class Handle(BaseModel):
+    """An answer with calls of its own, bound to the client that received it."""
+
+    _client: Any = PrivateAttr()
+
+    @override
+    def model_post_init(self, context: Any, /) -> None:
+        self._client = context

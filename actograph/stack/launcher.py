@@ -18,19 +18,15 @@ def launched(command: Sequence[str], death_signal: int) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(int(death_signal)), str(os.getpid()), *command]
 
 
-def main(arguments: list[str]) -> None:
-    """Replace this process with COMMAND, which gets SIGNAL when the process PARENT_PID ends."""
-    death_signal, parent = int(arguments[0]), int(arguments[1])
-    command = arguments[2:]
+def main(death_signal: str, parent: str, *command: str) -> None:
+    """Replace this process with `command`, which gets the signal when the process `parent` ends."""
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
         # the parent may have ended before the call
-        if os.getppid() != parent:
+        if os.getppid() != int(parent):
             sys.exit(1)
     os.execvp(command[0], command)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

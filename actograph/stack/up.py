@@ -3,54 +3,63 @@
 import importlib.util
 import os
 import secrets
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from actograph.client import Client
-from actograph.contract.errors import (
-    ActographError,
-    Conflict,
-    InvalidRequest,
-    ModelRefused,
-    ServiceUnavailable,
-)
+from actograph.contract.errors import ActographError, Conflict, InvalidRequest, ServiceUnavailable
 from actograph.contract.operations import Worker
-from actograph.loopback import is_loopback
 from actograph.settings import Settings
 from actograph.stack import redis_server
-from actograph.stack.home import close_to_others, locked
+from actograph.stack.home import locked
 from actograph.stack.launcher import launched
 from actograph.stack.ports import free_port, is_free
-from actograph.stack.processes import TAIL_LINES, Child, Supervisor, describe
+from actograph.stack.processes import Child, Supervisor
 
-REDIS_START_SECONDS = 60.0
-MIGRATE_SECONDS = 300.0
+READY = "ready: "
 _TICK_SECONDS = 0.2
-#: modules of the programs and of their largest dependencies
-_PROGRAM_MODULES = ("api", "worker", "fastapi", "celery", "torch", "nnsight")
-#: prefixes of environment variables that these programs do not receive
-_NOT_FOR_BROKER = ("ACTOGRAPH_", "AWS_", "HF_")
-_NOT_FOR_WORKERS = ("ACTOGRAPH_API_KEYS",)
-#: settings of clients
-_OF_CLIENTS = ("ACTOGRAPH_URL", "ACTOGRAPH_API_KEY", "ACTOGRAPH_SUPERVISOR_KEY")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
+#: secrets that only the API knows
+_NO_KEYS: dict[str, Any] = {"api_keys": (), "api_key": "", "supervisor_key": ""}
+#: prefixes of environment variables that Redis does not receive
+_NOT_FOR_REDIS = ("ACTOGRAPH_", "AWS_", "HF_")
 
 
 def require_installed() -> None:
     """Raise ServiceUnavailable if only the client is installed."""
-    for module in _PROGRAM_MODULES:
+    for module in ("api", "worker", "fastapi", "celery", "torch", "nnsight"):
         if importlib.util.find_spec(module) is None:
-            raise ServiceUnavailable(
-                f"The service is not installed ({module} is missing). In a checkout, run: "
-                "pip install -e '.[worker]'"
-            )
+            cure = "In a checkout, run: pip install -e '.[worker]'"
+            raise ServiceUnavailable(f"The service is not installed ({module} is missing). {cure}")
+
+
+@contextmanager
+def up_process(arguments: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """Run `actograph up` as a child of this process while the context lasts. Yields the URL of the service.
+
+    The stderr of `up` is passed on. On Linux it gets SIGTERM when this process ends in any way.
+
+    Raises:
+        ServiceUnavailable: `up` ended before it was ready; its stderr says why.
+    """
+    command = launched([sys.executable, "-m", "actograph.cli.main", "up", *arguments], signal.SIGTERM)
+    options: Any = {"env": environment, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **options) as process:
+        lines: Iterator[str] = iter(process.stdout or ())
+        try:
+            url = next((line.removeprefix(READY) for line in lines if line.startswith(READY)), None)
+            if url is None:
+                raise ServiceUnavailable("the service did not start; the lines above say why")
+            yield url.strip()
+        finally:
+            process.terminate()
 
 
 def run(
@@ -64,20 +73,14 @@ def run(
         ActographError: a program could not be started, or keeps dying.
     """
     require_installed()
-    settings = settings.model_copy(update={"home": settings.home.expanduser().absolute()})
+    home = settings.home.expanduser().absolute()
     signals: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda number, _: signals.append(number)) for number in numbers}
-    try:
-        with locked(settings.home):
-            if (closed := close_to_others(settings.home)) is not None:
-                report(closed)
-            stack = Stack(settings, workers, emit, report, signals)
-            report(f"starting on {settings.home}; the worker loads {settings.model}")
-            stack.run()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: signals.append(number))
+    with locked(home):
+        stack = Stack(settings.model_copy(update={"home": home}), workers, report, signals)
+        report(f"starting on {home}; the worker loads {settings.model}")
+        stack.run(emit)
     return len(signals) > 1
 
 
@@ -85,61 +88,45 @@ class Stack:
     """The programs of a service. It stops in order at the first of `signals`, and at once at the second."""
 
     def __init__(
-        self,
-        settings: Settings,
-        workers: int,
-        emit: Callable[[str], None],
-        report: Callable[[str], None],
-        signals: list[int],
+        self, settings: Settings, workers: int, report: Callable[[str], None], signals: Sequence[int]
     ) -> None:
-        self._settings = settings
-        self._emit, self._report, self._signals = emit, report, signals
-        self._logs = settings.home / "logs"
-        self._supervisor = Supervisor(report)
-        self._started_at = time.time()
-        if not (settings.api_keys or is_loopback(settings.host) or _has_keys(settings)):
-            raise InvalidRequest(
-                f"host {settings.host} is not loopback and there are no API keys; create a key with "
-                "`python -m api.keys create`, set ACTOGRAPH_API_KEYS, or omit --host"
-            )
-        if settings.port and not is_free(settings.host, settings.port):
+        host, port = settings.host, settings.port or free_port(settings.host)
+        if not is_free(host, port):
             raise Conflict(
-                f"port {settings.port} on {settings.host} is in use or not permitted; "
-                "choose another with --port (0: any free one)"
+                f"cannot listen on port {port} of {host}: the port is in use or not permitted, or the host "
+                "is not this machine; choose others with --port (0: any free one) and --host"
             )
-        self._port = settings.port or free_port(settings.host)
-        self._devices = devices(settings.device, workers, count_cards())
-        own_broker = not os.environ.get("ACTOGRAPH_BROKER_URL")
-        self._redis = redis_server.prepare(settings.home / "redis") if own_broker else None
-        self._broker: Child | None = None
-        self._api: Child | None = None
-        self._workers: list[Child] = []
+        local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        self.url = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
         # the supervisor has a key of its own: it cannot know keys that are created later
-        self._key = secrets.token_hex(32)
-        self._client = Client(self.url, self._key, timeout=5, retries=0)
+        update = {"port": port, "supervisor_key": secrets.token_hex(32)}
+        self._redis: redis_server.RedisServer | None = None
+        if "broker_url" not in settings.model_fields_set or not settings.broker_url:
+            self._redis = redis_server.prepare(settings.home / "redis")
+            update["broker_url"] = self._redis.url
+        self._settings = settings.model_copy(update=update)
+        self._devices = devices(settings.device, workers, count_cards())
+        self._report, self._signals = report, signals
+        self._supervisor = Supervisor(report)
+        self._workers: list[Child] = []
+        self._client = Client(self.url, self._settings.supervisor_key, timeout=5, retries=0)
 
-    @property
-    def url(self) -> str:
-        """URL of the service for clients on this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)
-        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
-
-    def run(self) -> None:
+    def run(self, emit: Callable[[str], None]) -> None:
         """Start all programs, supervise them until a stop signal, and stop them in order.
 
         Raises:
-            ModelRefused: a worker could not load the model.
-            CrashLoop: a program keeps dying.
-            ServiceUnavailable: the broker or the database did not start.
+            ServiceUnavailable: a program cannot run, such as a worker whose model cannot be loaded.
         """
         announced = False
         try:
             self._start()
             while not self._signals:
-                self._supervisor.check()
-                if self._ready() and not announced and _answer(self._client.ready):
+                if self._supervisor.check() and not announced:
                     announced = True
-                    self._announce()
+                    emit(f"{READY}{self.url}")
+                    self._report(f"logs: {self._settings.home / 'logs'}; stop with Ctrl-C")
+                    if self.url != Settings.model_construct().effective_url:
+                        self._report(f"for other commands: export ACTOGRAPH_URL={self.url}")
                 time.sleep(_TICK_SECONDS)
             self._stop()
         finally:
@@ -147,124 +134,69 @@ class Stack:
             self._client.close()
 
     def _start(self) -> None:
-        if self._redis is not None:
-            environment = _without(os.environ, _NOT_FOR_BROKER)
-            broker = self._child("redis", self._redis.command, environment, stop_seconds=10)
-            self._broker = self._supervisor.start(broker)
-            self._await_broker(self._redis)
+        if (redis := self._redis) is not None:
+            log = self._settings.home / "logs" / "redis.log"
+            known = {name: os.environ[name] for name in os.environ if not name.startswith(_NOT_FOR_REDIS)}
+            self._supervisor.start(Child("redis", redis.command, known, log, lambda _: redis.answers()))
         self._migrate()
         if self._signals:
             return
-        environment = self._environment() | {"ACTOGRAPH_SUPERVISOR_KEY": self._key}
-        self._api = self._supervisor.start(self._child("api", _module("api"), environment, stop_seconds=5))
-        if 0 < count_cards() < len(self._devices) and "auto" in self._settings.device:
-            self._report(f"{len(self._devices)} workers share {count_cards()} GPU; each holds the model once")
+        self._supervisor.start(self._program("api", "api", lambda _: self._registered() is not None))
         for number, device in enumerate(self._devices, start=1):
-            environment = _without(self._environment(), _NOT_FOR_WORKERS) | {"ACTOGRAPH_DEVICE": device}
-            worker = self._child(f"worker-{number}", _module("worker"), environment)
+            changes = {"device": device, **_NO_KEYS}
+            worker = self._program(f"worker-{number}", "worker", self._has_loaded, **changes)
             self._workers.append(self._supervisor.start(worker))
-
-    def _await_broker(self, redis: redis_server.RedisServer) -> None:
-        deadline = time.monotonic() + REDIS_START_SECONDS
-        while not redis.answers() and not self._signals:
-            self._supervisor.check()
-            if time.monotonic() > deadline:
-                raise ServiceUnavailable(
-                    f"the broker did not answer within {REDIS_START_SECONDS:.0f} s; "
-                    f"its log: {self._logs}/redis.log"
-                )
-            time.sleep(0.02)
 
     def _migrate(self) -> None:
         """Migrate the database to the newest schema. Raises ServiceUnavailable."""
-        command = launched(_module("storage.migrate"), signal.SIGKILL)
+        migration = self._program("migrate", "storage.migrate", lambda _: False, **_NO_KEYS)
+        migration.start()
+        while (status := migration.ended()) is None and not self._signals:
+            time.sleep(0.02)
+        migration.kill()
+        if status:
+            *_, reason = migration.tail or [f"exit status {status}"]
+            raise ServiceUnavailable(f"the database could not be migrated: {reason}; log: {migration.log}")
+
+    def _registered(self) -> list[Worker] | None:
+        """Return the workers in the index; None if the API does not answer."""
         try:
-            done = subprocess.run(
-                command,
-                env=self._environment(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-                timeout=MIGRATE_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise ServiceUnavailable(
-                f"the database was not migrated within {MIGRATE_SECONDS:.0f} s; does another program use it?"
-            ) from None
-        if done.returncode != 0:
-            *lines, last = done.stdout.splitlines()[-TAIL_LINES:] or [describe(done.returncode)]
-            for line in lines:
-                self._report(line)
-            raise ServiceUnavailable(f"the database could not be migrated: {last}")
+            return self._client.workers.list()
+        except ActographError:
+            return None
 
-    def _ready(self) -> bool:
-        """Mark the programs that do their work by now. True if all do.
-
-        Raises:
-            ModelRefused: a worker that was never ready could not load the model.
-        """
-        children = self._supervisor.children
-        if all(child.ready for child in children):
-            return True
-        if self._broker is not None and not self._broker.ready and self._redis and self._redis.answers():
-            self._supervisor.mark_ready(self._broker)
-        found = _answer(self._client.workers.list)
-        if found is not None and self._api is not None and self._api.process is not None:
-            self._supervisor.mark_ready(self._api)
-        for child in self._workers:
-            if not child.ready and any(_runs(child, worker) for worker in found or ()):
-                self._supervisor.mark_ready(child)
-        if not all(child.was_ready for child in self._workers):
-            for worker in found or ():
-                ours = worker.hostname == socket.gethostname() and worker.started_at >= int(self._started_at)
-                if ours and worker.status == "setup_failed":
-                    reason = worker.error.message if worker.error else "no reason was recorded"
-                    raise ModelRefused(f"the worker could not load the model: {' '.join(reason.split())}")
-        return all(child.ready for child in children)
-
-    def _announce(self) -> None:
-        self._emit(f"ready: {self.url}")
-        self._report(f"logs: {self._logs}; stop with Ctrl-C")
-        port = Settings.model_fields["port"].default
-        if self.url != Settings.model_construct(url="", port=port).effective_url:
-            self._report(f"for other commands: export ACTOGRAPH_URL={shlex.quote(self.url)}")
+    def _has_loaded(self, pid: int) -> bool:
+        """Whether a worker in the session of the process `pid` has loaded its model."""
+        for worker in self._registered() or ():
+            if worker.hostname == socket.gethostname() and worker.status in ("ready", "busy"):
+                with suppress(OSError):  # a worker that has died since
+                    if os.getsid(worker.pid) == pid:
+                        return True
+        return False
 
     def _stop(self) -> None:
-        """Workers first, so that they can still write; the broker last, so that it keeps every message."""
-        if any(child.process is not None for child in self._workers):
+        """Stop the workers first, so that they can still write."""
+        if any(worker.pid for worker in self._workers):
             self._report("stopping: workers finish their running samples (Ctrl-C again: stop at once)")
-        for stage in (self._workers, [self._api], [self._broker]):
-            children = [child for child in stage if child is not None]
+        for children in (self._workers, self._supervisor.children):
             self._supervisor.stop(children, lambda: len(self._signals) > 1)
 
-    def _child(
-        self, name: str, command: list[str], environment: Mapping[str, str], stop_seconds: float = 20
-    ) -> Child:
-        return Child(name, command, environment, self._logs / f"{name}.log", stop_seconds)
+    def _program(self, name: str, module: str, is_ready: Callable[[int], bool], **changes: Any) -> Child:
+        """Return a program of ours; `changes` are settings of this one."""
+        environment = _environment(self._settings.model_copy(update=changes))
+        log = self._settings.home / "logs" / f"{name}.log"
+        return Child(name, [sys.executable, "-m", module], environment, log, is_ready)
 
-    def _environment(self) -> dict[str, str]:
-        """Environment of a service process: that of this process, overridden by the settings."""
-        settings = self._settings
-        inherited = {name: value for name, value in os.environ.items() if name not in _OF_CLIENTS}
-        return inherited | {
-            "ACTOGRAPH_HOME": str(settings.home),
-            "ACTOGRAPH_HOST": settings.host,
-            "ACTOGRAPH_PORT": str(self._port),
-            "ACTOGRAPH_API_PROCESSES": str(settings.api_processes),
-            "ACTOGRAPH_BROKER_URL": self._redis.url if self._redis else os.environ["ACTOGRAPH_BROKER_URL"],
-            "ACTOGRAPH_MODEL": settings.model,
-            "ACTOGRAPH_DATA_ROOTS": ",".join(settings.data_roots),
-            "ACTOGRAPH_DTYPE": settings.dtype,
-            "ACTOGRAPH_DEVICE": settings.device,
-            "ACTOGRAPH_THREADS": str(settings.threads),
-            "ACTOGRAPH_LOG_LEVEL": settings.log_level,
-            # a folder named api or worker in the working directory must not be imported
-            "PYTHONSAFEPATH": "1",
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONFAULTHANDLER": "1",
-        }
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """Return the environment of a program: that of this process, overridden by the settings."""
+    environment = dict(os.environ)
+    for name in settings.model_fields_set:
+        value = getattr(settings, name)
+        environment[f"ACTOGRAPH_{name.upper()}"] = ",".join(value) if isinstance(value, tuple) else str(value)
+    # a folder named api or worker in the working directory must not be imported
+    safe = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    return environment | safe
 
 
 def devices(device: str, workers: int, cards: int) -> list[str]:
@@ -287,37 +219,3 @@ def count_cards() -> int:
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
     return len(list(NVIDIA.iterdir())) if NVIDIA.is_dir() else 0
-
-
-def _module(name: str) -> list[str]:
-    return [sys.executable, "-m", name]
-
-
-def _without(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
-    """Return an environment without the variables that start with a prefix."""
-    return {name: value for name, value in environment.items() if not name.startswith(prefixes)}
-
-
-def _answer(question: Callable[[], Any]) -> Any:
-    """Return the API's answer; None if it does not answer yet."""
-    try:
-        return question()
-    except ActographError:
-        return None
-
-
-def _runs(child: Child, worker: Worker) -> bool:
-    """Whether a live worker of the index belongs to this child: its processes share the child's session."""
-    if worker.status not in ("ready", "busy") or worker.hostname != socket.gethostname() or child.pid is None:
-        return False
-    try:
-        return os.getsid(worker.pid) == child.pid
-    except OSError:
-        return False
-
-
-def _has_keys(settings: Settings) -> bool:
-    """Whether the index has API keys."""
-    environment = os.environ | {"ACTOGRAPH_HOME": str(settings.home), "PYTHONSAFEPATH": "1"}
-    asked = subprocess.run([*_module("api.keys"), "check"], env=environment, capture_output=True, check=False)
-    return asked.returncode == 0

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from actograph.client import Client
-from actograph.stack.stack_process import StackProcess
+from actograph.stack.up import up_process
 from storage.artifacts.factory import open_store
 from storage.artifacts.local import STAGING
 from storage.artifacts.s3 import S3Store
@@ -129,12 +129,12 @@ def service(
         f"--model={MODEL}={model}", "--dtype=float32", f"--home={home}", "--port=0", f"--threads={threads}",
         f"--workers={workers}", f"--data-root={data}",
     ]  # fmt: skip
-    with StackProcess(options, environment) as running, Client(running.url, retries=10) as client:
+    with up_process(options, environment) as url, Client(url, retries=10) as client:
         (process,) = [p for p in psutil.Process().children() if f"--home={home}" in words_of(p)]
         yield (
             Stack(
                 home=home,
-                port=int(running.url.rpartition(":")[2]),
+                port=int(url.rpartition(":")[2]),
                 process=process,
                 database=behind.database,
                 store=behind.store,

@@ -43,7 +43,7 @@ def evaluate(client: Client, limit: int = 8) -> str:
 
 
 @pytest.mark.soak
-def test_ready_means_that_jobs_run_and_stop_leaves_nothing(up: Start, gone: Start, tmp_path: Path) -> None:
+def test_ready_means_that_jobs_run_and_stop_leaves_nothing(up: Start, gone: Start) -> None:
     service = up()
     service.await_ready()
     with Client(service.url, "") as client:
@@ -68,26 +68,6 @@ def test_ready_means_that_jobs_run_and_stop_leaves_nothing(up: Start, gone: Star
     assert {p.name for p in (service.home / "logs").iterdir()} == {
         *("redis.log", "migrate.log", "api.log", "worker-1.log")
     }
-    # what was kept is there again, and pulled with its checksums
-    again = up(home=service.home)
-    again.await_ready()
-    ids = subprocess.run(
-        [*ACTOGRAPH, "--url", again.url, "sessions", "ls", "-q"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert len(ids) == 8
-    subprocess.run(
-        [*ACTOGRAPH, "--url", again.url, "sessions", "pull", *ids, "--out", str(tmp_path / "pulled")],
-        check=True,
-        capture_output=True,
-    )
-    stored = service.home / "artifacts" / "sessions"
-    for session_id in ids:
-        pulled = {p.name: p.read_bytes() for p in (tmp_path / "pulled" / session_id).iterdir()}
-        assert pulled == {p.name: p.read_bytes() for p in (stored / session_id).iterdir()}
-    assert again.stop() == 0
 
 
 @pytest.mark.soak
@@ -176,10 +156,10 @@ def _secrets_are_where_they_are_needed(service: Any) -> None:
     api, worker = service.child("api").environ(), service.child("worker").environ()
     redis = next(filter(is_broker, service.children())).environ()
     assert api["ACTOGRAPH_API_KEYS"] == "first,second"
+    assert (worker["ACTOGRAPH_API_KEYS"], worker["ACTOGRAPH_SUPERVISOR_KEY"]) == ("", "")
+    assert not [name for name in redis if name.startswith(("ACTOGRAPH_", "AWS_"))]
     assert worker["AWS_SECRET_ACCESS_KEY"] == "of-the-store"
     assert worker["ACTOGRAPH_BROKER_URL"] == api["ACTOGRAPH_BROKER_URL"]
-    assert not [name for name in worker if name.startswith("ACTOGRAPH_API_KEYS")]
-    assert not [name for name in redis if name.startswith(("ACTOGRAPH_", "AWS_"))]
     password = api["ACTOGRAPH_BROKER_URL"].partition("@")[0].rpartition(":")[2]
     secrets = ("first,second", "of-the-store", password, api["ACTOGRAPH_SUPERVISOR_KEY"])
     for child in service.children():
@@ -195,7 +175,9 @@ def test_other_machines_are_not_served_without_a_key(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: host 0.0.0.0 is not loopback and there are no API keys")
+    assert (
+        "error: api could not start: actograph api: without API keys only loopback is served" in done.stderr
+    )
 
 
 @pytest.mark.soak
@@ -231,7 +213,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_the_reason(
     service = up(model=str(empty))
     assert service.process.wait(120) == 1
     last = service.said().splitlines()[-1]
-    assert last.startswith("error: the worker could not load the model: ")
+    assert last.startswith("error: worker-1 could not start: worker: ")
     assert "config" in last
 
 
@@ -246,9 +228,9 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 1
-    assert (
-        done.stderr == f"error: port {port} on 127.0.0.1 is in use or not permitted; "
-        "choose another with --port (0: any free one)\n"
+    assert done.stderr == (
+        f"error: cannot listen on port {port} of 127.0.0.1: the port is in use or not permitted, or the host "
+        "is not this machine; choose others with --port (0: any free one) and --host\n"
     )
 
 

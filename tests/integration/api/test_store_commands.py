@@ -53,7 +53,7 @@ def test_a_check_names_what_is_wrong_and_ends_with_1(run: "Run", service: "Servi
     header, line = out.splitlines()
     assert header.split() == ["ID", "PROBLEM", "DETAIL"]
     assert line.split()[:2] == [made[2], "missing"]
-    assert err.splitlines()[-1] == "1 missing"
+    assert err.splitlines()[-1].endswith(": 1 missing")
     code, out, _ = run("store", "verify", "--format", "json")
     assert (code, json.loads(out)["id"]) == (1, made[2])
     assert run("store", "verify", "--sample", "0.000001", "--seed", "1")[0] == 0
@@ -64,9 +64,9 @@ def test_clearing_says_what_went(run: "Run", service: "Service", url: str, made:
         changes.update(session, [made[3]], SessionUpdate(expires_at=5))
     dry = run("store", "gc", "--dry-run")
     assert dry[0] == 0
-    lines = [line.rsplit(maxsplit=3) for line in dry[1].splitlines()]
+    lines = [line.rsplit(maxsplit=1) for line in dry[1].splitlines()]
     assert dry[1].startswith("TO BE REMOVED")
-    assert lines[1][:2] == ["expired sessions", "1"]
+    assert lines[1] == ["expired sessions", "1"]
     code, out, _ = run("store", "gc", "--format", "json")
     assert (code, json.loads(out.splitlines()[0])["expired_sessions"]) == (0, 1)
     assert run("store", "gc")[1].startswith("REMOVED")

@@ -151,21 +151,13 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def do_DELETE(self) -> None:
-        self._serve()
-
-    def _serve(self) -> None:
         state = self.state
         parts = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        state.seen.append(Seen(self.command, parts.path, query, headers, body))
+        seen = Seen(self.command, parts.path, query, headers, body)
+        state.seen.append(seen)
         fault = state.faults.pop(0) if state.faults else None
         try:
             if fault == "drop":
@@ -181,12 +173,11 @@ class Handler(BaseHTTPRequestHandler):
                 )
             for method, pattern, act in ROUTES:
                 if method == self.command and (match := re.fullmatch(pattern, parts.path)):
-                    answer = act(self, query, body, *map(unquote, match.groups()))
+                    answer = act(self, seen, *map(unquote, match.groups()))
                     if fault == "lose":
                         raise HangUp
                     if answer is not None:
-                        status, content = answer
-                        self._send(status, content.model_dump_json().encode(), "application/json")
+                        self._send(200, answer.model_dump_json().encode(), "application/json")
                     return
             raise Refused(404, "not_found", "there is nothing at this address")
         except Refused as error:
@@ -202,18 +193,22 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
+    do_POST = do_DELETE = do_GET  # noqa: N815
+
     # routes
 
-    def list_jobs(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
-        found = [job for job in self.state.jobs.values() if query.get("status") in (None, str(job.status))]
-        return 200, page(sorted(found, key=lambda job: -job.created_at), query)
+    def list_jobs(self, seen: Seen) -> BaseModel:
+        found = [
+            job for job in self.state.jobs.values() if seen.query.get("status") in (None, str(job.status))
+        ]
+        return page(sorted(found, key=lambda job: -job.created_at), seen.query)
 
-    def submit(self, _: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
+    def submit(self, seen: Seen) -> BaseModel:
         state, key = self.state, self.headers["Idempotency-Key"]
         if key in state.keys:
-            return 202, state.jobs[state.keys[key]]
+            return state.jobs[state.keys[key]]
         try:
-            spec = job_spec_adapter.validate_json(body)
+            spec = job_spec_adapter.validate_json(seen.body)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             pointer = "/" + "/".join(map(str, first["loc"][1:]))
@@ -221,54 +216,41 @@ class Handler(BaseHTTPRequestHandler):
         dumped = spec.model_dump(mode="json")
         job = state.add_job(len(state.jobs) + 1, status="queued", spec=dumped, kind=spec.kind)
         state.keys[key] = job.id
-        return 202, job
+        return job
 
-    def estimate(self, _: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
-        job_spec_adapter.validate_json(body)
+    def estimate(self, seen: Seen) -> BaseModel:
+        job_spec_adapter.validate_json(seen.body)
         assert self.state.estimate is not None
-        return 200, self.state.estimate
+        return self.state.estimate
 
-    def comparison(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
-        assert self.state.comparison is not None
-        return 200, self.state.comparison
-
-    def activation_comparison(self, _: dict[str, str], body: bytes, job_id: str) -> tuple[int, BaseModel]:
-        ActivationComparisonRequest.model_validate_json(body)
+    def activation_comparison(self, seen: Seen, job_id: str) -> BaseModel:
+        ActivationComparisonRequest.model_validate_json(seen.body)
         assert self.state.activation_comparison is not None
-        return 200, self.state.activation_comparison
+        return self.state.activation_comparison
 
-    def delete_file(self, _: dict[str, str], __: bytes, file_id: str) -> tuple[int, BaseModel]:
+    def delete_file(self, _: Seen, file_id: str) -> BaseModel:
         del self.state.uploads[file_id]
-        return 200, base.Deleted(id=file_id, object="file")
+        return base.Deleted(id=file_id, object="file")
 
-    def job(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
-        return 200, self._job(job_id)
-
-    def cancel(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
+    def cancel(self, _: Seen, job_id: str) -> BaseModel:
         job = self._job(job_id)
         if job.status == "completed":
             raise Refused(409, "conflict", f"job {job_id} is completed already")
         self.state.jobs[job_id] = job.model_copy(update={"status": resources.JobStatus.CANCELLED})
-        return 200, self.state.jobs[job_id]
+        return self.state.jobs[job_id]
 
-    def retry(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
+    def retry(self, _: Seen, job_id: str) -> BaseModel:
         job = self._job(job_id)
         if job.status not in ("failed", "cancelled"):
             raise Refused(409, "conflict", f"job {job_id} is {job.status}; there is nothing to retry")
         self.state.jobs[job_id] = job.model_copy(update={"status": resources.JobStatus.QUEUED})
-        return 202, self.state.jobs[job_id]
+        return self.state.jobs[job_id]
 
-    def delete_job(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
+    def delete_job(self, _: Seen, job_id: str) -> BaseModel:
         del self.state.jobs[self._job(job_id).id]
-        return 200, base.Deleted(id=job_id, object="job")
+        return base.Deleted(id=job_id, object="job")
 
-    def list_samples(self, query: dict[str, str], _: bytes, job_id: str) -> tuple[int, BaseModel]:
-        return 200, page(self.state.samples.get(job_id, []), query)
-
-    def job_results(self, _: dict[str, str], __: bytes, job_id: str) -> tuple[int, BaseModel]:
-        return 200, self.state.results[job_id]
-
-    def follow(self, _: dict[str, str], __: bytes, job_id: str) -> None:
+    def follow(self, _: Seen, job_id: str) -> None:
         after = int(self.headers.get("Last-Event-ID") or 0)
         waiting = [event for event in self.state.events.get(job_id, []) if event.id > after]
         if not waiting and self._job(job_id).status.is_terminal():
@@ -286,11 +268,11 @@ class Handler(BaseHTTPRequestHandler):
             text = f"id: {event.id}\nevent: {event.event}\ndata: {event.model_dump_json()}\n\n"
             self.wfile.write(text.encode())
 
-    def upload(self, _: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
+    def upload(self, seen: Seen) -> BaseModel:
         head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
         fields = {
             part.get_param("name", header="content-disposition"): part
-            for part in message_from_bytes(head + body).walk()
+            for part in message_from_bytes(head + seen.body).walk()
         }
         data = fields["file"].get_payload(decode=True)
         purpose = fields["purpose"].get_payload(decode=True)
@@ -299,14 +281,14 @@ class Handler(BaseHTTPRequestHandler):
         name = fields["file"].get_filename() or ""
         identifier = f"file_{len(self.state.uploads) + 1:032x}"
         self.state.uploads[identifier] = (name, purpose.decode(), data)
-        return 200, operations.File(
+        return operations.File(
             id=identifier, bytes=len(data), created_at=CREATED_AT, filename=name, purpose=purpose.decode()
         )
 
-    def list_sessions(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
-        found = self._sessions_that_fit(query)
-        found.sort(key=lambda session: session.created_at, reverse=query.get("order") != "asc")
-        return 200, page(found, query)
+    def list_sessions(self, seen: Seen) -> BaseModel:
+        found = self._sessions_that_fit(seen.query)
+        found.sort(key=lambda session: session.created_at, reverse=seen.query.get("order") != "asc")
+        return page(found, seen.query)
 
     def _sessions_that_fit(self, query: dict[str, str]) -> list[resources.Session]:
         return [
@@ -318,29 +300,26 @@ class Handler(BaseHTTPRequestHandler):
             and query.get("condition") in (None, session.condition)
         ]
 
-    def session_stats(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
-        found = self._sessions_that_fit(query)
+    def session_stats(self, seen: Seen) -> BaseModel:
+        found = self._sessions_that_fit(seen.query)
         size = sum(session.bytes for session in found)
-        return 200, resources.SessionStats(sessions=len(found), bytes=size, rows=7 * len(found))
+        return resources.SessionStats(sessions=len(found), bytes=size, rows=7 * len(found))
 
-    def session(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
-        return 200, self._session(session_id)
-
-    def delete_session(self, _: dict[str, str], __: bytes, session_id: str) -> tuple[int, BaseModel]:
+    def delete_session(self, _: Seen, session_id: str) -> BaseModel:
         del self.state.sessions[self._session(session_id).id]
-        return 200, base.Deleted(id=session_id, object="activation.session")
+        return base.Deleted(id=session_id, object="activation.session")
 
-    def tensor(self, query: dict[str, str], _: bytes, session_id: str, hook: str) -> None:
+    def tensor(self, seen: Seen, session_id: str, hook: str) -> None:
         if (session_id, hook) not in self.state.tensors:
             raise Refused(404, "not_found", f"session {session_id} has no tensor {hook}")
         dtype, array = self.state.tensors[session_id, hook]
-        if "rows" in query:
-            start, __, stop = query["rows"].partition(":")
+        if "rows" in seen.query:
+            start, __, stop = seen.query["rows"].partition(":")
             array = array[int(start or 0) : int(stop) if stop else None]
         content = encode_tensors({hook: (dtype, array.shape, array.tobytes())})
         self._send(200, content, "application/octet-stream")
 
-    def download(self, _: dict[str, str], __: bytes, session_id: str, name: str) -> None:
+    def download(self, _: Seen, session_id: str, name: str) -> None:
         data = self.state.stored[session_id, name]
         cut = self.state.download_cuts.pop(0) if self.state.download_cuts else len(data)
         self.close_connection = cut < len(data)
@@ -349,24 +328,13 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data[:cut])
 
-    def list_models(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
-        return 200, page(self.state.models, query)
-
-    def model_load(self, _: dict[str, str], __: bytes, *___: str) -> tuple[int, BaseModel]:
+    def model_load(self, *_: object) -> BaseModel:
         loads = self.state.model_loads
-        return 200, loads.pop(0) if len(loads) > 1 else loads[0]
+        return loads.pop(0) if len(loads) > 1 else loads[0]
 
-    def list_workers(self, query: dict[str, str], _: bytes) -> tuple[int, BaseModel]:
-        return 200, page(self.state.workers, query)
-
-    def model_structure(self, _: dict[str, str], __: bytes) -> tuple[int, BaseModel]:
-        if self.state.structure is None:
-            raise Refused(404, "not_found", "no worker has loaded it yet")
-        return 200, self.state.structure
-
-    def queue(self, _: dict[str, str], __: bytes) -> tuple[int, BaseModel]:
+    def queue(self, _: Seen) -> BaseModel:
         waiting = [job.id for job in self.state.jobs.values() if job.status == "queued"]
-        return 200, operations.Queue(
+        return operations.Queue(
             paused=bool(self.state.pauses),
             paused_reason="; ".join(pause.reason or "" for pause in self.state.pauses) or None,
             pauses=self.state.pauses,
@@ -377,18 +345,15 @@ class Handler(BaseHTTPRequestHandler):
             workers={"ready": 1},
         )
 
-    def pause_queue(self, query: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
-        reason = json.loads(body)["reason"]
+    def pause_queue(self, seen: Seen) -> BaseModel:
+        reason = json.loads(seen.body)["reason"]
         pause = operations.QueuePause(kind="manual", reason=reason, by="local", since=CREATED_AT)
         self.state.pauses = [pause, *(p for p in self.state.pauses if p.kind != "manual")]
-        return self.queue(query, body)
+        return self.queue(seen)
 
-    def resume_queue(self, query: dict[str, str], body: bytes) -> tuple[int, BaseModel]:
+    def resume_queue(self, seen: Seen) -> BaseModel:
         self.state.pauses = [p for p in self.state.pauses if p.kind != "manual"]
-        return self.queue(query, body)
-
-    def readyz(self, _: dict[str, str], __: bytes) -> None:
-        self._send(200, b"ok\n", "text/plain")
+        return self.queue(seen)
 
     def _job(self, job_id: str) -> resources.Job:
         if job_id not in self.state.jobs:
@@ -402,36 +367,40 @@ class Handler(BaseHTTPRequestHandler):
 
 
 S = "/v1/activations/sessions"
-ROUTES: list[tuple[str, str, Callable[..., tuple[int, BaseModel] | None]]] = [
+ROUTES: list[tuple[str, str, Callable[..., BaseModel | None]]] = [
     ("GET", "/v1/jobs", Handler.list_jobs),
     ("POST", "/v1/jobs", Handler.submit),
-    ("GET", "/v1/jobs/([^/]+)", Handler.job),
+    ("GET", "/v1/jobs/([^/]+)", lambda self, _, job_id: self._job(job_id)),
     ("DELETE", "/v1/jobs/([^/]+)", Handler.delete_job),
     ("POST", "/v1/jobs/([^/]+)/cancel", Handler.cancel),
     ("POST", "/v1/jobs/([^/]+)/retry", Handler.retry),
-    ("GET", "/v1/jobs/([^/]+)/samples", Handler.list_samples),
-    ("GET", "/v1/jobs/([^/]+)/results", Handler.job_results),
+    (
+        "GET",
+        "/v1/jobs/([^/]+)/samples",
+        lambda self, seen, job_id: page(self.state.samples.get(job_id, []), seen.query),
+    ),
+    ("GET", "/v1/jobs/([^/]+)/results", lambda self, _, job_id: self.state.results[job_id]),
     ("GET", "/v1/jobs/([^/]+)/events", Handler.follow),
-    ("GET", "/v1/jobs/([^/]+)/comparison", Handler.comparison),
+    ("GET", "/v1/jobs/([^/]+)/comparison", lambda self, *_: self.state.comparison),
     ("POST", "/v1/jobs/([^/]+)/comparison/activations", Handler.activation_comparison),
     ("POST", "/v1/estimate", Handler.estimate),
     ("POST", "/v1/files", Handler.upload),
     ("DELETE", "/v1/files/([^/]+)", Handler.delete_file),
     ("GET", S, Handler.list_sessions),
     ("GET", f"{S}/stats", Handler.session_stats),
-    ("GET", f"{S}/([^/]+)", Handler.session),
+    ("GET", f"{S}/([^/]+)", lambda self, _, session_id: self._session(session_id)),
     ("DELETE", f"{S}/([^/]+)", Handler.delete_session),
     ("GET", f"{S}/([^/]+)/tensors/(.+)", Handler.tensor),
     ("GET", f"{S}/([^/]+)/files/([^/]+)", Handler.download),
-    ("GET", "/v1/models", Handler.list_models),
+    ("GET", "/v1/models", lambda self, seen: page(self.state.models, seen.query)),
     ("POST", "/v1/models/load", Handler.model_load),
     ("GET", "/v1/models/load/([^/]+)", Handler.model_load),
-    ("GET", "/v1/model/structure", Handler.model_structure),
-    ("GET", "/v1/workers", Handler.list_workers),
+    ("GET", "/v1/model/structure", lambda self, _: self.state.structure),
+    ("GET", "/v1/workers", lambda self, seen: page(self.state.workers, seen.query)),
     ("GET", "/v1/queue", Handler.queue),
     ("POST", "/v1/queue/pause", Handler.pause_queue),
     ("POST", "/v1/queue/resume", Handler.resume_queue),
-    ("GET", "/readyz", Handler.readyz),
+    ("GET", "/readyz", lambda self, _: self._send(200, b"ok\n", "text/plain")),
 ]
 
 

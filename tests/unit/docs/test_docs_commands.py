@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import typer
 
-from actograph.cli.flags import GlobalOptions
 from actograph.cli.main import app
+from actograph.cli.shell import GlobalOptions
 
 Blocks = Callable[[str], list[Any]]
 _ASSIGNMENT = re.compile(r"[A-Z_]+=.*", re.DOTALL)

@@ -1,12 +1,10 @@
 """`actograph jobs compare`: what it asks for and how it shows the answer."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from actograph.cli.main import main
 from actograph.contract.resources import (
     ActivationComparison,
     ConditionComparison,
@@ -16,14 +14,13 @@ from actograph.contract.resources import (
     MetricDifference,
     PairedDifference,
 )
+from tests.support.command_line import Run
 
-Run = Callable[..., tuple[int, str, str]]
 NOTHING = PairedDifference(pairs=0)
 
 
 @pytest.fixture
-def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
+def compare(service: Any, run: Run) -> Run:
     job = service.add_job(1)
     metric = MetricDifference(
         pairs=100, baseline=0.5, condition=0.75, difference=0.25, low=0.1, high=0.4,
@@ -49,20 +46,15 @@ def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
         hooks={"resid_post.1": hook},
     )  # fmt: skip
 
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main(["jobs", "compare", job.id, *map(str, arguments)])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
+    return lambda *arguments: run("jobs", "compare", job.id, *arguments)
 
 
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
-def test_scores_and_lengths_are_a_table(service: Any, run: Run) -> None:
-    code, out, err = run("--baseline", "plain")
+def test_scores_and_lengths_are_a_table(service: Any, compare: Run) -> None:
+    code, out, err = compare("--baseline", "plain")
     assert (code, err) == (0, "")
     assert service.seen[-1].query == {"baseline": "plain", "level": "0.95"}
     lines = out.splitlines()
@@ -75,17 +67,22 @@ def test_scores_and_lengths_are_a_table(service: Any, run: Run) -> None:
     assert cells(lines[5])[2:] == ["100", "50.0", "62.0", "+12.0", "+9.5 to +14.0"]
 
 
-def test_activations_are_asked_for_as_typed(service: Any, run: Run) -> None:
-    code, out, err = run("--activations", "kind", "--hooks", "resid_post.1,mlp_in.2", "--positions", "answer",
-                         "--limit", 10, "--store-as", "mood")  # fmt: skip
+def test_activations_are_asked_for_as_typed(service: Any, compare: Run) -> None:
+    code, out, err = compare(
+        *("--activations", "kind", "--hooks", "resid_post.1,mlp_in.2", "--positions", "answer"),
+        *("--limit", 10, "--store-as", "mood"),
+    )
     assert (code, err) == (0, "")
     sent = json.loads(service.seen[-1].body)
     assert sent == {
         "baseline": None, "condition": "kind", "hooks": ["resid_post.1", "mlp_in.2"], "positions": "answer",
         "limit": 10, "store_as": "mood",
     }  # fmt: skip
-    lines = out.splitlines()
-    assert lines[0] == "kind - plain, positions: answer, 10 pairs (1 without them)"
-    assert cells(lines[3]) == [
-        "resid_post.1", "9", "1", "2", "1.5", "0.5000", "N/A", "vec_" + "1" * 32,
-    ]  # fmt: skip
+    fields, _, table = out.partition("\n\n")
+    assert [line.split()[-1] for line in fields.splitlines()][1:] == ["plain", "kind", "answer", "10", "1"]
+    head, row = map(cells, table.splitlines())
+    assert dict(zip(head, row, strict=True)) == {
+        "HOOKS": "resid_post.1", "PAIRS": "9", "WIDTH": "8", "BASELINE NORM": "1", "CONDITION NORM": "2",
+        "DIFFERENCE NORM": "1.5", "COSINE SIMILARITY": "0.5", "MEAN PAIR NORM": "1.6",
+        "VECTOR ID": "vec_" + "1" * 32,
+    }  # fmt: skip

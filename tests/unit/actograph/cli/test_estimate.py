@@ -1,13 +1,13 @@
 """`actograph estimate` takes what `jobs submit` takes, and leaves nothing behind."""
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from actograph.cli import jobs
+from actograph.cli.main import app
 from actograph.contract.operations import Estimate, Need
 from tests.support.command_line import Run
 
@@ -31,8 +31,10 @@ def estimate(service: Any) -> None:
 
 
 def test_it_has_every_flag_of_submit_but_watch() -> None:
-    submit = set(inspect.signature(jobs.submit).parameters)
-    assert set(inspect.signature(jobs.estimate).parameters) == (submit - {"watch"}) | {"prompt_tokens"}
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    submit, estimate = commands["jobs"].commands["submit"], commands["estimate"]
+    flags = {one.name for one in submit.params} - {"watch"}
+    assert {one.name for one in estimate.params} == flags | {"prompt_tokens"}
 
 
 def test_the_plan_is_shown_and_the_upload_removed(service: Any, run: Run, tmp_path: Path) -> None:
@@ -48,9 +50,7 @@ def test_the_plan_is_shown_and_the_upload_removed(service: Any, run: Run, tmp_pa
     assert sent.query == {"prompt_tokens": "100"}
     assert json.loads(sent.body)["capture"] == {"points": ["resid_post"], "layers": [1]}
     lines = out.splitlines()
-    assert "per token:     2.0 kB" in lines
-    assert "fits:          yes" in lines
-    disk = next(line for line in lines if line.startswith("disk")).split("   ")
-    assert [part.strip() for part in disk if part] == ["disk", "2.1 MB", "1.0 GB", "yes"]
-    assert any(line.split() == ["device", "unknown", "unknown", "unknown"] for line in lines)
+    shown = {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
+    assert (shown["bytes per token"], shown["fits"]) == ("2.0 kB", "yes")
+    assert shown["disk"] == "needed 2.1 MB, available 1.0 GB, fits yes"
     assert lines[-1] == "- a token is 4 characters long"

@@ -18,24 +18,18 @@ def test_one_command_says_it_all(service: Any, run: Run, tmp_path: Path) -> None
     for path in (rows, shots):
         path.write_text('{"question": "1+1?", "answer": "#### 2"}\n')
     code, out, err = run(
-        *("eval", "gsm8k", "--model", "m", "--dataset", rows, "--fewshot-dataset", shots, "--limit", 50),
-        *("--num-fewshot", 2, "--epochs", 4, "--temperature", 0.8, "--scorer", "numeric"),
-        *("--scorer", '{"name": "efficiency", "target_tokens": 40}', "--tools", "calculator"),
-        *("--max-turns", 4, "--capture", "attn_in,mlp_in@8,12,16", "--condition", "plain:tools=none"),
-        *("--condition", "EP02:suffix=This is very important to my career.", "--tag", "t", "--no-watch"),
+        *("eval", "gsm8k", "--model", "m", "--dataset", rows, "--fewshot-dataset", shots, "--no-watch"),
+        *("--scorer", "numeric", "--scorer", '{"name": "efficiency", "target_tokens": 40}'),
+        *("--tools", "calculator", "--condition", "plain:tools=none"),
+        *("--condition", "EP02:suffix=This is very important to my career."),
     )
     assert (code, err) == (0, "")
     spec = service.jobs[out.strip()].spec
-    assert [service.uploads[spec[field]["file_id"]][0] for field in ("dataset", "fewshot_dataset")] == [
-        "rows.jsonl",
-        "shots.jsonl",
-    ]
-    assert (spec["limit"], spec["num_fewshot"], spec["epochs"]) == (50, 2, 4)
-    assert (spec["tools"], spec["max_turns"], spec["tags"]) == ("calculator", 4, ["t"])
+    files = [service.uploads[spec[field]["file_id"]][0] for field in ("dataset", "fewshot_dataset")]
+    assert files == ["rows.jsonl", "shots.jsonl"]
     assert [scorer["name"] for scorer in spec["scorers"]] == ["numeric", "efficiency"]
-    assert (spec["capture"]["points"], spec["capture"]["layers"]) == (["attn_in", "mlp_in"], [8, 12, 16])
     first, second = spec["conditions"]
-    assert (first["name"], first["tools"]) == ("plain", "none")
+    assert (spec["tools"], first["name"], first["tools"]) == ("calculator", "plain", "none")
     assert (second["name"], second["suffix"]) == ("EP02", "This is very important to my career.")
 
 

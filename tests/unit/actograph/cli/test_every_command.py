@@ -9,8 +9,8 @@ import click
 import pytest
 import typer
 
-from actograph.cli.main import app, main
-from actograph.client import transport
+from actograph.cli.main import app
+from tests.support.command_line import Run
 
 #: `up` and `demo` run a service, `chat` a conversation
 WITHOUT_ANSWER = {"up", "demo", "chat"}
@@ -38,33 +38,29 @@ def test_every_command_answers_as_a_table_or_as_json(subtests: pytest.Subtests) 
 
 
 @pytest.fixture
-def run(service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(transport, "FIRST_DELAY_SECONDS", 0.01)
-    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
-
+def run_json(run: Run) -> Any:
     def call(*arguments: object) -> tuple[int, list[Any], str]:
-        code = main([*map(str, arguments), "--format", "json"])
-        said = capsys.readouterr()
-        return code, [json.loads(line) for line in said.out.splitlines()], said.err
+        code, out, err = run(*arguments, "--format", "json")
+        return code, [json.loads(line) for line in out.splitlines()], err
 
     return call
 
 
-def test_changes_answer_as_json(service: Any, run: Any) -> None:
+def test_changes_answer_as_json(service: Any, run_json: Any) -> None:
     job = service.add_job(1, status="in_progress")
-    assert [one["status"] for one in run("jobs", "cancel", job.id)[1]] == ["cancelled"]
-    assert [one["status"] for one in run("jobs", "retry", job.id)[1]] == ["queued"]
-    assert [one["deleted"] for one in run("jobs", "rm", job.id)[1]] == [True]
+    assert [one["status"] for one in run_json("jobs", "cancel", job.id)[1]] == ["cancelled"]
+    assert [one["status"] for one in run_json("jobs", "retry", job.id)[1]] == ["queued"]
+    assert [one["deleted"] for one in run_json("jobs", "rm", job.id)[1]] == [True]
     session = service.add_session(1)
-    assert [one["id"] for one in run("sessions", "rm", session.id)[1]] == [session.id]
-    assert run("queue", "pause")[1][0]["paused"]
-    assert not run("queue", "resume")[1][0]["paused"]
+    assert [one["id"] for one in run_json("sessions", "rm", session.id)[1]] == [session.id]
+    assert run_json("queue", "pause")[1][0]["paused"]
+    assert not run_json("queue", "resume")[1][0]["paused"]
 
 
-def test_sessions_are_pulled_side_by_side(service: Any, run: Any, tmp_path: Path) -> None:
+def test_sessions_are_pulled_side_by_side(service: Any, run_json: Any, tmp_path: Path) -> None:
     data = bytes(range(256)) * 4000
     sessions = [service.add_session(number, {"a.bin": data + bytes([number])}) for number in range(6)]
-    code, lines, err = run("sessions", "pull", *(s.id for s in sessions), "--out", tmp_path, "--jobs", 3)
+    code, lines, err = run_json("sessions", "pull", *(s.id for s in sessions), "--out", tmp_path, "--jobs", 3)
     assert code == 0
     assert [line["id"] for line in lines] == [session.id for session in sessions], "in the order asked for"
     for number, session in enumerate(sessions):
@@ -73,10 +69,10 @@ def test_sessions_are_pulled_side_by_side(service: Any, run: Any, tmp_path: Path
     assert "6 sessions, 6 files, 6.1 MB, verified" in err
 
 
-def test_sessions_are_pulled_by_filter(service: Any, run: Any, tmp_path: Path) -> None:
+def test_sessions_are_pulled_by_filter(service: Any, run_json: Any, tmp_path: Path) -> None:
     for number in range(4):
         service.add_session(number)
-    code, lines, _ = run("sessions", "pull", "--correct", "--out", tmp_path)
+    code, lines, _ = run_json("sessions", "pull", "--correct", "--out", tmp_path)
     assert code == 0
     assert {line["id"] for line in lines} == {f"ses_{number:032x}" for number in (0, 2)}
-    assert run("sessions", "pull", "--out", tmp_path)[0] == 1, "neither ids nor filters"
+    assert run_json("sessions", "pull", "--out", tmp_path)[0] == 1, "neither ids nor filters"

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actograph.cli.flags import full_id
+from actograph.cli.shell import full_id
 from actograph.contract.errors import InvalidRequest, NotFound
 
 A, B, C = "job_" + "a" * 32, "job_ab" + "0" * 30, "job_c" + "0" * 31

@@ -24,6 +24,26 @@ def test_flags_win_and_leave_the_rest_alone() -> None:
         merge({"capture": ["x"]}, {"capture.layers": "all"})
 
 
+def test_flags_set_the_fields_of_the_spec() -> None:
+    same = {
+        "model": "m", "task": "other", "limit": 7, "offset": 2, "num_fewshot": 1, "epochs": 4,
+        "tools": "calculator", "tool_format": "annotations", "max_turns": 3, "text_field": "body",
+        "truncate": True, "priority": 1,
+    }  # fmt: skip
+    sampling = {"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 11}
+    body, uploads = body_of(
+        **same, **sampling, thinking=True, chat_template=False, tag=["a"], mode="prefill", prompt=["p"],
+        expires_after="7d", scorer=["numeric"], capture="attn_in,resid_post.1@0,2",
+    )  # fmt: skip
+    assert uploads == {}
+    assert body == same | {
+        "kind": "capture", "sampling": sampling, "enable_thinking": True, "apply_chat_template": False,
+        "tags": ["a"], "inputs": [{"prompt": "p"}], "expires_after": {"seconds": 7 * 86400},
+        "scorers": ["numeric"],
+        "capture": {"points": ["attn_in"], "hooks": ["resid_post.1"], "layers": [0, 2], "mode": "prefill"},
+    }  # fmt: skip
+
+
 def test_capture(subtests: pytest.Subtests) -> None:
     for text, found in {
         "attn_in,mlp_in@8,12,16": {"points": ["attn_in", "mlp_in"], "layers": [8, 12, 16]},
@@ -93,5 +113,5 @@ def test_files_that_hold_no_spec(tmp_path: Path, subtests: pytest.Subtests) -> N
         path.unlink(missing_ok=True)
         if content is not None:
             path.write_text(content)
-        with subtests.test(reason), pytest.raises(InvalidRequest, match=reason):
+        with subtests.test(reason), pytest.raises((InvalidRequest, OSError), match=reason):
             body_of(spec=str(path))

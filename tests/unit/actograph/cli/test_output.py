@@ -2,7 +2,8 @@ import time
 
 import pytest
 
-from actograph.cli.output import age, cut, render, size
+from actograph.cli.tables import age, cut, describe, render, size
+from actograph.contract import models, operations
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
@@ -26,3 +27,21 @@ def test_sizes_and_ages(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPat
 
 def test_a_text_is_cut_by_the_columns_that_it_takes() -> None:
     assert [cut("longer", 5), cut("two\nlines", 20), cut("答案在此", 5)] == ["long…", "two lines", "答案…"]
+
+
+def test_a_resource_is_described_by_its_fields_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    pause = operations.QueuePause(kind="disk", reason="full", since=940)
+    queue = operations.Queue(
+        pauses=[pause], jobs={"queued": 2, "running": 0}, samples={}, next=["job_1", "job_2"], messages=None,
+        workers={},
+    )  # fmt: skip
+    assert describe(queue, ["paused"], expires_at=4600, session_bytes=2048).splitlines() == [
+        *("jobs:          2 queued", "next:          job_1, job_2", "expires at:    in 1h0m"),
+        *("session bytes: 2.0 kB", "", "KIND   REASON   SINCE", "disk   full     1m"),
+    ]
+    structure = models.HookInfo(location="a.output", width=96, dtype="float32")
+    assert describe(structure, hooks={"a": structure}).splitlines()[-2:] == [
+        "HOOKS   WIDTH   DTYPE     TAIL ONLY   LOCATION",
+        "a          96   float32   no          a.output",
+    ]

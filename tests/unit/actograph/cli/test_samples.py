@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 
-from actograph.cli.main import main
 from actograph.contract import base, resources
+from tests.support.command_line import Run
 
 
 @pytest.fixture
-def job(service: Any, monkeypatch: pytest.MonkeyPatch) -> resources.Job:
+def job(service: Any) -> resources.Job:
     """Right, wrong, failed."""
-    monkeypatch.setenv("ACTOGRAPH_URL", service.url)
     job: resources.Job = service.add_job(1)
 
     def sample(index: int, **fields: Any) -> resources.Sample:
@@ -39,12 +38,11 @@ def job(service: Any, monkeypatch: pytest.MonkeyPatch) -> resources.Job:
     return job
 
 
-def test_a_line_for_each_sample(
-    job: resources.Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_for_each_sample(job: resources.Job, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    assert main(["jobs", "samples", job.id]) == 0
-    head, right, wrong, failed = capsys.readouterr().out.splitlines()
+    code, out, _ = run("jobs", "samples", job.id)
+    assert code == 0
+    head, right, wrong, failed = out.splitlines()
     assert head.split()[:5] == ["INDEX", "CONDITION", "EPOCH", "STATUS", "CORRECT"]
     assert right.split()[:6] == ["0", "plain", "0", "completed", "yes", "5"] and "so it is #### 3" in right
     assert "ses_aaaaaaaaaaaa" in wrong and wrong.endswith("答…")

@@ -1,8 +1,10 @@
 """What is told where a service cannot be reached: one line that says what is wrong and where."""
 
+import httpx
 import pytest
 
 from actograph.client import ApiError, Client
+from actograph.client.errors import from_response
 from actograph.contract.base import ProblemItem
 from actograph.contract.errors import InvalidRequest
 
@@ -30,3 +32,10 @@ def test_a_field_is_named_once() -> None:
     assert error(same, ProblemItem(detail="no such task", pointer="/task")) == (
         "layer 9: there are 2 (/task: no such task)"
     )
+
+
+def test_the_wait_that_a_service_asks_for_is_known() -> None:
+    request = httpx.Request("GET", "http://lab.example/x")
+    for text, seconds in {"7": 7.0, "Wed, 21 Oct 2026 07:28:00 GMT": 0.0}.items():
+        answer = httpx.Response(503, headers={"Retry-After": text}, request=request)
+        assert from_response(answer).retry_after == seconds

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from actograph.contract.errors import Conflict
-from actograph.stack.home import close_to_others, locked
+from actograph.stack.home import locked
 
 HOLD = """
 import sys, time
@@ -36,15 +36,3 @@ def test_a_process_that_was_killed_leaves_no_lock(tmp_path: Path) -> None:
         holder.wait()
     with locked(tmp_path):
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
-
-
-def test_an_open_home_is_closed_to_other_users_and_said_once(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    assert close_to_others(home) is None
-    home.mkdir()
-    home.chmod(0o755)
-    said = close_to_others(home)
-    assert said is not None
-    assert "mode 755" in said
-    assert home.stat().st_mode & 0o777 == 0o750
-    assert close_to_others(home) is None

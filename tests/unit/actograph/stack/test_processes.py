@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actograph.stack.processes import Child, CrashLoop, Supervisor
+from actograph.contract.errors import ServiceUnavailable
+from actograph.stack import processes
+from actograph.stack.processes import Child, Supervisor
 from tests.support.processes import words_of
 
 SLEEP = "import time; time.sleep(120)"
@@ -35,12 +37,12 @@ class Watcher:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.said: list[str] = []
-        self.supervisor = Supervisor(self.said.append, first_delay=0.05)
+        self.supervisor = Supervisor(self.said.append)
 
-    def start(self, code: str, *arguments: object, stop_seconds: float = 20.0) -> Child:
+    def start(self, code: str, *arguments: object) -> Child:
         command = [sys.executable, "-c", code, *map(str, arguments)]
         log = self.folder / "logs" / "toy.log"
-        return self.supervisor.start(Child("toy", command, os.environ, log, stop_seconds))
+        return self.supervisor.start(Child("toy", command, os.environ, log))
 
     def until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
@@ -51,7 +53,8 @@ class Watcher:
 
 
 @pytest.fixture
-def watcher(tmp_path: Path) -> Iterator[Watcher]:
+def watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher]:
+    monkeypatch.setattr(processes, "FIRST_DELAY_SECONDS", 0.05)
     made = Watcher(tmp_path)
     yield made
     made.supervisor.kill_all()
@@ -79,11 +82,27 @@ def test_a_program_that_crashes_is_started_again(watcher: Watcher, tmp_path: Pat
 @pytest.mark.integration
 def test_a_crash_loop_is_the_end(watcher: Watcher, tmp_path: Path) -> None:
     watcher.start(CRASHES, tmp_path / "starts", 100)
-    with pytest.raises(CrashLoop, match=r"toy died 5 times .* exit status 3; its log: .*toy\.log") as caught:
+    with pytest.raises(ServiceUnavailable, match=r"could not start 5 times: start 5; its log: .*toy\.log"):
         watcher.until(lambda: False)
-    # the tail is that of the last run, not of the whole log
-    assert caught.value.tail == "start 5"
     assert content(tmp_path / "logs" / "toy.log").count("start") == 5
+
+
+def test_a_program_that_refuses_to_start_is_not_started_again(watcher: Watcher) -> None:
+    watcher.start("import sys; print('a line'); sys.exit('no such model')")
+    with pytest.raises(ServiceUnavailable, match="toy could not start: no such model; its log"):
+        watcher.until(lambda: False)
+    assert watcher.said == ["a line"]
+
+
+def test_deaths_are_counted_since_a_program_was_last_ready(watcher: Watcher, tmp_path: Path) -> None:
+    child = watcher.start(CRASHES, tmp_path / "starts", 0)
+    child.is_ready = lambda pid: pid == child.pid
+    watcher.until(lambda: child.ready)
+    for _ in range(processes.MAX_DEATHS + 1):
+        child.kill()
+        watcher.until(lambda: not child.ready)
+        watcher.until(lambda: child.ready)
+    assert "SIGKILL, perhaps out of memory" in watcher.said[-1]
 
 
 def test_a_log_that_grows_is_rotated_and_its_program_continues(
@@ -113,14 +132,17 @@ time.sleep(120)
     watcher.until(lambda: content(tmp_path / "starts") == ".")
     watcher.supervisor.stop([child])
     assert child.pid is None
-    assert child.tail() == "ended well"
+    assert list(child.tail) == ["ended well"]
     watcher.supervisor.check()
     assert child.pid is None
     assert watcher.said == []
 
 
-def test_a_program_that_ignores_sigterm_is_killed(watcher: Watcher, tmp_path: Path) -> None:
-    child = watcher.start(IGNORES_SIGTERM, tmp_path / "starts", stop_seconds=0.3)
+def test_a_program_that_ignores_sigterm_is_killed(
+    watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "STOP_SECONDS", 0.3)
+    child = watcher.start(IGNORES_SIGTERM, tmp_path / "starts")
     watcher.until(lambda: content(tmp_path / "starts") == ".")
     pid = child.pid
     assert pid is not None
