@@ -7,7 +7,6 @@ from actograph.contract.base import ListPage
 from actograph.contract.errors import InvalidRequest, NotFound, PayloadTooLarge
 from actograph.contract.openai_answers import Batch, BatchRequest
 from api.auth import READ, SUBMIT, Caller
-from api.bodies import JsonRoute
 from api.dependencies import BatchId, IdempotencyKey, PageDep, ServicesDep, request_key, require_priority
 from api.openai.batches import advance
 from storage.files import files
@@ -15,7 +14,7 @@ from storage.index import pages
 from storage.jobs import batches, request_keys
 from storage.tables.models import BatchRow
 
-router = APIRouter(prefix="/v1/batches", tags=["batches"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/batches", tags=["batches"], dependencies=[READ])
 
 PURPOSE = "batch"
 

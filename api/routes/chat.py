@@ -11,7 +11,6 @@ from actograph.contract.errors import ActographError
 from actograph.contract.openai import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.openai_answers import ChatCompletion, Completion
 from api.auth import SUBMIT, Caller
-from api.bodies import JsonRoute
 from api.dependencies import Services, ServicesDep
 from api.errors import CLIENT_CLOSED_REQUEST, problem_of
 from api.openai import chat_requests, chat_results, chat_stream
@@ -19,7 +18,7 @@ from api.openai.chat_stream import ChatChunks, CompletionChunks
 from api.openai.chat_watch import Running, first_of
 from api.reading import sse
 
-router = APIRouter(prefix="/v1", tags=["chat"], dependencies=[SUBMIT], route_class=JsonRoute)
+router = APIRouter(prefix="/v1", tags=["chat"], dependencies=[SUBMIT])
 
 
 ANSWERS: dict[int | str, dict[str, Any]] = {

@@ -11,8 +11,7 @@ from actograph.contract.interventions import NewVector
 from actograph.contract.resources import ActivationComparison, ActivationComparisonRequest, JobComparison
 from actograph.statistics.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
 from api.auth import READ, SUBMIT, Caller
-from api.bodies import JsonRoute, slow
-from api.dependencies import JobId, ServicesDep
+from api.dependencies import JobId, ServicesDep, slow
 from storage.jobs import jobs
 from storage.results import comparisons, matrix
 from storage.sessions import sessions, vectors
@@ -20,7 +19,7 @@ from storage.sessions.pooled_activations import PairedActivations
 from storage.sessions.reader import SessionReader
 from storage.tables.models import JobRow
 
-router = APIRouter(prefix="/v1/jobs", tags=["comparisons"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/jobs", tags=["comparisons"], dependencies=[READ])
 
 #: most bytes that one request reads, since the client waits for the answer
 MAX_READ_BYTES = 32 << 30

@@ -13,7 +13,6 @@ from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
 from actograph.contract.operations import File
 from actograph.contract.specs import MAX_EXPIRY_SECONDS
 from api.auth import READ, SUBMIT, Caller
-from api.bodies import JsonRoute
 from api.dependencies import After, FileId, NewestFirst, ServicesDep
 from api.reading import downloads
 from storage.accounts import quotas
@@ -21,7 +20,7 @@ from storage.files import files
 from storage.index import pages
 from storage.queue import pause
 
-router = APIRouter(prefix="/v1/files", tags=["files"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/files", tags=["files"], dependencies=[READ])
 
 CHUNK = 1 << 20
 MAX_NAME = 255

@@ -16,7 +16,6 @@ from actograph.contract.resources import Job, JobResults, JobStatus, Sample, Sam
 from actograph.contract.tasks import RescoreRequest
 from api import estimate, submit
 from api.auth import READ, SUBMIT, Caller
-from api.bodies import JsonRoute, slow
 from api.dependencies import (
     After,
     IdempotencyKey,
@@ -27,6 +26,7 @@ from api.dependencies import (
     ServicesDep,
     request_key,
     require_priority,
+    slow,
 )
 from api.reading import sse
 from storage import samples
@@ -39,7 +39,7 @@ from storage.results.export import folder, plan
 from storage.results.export.sample import Detail
 from storage.tables.models import JobRow
 
-router = APIRouter(prefix="/v1", tags=["jobs"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(prefix="/v1", tags=["jobs"], dependencies=[READ])
 
 MAX_EVENT_ID = 2**63 - 1
 ACCEPTED_HEADERS = {

@@ -5,12 +5,11 @@ from fastapi import APIRouter
 from actograph.contract.base import ListPage
 from actograph.contract.operations import ApiKey, CreatedKey, KeyUpdate, NewKey
 from api.auth import ADMIN
-from api.bodies import JsonRoute
 from api.dependencies import KeyId, PageDep, ServicesDep
 from storage.accounts import api_keys
 from storage.index import pages
 
-router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=[ADMIN], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=[ADMIN])
 
 
 @router.post("", summary="Create an API key, shown only here", status_code=201)

@@ -11,8 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.row_selection import NamedPositions, Positions, Reduce, SegmentName
 from api.auth import READ
-from api.bodies import slow
-from api.dependencies import JobId, ServicesDep
+from api.dependencies import JobId, ServicesDep, slow
 from storage.jobs import jobs
 from storage.results import matrix
 from storage.sessions.filter import SessionFilter

@@ -27,8 +27,7 @@ from actograph.contract.operations import (
 from actograph.contract.specs import PauseRequest
 from api import metrics
 from api.auth import ADMIN, READ, Caller
-from api.bodies import JsonRoute, slow
-from api.dependencies import AllServicesDep, Services, ServicesDep
+from api.dependencies import AllServicesDep, Services, ServicesDep, slow
 from api.routes.models import list_models
 from api.submit import MAX_SAMPLES
 from storage.accounts import api_keys, quotas
@@ -38,7 +37,7 @@ from storage.upkeep import store_gc, store_verify
 
 log = logging.getLogger(__name__)
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter()
 
 SHOWN_JOBS = 20
 #: paths of OpenAI's API

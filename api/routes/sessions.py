@@ -13,7 +13,6 @@ from actograph.contract.operations import StoreUsage
 from actograph.contract.resources import SessionChange, SessionDeletion, SessionStats
 from actograph.contract.specs import SessionUpdate
 from api.auth import READ, SUBMIT
-from api.bodies import JsonRoute
 from api.dependencies import PageDep, Services, ServicesDep, SessionId
 from api.reading import downloads
 from api.reading.tensor_slices import Format, answer
@@ -25,7 +24,7 @@ from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
 from storage.sessions.reader import SessionReader, open_session
 from storage.sessions.sessions import SessionFilter
 
-router = APIRouter(prefix="/v1/activations", tags=["sessions"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/activations", tags=["sessions"], dependencies=[READ])
 
 ALIAS = "/session/{session_id}"
 

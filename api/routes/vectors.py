@@ -8,12 +8,11 @@ from actograph.contract.base import Deleted, ListPage
 from actograph.contract.errors import Conflict
 from actograph.contract.interventions import NewVector, StoredVector, VectorInfo, check_width, resolve_hook
 from api.auth import READ, SUBMIT, Caller
-from api.bodies import JsonRoute
 from api.dependencies import PageDep, ServicesDep, VectorId
 from storage.index import pages
 from storage.sessions import vectors
 
-router = APIRouter(tags=["vectors"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(tags=["vectors"], dependencies=[READ])
 
 
 @router.post("", summary="Store a vector", dependencies=[SUBMIT], status_code=201)
