@@ -60,7 +60,8 @@ class Authentication:
             request, access = Request(scope), Access(owner="", role=Role.READ)
             try:
                 if scope["path"] not in self._open:
-                    access = await run_in_threadpool(self._of, request) or _neighbour(request)
+                    known = await run_in_threadpool(self._of, request)
+                    access = known or _neighbour(request)
             except ActographError as error:
                 await problem_of(error, scope["path"])(scope, receive, send)
                 return

@@ -2,11 +2,11 @@
 
 import re
 
-from fastapi import HTTPException, Request
+from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actograph.contract.errors import InvalidRequest
+from actograph.contract.errors import InvalidRequest, PayloadTooLarge
 from actograph.settings import Settings
 
 UPLOAD_PATH = "/v1/files"
@@ -34,17 +34,23 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             if max(received, int(Headers(scope=scope).get("content-length", 0))) > most:
-                raise HTTPException(413, f"the request body is larger than {most} bytes (ACTOGRAPH_{name})")
+                raise PayloadTooLarge(f"the request body is larger than {most} bytes (ACTOGRAPH_{name})")
             return message
 
         await self._app(scope, limited if scope["type"] == "http" else receive, send)
 
 
+def nul_in(text: bytes) -> str | None:
+    """Where JSON text contains a NUL character, which neither Postgres nor tokenizers can process."""
+    found = _NUL.search(text)
+    return f"a NUL character (\\u0000) at byte {found.end()}; remove it" if found else None
+
+
 async def refuse_nul(request: Request) -> None:
-    """Raises InvalidRequest for a NUL character, which neither Postgres nor tokenizers can process."""
-    is_json = request.headers.get("content-type", "").startswith("application/json")
-    if is_json and _NUL.search(await request.body()):
-        raise InvalidRequest("the body contains a NUL character (\\u0000); remove it")
-    for name, value in request.query_params.multi_items():
+    """Raises InvalidRequest for a NUL character in the path, the query or the body."""
+    is_json = "json" in request.headers.get("content-type", "")
+    if is_json and (fault := nul_in(await request.body())):
+        raise InvalidRequest(f"the body contains {fault}")
+    for name, value in [*request.query_params.multi_items(), *request.path_params.items()]:
         if "\0" in name + value:
-            raise InvalidRequest("a query parameter contains a NUL character", param=name.replace("\0", ""))
+            raise InvalidRequest("a parameter contains a NUL character", param=name.replace("\0", ""))

@@ -110,19 +110,22 @@ async def use_reserve(request: Request) -> None:
         disk_reserve.prefer()
 
 
-After = Annotated[str | None, Query(max_length=64, description="Id of the previous page's last item.")]
-NewestFirst = Annotated[Order, Query(description="By time of creation.")]
+def paging(*, most: int = 100, order: Order = "desc") -> Any:
+    """A dependency: the options of one page of at most `most` items, by default in this order."""
+
+    async def page(
+        limit: Annotated[int, Query(ge=1, le=most, description="Most items to return.")] = 20,
+        after: Annotated[
+            str | None, Query(max_length=64, description="Id of the previous page's last item.")
+        ] = None,
+        order: Annotated[Order, Query(description="By time of creation.")] = order,
+    ) -> PageOptions:
+        return PageOptions(limit=limit, after=after, order=order)
+
+    return Depends(page)
 
 
-async def _page(
-    limit: Annotated[int, Query(ge=1, le=100, description="Most items to return.")] = 20,
-    after: After = None,
-    order: NewestFirst = "desc",
-) -> PageOptions:
-    return PageOptions(limit=limit, after=after, order=order)
-
-
-PageDep = Annotated[PageOptions, Depends(_page)]
+PageDep = Annotated[PageOptions, paging()]
 
 
 def _example(prefix: str) -> Any:

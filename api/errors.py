@@ -6,11 +6,11 @@ Unexpected errors are logged, and their answers show nothing internal.
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
@@ -28,6 +28,8 @@ from storage.queue import pause
 from storage.sessions import damage
 
 log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=BaseModel)
 
 MEDIA_TYPE = "application/problem+json"
 INTERNAL = "something went wrong inside Actograph; the server's log has the reason"
@@ -50,13 +52,6 @@ _OPENAI_TYPES = {
     409: "conflict_error",
     503: "service_unavailable_error",
     507: "storage_full_error",
-}
-_HTTP_CODES = {
-    400: "bad_request",
-    404: "not_found",
-    405: "method_not_allowed",
-    413: "payload_too_large",
-    415: "unsupported_media_type",
 }
 
 
@@ -82,6 +77,14 @@ class InvalidFields(InvalidRequest):
         param = ".".join(str(step) for step in first.path)
         more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
         super().__init__(f"{param}: {first.detail}{more}".removeprefix(": "), param=param or None)
+
+
+def validated(kind: type[M], value: Any) -> M:
+    """A model of the contract from JSON that is no request's body. Raises InvalidFields."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise InvalidFields(error.errors(include_url=False), value) from None
 
 
 def field_errors(errors: Iterable[Mapping[str, Any]], sent: Any = None) -> list[FieldError]:
@@ -125,10 +128,11 @@ def _path_in(loc: Sequence[str | int], sent: Any, *, missing: bool) -> tuple[str
     return tuple(path)
 
 
-def openai_error(status: int, message: str, *, code: str, param: str | None = None) -> OpenAIError:
-    """Build an error in OpenAI's form."""
+def openai_error(error: ActographError, status: int | None = None) -> OpenAIError:
+    """An error in OpenAI's form."""
+    status = status or error.status
     kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return OpenAIError(message=message, type=kind, param=param, code=code)
+    return OpenAIError(message=redact(error.message), type=kind, param=error.param, code=error.code)
 
 
 def problem_of(error: ActographError, instance: str) -> JSONResponse:
@@ -136,16 +140,17 @@ def problem_of(error: ActographError, instance: str) -> JSONResponse:
     fields = error.errors if isinstance(error, InvalidFields) else []
     if error.param and not fields:
         fields = [FieldError(tuple(error.param.split(".")), error.message)]
-    status, detail = error.status, redact(error.message)
+    status = error.status
     if instance in OPENAI_PATHS and isinstance(error, InvalidRequest):
         status = 404 if error.code == "model_not_found" else 400
+    shown = openai_error(error, status)
     problem = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
-        detail=detail,
+        detail=shown.message,
         instance=redact(instance),
         errors=[ProblemItem(detail=redact(one.detail), pointer=one.pointer) for one in fields],
-        error=openai_error(status, detail, code=error.code, param=error.param),
+        error=shown,
     )
     headers = getattr(error, "headers", None)
     return JSONResponse(problem.model_dump(mode="json"), status, headers, MEDIA_TYPE)
@@ -171,14 +176,17 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    if isinstance(error.__cause__, OSError):
-        return await _on_fault(request, error.__cause__)  # the disk was full while an upload arrived
+    if isinstance(error.__cause__, ActographError | OSError):
+        # the body was too large, or the disk full while it arrived
+        handle = _on_own_error if isinstance(error.__cause__, ActographError) else _on_fault
+        return await handle(request, error.__cause__)
     detail = str(error.detail)
     if error.status_code in (404, 405):
         detail = f"there is no {request.method} {request.url.path}; /openapi.json lists the routes"
     plain = ActographError(detail)
     # a class has one code and status, but HTTP has many
-    plain.status, plain.code = error.status_code, _HTTP_CODES.get(error.status_code, "http_error")  # type: ignore[misc]
+    plain.status = error.status_code  # type: ignore[misc]
+    plain.code = HTTPStatus(plain.status).phrase.lower().replace(" ", "_")  # type: ignore[misc]
     answer = problem_of(plain, request.url.path)
     answer.headers.update(error.headers or {})
     return answer

@@ -67,8 +67,8 @@ def _check_input(session: Session, file_id: str, most: int) -> None:
 @router.get("", summary="List batches")
 def list_batches(services: ServicesDep, page: PageDep) -> ListPage[Batch]:
     with services.database.read() as session:
-        rows, has_more = batches.find(session, **page)
-        return pages.page(rows, has_more, lambda row: batches.resource(session, row))
+        found = batches.find(session, **page)
+        return pages.page(*found, lambda row: batches.resource(session, row))
 
 
 @router.get("/{batch_id}", summary="One batch")

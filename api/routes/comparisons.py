@@ -77,36 +77,24 @@ def compare_job_activations(
     found = PairedActivations(wanted.positions)
     for first, second in pairs:
         found.add(SessionReader(services.store, first), SessionReader(services.store, second), chosen)
-    directions = found.directions()
-    stored: dict[str, str] = {}
-    if wanted.store_as is not None:
-        about = {
-            "job_id": job_id,
-            "baseline": baseline,
-            "condition": condition,
-            "positions": wanted.model_dump_json(include={"positions"}),
-        }
-        with services.database.write() as session:
-            for hook, direction in directions.items():
+    about = {"job_id": job_id, "baseline": baseline, "condition": condition}
+    kept = about | {"positions": wanted.model_dump_json(include={"positions"})}
+    hooks, database = {}, services.database
+    with database.read() if wanted.store_as is None else database.write() as session:
+        for hook, direction in found.directions().items():
+            vector_id = None
+            if wanted.store_as is not None:
                 new = NewVector(
                     name=wanted.store_as,
                     hook=hook,
                     model=model,
                     vector=[float(number) for number in direction.vector],
-                    metadata={**about, "pairs": str(direction.summary.pairs)},
+                    metadata={**kept, "pairs": str(direction.summary.pairs)},
                 )
-                stored[hook] = vectors.insert(session, new, owner=by).id
+                vector_id = vectors.insert(session, new, owner=by).id
+            hooks[hook] = direction.summary.model_copy(update={"vector_id": vector_id})
     return ActivationComparison(
-        job_id=job_id,
-        baseline=baseline,
-        condition=condition,
-        positions=wanted.positions,
-        pairs=found.pairs,
-        skipped=found.skipped,
-        hooks={
-            hook: direction.summary.model_copy(update={"vector_id": stored.get(hook)})
-            for hook, direction in directions.items()
-        },
+        **about, positions=wanted.positions, pairs=found.pairs, skipped=found.skipped, hooks=hooks
     )
 
 
@@ -148,14 +136,8 @@ def _check_size(
         if hook not in tensors:
             raise InvalidRequest(f"no session has the tensor {hook}; capture it with its rows", param="hooks")
     # sessions of one job are similar in size
-    size = (
-        2
-        * len(pairs)
-        * sum(
-            tensors[hook]["nbytes"] // (max(1, tensors[hook]["shape"][0]) if one_row else 1)
-            for hook in chosen
-        )
-    )
+    rows = [max(1, tensors[hook]["shape"][0]) if one_row else 1 for hook in chosen]
+    size = 2 * len(pairs) * sum(tensors[hook]["nbytes"] // n for hook, n in zip(chosen, rows, strict=True))
     if size > MAX_READ_BYTES:
         raise InvalidRequest(
             f"this reads about {size} bytes; one request may read {MAX_READ_BYTES}. Name fewer hooks, "

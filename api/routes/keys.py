@@ -23,8 +23,7 @@ def create_key(services: ServicesDep, new: NewKey) -> CreatedKey:
 @router.get("", summary="List keys, including revoked and expired ones")
 def list_keys(services: ServicesDep, page: PageDep) -> ListPage[ApiKey]:
     with services.database.read() as session:
-        rows, has_more = api_keys.find(session, **page)
-        return pages.page(rows, has_more, api_keys.resource)
+        return pages.page(*api_keys.find(session, **page), api_keys.resource)
 
 
 @router.get("/{key_id}", summary="One key, without its secret")

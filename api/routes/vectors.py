@@ -38,8 +38,7 @@ def list_vectors(
     model: Annotated[str | None, Query(max_length=1024)] = None,
 ) -> ListPage[VectorInfo]:
     with services.database.read() as session:
-        rows, has_more = vectors.find(session, name=name, model=model, **page)
-        return pages.page(rows, has_more, vectors.info)
+        return pages.page(*vectors.find(session, name=name, model=model, **page), vectors.info)
 
 
 @router.get("/{vector_id}", summary="One vector with its numbers")

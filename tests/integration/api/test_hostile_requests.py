@@ -1,17 +1,12 @@
 """Requests that nobody sends by accident: each is answered as a client's fault, and changes nothing."""
 
-from typing import TYPE_CHECKING
-
 import pytest
 from starlette.testclient import TestClient
 
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Keyed, Problem, Service
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Keyed, Problem, Service
 
 
-def test_without_keys_pages_of_others_cannot_act(service: "Service", subtests: pytest.Subtests) -> None:
+def test_without_keys_pages_of_others_cannot_act(service: Service, subtests: pytest.Subtests) -> None:
     for host, origin, status in [
         ("127.0.0.1:8420", None, 200),
         ("localhost:8420", None, 200),
@@ -36,7 +31,7 @@ def test_without_keys_pages_of_others_cannot_act(service: "Service", subtests: p
             assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_without_keys_other_machines_are_not_served_whatever_a_proxy_says(service: "Service") -> None:
+def test_without_keys_other_machines_are_not_served_whatever_a_proxy_says(service: Service) -> None:
     other = TestClient(service.app, base_url="http://127.0.0.1:8420", client=("192.0.2.1", 5000))
     for name in ("X-Forwarded-For", "X-Real-IP", "Forwarded", "Client-IP"):
         assert other.get("/v1/jobs", headers={name: "127.0.0.1"}).status_code in (401, 403)
@@ -46,7 +41,7 @@ def test_without_keys_other_machines_are_not_served_whatever_a_proxy_says(servic
     "name", ["Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"]
 )
 def test_without_keys_clients_of_a_local_proxy_are_refused(
-    service: "Service", keyed: "Keyed", problem: "Problem", name: str
+    service: Service, keyed: Keyed, problem: Problem, name: str
 ) -> None:
     local = {"Host": "127.0.0.1:8420"}
     assert service.client.get("/v1/jobs", headers=local).status_code == 200
@@ -69,7 +64,7 @@ def test_without_keys_clients_of_a_local_proxy_are_refused(
     ],
 )
 def test_a_file_name_is_shown_and_never_a_path_or_a_header(
-    keyed: "Keyed", filename: str, shown: str | None
+    keyed: Keyed, filename: str, shown: str | None
 ) -> None:
     part = {"file": (filename, b"content")}
     answer = keyed.client.post("/v1/files", files=part, headers=keyed.headers())

@@ -1,17 +1,11 @@
 """Quotas on what is stored: refusals with numbers, visible pauses that end by themselves, usage by owner."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pytest
 import redis
 
 from actograph.settings import Settings
-from storage.sessions.writer import TensorRows
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Service, Start
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import EMBED, Service, Start, capture_spec
 
 USAGE = "/v1/activations/stats"
 KEYS = ("first-key", "second-key")
@@ -21,18 +15,17 @@ def headers(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def submit(service: "Service", key: str | None = None, **changes: Any) -> Any:
-    body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]} | changes
+def submit(service: Service, key: str | None = None, **changes: Any) -> Any:
+    body = capture_spec() | changes
     return service.client.post("/v1/jobs", json=body, headers=headers(key) if key else {})
 
 
-def finish(service: "Service", job_id: str, count: int = 1) -> list[str]:
-    rows = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
-    made = [service.finish(lease, tensors=rows) for lease in service.claim(job_id, count)]
+def finish(service: Service, job_id: str, count: int = 1) -> list[str]:
+    made = [service.finish(lease, tensors=EMBED) for lease in service.claim(job_id, count)]
     return [session_id for session_id in made if session_id is not None]
 
 
-def test_usage_adds_up_by_owner(start: "Start", settings: Settings) -> None:
+def test_usage_adds_up_by_owner(start: Start, settings: Settings) -> None:
     service = start(settings.model_copy(update={"api_keys": KEYS}))
     for key in KEYS:
         finish(service, submit(service, key).json()["id"])
@@ -52,7 +45,7 @@ def test_usage_adds_up_by_owner(start: "Start", settings: Settings) -> None:
     assert [session["owner"] for session in found["data"]] == [most["owner"]] * 2
 
 
-def test_one_owner_at_the_quota_holds_up_nobody_else(start: "Start", settings: Settings) -> None:
+def test_one_owner_at_the_quota_holds_up_nobody_else(start: Start, settings: Settings) -> None:
     service = start(settings.model_copy(update={"owner_quota_bytes": 1000, "api_keys": KEYS}))
     full = submit(service, KEYS[0], inputs=[{"prompt": "a"}, {"prompt": "b"}]).json()["id"]
     (session_id,) = finish(service, full)
@@ -72,6 +65,6 @@ def test_one_owner_at_the_quota_holds_up_nobody_else(start: "Start", settings: S
     assert service.next_job() == full
 
 
-def forget_messages(service: "Service") -> None:
+def forget_messages(service: Service) -> None:
     with redis.Redis.from_url(service.services.settings.broker_url) as client:
         client.flushdb()
