@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from actograph.contract.chat_job import ChatJobSpec
@@ -29,6 +28,7 @@ from actograph.tasks.rows import Task, row_form
 from api import estimate
 from api.check import check_hooks, check_length, check_prompts
 from api.dependencies import Services
+from api.errors import validated
 from api.estimate import Submission
 from storage.accounts import quotas
 from storage.files import dataset_sources
@@ -154,11 +154,8 @@ def _with_task(services: Services, spec: EvaluationSpec) -> EvaluationSpec:
         fields.pop("dataset", None)  # only for the command line
         task = task_from(fields)
         # defaults of the spec, such as the number of examples, depend on the task
-        given = {name: getattr(spec, name) for name in spec.model_fields_set} | {"task": task.model_dump()}
-        try:
-            spec = EvaluationSpec.model_validate(given)
-        except ValidationError as error:
-            raise InvalidRequest(error.errors(include_url=False)[0]["msg"], param="task") from None
+        given = {name: getattr(spec, name) for name in spec.model_fields_set}
+        spec = validated(EvaluationSpec, given | {"task": task.model_dump()})
     if isinstance(spec.task, TaskSpec):
         Task(spec.task)
     return spec

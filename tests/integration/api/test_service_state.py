@@ -53,18 +53,6 @@ def test_a_database_without_tables_is_not_served(settings: Settings, tmp_path: P
         pass
 
 
-def test_the_structure_is_there_once_a_worker_loaded_the_model(service: Service, problem: Problem) -> None:
-    problem(service.client.get("/v1/model/structure"), 404, "not_found", says="no worker has loaded demo")
-    service.load_model()
-    structure = service.client.get("/v1/model/structure").json()
-    assert (structure["model"], structure["num_layers"]) == ("demo", 4)
-    assert (
-        service.client.get("/v1/model/structure", params={"model": "example/demo-model"}).json() == structure
-    )
-    problem(service.client.get("/v1/model/structure", params={"model": "other"}), 404, "not_found")
-    problem(service.client.get("/v1/model/structure", params={"model": "none"}), 404, "not_found")
-
-
 def test_the_queue_counts_jobs_samples_messages_and_workers(service: Service) -> None:
     service.load_model()
     running = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}])
