@@ -158,6 +158,10 @@ class Service:
             keys = [k for k in client.scan_iter("actograph.wake.*") if client.type(k) == b"list"]
             return [m for key in sorted(keys) for m in client.lrange(key, 0, -1)]
 
+    def forget_messages(self) -> None:
+        with redis.Redis.from_url(self.services.settings.broker_url) as client:
+            client.flushdb()
+
     def woken(self) -> list[str]:
         """The models of all messages in the broker."""
         bodies = [json.loads(base64.b64decode(json.loads(m)["body"])) for m in self.messages()]

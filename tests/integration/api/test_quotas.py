@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import redis
-
 from actograph.settings import Settings
 from tests.integration.api.conftest import EMBED, Service, Start, capture_spec
 
@@ -15,21 +13,16 @@ def headers(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def submit(service: Service, key: str | None = None, **changes: Any) -> Any:
-    body = capture_spec() | changes
-    return service.client.post("/v1/jobs", json=body, headers=headers(key) if key else {})
-
-
-def finish(service: Service, job_id: str, count: int = 1) -> list[str]:
-    made = [service.finish(lease, tensors=EMBED) for lease in service.claim(job_id, count)]
-    return [session_id for session_id in made if session_id is not None]
+def submit(service: Service, key: str, **changes: Any) -> str:
+    """The id of a job."""
+    answer = service.client.post("/v1/jobs", json=capture_spec(**changes), headers=headers(key))
+    return str(answer.json()["id"])
 
 
 def test_usage_adds_up_by_owner(start: Start, settings: Settings) -> None:
     service = start(settings.model_copy(update={"api_keys": KEYS}))
-    for key in KEYS:
-        finish(service, submit(service, key).json()["id"])
-    finish(service, submit(service, KEYS[0]).json()["id"])
+    for key in (*KEYS, KEYS[0]):
+        service.finish(*service.claim(submit(service, key)), tensors=EMBED)
     service.client.post("/v1/files", files={"file": ("a", b"12345")}, headers=headers(KEYS[1]))
     shown = service.client.get(USAGE, headers=headers(KEYS[0])).json()
     (most, least) = shown["owners"]
@@ -47,10 +40,10 @@ def test_usage_adds_up_by_owner(start: Start, settings: Settings) -> None:
 
 def test_one_owner_at_the_quota_holds_up_nobody_else(start: Start, settings: Settings) -> None:
     service = start(settings.model_copy(update={"owner_quota_bytes": 1000, "api_keys": KEYS}))
-    full = submit(service, KEYS[0], inputs=[{"prompt": "a"}, {"prompt": "b"}]).json()["id"]
-    (session_id,) = finish(service, full)
-    other = submit(service, KEYS[1]).json()["id"]
-    forget_messages(service)
+    full = submit(service, KEYS[0], inputs=[{"prompt": "a"}, {"prompt": "b"}])
+    session_id = service.finish(*service.claim(full), tensors=EMBED)
+    other = submit(service, KEYS[1])
+    service.forget_messages()
     assert service.next_job() == other
     me = headers(KEYS[1])
     assert service.client.get("/v1/queue", headers=me).json()["paused"] is False
@@ -63,8 +56,3 @@ def test_one_owner_at_the_quota_holds_up_nobody_else(start: Start, settings: Set
     service.drain()
     service.client.post(f"/v1/jobs/{other}/cancel", headers=me)
     assert service.next_job() == full
-
-
-def forget_messages(service: Service) -> None:
-    with redis.Redis.from_url(service.services.settings.broker_url) as client:
-        client.flushdb()
