@@ -4,15 +4,15 @@ import signal
 import sys
 
 import uvicorn
-from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
+from actograph import redaction
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.loopback import is_loopback
-from actograph.redaction import redact
 from actograph.settings import Settings
-from api.app import open_services, process_app, set_up_logging
+from api.app import open_services, process_app
 from api.dependencies import Services
+from api.errors import refusal_of
 from storage.accounts import api_keys
 
 #: time that downloads get to finish after a signal; event streams end at once
@@ -22,21 +22,16 @@ GRACE_SECONDS = 5
 def main() -> int:
     try:
         settings = Settings()
-    except ValidationError as error:
-        first = error.errors()[0]
-        return _refuse(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}")
-    set_up_logging(settings)
-    try:
+        redaction.set_up_logging(settings)
         services = open_services(settings)
         try:
             _require_keys(settings, services)
         finally:
             services.broker.close()
             services.database.close()
-    except (ActographError, ValueError, OSError) as error:
-        return _refuse(str(error))
-    except SQLAlchemyError as error:
-        return _refuse(f"the database cannot be used: {error.__class__.__name__}: {error.args[0]}")
+    except (ActographError, SQLAlchemyError, ValueError, OSError) as error:
+        sys.stderr.write(f"actograph api: {refusal_of(error)}\n")
+        return 1
     uvicorn.run(
         f"{process_app.__module__}:{process_app.__name__}",
         factory=True,
@@ -60,11 +55,6 @@ def _require_keys(settings: Settings, services: Services) -> None:
         f"without API keys only loopback is served, but the host is {settings.host}; create a key with "
         "`python -m api.keys create`, or set ACTOGRAPH_API_KEYS or ACTOGRAPH_HOST=127.0.0.1"
     )
-
-
-def _refuse(reason: str) -> int:
-    sys.stderr.write(f"actograph api: {redact(' '.join(reason.split()))}\n")
-    return 1
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from actograph.contract.base import Problem
 from actograph.settings import Settings
 from api.auth import Authentication
 from api.background import Background
-from api.bodies import BodyLimit
-from api.dependencies import Services, refuse_nul, use_reserve
+from api.bodies import BodyLimit, refuse_nul
+from api.dependencies import Services, use_reserve
 from api.errors import DOCUMENTED, install
 from api.openai.chat_watch import ChatWatch
 from api.routes import (
@@ -32,7 +32,7 @@ from api.routes import (
     ops,
     sessions,
     vectors,
-)
+)  # fmt: skip
 from api.served_models import ServedModels
 from storage import migrate
 from storage.artifacts.factory import open_store
@@ -112,12 +112,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _document_problems(app: FastAPI) -> None:
     """Add the form of all errors to FastAPI's document."""
     written = app.openapi
+    template = "#/components/schemas/{model}"
+    _, forms = models_json_schema([(Problem, "serialization")], ref_template=template)
 
     def document() -> dict[str, Any]:
         found = written()
-        _, forms = models_json_schema(
-            [(Problem, "serialization")], ref_template="#/components/schemas/{model}"
-        )
         found["components"]["schemas"] |= forms["$defs"]
         return found
 
@@ -127,15 +126,8 @@ def _document_problems(app: FastAPI) -> None:
 def process_app() -> FastAPI:
     """Set up a serving process and create its application."""
     settings = Settings()
-    set_up_logging(settings)
-    return create_app(settings)
-
-
-def set_up_logging(settings: Settings) -> None:
-    """Set up logging for the whole process."""
     redaction.set_up_logging(settings)
-    # alembic reports every check of the schema at info
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return create_app(settings)
 
 
 def _stop_streams_on_signal(services: Services) -> None:
@@ -143,13 +135,13 @@ def _stop_streams_on_signal(services: Services) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
 
-    def stop_first(then: Callable[..., Any], *args: Any) -> None:
+    def stop(handle: Callable[..., Any], *args: Any) -> None:
         services.stopping.set()
-        then(*args)
+        handle(*args)
 
     for sign in (signal.SIGTERM, signal.SIGINT):
         if callable(handle := signal.getsignal(sign)):
-            signal.signal(sign, partial(stop_first, handle))
+            signal.signal(sign, partial(stop, handle))
 
 
 def open_services(settings: Settings) -> Services:
@@ -159,6 +151,8 @@ def open_services(settings: Settings) -> Services:
         ServiceUnavailable: the database has the schema of another version.
         ValueError: a URL in the settings is not valid.
     """
+    # alembic reports every check of the schema at info
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     database = Database.of(settings)
     try:
         migrate.require_current(database)

@@ -12,7 +12,6 @@ from fastapi import Depends, Security
 from fastapi.security import HTTPBearer, SecurityScopes
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -28,28 +27,16 @@ log = logging.getLogger(__name__)
 
 #: probes, open to all; they show no data of owners
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
-#: headers of forwarding proxies, beside X-Forwarded-*
-_OF_PROXIES = frozenset({"forwarded", "via", "x-real-ip"})
+#: headers of forwarding proxies
+_OF_PROXIES = ("forwarded", "via", "x-real-ip", "x-forwarded-")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """Caller of a request, with role and owner."""
+    """Caller of a request: owner of its jobs, sessions and files, and role."""
 
-    #: owner of the caller's jobs, sessions and files
     owner: str
     role: Role
-
-    @property
-    def sees_only(self) -> str | None:
-        """Owner whose items are visible; None for all owners."""
-        return None if self.role is Role.ADMIN else self.owner
-
-
-#: the caller of a service without keys
-LOCAL = Access(owner="local", role=Role.ADMIN)
-#: the caller of an open path, without any data
-NOBODY = Access(owner="", role=Role.READ)
 
 
 class Authentication:
@@ -70,32 +57,27 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            access = NOBODY
+            request, access = Request(scope), Access(owner="", role=Role.READ)
             try:
                 if scope["path"] not in self._open:
-                    access = await self._admit(scope)
+                    known = await run_in_threadpool(self._of, request)
+                    access = known or _neighbour(request)
             except ActographError as error:
                 await problem_of(error, scope["path"])(scope, receive, send)
                 return
-            scope.setdefault("state", {})["access"] = access
+            request.state.access = access
         await self._app(scope, receive, send)
 
-    async def _admit(self, scope: Scope) -> Access:
-        """Identify the caller. Raises Unauthorized, Forbidden or ServiceUnavailable."""
-        headers = Headers(scope=scope)
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        key = key.strip() if scheme.lower() == "bearer" else ""
-        database = scope["app"].state.services.database
-        access = await run_in_threadpool(self._find, database, key)
-        return access if access is not None else _neighbour(scope, headers)
-
-    def _find(self, database: Database, key: str) -> Access | None:
-        """Find the access of a key; None if the service has no keys at all.
+    def _of(self, request: Request) -> Access | None:
+        """Identify the caller by its key; None if the service has no keys at all.
 
         Raises:
             Unauthorized: the key is missing, unknown, revoked or expired.
             ServiceUnavailable: the database does not answer.
         """
+        database: Database = request.app.state.services.database
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else ""
         digest = api_keys.digest_of(key)
         if key and digest in self._fixed:
             return self._fixed[digest]
@@ -114,40 +96,37 @@ class Authentication:
         return Access(owner=row.owner, role=Role(row.role))
 
 
-def _neighbour(scope: Scope, headers: Headers) -> Access:
+def _neighbour(request: Request) -> Access:
     """Access of a client on this machine.
 
     Raises:
         Unauthorized: the client is on another machine, or is a web page of another site.
         Forbidden: a proxy forwarded the request, so the client may be anywhere.
     """
-    forwarded = next((n for n in headers if n in _OF_PROXIES or n.startswith("x-forwarded-")), None)
+    forwarded = next((name for name in request.headers if name.startswith(_OF_PROXIES)), None)
     if forwarded is not None:
         raise Forbidden(
             f"the request came through a proxy (header {forwarded}), and without API keys only clients on "
             "this machine are served; make a key with `actograph keys create`, or set ACTOGRAPH_API_KEYS"
         )
-    client = scope.get("client")
-    if client is None or not is_loopback(client[0]):
+    if request.client is None or not is_loopback(request.client.host):
         raise Unauthorized(
             "without API keys only clients on the same machine are served; make one with `actograph keys "
             "create` there, or set ACTOGRAPH_API_KEYS"
         )
     # A web page in a local browser must not act through it: neither by a host name that
     # resolves to this machine (DNS rebinding) nor by a request from another site.
-    host, origin = headers.get("host", ""), headers.get("origin")
-    if not is_loopback(_hostname(f"//{host}")):
-        raise Unauthorized("without API keys the service is reached as localhost or 127.0.0.1 only")
-    if origin is not None and urlsplit(origin).netloc != host:
-        raise Unauthorized("without API keys pages of other origins are not served")
-    return LOCAL
-
-
-def _hostname(url: str) -> str | None:
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
     try:
-        return urlsplit(url).hostname
+        is_here = is_loopback(urlsplit(f"//{host}").hostname)
     except ValueError:
-        return None
+        is_here = False
+    if not is_here or (origin is not None and urlsplit(origin).netloc != host):
+        raise Unauthorized(
+            "without API keys the service is reached as localhost or 127.0.0.1 only, and not from pages of "
+            "other origins"
+        )
+    return Access(owner="local", role=Role.ADMIN)
 
 
 _bearer = HTTPBearer(
@@ -162,12 +141,10 @@ async def _require_role(
     request: Request, roles: SecurityScopes, _: Annotated[object, Security(_bearer)]
 ) -> None:
     """Raises Forbidden if the caller's role is not sufficient."""
-    access: Access = request.state.access
+    role: Role = request.state.access.role
     for needed in roles.scopes:
-        if not access.role.includes(Role(needed)):
-            raise Forbidden(
-                f"this needs an API key of the role {needed}; the role of this one is {access.role}"
-            )
+        if not role.includes(Role(needed)):
+            raise Forbidden(f"this needs an API key of the role {needed}; the role of this one is {role}")
 
 
 #: dependencies of routers and routes: the least role that may call them
@@ -178,8 +155,7 @@ ADMIN = Security(_require_role, scopes=[Role.ADMIN.value])
 
 async def caller(request: Request) -> str:
     """Owner of the caller's key: a name, `local`, or `key:` and the start of the key's digest."""
-    access: Access = request.state.access
-    return access.owner
+    return str(request.state.access.owner)
 
 
 Caller = Annotated[str, Depends(caller)]

@@ -1,26 +1,30 @@
-"""Dependencies of the endpoints: services, pages and checked ids."""
+"""Dependencies of the endpoints: services, pages and ids."""
 
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec, TypeVar
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Header, Path, Query, Request
-from pydantic import AfterValidator, BaseModel
-from starlette.requests import HTTPConnection
+from pydantic import BaseModel
 
-from actograph.contract.errors import Forbidden, InvalidRequest, NotFound
+from actograph.contract.errors import Forbidden
 from actograph.roles import Role
 from actograph.settings import Settings
 from api.served_models import ServedModels, Structures
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
-from storage.index import disk_reserve, ids
+from storage.index import disk_reserve
 from storage.index.database import Database
 from storage.index.pages import Order, PageOptions
 from storage.jobs.request_keys import RequestKey
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,24 +46,34 @@ class Services:
     stopping: threading.Event = field(default_factory=threading.Event)
 
 
-async def _all_services(connection: HTTPConnection) -> Services:
-    services: Services = connection.app.state.services
+async def _all_services(request: Request) -> Services:
+    services: Services = request.app.state.services
     return services
+
+
+async def _services(request: Request) -> Services:
+    """The services restricted to the caller's rows and priorities."""
+    services, access = await _all_services(request), request.state.access
+    if access.role is Role.ADMIN:
+        return services
+    floor = services.settings.submit_priority_floor
+    return replace(services, most_urgent=floor, database=services.database.restricted_to(access.owner))
 
 
 #: for answers without rows of one owner, such as sums over all
 AllServicesDep = Annotated[Services, Depends(_all_services)]
+ServicesDep = Annotated[Services, Depends(_services)]
 
 
-async def _services(connection: HTTPConnection) -> Services:
-    """The services restricted to the caller's rows and priorities."""
-    services = await _all_services(connection)
-    access = connection.state.access
-    if access.role is not Role.ADMIN:
-        services = replace(services, most_urgent=services.settings.submit_priority_floor)
-    if access.sees_only is not None:
-        services = replace(services, database=services.database.restricted_to(access.sees_only))
-    return services
+def slow(endpoint: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Run an endpoint in the few threads of long requests."""
+
+    @wraps(endpoint)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        services: Any = kwargs["services"]
+        return await to_thread.run_sync(partial(endpoint, *args, **kwargs), limiter=services.slow_threads)
+
+    return run
 
 
 def require_priority(services: Services, priority: int) -> None:
@@ -71,8 +85,6 @@ def require_priority(services: Services, priority: int) -> None:
             param="priority",
         )
 
-
-ServicesDep = Annotated[Services, Depends(_services)]
 
 IdempotencyKey = Annotated[
     str | None,
@@ -92,54 +104,38 @@ def request_key(key: str | None, body: BaseModel) -> RequestKey | None:
     return RequestKey(key=key, sha256=sha256(body.model_dump_json().encode()).hexdigest())
 
 
-_FREEING_PATHS = frozenset({"/v1/store/gc"})
-
-
 async def use_reserve(request: Request) -> None:
     """Let requests that free space use the reserve of a full disk."""
-    if request.method == "DELETE" or request.url.path in _FREEING_PATHS:
+    if request.method == "DELETE" or request.url.path == "/v1/store/gc":
         disk_reserve.prefer()
 
 
-async def refuse_nul(request: Request) -> None:
-    """Raises InvalidRequest for a NUL character in the query, which Postgres cannot compare."""
-    for name, value in request.query_params.multi_items():
-        if "\0" in value or "\0" in name:
-            raise InvalidRequest("a query parameter contains a NUL character", param=name.replace("\0", ""))
+def paging(*, most: int = 100, order: Order = "desc") -> Any:
+    """A dependency: the options of one page of at most `most` items, by default in this order."""
+
+    async def page(
+        limit: Annotated[int, Query(ge=1, le=most, description="Most items to return.")] = 20,
+        after: Annotated[
+            str | None, Query(max_length=64, description="Id of the previous page's last item.")
+        ] = None,
+        order: Annotated[Order, Query(description="By time of creation.")] = order,
+    ) -> PageOptions:
+        return PageOptions(limit=limit, after=after, order=order)
+
+    return Depends(page)
 
 
-Limit = Annotated[int, Query(ge=1, le=100, description="Most items to return.")]
-After = Annotated[str | None, Query(max_length=64, description="Id of the previous page's last item.")]
-NewestFirst = Annotated[Order, Query(description="By time of creation.")]
-
-
-async def _page(limit: Limit = 20, after: After = None, order: NewestFirst = "desc") -> PageOptions:
-    return PageOptions(limit=limit, after=after, order=order)
-
-
-PageDep = Annotated[PageOptions, Depends(_page)]
-
-
-def known_id(text: str, prefix: str, noun: str) -> str:
-    """Return `text` if it has the form of an id. Raises NotFound if not."""
-    if not ids.is_id(text, prefix):
-        raise NotFound(f"no {noun} has this id; ids look like {prefix}_<32 hex digits>")
-    return text
+PageDep = Annotated[PageOptions, paging()]
 
 
 def _example(prefix: str) -> Any:
     return Path(examples=[f"{prefix}_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"])
 
 
-def _id(prefix: str, noun: str) -> AfterValidator:
-    return AfterValidator(lambda text: known_id(text, prefix, noun))
-
-
-JobId = Annotated[str, _example("job"), _id("job", "job")]
-LoadId = Annotated[str, _example("job"), _id("job", "model load")]
-SampleId = Annotated[str, _example("smp"), _id("smp", "sample")]
-SessionId = Annotated[str, _example("ses"), _id("ses", "session")]
-FileId = Annotated[str, _example("file"), _id("file", "file")]
-VectorId = Annotated[str, _example("vec"), _id("vec", "vector")]
-BatchId = Annotated[str, _example("batch"), _id("batch", "batch")]
-KeyId = Annotated[str, _example("key"), _id("key", "key")]
+JobId = Annotated[str, _example("job")]
+SampleId = Annotated[str, _example("smp")]
+SessionId = Annotated[str, _example("ses")]
+FileId = Annotated[str, _example("file")]
+VectorId = Annotated[str, _example("vec")]
+BatchId = Annotated[str, _example("batch")]
+KeyId = Annotated[str, _example("key")]

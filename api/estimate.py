@@ -5,15 +5,15 @@ fewest tokens that its characters allow, and never refuses by an unknown number.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from actograph import plans
 from actograph.contract.errors import InsufficientResources
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.models import ModelStructure
-from actograph.contract.operations import Estimate, Need, PromptTokensSource
+from actograph.contract.operations import Estimate, Need
 from actograph.contract.specs import CaptureSpec
 from api.dependencies import Services
 from storage.accounts.quotas import Quotas
@@ -48,12 +48,8 @@ class Submission:
     total: int | None = None
 
 
-class PromptTokens(NamedTuple):
-    """Prompt lengths in tokens over the samples of a job."""
-
-    #: rounded up
-    mean: int
-    longest: int
+#: prompt lengths in tokens over the samples of a job: mean (rounded up) and longest
+Lengths = tuple[int, int]
 
 
 def plan(services: Services, submission: Submission, length: int | None = None) -> Estimate:
@@ -62,20 +58,19 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
     Args:
         length: length of every prompt in tokens, if the client knows it.
     """
-    spec, disk_bytes = submission.spec, _disk_left(services, submission)
-    lengths: PromptTokens | None = None
-    source: PromptTokensSource | None = None
+    spec, source = submission.spec, None
+    lengths = (length, length) if length is not None else _lengths(submission, USUAL_CHARACTERS_PER_TOKEN)
     if length is not None:
-        lengths, source = PromptTokens(length, length), "request"
-        assumptions = [f"every prompt has {length} tokens, as requested"]
+        source, said = "request", f"every prompt has {length} tokens, as requested"
     elif submission.total is None:
-        assumptions = ["only the worker can read the dataset; send ?prompt_tokens= for an estimate"]
+        said = "only the worker can read the dataset; send ?prompt_tokens= for an estimate"
     else:
-        lengths, source = _lengths(submission, USUAL_CHARACTERS_PER_TOKEN), "characters"
-        assumptions = [
+        source = "characters"
+        said = (
             f"prompt lengths are guessed: {USUAL_CHARACTERS_PER_TOKEN:.0f} characters per token, no chat "
             "template, one turn; send ?prompt_tokens= if you know better"
-        ]
+        )
+    assumptions = [said]
     if not spec.is_prefill:
         assumptions.append(f"every sample generates max_tokens = {spec.max_tokens} tokens")
     if submission.structure is None:
@@ -87,9 +82,9 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
             f"a run takes {plans.RUN_SHARE:.0%} of the free memory for keys, values and rows; it reserves "
             "prompt and max_tokens of each sample; logits and activations take of the rest"
         )
-    if disk_bytes is None:
+    found = _estimate(services, submission, lengths)
+    if found.disk.available is None:
         assumptions.append("the free space of the artifact store is unknown")
-    found = _estimate(submission, lengths, disk_bytes)
     return found.model_copy(update={"prompt_tokens_source": source, "assumptions": assumptions})
 
 
@@ -99,14 +94,15 @@ def admit(services: Services, submission: Submission) -> None:
     Raises:
         InsufficientResources: with the needed and available bytes (QuotaExceeded for a quota).
     """
-    lengths, spec = _lengths(submission, MOST_CHARACTERS_PER_TOKEN), submission.spec
-    found = _estimate(submission, lengths, _disk_left(services, submission), batch=1)
+    spec, lengths = submission.spec, _lengths(submission, MOST_CHARACTERS_PER_TOKEN)
+    found = _estimate(services, submission, lengths, alone=True)
     what = f"up to {submission.total} samples"
     submission.quotas.require(submission.owner, found.disk.needed or 0, what, param="capture")
+    of_a_sample = "capture" if spec.is_prefill else "sampling.max_tokens"
     for need, subject, param in (
         (found.disk, f"disk for {what}", "capture"),
-        (found.device, "memory of the device for a sample alone", "sampling.max_tokens"),
-        (found.host, "main memory for a sample alone", "sampling.max_tokens"),
+        (found.device, "memory of the device for a sample alone", of_a_sample),
+        (found.host, "main memory for a sample alone", of_a_sample),
     ):
         if need.fits is False:
             raise InsufficientResources(
@@ -114,23 +110,16 @@ def admit(services: Services, submission: Submission) -> None:
                 f"{need.available:,} (prompts counted with as few tokens as they can have, max_tokens "
                 f"{spec.max_tokens}). Lower max_tokens or limit, capture fewer hooks or positions, or free "
                 "space; POST /v1/estimate shows the plan",
-                param="capture" if spec.is_prefill else param,
+                param=param,
             )
 
 
-def _disk_left(services: Services, submission: Submission) -> int | None:
-    """Bytes that the job may store; None if the free space is unknown and no quota limits it."""
-    writable = pause.writable_bytes(services.store, services.settings.disk_floor_bytes)
-    rooms = [writable, submission.quotas.left(submission.owner)]
-    return min((room for room in rooms if room is not None), default=None)
-
-
-def _lengths(submission: Submission, per_token: float) -> PromptTokens | None:
+def _lengths(submission: Submission, per_token: float) -> Lengths | None:
     """Lengths of all prompts, with `per_token` characters per token.
 
     Returns None if only the worker can read the dataset, or if it is empty.
     """
-    if submission.total is None:
+    if not submission.total:
         return None
     spec, shown, around = submission.spec, 0, {}
     if isinstance(spec, EvaluationSpec):
@@ -138,20 +127,19 @@ def _lengths(submission: Submission, per_token: float) -> PromptTokens | None:
         if spec.num_fewshot:
             # worked examples are about as long as the average problem
             sizes = [len(s.input["question"]) + len(s.input["answer"]) for s in submission.samples()]
-            shown = spec.num_fewshot * sum(sizes) // max(1, len(sizes))
-    longest = total = count = 0
+            shown = spec.num_fewshot * sum(sizes) // len(sizes)
+    longest = total = 0
     for sample in submission.samples():
         characters = _characters(sample.input) + around.get(sample.condition, 0) + shown
         tokens = max(1, math.ceil(characters / per_token))
-        longest, total, count = max(longest, tokens), total + tokens, count + 1
-    return PromptTokens(math.ceil(total / count), longest) if count else None
+        longest, total = max(longest, tokens), total + tokens
+    return math.ceil(total / submission.total), longest
 
 
 def _characters(given: Mapping[str, Any]) -> int:
     """Characters of a prompt, without those of the chat template."""
     if "question" in given:
-        columns = given.get("columns", {}).values()
-        return len(given["question"]) + sum(len(str(value)) for value in columns)
+        return len(given["question"]) + sum(len(str(value)) for value in given.get("columns", {}).values())
     if "prompt" in given:
         return len(given["prompt"])
     if "prompt_token_ids" in given:
@@ -160,45 +148,46 @@ def _characters(given: Mapping[str, Any]) -> int:
 
 
 def _estimate(
-    submission: Submission, lengths: PromptTokens | None, disk_bytes: int | None, *, batch: int | None = None
+    services: Services, submission: Submission, lengths: Lengths | None, *, alone: bool = False
 ) -> Estimate:
-    """Estimate a job without words.
-
-    Args:
-        disk_bytes: bytes that the job may store; None if unknown.
-        batch: samples that run at once; None lets the plan choose.
-    """
-    spec, structure, names, total = submission.spec, submission.structure, submission.hooks, submission.total
+    """Estimate a job without words; `alone` plans one sample at a time."""
+    spec, structure, names = submission.spec, submission.structure, submission.hooks
+    mean, longest = lengths or (None, None)
     found: dict[str, Any] = {
         "model": spec.model,
-        "samples": total,
+        "samples": submission.total,
         "hooks": names,
-        "prompt_tokens_mean": lengths and lengths.mean,
-        "prompt_tokens_longest": lengths and lengths.longest,
+        "prompt_tokens_mean": mean,
+        "prompt_tokens_longest": longest,
         "generated_tokens": spec.max_tokens,
     }
-    if structure is None or names is None:
-        return Estimate(**found)
-    capture, row_bytes = spec.capture or CaptureSpec(), 0
-    if plans.stores_every_row(capture):
-        row_bytes = plans.bytes_per_token(structure, names, capture.dtype, capture.features)
-    found |= {"bytes_per_token": row_bytes, "weights_bytes": plans.weights_bytes(structure)}
-    if not names:
-        found["disk"] = _need(0, disk_bytes)
-    if lengths is not None:
-        # stored sizes grow linearly with the prompt, so the mean prompt gives the sum
-        mean, generated = min(lengths.mean, structure.context_length), spec.max_tokens
-        one = plans.stored_bytes(structure, names, capture, prompt_tokens=mean, generated_tokens=generated)
-        found |= {"bytes_per_sample": one, "disk": _need(None if total is None else one * total, disk_bytes)}
-        found |= _memory(submission, structure, names, lengths.longest, batch)
-    values = Estimate(**found)
-    verdicts = [need.fits for need in (values.device, values.host, values.disk)]
+    # a quota limits the disk too; None is unknown
+    writable = pause.writable_bytes(services.store, services.settings.disk_floor_bytes)
+    rooms = [room for room in (writable, submission.quotas.left(submission.owner)) if room is not None]
+    needed = None
+    if structure is not None and names is not None:
+        capture, generated = spec.capture or CaptureSpec(), spec.max_tokens
+        row_bytes = 0
+        if plans.stores_every_row(capture):
+            row_bytes = plans.bytes_per_token(structure, names, capture.dtype, capture.features)
+        found |= {"bytes_per_token": row_bytes, "weights_bytes": plans.weights_bytes(structure)}
+        needed = None if names else 0
+        if mean is not None and longest is not None:
+            # stored sizes grow linearly with the prompt, so the mean prompt gives the sum
+            mean = min(mean, structure.context_length)
+            one = plans.stored_bytes(
+                structure, names, capture, prompt_tokens=mean, generated_tokens=generated
+            )
+            needed = None if submission.total is None else one * submission.total
+            found |= {"bytes_per_sample": one, **_memory(submission, structure, longest, alone=alone)}
+    found["disk"] = _need(needed, min(rooms, default=None))
+    verdicts = [found.get(name, Need()).fits for name in ("device", "host", "disk")]
     fits = False if False in verdicts else None if None in verdicts else True
-    return values.model_copy(update={"fits": fits})
+    return Estimate(**found, fits=fits)
 
 
 def _memory(
-    submission: Submission, structure: ModelStructure, names: Sequence[str], longest: int, batch: int | None
+    submission: Submission, structure: ModelStructure, longest: int, *, alone: bool
 ) -> dict[str, object]:
     """Memory of the samples that run at once, each with `longest` tokens; empty if a size is unknown."""
     spec, memory, on_gpu = submission.spec, submission.memory, plans.is_gpu(structure)
@@ -207,7 +196,7 @@ def _memory(
     token_bytes = max(1, structure.kv_bytes_per_token)
     need = plans.sample_need(
         structure,
-        names,
+        submission.hooks or (),
         spec.capture or CaptureSpec(),
         token_bytes=token_bytes,
         prompt_tokens=longest,
@@ -226,12 +215,12 @@ def _memory(
             on_gpu=on_gpu,
         )
         chosen = plans.samples_at_once(room, need, slots)
-    size = batch or chosen or 1
-    keys = size * need.keys
-    # rows leave early if memory is short: a refusal counts one block
-    rows = need.block if batch else max(size * need.block, min(size * need.rows, row_bytes))
-    device, host = (keys + need.staging, rows) if on_gpu else (keys, keys + need.staging + rows)
-    for_keys, total = (None, None) if room is None else (room.for_keys, room.total)
+    size = 1 if alone else chosen or 1
+    # rows leave early if memory is short: a sample alone holds one block
+    rows = need.block if alone else max(size * need.block, min(size * need.rows, row_bytes))
+    device, host = size * need.keys, need.staging + rows
+    device, host = (device + need.staging, rows) if on_gpu else (device, device + host)
+    for_keys, total = (room.for_keys, room.total) if room else (None, None)
     return {
         "slots": chosen,
         "device": _need(device, for_keys),

@@ -7,14 +7,14 @@ needs direct access to the database.
 import argparse
 import sys
 
-from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from actograph.contract.errors import ActographError
 from actograph.contract.operations import NewKey
-from actograph.redaction import conceal, redact
+from actograph.redaction import conceal
 from actograph.roles import Role
 from actograph.settings import Settings
+from api.errors import refusal_of
 from storage import migrate
 from storage.accounts import api_keys
 from storage.index.database import Database
@@ -37,15 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
             return _run(database, options)
         finally:
             database.close()
-    except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except SQLAlchemyError as error:
-        reason = f"the database cannot be used: {type(error).__name__}"
-    except (ActographError, ValueError, OSError) as error:
-        reason = str(error)
-    sys.stderr.write(f"python -m api.keys: {redact(reason)}\n")
-    return 1
+    except (ActographError, SQLAlchemyError, ValueError, OSError) as error:
+        sys.stderr.write(f"python -m api.keys: {refusal_of(error)}\n")
+        return 1
 
 
 def _run(database: Database, options: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -59,10 +58,6 @@ class _Index(Collector):
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    def describe(self) -> Iterator[Metric]:
-        """Read nothing before a scrape."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         services = self._services
         yield _gauge("build_info", "The version that serves; always 1.", {(__version__,): 1}, ("version",))
@@ -92,41 +87,33 @@ def _counted(totals: dict[counters.Counter, float]) -> Iterator[Metric]:
 
 def _standing(session: Session) -> Iterator[Metric]:
     known, moment = workers.find(session), now(session)
-    jobs, samples = view.job_counts(session, list(JobStatus)), view.open_samples(session)
-    yield _by_status("jobs", "Jobs in the index.", jobs)
-    yield _by_status("open_samples", "Waiting and leased samples of unfinished jobs.", samples)
-    yield _by_status("workers", "Workers known.", view.worker_counts(known))
+    for name, text, counts in (
+        ("jobs", "Jobs in the index.", view.job_counts(session, list(JobStatus))),
+        ("open_samples", "Waiting and leased samples of unfinished jobs.", view.open_samples(session)),
+        ("workers", "Workers known.", view.worker_counts(known)),
+    ):
+        yield _gauge(name, text, {(status,): count for status, count in counts.items()}, ("status",))
     for name, value in view.gauges(session).items():
         yield _gauge(name, GAUGES[name], {(): value})
-    live = [one for one in known if one.status in workers.LIVE]
-    own = [(one, (one.id, one.hostname, one.model or "", one.device or "")) for one in live]
+    ages: dict[tuple[str, ...], float] = {}
+    sizes: dict[tuple[str, ...], float] = {}
+    for one in known:
+        if one.status in workers.LIVE:
+            labels = (one.id, one.hostname, one.model or "", one.device or "")
+            ages[labels] = max(0.0, moment - one.heartbeat_at)
+            for key, size in (one.memory or {}).items():
+                if key.endswith("_bytes"):
+                    sizes[*labels, key.removesuffix("_bytes")] = size
     yield _gauge(
-        "worker_heartbeat_age_seconds",
-        "Time since the last heartbeat of a live worker.",
-        {labels: max(0.0, moment - one.heartbeat_at) for one, labels in own},
-        _WORKER,
+        "worker_heartbeat_age_seconds", "Time since the last heartbeat of a live worker.", ages, _WORKER
     )
-    yield _gauge(
-        "worker_memory_bytes",
-        "Last reported memory of a live worker.",
-        {
-            (*labels, key.removesuffix("_bytes")): size
-            for one, labels in own
-            for key, size in (one.memory or {}).items()
-            if key.endswith("_bytes")
-        },
-        (*_WORKER, "what"),
-    )
-
-
-def _by_status(name: str, text: str, counts: Mapping[Any, int]) -> GaugeMetricFamily:
-    return _gauge(name, text, {(status,): count for status, count in counts.items()}, ("status",))
+    yield _gauge("worker_memory_bytes", "Last reported memory of a live worker.", sizes, (*_WORKER, "what"))
 
 
 def _gauge(
-    name: str, text: str, values: dict[tuple[str, ...], float], labels: tuple[str, ...] = ()
+    name: str, text: str, values: Mapping[tuple[str, ...], float], labels: tuple[str, ...] = ()
 ) -> GaugeMetricFamily:
     family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=labels)
     for found, value in values.items():
-        family.add_metric([str(label) for label in found], float(value))
+        family.add_metric(found, float(value))
     return family

@@ -3,7 +3,7 @@
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import UnknownModel
-from actograph.contract.models import ModelStructure, ServedModel, parse_served
+from actograph.contract.models import ModelStructure, parse_served
 from actograph.settings import Settings
 from storage.queue import workers
 
@@ -12,29 +12,23 @@ class ServedModels:
     """The default model, then the other allowed models. The first model with a name keeps it."""
 
     def __init__(self, settings: Settings) -> None:
-        self._models: dict[str, ServedModel] = {}
-        self._by_alias: dict[str, ServedModel] = {}
-        for text in (settings.model, *settings.allowed_models):
-            if not text:
-                continue
-            model = parse_served(text)
-            self._models.setdefault(model.name, model)
+        self._names: dict[str, str] = {}
+        models = [parse_served(text) for text in (settings.model, *settings.allowed_models) if text]
+        for model in models:
             for alias in (model.name, *sorted(model.aliases)):
-                self._by_alias.setdefault(alias, self._models[model.name])
-
+                self._names.setdefault(alias, model.name)
         #: canonical names, the default model first
-        self.names = list(self._models)
+        self.names = list(dict.fromkeys(model.name for model in models))
 
     def find(self, name: str) -> str | None:
         """Find the canonical name of a served model by name or alias."""
-        model = self._by_alias.get(name)
-        return model.name if model else None
+        return self._names.get(name)
 
     def require(self, name: str, param: str = "model") -> str:
         """Like `find`. Raises UnknownModel if the model is not served; `param` is the field at fault."""
         found = self.find(name)
         if found is None:
-            served = ", ".join(self._models) or "none (set ACTOGRAPH_MODEL)"
+            served = ", ".join(self.names) or "none (set ACTOGRAPH_MODEL)"
             raise UnknownModel(f"model {name[:200]!r} is not served here; served: {served}", param=param)
         return found
 
@@ -46,15 +40,13 @@ class Structures:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[float, ModelStructure]] = {}
+        self._kept: dict[str, tuple[float | None, ModelStructure | None]] = {}
 
     def find(self, session: Session, model: str) -> ModelStructure | None:
         """Find the structure of a model; None if no worker has loaded it yet."""
         loaded_at = workers.loaded_at(session, model)
-        kept = self._kept.get(model)
-        if kept is not None and kept[0] == loaded_at:
-            return kept[1]
-        found = None if loaded_at is None else workers.structure(session, model)
-        if loaded_at is not None and found is not None:
-            self._kept[model] = (loaded_at, found)
-        return found
+        kept_at, kept = self._kept.get(model, (None, None))
+        if kept_at != loaded_at:
+            kept = workers.structure(session, model)
+            self._kept[model] = (loaded_at, kept)
+        return kept

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from actograph.contract.chat_job import ChatJobSpec
@@ -29,6 +28,7 @@ from actograph.tasks.rows import Task, row_form
 from api import estimate
 from api.check import check_hooks, check_length, check_prompts
 from api.dependencies import Services
+from api.errors import validated
 from api.estimate import Submission
 from storage.accounts import quotas
 from storage.files import dataset_sources
@@ -154,33 +154,25 @@ def _with_task(services: Services, spec: EvaluationSpec) -> EvaluationSpec:
         fields.pop("dataset", None)  # only for the command line
         task = task_from(fields)
         # defaults of the spec, such as the number of examples, depend on the task
-        given = {name: getattr(spec, name) for name in spec.model_fields_set} | {"task": task.model_dump()}
-        try:
-            spec = EvaluationSpec.model_validate(given)
-        except ValidationError as error:
-            raise InvalidRequest(error.errors(include_url=False)[0]["msg"], param="task") from None
+        given = {name: getattr(spec, name) for name in spec.model_fields_set}
+        spec = validated(EvaluationSpec, given | {"task": task.model_dump()})
     if isinstance(spec.task, TaskSpec):
         Task(spec.task)
     return spec
 
 
 def _task_file(services: Services, task: TaskFile | TaskPath) -> bytes:
-    """Read a task file, at most a little more than it may have. Raises InvalidRequest."""
-    field = "task.path" if isinstance(task, TaskPath) else "task.file_id"
-    try:
+    """Read a task file, at most a little more than it may have. Raises InvalidDataset."""
+    with _naming("task"):
         if isinstance(task, TaskFile):
             return Uploads(services.database, services.store).open(task.file_id).read(MAX_FILE_BYTES + 1)
         with dataset_sources.allowed_path(task.path, services.settings.data_roots).open("rb") as stream:
             return stream.read(MAX_FILE_BYTES + 1)
-    except InvalidDataset as error:
-        raise InvalidRequest(error.message, param=field) from None
-    except OSError as error:
-        raise InvalidRequest(f"the file cannot be read: {error.strerror}", param=field) from error
 
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Make errors about `dataset` name `field`, which may be the few-shot dataset."""
+    """Make errors about `dataset` name `field`, which may be the few-shot dataset or the task."""
     try:
         yield
     except InvalidDataset as error:
@@ -200,59 +192,43 @@ def _expand(services: Services, spec: Spec) -> _Samples:
         InvalidDataset: a row is not valid, or there are too few rows for the examples.
         InvalidRequest: there are too many samples.
     """
+    per_row = max(1, len(spec.conditions)) * spec.epochs
+    rows: list[DatasetRow] = []
     if isinstance(spec, EvaluationSpec):
-        samples, total = _evaluation(services, spec)
+        rows = _chosen(services, spec, row_form(spec.task), per_row)
+        scorers = ScorerSet.of(spec)
+        for row in rows:
+            try:
+                scorers.check_target(row.answer)
+            except InvalidDataset as error:
+                raise InvalidDataset(f"row {row.index}: {error.message}", param="dataset") from None
         _check_fewshot(services, spec)
+        samples, count = partial(evaluation_samples, spec, rows), len(rows)
     elif isinstance(spec, CaptureJobSpec):
-        samples, total = _capture(services, spec)
+        rows = _chosen(services, spec, Texts(spec.text_field), per_row)
+        samples, count = partial(capture_samples, spec, rows), len(spec.inputs or rows)
     else:
         assert isinstance(spec, ChatJobSpec)
-        samples, total = partial(chat_samples, spec), len(spec.inputs) * spec.epochs
-    if (total or 0) > MAX_SAMPLES:
+        samples, count = partial(chat_samples, spec), len(spec.inputs)
+    if count * per_row > MAX_SAMPLES:
         raise InvalidRequest(
-            f"the job has {total} samples or more, one job may have {MAX_SAMPLES}; split it with offset "
-            "and limit"
+            f"the job has {count * per_row} samples or more, one job may have {MAX_SAMPLES}; split it with "
+            "offset and limit"
         )
-    return samples, total
-
-
-def _capture(services: Services, spec: CaptureJobSpec) -> _Samples:
-    if spec.dataset is None:
-        return partial(capture_samples, spec), len(spec.inputs or ()) * _per_row(spec)
-    if isinstance(spec.dataset, HubDataset):
-        return partial(capture_samples, spec), None
-    rows = _chosen(services, spec, spec.dataset, Texts(spec.text_field))
-    return partial(capture_samples, spec, rows), len(rows) * _per_row(spec)
-
-
-def _evaluation(services: Services, spec: EvaluationSpec) -> _Samples:
-    scorers = ScorerSet.of(spec)
-    if isinstance(spec.dataset, HubDataset):
-        return partial(evaluation_samples, spec, ()), None
-    rows = _chosen(services, spec, spec.dataset, row_form(spec.task))
-    for row in rows:
-        try:
-            scorers.check_target(row.answer)
-        except InvalidDataset as error:
-            raise InvalidDataset(f"row {row.index}: {error.message}", param="dataset") from None
-    return partial(evaluation_samples, spec, rows), len(rows) * _per_row(spec)
-
-
-def _per_row(spec: EvaluationSpec | CaptureJobSpec) -> int:
-    """Number of samples of one row or input."""
-    return max(1, len(spec.conditions)) * spec.epochs
+    is_hub = isinstance(getattr(spec, "dataset", None), HubDataset)
+    return samples, None if is_hub else count * per_row
 
 
 def _chosen(
-    services: Services,
-    spec: EvaluationSpec | CaptureJobSpec,
-    dataset: FileDataset | PathDataset,
-    form: RowForm,
+    services: Services, spec: EvaluationSpec | CaptureJobSpec, form: RowForm, per_row: int
 ) -> list[DatasetRow]:
+    """Read the rows of the dataset; none if only the worker can read it."""
+    if spec.dataset is None or isinstance(spec.dataset, HubDataset):
+        return []
     # one row above the limit is enough to refuse the job
-    most = MAX_SAMPLES // _per_row(spec) + 1
+    most = MAX_SAMPLES // per_row + 1
     limit = most if spec.limit is None else min(spec.limit, most)
-    return list(_rows(services, dataset, form, limit=limit, offset=spec.offset))
+    return list(_rows(services, spec.dataset, form, limit=limit, offset=spec.offset))
 
 
 def _check_fewshot(services: Services, spec: EvaluationSpec) -> None:

@@ -41,7 +41,7 @@ SERVERS = {"postgres_server", "own_postgres", "s3_server"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bound each test by its tier unless it has a limit of its own; mark tests that start a server."""
+    """Bound each test by its tier unless it has its own limit; mark tests that need servers or models."""
     tiers = Path(__file__).parent
     for item in items:
         tier = item.path.relative_to(tiers).parts[0] if item.path.is_relative_to(tiers) else ""
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(TIME_LIMITS[tier]))
         if tier == "soak":
             item.add_marker(pytest.mark.soak)
-        if SERVERS.intersection(getattr(item, "fixturenames", ())):
+        if tier == "integration" or SERVERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
     _draw_covering_cases(items)
 

@@ -12,6 +12,8 @@ from functools import partial
 from tempfile import TemporaryFile
 from typing import BinaryIO
 
+from pydantic_core import from_json
+
 from actograph.contract.base import canonical_digest
 from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
@@ -20,10 +22,10 @@ from actograph.contract.openai import ChatCompletionRequest, CompletionBase, Com
 from actograph.contract.openai_answers import BatchError, BatchLine, BatchRequest
 from actograph.contract.specs import SamplingSpec
 from api import submit
-from api.bodies import parse_body, validate
+from api.bodies import nul_in
 from api.check import check_hooks, check_prompts
 from api.dependencies import Services
-from api.errors import InvalidFields
+from api.errors import validated
 from api.estimate import Submission
 from api.openai import chat_requests
 from storage.files import files
@@ -34,6 +36,8 @@ from storage.submission import named
 MAX_LINE_BYTES = 16 << 20
 #: most errors reported for one file
 MOST_ERRORS = 100
+#: fields of a line's job that its samples store
+OWN_FIELDS = ("sampling", "capture", "interventions", "expires_after", "tags", "metadata")
 
 
 class InvalidBatch(Exception):
@@ -42,6 +46,14 @@ class InvalidBatch(Exception):
     def __init__(self, *errors: BatchError) -> None:
         self.errors = list(errors)
         super().__init__(errors[0].message)
+
+
+class _Fault(InvalidRequest):
+    """An invalid line."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.code = code  # type: ignore[misc]
 
 
 @contextmanager
@@ -55,22 +67,23 @@ def submission_of(
         ActographError: the job as a whole is refused, or a service is unreachable.
     """
     with TemporaryFile() as kept:
-        lines = _Lines(services, request, kept)
-        errors: list[BatchError] = []
+        lines, errors = _Lines(services, request, kept), []
         for number, text in _numbered(services, request):
             try:
                 lines.add(number, text)
-            except InvalidBatch as fault:
-                errors += fault.errors
+            except ActographError as error:
+                errors.append(
+                    BatchError(code=error.code, message=error.message, line=number, param=error.param)
+                )
                 if len(errors) >= MOST_ERRORS:
                     break
-        if errors:
-            raise InvalidBatch(*errors)
-        if not lines.requests:
-            raise InvalidBatch(BatchError(code="empty_file", message="the input file has no requests"))
+        if not errors and not lines.requests:
+            errors.append(BatchError(code="empty_file", message="the input file has no requests"))
         if lines.samples > submit.MAX_SAMPLES:
             message = f"{lines.samples} choices; one batch may have {submit.MAX_SAMPLES}"
-            raise InvalidBatch(BatchError(code="too_many_tasks", message=message))
+            errors.append(BatchError(code="too_many_tasks", message=message))
+        if errors:
+            raise InvalidBatch(*errors)
         yield lines.submission(batch_id, owner)
 
 
@@ -82,23 +95,23 @@ def _numbered(services: Services, request: BatchRequest) -> Iterator[tuple[int, 
         NotFound, StoreDamaged: the file was deleted or is damaged.
         ServiceUnavailable: this process stops, and must not wait for a long file.
     """
-    most = services.settings.batch_max_requests
+    most, found = services.settings.batch_max_requests, 0
     with services.database.read() as session:
         stored = files.stored(files.get(session, request.input_file_id), services.store)
     stored.check_whole()
-    found = 0
     with stored.open() as file:
         for number, text in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), 1):
             if services.stopping.is_set():
                 raise ServiceUnavailable("this process ends; another one reads the file again")
             if len(text) > MAX_LINE_BYTES:
-                raise _fault(number, "line_too_long", f"the line is longer than {MAX_LINE_BYTES} bytes")
+                message = f"the line is longer than {MAX_LINE_BYTES} bytes"
+                raise InvalidBatch(BatchError(code="line_too_long", message=message, line=number))
             if not text.strip():
                 continue
             found += 1
             if found > most:
                 message = f"the file has more than {most} requests (ACTOGRAPH_BATCH_MAX_REQUESTS); split it"
-                raise _fault(number, "too_many_tasks", message)
+                raise InvalidBatch(BatchError(code="too_many_tasks", message=message, line=number))
             yield number, text
 
 
@@ -121,33 +134,35 @@ class _Lines:
         self.samples = 0
 
     def add(self, number: int, text: bytes) -> None:
-        """Check a line like a request to its route, and keep it. Raises InvalidBatch."""
+        """Check a line like a request to its route, and keep it. Raises ActographError."""
         try:
-            line = parse_body(BatchLine, text)
-        except InvalidFields as error:
-            code = "invalid_request" if error.param else "invalid_json_line"
-            raise _fault(number, code, error.message, error.param) from None
+            value = from_json(text, allow_inf_nan=False)
+            if fault := nul_in(text) or (None if isinstance(value, dict) else "it is no object"):
+                raise ValueError(fault)
+        except ValueError as error:
+            raise _Fault("invalid_json_line", f"Invalid JSON: {error}") from None
+        line = validated(BatchLine, value)
         if line.url != self._request.endpoint:
             message = f"the batch is for {self._request.endpoint}, the line for {line.url}"
-            raise _fault(number, "url_mismatch", message, "url")
+            raise _Fault("url_mismatch", message, "url")
         if (before := self._seen.setdefault(line.custom_id, number)) != number:
             message = f"custom_id {line.custom_id!r} is that of line {before} too"
-            raise _fault(number, "duplicate_custom_id", message, "custom_id")
+            raise _Fault("duplicate_custom_id", message, "custom_id")
         try:
-            spec = self._spec(number, line)
+            spec = self._spec(line)
             self._check_hooks(spec)
         except ActographError as error:
             # name the field of the body, not of the job
             param = (error.param or "").replace("inputs.0.", "").removeprefix("sampling.")
-            raise _fault(number, error.code, error.message, f"body.{param}" if param else "body") from None
+            error.param = f"body.{param}".removesuffix(".")
+            raise
         self._keep(line.custom_id, spec)
 
-    def _spec(self, number: int, line: BatchLine) -> ChatJobSpec:
+    def _spec(self, line: BatchLine) -> ChatJobSpec:
         """The request of a line as a job of its own."""
-        services = self._services
-        is_chat = line.url == "/v1/chat/completions"
-        request: CompletionBase
-        request = validate(ChatCompletionRequest if is_chat else CompletionRequest, line.body)
+        services, is_chat = self._services, line.url == "/v1/chat/completions"
+        kind: type[CompletionBase] = ChatCompletionRequest if is_chat else CompletionRequest
+        request = validated(kind, line.body)
         spec = chat_requests.job_spec(request, services)
         if len(spec.inputs) != 1:
             raise InvalidRequest("one prompt for each line; write a line for each prompt", param="prompt")
@@ -160,7 +175,7 @@ class _Lines:
                 self._structure = services.structures.find(session, model)
         elif model != self._model:
             message = f"a batch is for one model; the first line's is {self._model}"
-            raise _fault(number, "model_mismatch", message, "body.model")
+            raise _Fault("model_mismatch", message, "model")
         return spec.model_copy(update={"model": model})
 
     def _check_hooks(self, spec: ChatJobSpec) -> None:
@@ -172,15 +187,8 @@ class _Lines:
             self._hooks[key] = check_hooks(spec, self._structure, stored)
 
     def _keep(self, custom_id: str, spec: ChatJobSpec) -> None:
-        given = BatchInput(
-            **spec.inputs[0].model_dump(),
-            custom_id=custom_id,
-            choices=spec.epochs,
-            **{
-                name: getattr(spec, name)
-                for name in ("sampling", "capture", "interventions", "expires_after", "tags", "metadata")
-            },
-        )
+        own = {name: getattr(spec, name) for name in OWN_FIELDS}
+        given = BatchInput(**spec.inputs[0].model_dump(), **own, custom_id=custom_id, choices=spec.epochs)
         stored = given.model_dump(mode="json", exclude_none=True)
         self._kept.write(json.dumps(stored, separators=(",", ":")).encode() + b"\n")
         if not self.requests:
@@ -192,33 +200,26 @@ class _Lines:
     def submission(self, batch_id: str, owner: str) -> Submission:
         """The job of all lines."""
         services, request = self._services, self._request
-        spec = submit.with_defaults(
-            services,
-            BatchJobSpec(
-                model=self._model,
-                sampling=self._sampling,
-                priority=request.priority,
-                tags=request.tags,
-                metadata=request.metadata or {},
-                deadline_seconds=request.window_seconds,
-                # failures of one request say nothing about others
-                max_consecutive_failures=0,
-                batch_id=batch_id,
-                endpoint=request.endpoint,
-                requests=self.requests,
-            ),
+        spec = BatchJobSpec(
+            model=self._model,
+            sampling=self._sampling,
+            priority=request.priority,
+            tags=request.tags,
+            metadata=request.metadata or {},
+            deadline_seconds=request.window_seconds,
+            # failures of one request say nothing about others
+            max_consecutive_failures=0,
+            batch_id=batch_id,
+            endpoint=request.endpoint,
+            requests=self.requests,
         )
         # a line above the context fails alone
-        spec = submit.within_context(spec, self._structure, self._most_tokens)
+        spec = submit.within_context(submit.with_defaults(services, spec), self._structure, self._most_tokens)
         names = list(dict.fromkeys(name for some in self._hooks.values() for name in some or ()))
         with services.database.read() as session:
             ahead = submit.outlook(services, session, spec, owner)
-        return replace(
-            ahead,
-            hooks=names if self._structure else None,
-            samples=self._new_samples,
-            total=self.samples,
-        )
+        hooks = names if self._structure else None
+        return replace(ahead, hooks=hooks, samples=self._new_samples, total=self.samples)
 
     def _new_samples(self) -> Iterator[NewSample]:
         """The samples of all lines. The choices of a line have the seeds s, s + 1, s + 2, ..."""
@@ -233,7 +234,3 @@ class _Lines:
                     input=stored,
                     seed=(stored["sampling"]["seed"] + choice) % 2**63,
                 )
-
-
-def _fault(number: int, code: str, message: str, param: str | None = None) -> InvalidBatch:
-    return InvalidBatch(BatchError(code=code, message=message, line=number, param=param or None))

@@ -5,26 +5,25 @@ a failed request is in `response.body.error`; `error` is set if the request did 
 """
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, BinaryIO
 
-from sqlalchemy.orm import Session
-
+from actograph.contract import resources
 from actograph.contract.openai_answers import BatchError, BatchStatus, BatchUsage, RequestCounts
 from actograph.contract.resources import JobStatus, SampleStatus
 from api.errors import openai_error
 from api.openai import chat_results
-from api.openai.chat_results import ChatFailed, ChatResult
 from storage.index.database import Database
 from storage.jobs import batches
-from storage.tables.models import BatchRow, JobRow
+from storage.tables.models import JobRow, SampleRow
 
 #: lines per read of sessions
 PAGE = 100
 
 
-def status_of(row: BatchRow, job: JobRow) -> tuple[BatchStatus, BatchError | None]:
+def status_of(job: JobRow) -> tuple[BatchStatus, BatchError | None]:
     """Final status of a batch with an ended job, and the error if the job was refused."""
     if job.status == JobStatus.CANCELLED:
         return BatchStatus.CANCELLED, None
@@ -44,31 +43,32 @@ def write(
 
     Returns their counts and tokens, the fields of `RequestCounts` and `BatchUsage`.
     """
-    total = completed = read = chosen = 0
+    counts: Counter[str] = Counter()
     with database.read() as session:
-        for result in _results(session, job):
-            line = _line(result, end)
-            is_answer = line["error"] is None and line["response"]["status_code"] == 200
-            total, completed = total + 1, completed + is_answer
-            if is_answer:
-                read, chosen = read + result.usage.prompt_tokens, chosen + result.usage.completion_tokens
-            file = answers if is_answer else errors
-            file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
-    counts = RequestCounts(total=total, completed=completed, failed=total - completed)
-    usage = BatchUsage(input_tokens=read, output_tokens=chosen, total_tokens=read + chosen)
-    return counts.model_dump() | usage.model_dump()
+        lines = batches.lines(session, job.id)
+        while page := list(islice(lines, PAGE)):
+            stored = chat_results.sessions_of(session, chain.from_iterable(page))
+            for rows in page:
+                line = _line(job, rows, stored, end)
+                is_answer = line["error"] is None and line["response"]["status_code"] == 200
+                counts["completed" if is_answer else "failed"] += 1
+                if is_answer:
+                    counts.update(line["response"]["body"]["usage"])
+                file = answers if is_answer else errors
+                file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+    completed, failed = counts["completed"], counts["failed"]
+    usage = BatchUsage(
+        input_tokens=counts["prompt_tokens"],
+        output_tokens=counts["completion_tokens"],
+        total_tokens=counts["total_tokens"],
+    )
+    requests = RequestCounts(total=completed + failed, completed=completed, failed=failed)
+    return requests.model_dump() | usage.model_dump()
 
 
-def _results(session: Session, job: JobRow) -> Iterator[ChatResult]:
-    """Read each request in the order of the input file, and its sessions in pages."""
-    lines = batches.lines(session, job.id)
-    while page := list(islice(lines, PAGE)):
-        stored = chat_results.sessions_of(session, chain.from_iterable(page))
-        yield from (ChatResult(job=job, samples=rows, sessions=stored) for rows in page)
-
-
-def _line(result: ChatResult, end: BatchStatus) -> dict[str, Any]:
-    rows = result.samples
+def _line(
+    job: JobRow, rows: Sequence[SampleRow], stored: Mapping[str, resources.Session], end: BatchStatus
+) -> dict[str, Any]:
     own = rows[0].id.removeprefix("smp_")
     line: dict[str, Any] = {
         "id": f"batch_req_{own}",
@@ -78,17 +78,16 @@ def _line(result: ChatResult, end: BatchStatus) -> dict[str, Any]:
     }
     failed = next((row.error for row in rows if row.status == SampleStatus.FAILED and row.error), None)
     if failed is not None:
-        refused = ChatFailed(failed)
-        status = chat_results.status_of(refused)
-        error = openai_error(status, refused.message, code=refused.code).model_dump()
-        return line | {"response": {"status_code": status, "request_id": own, "body": {"error": error}}}
-    if any(row.status != SampleStatus.COMPLETED for row in rows):
-        return line | {"error": _unfinished(result.job, end)}
-    answer = chat_results.answer(result)
-    # the id of the job would be the same for all
-    prefix = answer.id.partition("-")[0]
-    body = answer.model_copy(update={"id": f"{prefix}-{own}"}).model_dump(mode="json")
-    return line | {"response": {"status_code": 200, "request_id": own, "body": body}}
+        refused = chat_results.ChatFailed(**failed)
+        status = refused.status
+        body: dict[str, Any] = {"error": openai_error(refused).model_dump()}
+    elif any(row.status != SampleStatus.COMPLETED for row in rows):
+        return line | {"error": _unfinished(job, end)}
+    else:
+        status, body = 200, chat_results.answer(job, rows, stored).model_dump(mode="json")
+        # the id of the job would be the same for all
+        body["id"] = f"{body['id'].partition('-')[0]}-{own}"
+    return line | {"response": {"status_code": status, "request_id": own, "body": body}}
 
 
 def _unfinished(job: JobRow, end: BatchStatus) -> dict[str, str]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryFile
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -57,12 +57,13 @@ def advance(services: Services, batch_id: str) -> None:
     try:
         # the request and the background thread must not read a long file twice
         with database.alone(f"batch-{int(batch_id[-4:], 16) % SLOTS}") as is_alone:
-            if is_alone:
-                with database.read() as session, suppress(NotFound):
-                    row = batches.get(session, batch_id)
-            if row is not None and row.status == BatchStatus.VALIDATING:
+            if not is_alone:
+                return
+            with database.read() as session:
+                row = batches.get(session, batch_id)
+            if row.status == BatchStatus.VALIDATING:
                 _begin(services, row)
-            elif row is not None and not BatchStatus(row.status).is_terminal():
+            elif not BatchStatus(row.status).is_terminal():
                 _end(services, row)
         return
     except PASSING as error:
@@ -116,38 +117,27 @@ def _end(services: Services, row: BatchRow) -> None:
         if moved is None:
             return
         row = moved
-    end, reason = batch_output.status_of(row, job)
+    end, reason = batch_output.status_of(job)
+    stored: dict[str, tuple[str, int, str]] = {}
     with TemporaryFile() as answers, TemporaryFile() as errors:
         counts = batch_output.write(database, job, end, answers, errors)
-        stored = {
-            "output": _store(services, row, "output", answers),
-            "error": _store(services, row, "error", errors),
-        }
+        for name, file in (("output", answers), ("error", errors)):
+            if file.tell():
+                stored[f"{name}_file_id"] = _store(services, row, name, file)
     with database.write() as session:
         # its deletion takes the job first and then the batch
         jobs.lock_all(session, [job.id])
         reasons = [reason.model_dump()] if reason else None
-        ids_of = {f"{name}_file_id": file and file.id for name, file in stored.items()}
-        if batches.move(session, row, end, counts=counts, errors=reasons, **ids_of) is None:
+        ids = {name: file_id for name, (file_id, _, _) in stored.items()}
+        if batches.move(session, row, end, counts=counts, errors=reasons, **ids) is None:
             return  # another process was faster; the reaper removes these files
-        for file in stored.values():
-            if file is not None:
-                files.publish(session, file.id, size=file.size, sha256=file.sha256)
+        for file_id, size, sha256 in stored.values():
+            files.publish(session, file_id, size=size, sha256=sha256)
     log.info("batch %s is %s: %s", row.id, end, json.dumps(counts))
 
 
-class _Stored(NamedTuple):
-    """A file that was stored and not published yet."""
-
-    id: str
-    size: int
-    sha256: str
-
-
-def _store(services: Services, row: BatchRow, name: str, file: BinaryIO) -> _Stored | None:
-    """Store a file; None if it is empty."""
-    if not file.tell():
-        return None
+def _store(services: Services, row: BatchRow, name: str, file: BinaryIO) -> tuple[str, int, str]:
+    """Store a file without publishing it. Returns its id, size and sha256."""
     file.seek(0)
     expiry = BatchRequest.model_validate(row.request).output_expires_after
     with services.database.write() as session:
@@ -159,4 +149,4 @@ def _store(services: Services, row: BatchRow, name: str, file: BinaryIO) -> _Sto
             expires_after=None if expiry is None else expiry.seconds,
         )
     chunks = iter(partial(file.read, 1 << 20), b"")
-    return _Stored(file_id, *services.store.put_stream(f"files/{file_id}", chunks))
+    return (file_id, *services.store.put_stream(f"files/{file_id}", chunks))

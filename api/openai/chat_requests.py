@@ -70,8 +70,10 @@ def _texts(request: CompletionRequest) -> list[ChatInput]:
     ]
 
 
-def submit_chat(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobRow, Sequence[SampleRow]]:
-    """Check the job, insert it with its samples and wake a worker.
+def submit_chat(
+    services: Services, request: CompletionBase, owner: str
+) -> tuple[JobRow, Sequence[SampleRow]]:
+    """Check the job of a request, insert it with its samples and wake a worker.
 
     Raises:
         ServiceUnavailable: no live worker can serve the model, or the queue is paused. The client should not
@@ -79,7 +81,7 @@ def submit_chat(services: Services, spec: ChatJobSpec, owner: str) -> tuple[JobR
         InvalidRequest: `param` is a field of the request.
     """
     try:
-        row = submit.submit(services, spec, owner, starts_now=True)
+        row = submit.submit(services, job_spec(request, services), owner, starts_now=True)
     except ActographError as error:
         # fields of a job's sampling are fields of the request
         error.param = error.param and error.param.removeprefix("sampling.")

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -12,7 +11,7 @@ from actograph import __version__
 from actograph.contract import openai_answers as answers
 from actograph.contract import resources
 from actograph.contract.chat_job import is_only_read
-from actograph.contract.errors import ActographError, InvalidRequest
+from actograph.contract.errors import ActographError
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.tool_calls import ToolCall, parse_calls, text_before_calls
 from api.dependencies import Services
@@ -25,6 +24,7 @@ from storage.tables.models import JobRow, SampleRow
 _STATUSES = {
     "invalid_request": 400,
     "context_length_exceeded": 400,
+    "model_not_found": 404,
     "conflict": 409,
     "service_unavailable": 503,
     "sample_timeout": 504,
@@ -35,41 +35,18 @@ _STATUSES = {
 class ChatFailed(ActographError):
     """A failed chat."""
 
-    def __init__(self, record: dict[str, Any]) -> None:
-        """`record` is the error of the job or of its first failed sample."""
-        super().__init__(record["message"])
+    def __init__(self, *, type: str, message: str, **_: object) -> None:
+        """The arguments are the error of the job or of its first failed sample."""
+        super().__init__(message)
         # a class has one code, but each failure its own
-        self.code = record["type"]  # type: ignore[misc]
-        self.status = _STATUSES.get(record["type"], 500)  # type: ignore[misc]
+        self.code = type  # type: ignore[misc]
+        self.status = _STATUSES.get(type, 500)  # type: ignore[misc]
+        # OpenAI's clients must not send a failed request again
+        self.headers = {} if self.status == 503 else {"x-should-retry": "false"}
 
 
-def status_of(error: ActographError) -> int:
-    """The HTTP status that OpenAI's clients expect."""
-    if error.code == "model_not_found":
-        return 404
-    return 400 if isinstance(error, InvalidRequest) else error.status
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatResult:
-    """A completed job. The choices of a prompt stand together."""
-
-    job: JobRow
-    samples: Sequence[SampleRow]
-    sessions: Mapping[str, resources.Session]
-
-    @property
-    def usage(self) -> answers.CompletionUsage:
-        """Token counts; a prompt counts once for all of its choices."""
-        prompts = sum(row.prompt_tokens or 0 for row in self.samples if row.epoch == 0)
-        chosen = sum(row.generated_tokens or 0 for row in self.samples)
-        return answers.CompletionUsage(
-            prompt_tokens=prompts, completion_tokens=chosen, total_tokens=prompts + chosen
-        )
-
-
-def read(services: Services, job_id: str) -> ChatResult:
-    """Read the result of an ended job.
+def read(services: Services, job_id: str) -> answers.ChatCompletion | answers.Completion:
+    """Read the answer of an ended job.
 
     Raises:
         ChatFailed: the job failed or was cancelled, or one of its samples failed.
@@ -80,18 +57,14 @@ def read(services: Services, job_id: str) -> ChatResult:
         captured = sessions_of(session, rows)
     for row in rows:
         if row.status == SampleStatus.FAILED and row.error is not None:
-            raise ChatFailed(row.error)
+            raise ChatFailed(**row.error)
     if job.status == JobStatus.CANCELLED:
-        raise ChatFailed({"type": "conflict", "message": f"job {job_id} of this request was cancelled"})
+        raise ChatFailed(type="conflict", message=f"job {job_id} of this request was cancelled")
     if job.status != JobStatus.COMPLETED:
-        raise ChatFailed(
-            job.error or {"type": "internal_error", "message": "the job failed without a reason"}
-        )
+        raise ChatFailed(**job.error or {"type": "internal_error", "message": "the job failed"})
     if job.spec.get("capture") is not None and any(row.session_id not in captured for row in rows):
-        raise ChatFailed(
-            {"type": "capture_failed", "message": "the activations of this request were deleted"}
-        )
-    return ChatResult(job=job, samples=rows, sessions=captured)
+        raise ChatFailed(type="capture_failed", message="the activations of this request were deleted")
+    return answer(job, rows, captured)
 
 
 def sessions_of(session: Session, rows: Iterable[SampleRow]) -> dict[str, resources.Session]:
@@ -101,31 +74,62 @@ def sessions_of(session: Session, rows: Iterable[SampleRow]) -> dict[str, resour
     return {one.id: one for one in sessions.resources_of(session, found)}
 
 
-def answer(result: ChatResult) -> answers.ChatCompletion | answers.Completion:
-    """The answer of the request's route."""
-    if result.samples[0].input.get("messages") is None:
-        return answers.Completion(
-            choices=[completion_choice(result, row, place) for place, row in enumerate(result.samples)],
-            usage=result.usage,
-            **envelope(result.job, "cmpl"),
-            **_captured(result, result.samples[0]),
-        )
-    return answers.ChatCompletion(
-        choices=[chat_choice(result, row) for row in result.samples],
-        usage=result.usage,
-        **envelope(result.job, "chatcmpl"),
-        **_captured(result, result.samples[0]),
+def is_chat(row: SampleRow) -> bool:
+    """True for a sample of `/v1/chat/completions`, False for `/v1/completions`."""
+    return row.input.get("messages") is not None
+
+
+def answer(
+    job: JobRow, rows: Sequence[SampleRow], captured: Mapping[str, resources.Session]
+) -> answers.ChatCompletion | answers.Completion:
+    """Answer a request, in the form of its route. The choices of a prompt stand together."""
+    # a prompt counts once for all of its choices
+    prompts = sum(row.prompt_tokens or 0 for row in rows if row.epoch == 0)
+    chosen = sum(row.generated_tokens or 0 for row in rows)
+    form = answers.ChatCompletion if is_chat(rows[0]) else answers.Completion
+    choice = _chat_choice if is_chat(rows[0]) else _completion_choice
+    return form(
+        **envelope(job, rows[0]),
+        choices=[choice(row, place, _captured(captured, row)) for place, row in enumerate(rows)],
+        usage=answers.CompletionUsage(
+            prompt_tokens=prompts, completion_tokens=chosen, total_tokens=prompts + chosen
+        ),
+        **_captured(captured, rows[0]),
     )
 
 
-def chat_choice(result: ChatResult, row: SampleRow) -> answers.ChatChoice:
+def envelope(job: JobRow, row: SampleRow) -> dict[str, Any]:
+    """Fields of every answer and every chunk of a job."""
+    prefix = "chatcmpl" if is_chat(row) else "cmpl"
+    return {
+        "id": f"{prefix}-{job.id.removeprefix('job_')}",
+        "created": int(job.created_at),
+        "model": job.model,
+        "system_fingerprint": f"fp_{sha256(f'{job.model} {__version__}'.encode()).hexdigest()[:10]}",
+        "run_id": job.id,
+    }
+
+
+def _chat_choice(row: SampleRow, place: int, captured: dict[str, Any]) -> answers.ChatChoice:
     content, calls = split_answer(row)
     return answers.ChatChoice(
-        index=row.epoch,
+        index=place,
         message=answers.AssistantMessage(content=content, tool_calls=calls or None),
-        finish_reason="tool_calls" if calls else finish_reason(row),
+        finish_reason="tool_calls" if calls else _finish_reason(row),
         logprobs=None if row.logprobs is None else answers.ChatLogprobs(content=list(row.logprobs)),
-        **_captured(result, row),
+        **captured,
+    )
+
+
+def _completion_choice(row: SampleRow, place: int, captured: dict[str, Any]) -> answers.CompletionChoice:
+    prompt = row.prompt if row.input.get("echo") else None
+    text = (prompt or "") + (row.completion or "")
+    return answers.CompletionChoice(
+        index=place,
+        text=text,
+        finish_reason=_finish_reason(row),
+        logprobs=None if row.logprobs is None else _completion_logprobs(text, row.logprobs),
+        **captured,
     )
 
 
@@ -156,45 +160,12 @@ def split_answer(row: SampleRow) -> tuple[str | None, list[answers.ToolCall]]:
     ]
 
 
-def completion_choice(result: ChatResult, row: SampleRow, place: int) -> answers.CompletionChoice:
-    text = whole_text(row)
-    return answers.CompletionChoice(
-        index=place,
-        text=text,
-        finish_reason=finish_reason(row),
-        logprobs=None if row.logprobs is None else _completion_logprobs(text, row.logprobs),
-        **_captured(result, row),
-    )
-
-
-def envelope(job: JobRow, prefix: str) -> dict[str, Any]:
-    """Fields of every answer and every chunk of a job."""
-    return {
-        "id": f"{prefix}-{job.id.removeprefix('job_')}",
-        "created": int(job.created_at),
-        "model": job.model,
-        "system_fingerprint": fingerprint(job.model),
-        "run_id": job.id,
-    }
-
-
-def fingerprint(model: str) -> str:
-    """Fingerprint of the model's name and the version of Actograph."""
-    return f"fp_{sha256(f'{model} {__version__}'.encode()).hexdigest()[:10]}"
-
-
-def finish_reason(row: SampleRow) -> answers.FinishReason:
+def _finish_reason(row: SampleRow) -> answers.FinishReason:
     return "length" if row.finish_reason == "length" or is_only_read(row.input) else "stop"
 
 
-def whole_text(row: SampleRow) -> str:
-    """The text of a choice, after the prompt if `echo` asks for it."""
-    prompt = row.prompt if row.input.get("echo") else None
-    return (prompt or "") + (row.completion or "")
-
-
-def _captured(result: ChatResult, row: SampleRow) -> dict[str, Any]:
-    session = result.sessions.get(row.session_id or "")
+def _captured(captured: Mapping[str, resources.Session], row: SampleRow) -> dict[str, Any]:
+    session = captured.get(row.session_id or "")
     if session is None:
         return {}
     return {

@@ -6,7 +6,7 @@ continues.
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -16,8 +16,8 @@ from starlette.concurrency import run_in_threadpool
 from actograph.contract import openai_answers as answers
 from actograph.contract.errors import ActographError
 from actograph.tool_calls import OPEN, first_call
+from api.errors import openai_error
 from api.openai import chat_results
-from api.openai.chat_results import ChatResult
 from api.openai.chat_watch import Running
 from storage.tables.models import SampleRow
 
@@ -25,80 +25,25 @@ PING = ": ping\n\n"
 DONE = "data: [DONE]\n\n"
 
 
-class ChatChunks:
-    """Choices in the chunks of `/v1/chat/completions`."""
-
-    prefix = "chatcmpl"
-    chunk = answers.ChatChunk
-
-    def opening(self, index: int) -> list[BaseModel]:
-        """The choices to send before the text."""
-        return [answers.ChatChunkChoice(index=index, delta=answers.Delta(role="assistant", content=""))]
-
-    def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
-        return answers.ChatChunkChoice(index=index, delta=answers.Delta(content=text), logprobs=logprobs)
-
-    def ending(self, result: ChatResult, row: SampleRow, sent: "_Choice") -> list[BaseModel]:
-        """The choices to send at the end: the unsent text, tool calls, and the finish reason.
-
-        With log probabilities, all text is unsent.
-        """
-        choice, place = chat_results.chat_choice(result, row), sent.place
-        rest = sent.rest(choice.message.content or "")
-        found = [self.piece(place, rest, choice.logprobs)] if rest else []
-        calls = [
-            answers.ToolCallDelta(index=number, id=call.id, function=call.function)
-            for number, call in enumerate(choice.message.tool_calls or ())
-        ]
-        if calls:
-            found.append(answers.ChatChunkChoice(index=place, delta=answers.Delta(tool_calls=calls)))
-        last = answers.ChatChunkChoice(
-            index=place, delta=answers.Delta(), finish_reason=choice.finish_reason, **_captured(choice)
-        )
-        return [*found, last]
-
-
-class CompletionChunks:
-    """Choices in the chunks of `/v1/completions`; its methods are those of `ChatChunks`."""
-
-    prefix = "cmpl"
-    chunk = answers.Completion
-
-    def opening(self, index: int) -> list[BaseModel]:
-        return []
-
-    def piece(self, index: int, text: str, logprobs: Any = None) -> BaseModel:
-        return answers.CompletionChoice(index=index, text=text, logprobs=logprobs)
-
-    def ending(self, result: ChatResult, row: SampleRow, sent: "_Choice") -> list[BaseModel]:
-        choice = chat_results.completion_choice(result, row, sent.place)
-        rest = sent.rest(choice.text)
-        found = [self.piece(sent.place, rest, choice.logprobs)] if rest else []
-        last = answers.CompletionChoice(
-            index=sent.place, text="", finish_reason=choice.finish_reason, **_captured(choice)
-        )
-        return [*found, last]
-
-
-Chunks = ChatChunks | CompletionChunks
-
-
-async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> AsyncGenerator[str, None]:
+async def stream(running: Running, *, include_usage: bool) -> AsyncGenerator[str, None]:
     """Yield the events of one request, up to `[DONE]`. The job is cancelled if the reader stops.
 
     Raises:
         ActographError: the request failed.
     """
-    envelope = chat_results.envelope(running.job, chunks.prefix)
-    choices = [_Choice(row, place) for place, row in enumerate(running.samples)]
+    job, rows = running.job, running.samples
+    is_chat, envelope = chat_results.is_chat(rows[0]), chat_results.envelope(job, rows[0])
+    choices = [_Choice(row, place) for place, row in enumerate(rows)]
 
-    def event(choices: list[Any], **fields: Any) -> str:
-        value = chunks.chunk(choices=choices, **envelope, **fields).model_dump(mode="json")
+    def event(*choices: BaseModel, **fields: Any) -> str:
+        chunk: Any = answers.ChatChunk if is_chat else answers.Completion
+        value = chunk(choices=choices, **envelope, **fields).model_dump(mode="json")
         if not include_usage:
             del value["usage"]  # with include_usage all chunks but the last have null
         return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
 
-    opening = [event([first]) for choice in choices for first in chunks.opening(choice.place)]
+    first = answers.Delta(role="assistant", content="")
+    opening = [event(answers.ChatChunkChoice(index=one.place, delta=first)) for one in choices if is_chat]
     async with aclosing(running.pieces(texts=True)) as pieces:
         async for found in pieces:
             if found is None:
@@ -109,36 +54,65 @@ async def stream(running: Running, chunks: Chunks, *, include_usage: bool) -> As
                 yield opening.pop(0)
             place, text = found
             if said := choices[place].more(text):
-                yield event([chunks.piece(place, said)])
-    result = await run_in_threadpool(chat_results.read, running.services, running.job.id)
-    for first in opening:
-        yield first
-    for choice, row in zip(choices, result.samples, strict=True):
-        ending = chunks.ending(result, row, choice)
-        for one in ending[:-1]:
-            yield event([one])
+                yield event(_piece(place, said, is_chat=is_chat))
+    whole = await run_in_threadpool(chat_results.read, running.services, job.id)
+    for start in opening:
+        yield start
+    ended: Sequence[answers.ChatChoice | answers.CompletionChoice] = whole.choices
+    for sent, choice in zip(choices, ended, strict=True):
+        *before, last = _ending(sent, choice)
+        for one in before:
+            yield event(one)
         # activations of the first choice belong to the answer too
-        yield event(ending[-1:], **({} if choice.place else _captured(ending[-1])))
+        yield event(last, **({} if sent.place else _captured(whole)))
     if include_usage:
-        yield event([], usage=result.usage)
+        yield event(usage=whole.usage)
     yield DONE
 
 
 async def guarded(first: str, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
     """Continue a started stream; later errors are sent as events, as by OpenAI."""
-    yield first
-    try:
-        async for event in events:
-            yield event
-    except ActographError as error:
-        told = {"message": error.message, "type": "server_error", "param": error.param, "code": error.code}
-        yield f"data: {json.dumps({'error': told})}\n\n"
-    finally:
-        await events.aclose()
+    async with aclosing(events):
+        yield first
+        try:
+            async for event in events:
+                yield event
+        except ActographError as error:
+            yield f"data: {json.dumps({'error': openai_error(error, 500).model_dump()})}\n\n"
 
 
-def _captured(choice: BaseModel) -> dict[str, Any]:
-    return choice.model_dump(include=set(answers.Captured.model_fields))
+def _piece(place: int, text: str, logprobs: Any = None, *, is_chat: bool) -> BaseModel:
+    if is_chat:
+        return answers.ChatChunkChoice(index=place, delta=answers.Delta(content=text), logprobs=logprobs)
+    return answers.CompletionChoice(index=place, text=text, logprobs=logprobs)
+
+
+def _ending(sent: "_Choice", choice: answers.ChatChoice | answers.CompletionChoice) -> list[BaseModel]:
+    """The choices to send at the end: the unsent text, tool calls, and the finish reason.
+
+    With log probabilities, all text is unsent.
+    """
+    place, is_chat = sent.place, not isinstance(choice, answers.CompletionChoice)
+    text = choice.text if isinstance(choice, answers.CompletionChoice) else choice.message.content
+    rest = sent.rest(text or "")
+    found = [_piece(place, rest, choice.logprobs, is_chat=is_chat)] if rest else []
+    if isinstance(choice, answers.CompletionChoice):
+        return [*found, choice.model_copy(update={"text": "", "logprobs": None})]
+    calls = [
+        answers.ToolCallDelta(index=number, id=call.id, function=call.function)
+        for number, call in enumerate(choice.message.tool_calls or ())
+    ]
+    if calls:
+        found.append(answers.ChatChunkChoice(index=place, delta=answers.Delta(tool_calls=calls)))
+    reason = choice.finish_reason
+    last = answers.ChatChunkChoice(
+        index=place, delta=answers.Delta(), finish_reason=reason, **_captured(choice)
+    )
+    return [*found, last]
+
+
+def _captured(answer: answers.Captured) -> dict[str, Any]:
+    return answer.model_dump(include=set(answers.Captured.model_fields))
 
 
 class _Choice:

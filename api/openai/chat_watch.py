@@ -5,10 +5,10 @@ One task of a process reads the index and the live text for all of its chats.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 import anyio
 from sqlalchemy.exc import SQLAlchemyError
@@ -32,7 +32,6 @@ PING_SECONDS = 15.0
 #: pause between two looks whether a client is still there
 CLIENT_SECONDS = 0.25
 
-T = TypeVar("T")
 #: a piece of text of the sample at this place; None if the job has ended
 Piece = tuple[int, str] | None
 
@@ -112,17 +111,17 @@ class ChatWatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A submitted chat."""
+    """A submitted chat, and the request that waits for it."""
 
     services: Services
-    watch: ChatWatch
+    http: Request
     job: JobRow
     samples: Sequence[SampleRow]
 
     async def pieces(self, *, texts: bool) -> AsyncGenerator[Piece, None]:
         """Yield pieces of the samples' texts until the job has ended; None after a while without text.
 
-        The job is cancelled if the reader stops earlier.
+        The job is cancelled if the reader stops earlier or the client disconnects.
 
         Args:
             texts: False waits for the end alone.
@@ -130,45 +129,28 @@ class Running:
         Raises:
             ServiceUnavailable: this process is stopping.
         """
-        has_ended = False
+        watch: ChatWatch = self.http.app.state.chats
+        has_ended, last = False, time.monotonic()
         try:
-            with self.watch.follow(self.job.id, [row.id for row in self.samples] if texts else ()) as feed:
-                while True:
-                    try:
-                        found = await asyncio.wait_for(feed.get(), PING_SECONDS)
-                    except TimeoutError:
-                        yield None
-                        continue
-                    if found is None:
+            with watch.follow(self.job.id, [row.id for row in self.samples] if texts else ()) as feed:
+                while not await self.http.is_disconnected():
+                    found: Piece = None
+                    with suppress(TimeoutError):
+                        found = await asyncio.wait_for(feed.get(), CLIENT_SECONDS)
+                        has_ended = found is None
+                    if has_ended:
                         break
-                    yield found
+                    if found is not None or time.monotonic() > last + PING_SECONDS:
+                        last = time.monotonic()
+                        yield found
             if self.services.stopping.is_set():
+                has_ended = False
                 raise ServiceUnavailable("the service is stopping; send the request again")
-            has_ended = True
         finally:
             if not has_ended:
                 with anyio.CancelScope(shield=True):
                     await run_in_threadpool(self._cancel)
 
-    async def end(self) -> None:
-        """Wait for the end of the job; errors as `pieces`."""
-        async for _ in self.pieces(texts=False):
-            pass
-
     def _cancel(self) -> None:
         with suppress(NotFound, Conflict), self.services.database.write() as session:
             jobs.cancel(session, self.job.id)
-
-
-async def first_of(work: "asyncio.Future[T]", http: Request) -> bool:
-    """True if `work` is done; False if the client disconnected first, and `work` is cancelled."""
-    try:
-        while not work.done():
-            await asyncio.wait({work}, timeout=CLIENT_SECONDS)
-            if not work.done() and await http.is_disconnected():
-                return False
-        return True
-    finally:
-        if not work.done():
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)

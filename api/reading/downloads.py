@@ -12,11 +12,16 @@ from starlette.responses import FileResponse, RedirectResponse, Response, Stream
 from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.store import STREAM_CHUNK, ArtifactStore
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The file.",
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    },
+Responses = dict[int | str, dict[str, Any]]
+
+
+def binary(description: str, media_type: str = "application/octet-stream") -> Responses:
+    """Document an answer of bytes."""
+    content = {media_type: {"schema": {"type": "string", "format": "binary"}}}
+    return {200: {"description": description, "content": content}}
+
+
+RESPONSES = binary("The file.") | {
     206: {"description": "The bytes of `Range`."},
     304: {"description": "`If-None-Match` has the file's ETag, its sha256."},
     307: {"description": "The URL of the file at the store; send the same headers without the key."},

@@ -54,31 +54,29 @@ def look(services: Services, job_id: str, after: int) -> Look:
     return Look(found, is_ended and (not found or found[-1].event in LAST_EVENTS))
 
 
-async def follow(services: Services, job_id: str, after: int, first: Look) -> AsyncIterator[str]:
-    """Follow the log after event `after`; `first` holds the entries read so far.
+async def follow(services: Services, job_id: str, after: int, found: Look) -> AsyncIterator[str]:
+    """Follow the log after event `after`; `found` holds the entries read so far.
 
     The stream ends after the job's last event, if the job is deleted, if the service stops, and if the
     database fails. The client resumes with the id of its last event.
     """
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
     sent_at = time.monotonic()
-    found = first
-    while True:
-        for event in found.events:
-            yield encode(event)
-            after, sent_at = event.id, time.monotonic()
-        if found.is_over or services.stopping.is_set():
-            return
-        if len(found.events) < BATCH:
-            await anyio.sleep(POLL_SECONDS)
-        if time.monotonic() - sent_at >= PING_SECONDS:
-            yield ": ping\n\n"
-            sent_at = time.monotonic()
-        try:
+    try:
+        while True:
+            for event in found.events:
+                yield encode(event)
+                after, sent_at = event.id, time.monotonic()
+            if found.is_over or services.stopping.is_set():
+                return
+            if len(found.events) < BATCH:
+                await anyio.sleep(POLL_SECONDS)
+            if time.monotonic() - sent_at >= PING_SECONDS:
+                yield ": ping\n\n"
+                sent_at = time.monotonic()
             found = await run_in_threadpool(look, services, job_id, after)
-        except SQLAlchemyError as error:
-            log.warning("the event stream of job %s ends, the database failed: %s", job_id, error)
-            return
+    except SQLAlchemyError as error:
+        log.warning("the event stream of job %s ends, the database failed: %s", job_id, error)
 
 
 def encode(event: Event) -> str:

@@ -5,6 +5,7 @@ Binary formats are read and sent in pieces, so memory stays bounded. JSON is sma
 
 import json
 import re
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -19,8 +20,7 @@ from storage.sessions.reader import SessionReader, TensorSlice
 
 Format = Literal["safetensors", "npy", "json"]
 
-TOKEN_IDS = "token_ids"
-ROW_POSITIONS = "row_positions"
+TOKEN_IDS, ROW_POSITIONS = "token_ids", "row_positions"
 #: a JSON number takes about 20 bytes
 MAX_JSON_VALUES = 1 << 18
 #: stored bytes of a piece
@@ -89,13 +89,11 @@ def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> 
 
 def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:
     if name in (TOKEN_IDS, ROW_POSITIONS):
-        numbers = reader.token_ids() if name == TOKEN_IDS else reader.row_positions()
+        numbers = array("q", reader.token_ids() if name == TOKEN_IDS else reader.row_positions())
         start, stop = _parse_rows(rows, len(numbers))
 
         def of_numbers(low: int, high: int) -> TensorSlice:
-            chosen = numbers[start + low : start + high]
-            raw = b"".join(number.to_bytes(8, "little", signed=True) for number in chosen)
-            return TensorSlice("I64", (high - low, 1), raw)
+            return TensorSlice("I64", (high - low, 1), numbers[start + low : start + high].tobytes())
 
         return _Slice(hook=name, dtype="I64", shape=(stop - start,), first=start, read=of_numbers)
     # savepoints keep their meaning from the time of recording
@@ -132,6 +130,7 @@ def _as_json(session_id: str, found: _Slice) -> bytes:
         raise InvalidRequest(
             f"{found.shape[0]} rows of {found.width} values are too many for JSON: {advice}", param="rows"
         )
+    pieces = (_values(piece).reshape(-1, *found.shape[1:]) for piece in found.pieces())
     about = {
         "object": "activation.tensor",
         "session_id": session_id,
@@ -140,23 +139,18 @@ def _as_json(session_id: str, found: _Slice) -> bytes:
         "shape": list(found.shape),
         "first_row": found.first,
         "tokens": found.tokens,
-        "data": [
-            row
-            for piece in found.pieces()
-            for row in tensor_files.json_rows(_values(piece).reshape(-1, *found.shape[1:]))
-        ],
+        "data": [row for piece in pieces for row in tensor_files.json_rows(piece)],
     }
     return json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _parse_rows(text: str | None, count: int) -> tuple[int, int]:
-    match = _ROWS.fullmatch(text if text is not None else ":")
+    match = _ROWS.fullmatch(text or ":")
     if match is None:
         raise InvalidRequest(
             f"rows: {text!r} is not start:stop, such as 0:10 (whole numbers, not negative)", param="rows"
         )
-    start = int(match[1]) if match[1] else 0
-    stop = int(match[2]) if match[2] else count
+    start, stop = int(match[1] or 0), int(match[2] or count)
     if not 0 <= start <= stop <= count:
         raise RangeNotSatisfiable(f"rows {start}:{stop}: the tensor has rows 0:{count}", param="rows")
     return start, stop

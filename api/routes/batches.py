@@ -7,7 +7,6 @@ from actograph.contract.base import ListPage
 from actograph.contract.errors import InvalidRequest, NotFound, PayloadTooLarge
 from actograph.contract.openai_answers import Batch, BatchRequest
 from api.auth import READ, SUBMIT, Caller
-from api.bodies import JsonRoute
 from api.dependencies import BatchId, IdempotencyKey, PageDep, ServicesDep, request_key, require_priority
 from api.openai.batches import advance
 from storage.files import files
@@ -15,7 +14,7 @@ from storage.index import pages
 from storage.jobs import batches, request_keys
 from storage.tables.models import BatchRow
 
-router = APIRouter(prefix="/v1/batches", tags=["batches"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/batches", tags=["batches"], dependencies=[READ])
 
 PURPOSE = "batch"
 
@@ -68,8 +67,8 @@ def _check_input(session: Session, file_id: str, most: int) -> None:
 @router.get("", summary="List batches")
 def list_batches(services: ServicesDep, page: PageDep) -> ListPage[Batch]:
     with services.database.read() as session:
-        rows, has_more = batches.find(session, **page)
-        return pages.page(rows, has_more, lambda row: batches.resource(session, row))
+        found = batches.find(session, **page)
+        return pages.page(*found, lambda row: batches.resource(session, row))
 
 
 @router.get("/{batch_id}", summary="One batch")

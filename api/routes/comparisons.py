@@ -11,8 +11,7 @@ from actograph.contract.interventions import NewVector
 from actograph.contract.resources import ActivationComparison, ActivationComparisonRequest, JobComparison
 from actograph.statistics.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
 from api.auth import READ, SUBMIT, Caller
-from api.bodies import JsonRoute, slow
-from api.dependencies import JobId, ServicesDep
+from api.dependencies import JobId, ServicesDep, slow
 from storage.jobs import jobs
 from storage.results import comparisons, matrix
 from storage.sessions import sessions, vectors
@@ -20,7 +19,7 @@ from storage.sessions.pooled_activations import PairedActivations
 from storage.sessions.reader import SessionReader
 from storage.tables.models import JobRow
 
-router = APIRouter(prefix="/v1/jobs", tags=["comparisons"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/jobs", tags=["comparisons"], dependencies=[READ])
 
 #: most bytes that one request reads, since the client waits for the answer
 MAX_READ_BYTES = 32 << 30
@@ -78,36 +77,24 @@ def compare_job_activations(
     found = PairedActivations(wanted.positions)
     for first, second in pairs:
         found.add(SessionReader(services.store, first), SessionReader(services.store, second), chosen)
-    directions = found.directions()
-    stored: dict[str, str] = {}
-    if wanted.store_as is not None:
-        about = {
-            "job_id": job_id,
-            "baseline": baseline,
-            "condition": condition,
-            "positions": wanted.model_dump_json(include={"positions"}),
-        }
-        with services.database.write() as session:
-            for hook, direction in directions.items():
+    about = {"job_id": job_id, "baseline": baseline, "condition": condition}
+    kept = about | {"positions": wanted.model_dump_json(include={"positions"})}
+    hooks, database = {}, services.database
+    with database.read() if wanted.store_as is None else database.write() as session:
+        for hook, direction in found.directions().items():
+            vector_id = None
+            if wanted.store_as is not None:
                 new = NewVector(
                     name=wanted.store_as,
                     hook=hook,
                     model=model,
                     vector=[float(number) for number in direction.vector],
-                    metadata={**about, "pairs": str(direction.summary.pairs)},
+                    metadata={**kept, "pairs": str(direction.summary.pairs)},
                 )
-                stored[hook] = vectors.insert(session, new, owner=by).id
+                vector_id = vectors.insert(session, new, owner=by).id
+            hooks[hook] = direction.summary.model_copy(update={"vector_id": vector_id})
     return ActivationComparison(
-        job_id=job_id,
-        baseline=baseline,
-        condition=condition,
-        positions=wanted.positions,
-        pairs=found.pairs,
-        skipped=found.skipped,
-        hooks={
-            hook: direction.summary.model_copy(update={"vector_id": stored.get(hook)})
-            for hook, direction in directions.items()
-        },
+        **about, positions=wanted.positions, pairs=found.pairs, skipped=found.skipped, hooks=hooks
     )
 
 
@@ -149,14 +136,8 @@ def _check_size(
         if hook not in tensors:
             raise InvalidRequest(f"no session has the tensor {hook}; capture it with its rows", param="hooks")
     # sessions of one job are similar in size
-    size = (
-        2
-        * len(pairs)
-        * sum(
-            tensors[hook]["nbytes"] // (max(1, tensors[hook]["shape"][0]) if one_row else 1)
-            for hook in chosen
-        )
-    )
+    rows = [max(1, tensors[hook]["shape"][0]) if one_row else 1 for hook in chosen]
+    size = 2 * len(pairs) * sum(tensors[hook]["nbytes"] // n for hook, n in zip(chosen, rows, strict=True))
     if size > MAX_READ_BYTES:
         raise InvalidRequest(
             f"this reads about {size} bytes; one request may read {MAX_READ_BYTES}. Name fewer hooks, "

@@ -13,15 +13,15 @@ from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
 from actograph.contract.operations import File
 from actograph.contract.specs import MAX_EXPIRY_SECONDS
 from api.auth import READ, SUBMIT, Caller
-from api.bodies import JsonRoute
-from api.dependencies import After, FileId, NewestFirst, ServicesDep
+from api.dependencies import FileId, ServicesDep, paging
 from api.reading import downloads
 from storage.accounts import quotas
 from storage.files import files
 from storage.index import pages
+from storage.index.pages import PageOptions
 from storage.queue import pause
 
-router = APIRouter(prefix="/v1/files", tags=["files"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/files", tags=["files"], dependencies=[READ])
 
 CHUNK = 1 << 20
 MAX_NAME = 255
@@ -34,24 +34,13 @@ def upload_file(
     by: Caller,
     *,
     purpose: Annotated[str, Form(min_length=1, max_length=64, pattern=r"^[\w.\-]+$")] = "dataset",
-    anchor: Annotated[
-        Literal["created_at"] | None,
-        Form(alias="expires_after[anchor]", description="Start of the seconds."),
-    ] = None,
-    expires: Annotated[
-        int | None,
-        Form(
-            alias="expires_after[seconds]",
-            ge=1,
-            le=MAX_EXPIRY_SECONDS,
-            description="The file is deleted after these seconds, once no job or batch reads it.",
-        ),
-    ] = None,
+    anchor: Annotated[Literal["created_at"] | None, Form(alias="expires_after[anchor]")] = None,
+    expires: Annotated[int | None, Form(alias="expires_after[seconds]", ge=1, le=MAX_EXPIRY_SECONDS)] = None,
 ) -> File:
+    """`expires_after[seconds]` deletes the file after these seconds, once no job or batch reads it."""
     if anchor is not None and expires is None:
         raise InvalidRequest("give expires_after[seconds] too", param="expires_after[seconds]")
-    size = file.size or 0
-    if not size:
+    if not (size := file.size or 0):
         raise InvalidRequest("the file is empty", param="file")
     settings = services.settings
     if size > settings.max_upload_bytes:
@@ -61,17 +50,15 @@ def upload_file(
     pause.require_room(services.store, settings.disk_floor_bytes, size)
     with services.database.read() as session:
         quotas.read(session, settings).require(by, size, "the file", param="file")
-    pieces = iter(partial(file.file.read, CHUNK), b"")
+    # it is shown and never opened: without folders and control characters
+    last = (file.filename or "").replace("\\", "/").rpartition("/")[2]
+    name = "".join(c for c in last if c.isprintable())[:MAX_NAME] or "upload"
     with services.database.write() as session:
         file_id = files.announce(
-            session,
-            filename=_plain_name(file.filename),
-            purpose=purpose,
-            size=size,
-            owner=by,
-            expires_after=expires,
+            session, filename=name, purpose=purpose, size=size, owner=by, expires_after=expires
         )
     try:
+        pieces = iter(partial(file.file.read, CHUNK), b"")
         size, sha256 = services.store.put_stream(f"files/{file_id}", pieces)
         with services.database.write() as session:
             row = files.publish(session, file_id, size=size, sha256=sha256)
@@ -85,14 +72,11 @@ def upload_file(
 @router.get("", summary="List files")
 def list_files(
     services: ServicesDep,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="Most items to return.")] = 20,
-    after: After = None,
-    order: NewestFirst = "desc",
+    page: Annotated[PageOptions, paging(most=10_000)],
     purpose: Annotated[str | None, Query(max_length=64)] = None,
 ) -> ListPage[File]:
     with services.database.read() as session:
-        rows, has_more = files.find(session, purpose=purpose, after=after, limit=limit, order=order)
-        return pages.page(rows, has_more, files.resource)
+        return pages.page(*files.find(session, purpose=purpose, **page), files.resource)
 
 
 @router.get("/{file_id}", summary="One file")
@@ -126,9 +110,3 @@ def delete_file(services: ServicesDep, file_id: FileId) -> Deleted:
             raise Conflict(f"{reader} reads file {file_id}; wait for its end or cancel it first")
         files.delete(session, file_id)
     return Deleted(id=file_id, object="file")
-
-
-def _plain_name(name: str | None) -> str:
-    """Remove folders and control characters from a file name, which is shown and never opened."""
-    last = (name or "").replace("\\", "/").rpartition("/")[2]
-    return "".join(c for c in last if c.isprintable())[:MAX_NAME] or "upload"

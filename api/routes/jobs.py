@@ -1,9 +1,7 @@
 """/v1/jobs: jobs, their samples, events and results."""
 
-from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
-from anyio import to_thread
 from fastapi import APIRouter, Header, Query
 from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -16,22 +14,24 @@ from actograph.contract.resources import Job, JobResults, JobStatus, Sample, Sam
 from actograph.contract.tasks import RescoreRequest
 from api import estimate, submit
 from api.auth import READ, SUBMIT, Caller
-from api.bodies import JsonRoute, slow
 from api.dependencies import (
-    After,
     IdempotencyKey,
     JobId,
     PageDep,
     SampleId,
     Services,
     ServicesDep,
+    paging,
     request_key,
     require_priority,
-)
+    slow,
+)  # fmt: skip
 from api.reading import sse
+from api.reading.downloads import Responses, binary
 from storage import samples
 from storage.accounts import quotas
 from storage.index import pages
+from storage.index.pages import PageOptions
 from storage.jobs import control, jobs, request_keys
 from storage.queue import view, workers
 from storage.results import rescoring, summary
@@ -39,13 +39,14 @@ from storage.results.export import folder, plan
 from storage.results.export.sample import Detail
 from storage.tables.models import JobRow
 
-router = APIRouter(prefix="/v1", tags=["jobs"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(prefix="/v1", tags=["jobs"], dependencies=[READ])
 
 MAX_EVENT_ID = 2**63 - 1
-ACCEPTED_HEADERS = {
+_ACCEPTED_HEADERS = {
     "Location": {"description": "URL of the job.", "schema": {"type": "string"}},
     "Retry-After": {"description": "Seconds to the next look.", "schema": {"type": "integer"}},
 }
+ACCEPTED: Responses = {202: {"headers": _ACCEPTED_HEADERS}}
 
 
 @router.post("/estimate", summary="Estimate a job without queueing it")
@@ -70,13 +71,10 @@ def estimate_job(
     dependencies=[SUBMIT],
     status_code=202,
     response_model=Job,
-    responses={202: {"headers": ACCEPTED_HEADERS}, 200: {"model": Job, "description": "The job exists."}},
+    responses=ACCEPTED | {200: {"model": Job, "description": "The job exists."}},
 )
 def submit_job(
-    services: ServicesDep,
-    spec: JobSpec,
-    by: Caller,
-    idempotency_key: IdempotencyKey = None,
+    services: ServicesDep, spec: JobSpec, by: Caller, idempotency_key: IdempotencyKey = None
 ) -> JSONResponse:
     """Check a job and queue it.
 
@@ -110,7 +108,7 @@ def list_jobs(
     page: PageDep,
     *,
     id_prefix: Annotated[str | None, Query(pattern="^job_[0-9a-f]{1,32}$")] = None,
-    status: Annotated[JobStatus | None, Query()] = None,
+    status: JobStatus | None = None,
     kind: Annotated[str | None, Query(max_length=32)] = None,
     tag: Annotated[str | None, Query(max_length=64)] = None,
 ) -> ListPage[Job]:
@@ -159,7 +157,7 @@ def cancel_job(services: ServicesDep, job_id: JobId) -> Job:
     dependencies=[SUBMIT],
     status_code=202,
     response_model=Job,
-    responses={202: {"headers": ACCEPTED_HEADERS}},
+    responses=ACCEPTED,
 )
 def retry_job(services: ServicesDep, job_id: JobId) -> JSONResponse:
     """Queue the failed and cancelled samples of a finished job again.
@@ -200,17 +198,13 @@ def list_job_samples(
     *,
     services: ServicesDep,
     job_id: JobId,
-    status: Annotated[SampleStatus | None, Query()] = None,
+    page: Annotated[PageOptions, paging(most=1000, order="asc")],
+    status: SampleStatus | None = None,
     condition: Annotated[str | None, Query(max_length=64)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Most items to return.")] = 20,
-    after: After = None,
-    order: Annotated[pages.Order, Query()] = "asc",
 ) -> ListPage[Sample]:
     with services.database.read() as session:
         jobs.get(session, job_id)
-        rows, has_more = samples.find(
-            session, job_id, status=status, condition=condition, after=after, limit=limit, order=order
-        )
+        rows, has_more = samples.find(session, job_id, status=status, condition=condition, **page)
         return pages.page(rows, has_more, samples.resource)
 
 
@@ -247,8 +241,7 @@ def follow_job(
 ) -> Response:
     """The log from its start, or after an event, to the end of the job."""
     start = after if last_event_id is None else last_event_id
-    with services.database.read() as session:
-        jobs.get(session, job_id)
+    get_job(services, job_id)
     first = sse.look(services, job_id, start)
     if first.is_over and not first.events:
         return Response(status_code=204)
@@ -260,34 +253,18 @@ def follow_job(
     "/jobs/{job_id}/export",
     summary="The results folder as tar.gz, also while the job runs",
     response_class=Response,
-    responses={
-        200: {
-            "description": "A tar.gz with one folder, named by the job's id.",
-            "content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}},
-        },
-    },
+    responses=binary("A tar.gz with one folder, named by the job's id.", "application/gzip"),
 )
 @slow
 def export_job(
     services: ServicesDep,
     job_id: JobId,
-    *,
     activations: Annotated[
-        Detail,
-        Query(description="meta: shapes and sizes; sampled: the first 50 features of every row."),
+        Detail, Query(description="meta: shapes and sizes; sampled: the first 50 features of every row.")
     ] = "meta",
 ) -> Response:
     """Results of finished samples; `complete` in `summary.json` is true if all have finished."""
     wanted = plan.prepare(services.database, job_id, activations)
-    headers = {
-        "Content-Disposition": f"attachment; filename={job_id}.tar.gz",
-        "X-Content-Type-Options": "nosniff",
-    }
+    headers = {"Content-Disposition": f"attachment; filename={job_id}.tar.gz"}
     pieces = folder.stream(wanted, services.database, services.store)
-    return StreamingResponse(_in_threads(services, pieces), headers=headers, media_type="application/gzip")
-
-
-async def _in_threads(services: Services, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Make each piece in a thread of long requests; a client that reads nothing holds no thread."""
-    while (piece := await to_thread.run_sync(next, pieces, None, limiter=services.slow_threads)) is not None:
-        yield piece
+    return StreamingResponse(pieces, headers=headers, media_type="application/gzip")

@@ -5,12 +5,11 @@ from fastapi import APIRouter
 from actograph.contract.base import ListPage
 from actograph.contract.operations import ApiKey, CreatedKey, KeyUpdate, NewKey
 from api.auth import ADMIN
-from api.bodies import JsonRoute
 from api.dependencies import KeyId, PageDep, ServicesDep
 from storage.accounts import api_keys
 from storage.index import pages
 
-router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=[ADMIN], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/keys", tags=["keys"], dependencies=[ADMIN])
 
 
 @router.post("", summary="Create an API key, shown only here", status_code=201)
@@ -24,8 +23,7 @@ def create_key(services: ServicesDep, new: NewKey) -> CreatedKey:
 @router.get("", summary="List keys, including revoked and expired ones")
 def list_keys(services: ServicesDep, page: PageDep) -> ListPage[ApiKey]:
     with services.database.read() as session:
-        rows, has_more = api_keys.find(session, **page)
-        return pages.page(rows, has_more, api_keys.resource)
+        return pages.page(*api_keys.find(session, **page), api_keys.resource)
 
 
 @router.get("/{key_id}", summary="One key, without its secret")

@@ -11,11 +11,10 @@ from actograph.contract.model_loads import ModelLoadRequest, resolve_savepoints
 from actograph.contract.models import Model, ModelStructure
 from actograph.contract.resources import ModelLoad
 from api.auth import ADMIN, READ
-from api.bodies import JsonRoute
-from api.dependencies import LoadId, Services, ServicesDep
+from api.dependencies import JobId, Services, ServicesDep
 from storage.queue import model_loads, workers
 
-router = APIRouter(tags=["models"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(tags=["models"], dependencies=[READ])
 
 
 @router.get("/v1/models", summary="Served models")
@@ -55,7 +54,7 @@ def load_model(services: ServicesDep, request: ModelLoadRequest) -> ModelLoad:
 
 
 @router.get("/v1/models/load/{load_id}", summary="State of a model load", dependencies=[ADMIN])
-def get_model_load(services: ServicesDep, load_id: LoadId) -> ModelLoad:
+def get_model_load(services: ServicesDep, load_id: JobId) -> ModelLoad:
     with services.database.read() as session:
         return model_loads.resource(session, model_loads.get(session, load_id))
 

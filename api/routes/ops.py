@@ -1,15 +1,14 @@
 """Care for a service: its features, queue, workers and store, probes for everyone, and metrics."""
 
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Literal
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Query, Request
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.responses import PlainTextResponse, Response
 
 from actograph import __version__
 from actograph.contract.base import ListPage
@@ -27,8 +26,7 @@ from actograph.contract.operations import (
 from actograph.contract.specs import PauseRequest
 from api import metrics
 from api.auth import ADMIN, READ, Caller
-from api.bodies import JsonRoute, slow
-from api.dependencies import AllServicesDep, Services, ServicesDep
+from api.dependencies import AllServicesDep, ServicesDep, slow
 from api.routes.models import list_models
 from api.submit import MAX_SAMPLES
 from storage.accounts import api_keys, quotas
@@ -38,7 +36,7 @@ from storage.upkeep import store_gc, store_verify
 
 log = logging.getLogger(__name__)
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter()
 
 SHOWN_JOBS = 20
 #: paths of OpenAI's API
@@ -166,38 +164,29 @@ class Health(BaseModel):
     checks: dict[str, str]
 
 
-def _run_checks(services: AllServicesDep) -> Health:
-    checks: dict[str, Callable[[], None]] = {
-        "database": services.database.ping,
-        "broker": services.broker.ping,
-        "store": services.store.reach,
-        "worker": lambda: _check_worker(services),
-    }
-    outcomes = {name: _outcome(check) for name, check in checks.items()}
+def _health(services: AllServicesDep, response: Response) -> Health:
+    def find_worker() -> None:
+        with services.database.read() as session:
+            if not workers.held_models(session, workers.LIVE):
+                raise ServiceUnavailable("no worker has a model loaded; jobs wait until one has")
+
+    checks = {"database": services.database.ping, "broker": services.broker.ping}
+    checks |= {"store": services.store.reach, "worker": find_worker}
+    found = dict.fromkeys(checks, "ok")
+    for name, check in checks.items():
+        try:
+            check()
+        except ActographError as error:
+            found[name] = error.message
+        except (OSError, SQLAlchemyError) as error:
+            found[name] = f"failed: {type(error).__name__}"
     # the API serves requests without a worker
-    is_ready = all(state == "ok" for name, state in outcomes.items() if name != "worker")
-    return Health(status="ok" if is_ready else "unavailable", checks=outcomes)
+    is_ready = all(state == "ok" for name, state in found.items() if name != "worker")
+    response.status_code = 200 if is_ready else 503
+    return Health(status="ok" if is_ready else "unavailable", checks=found)
 
 
-def _outcome(check: Callable[[], None]) -> str:
-    try:
-        check()
-    except ActographError as error:
-        return error.message
-    except (OSError, sa.exc.SQLAlchemyError) as error:
-        return f"failed: {type(error).__name__}"
-    return "ok"
-
-
-def _check_worker(services: Services) -> None:
-    with services.database.read() as session:
-        if not workers.held_models(session, workers.LIVE):
-            raise ServiceUnavailable("no worker has a model loaded; jobs wait until one has")
-
-
-HealthDep = Annotated[Health, Depends(_run_checks)]
-#: status of an answer by the status of the service
-CODES = {"ok": 200, "unavailable": 503}
+HealthDep = Annotated[Health, Depends(_health)]
 
 
 @router.get("/livez", tags=["health"], summary="The process runs", response_class=PlainTextResponse)
@@ -212,21 +201,20 @@ async def get_livez() -> str:
     response_class=PlainTextResponse,
     responses={503: {"description": "A check failed; the lines name it.", "content": {"text/plain": {}}}},
 )
-def get_readyz(health: HealthDep) -> PlainTextResponse:
+def get_readyz(health: HealthDep) -> str:
     """Check database, broker and store, one per line. A missing worker is reported but is no failure."""
     lines = [f"[{'+' if state == 'ok' else '-'}]{name} {state}" for name, state in health.checks.items()]
-    return PlainTextResponse("\n".join([health.status, *lines]) + "\n", CODES[health.status])
+    return "\n".join([health.status, *lines]) + "\n"
 
 
 @router.get(
     "/health",
     tags=["health"],
     summary="The same as /readyz, in JSON",
-    response_model=Health,
     responses={503: {"model": Health, "description": "A check failed."}},
 )
-def get_health(health: HealthDep) -> JSONResponse:
-    return JSONResponse(health.model_dump(), CODES[health.status])
+def get_health(health: HealthDep) -> Health:
+    return health
 
 
 @router.get(

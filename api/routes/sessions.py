@@ -13,7 +13,6 @@ from actograph.contract.operations import StoreUsage
 from actograph.contract.resources import SessionChange, SessionDeletion, SessionStats
 from actograph.contract.specs import SessionUpdate
 from api.auth import READ, SUBMIT
-from api.bodies import JsonRoute
 from api.dependencies import PageDep, Services, ServicesDep, SessionId
 from api.reading import downloads
 from api.reading.tensor_slices import Format, answer
@@ -25,7 +24,7 @@ from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
 from storage.sessions.reader import SessionReader, open_session
 from storage.sessions.sessions import SessionFilter
 
-router = APIRouter(prefix="/v1/activations", tags=["sessions"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/activations", tags=["sessions"], dependencies=[READ])
 
 ALIAS = "/session/{session_id}"
 
@@ -36,8 +35,21 @@ async def _filter(services: ServicesDep, wanted: Annotated[SessionFilter, Query(
     return wanted.model_copy(update={"model": name}) if name else wanted
 
 
-EverythingQuery = Annotated[bool, Query(alias="all", description="Required without a filter.")]
 FilterDep = Annotated[SessionFilter, Depends(_filter)]
+
+
+async def _many(
+    wanted: FilterDep,
+    everything: Annotated[bool, Query(alias="all", description="Required without a filter.")] = False,
+) -> SessionFilter:
+    """Raises InvalidRequest without a filter, unless the request says that all sessions are meant."""
+    if wanted == SessionFilter() and not everything:
+        raise InvalidRequest("name a filter, or say all=true for every session", param="all")
+    return wanted
+
+
+ManyDep = Annotated[SessionFilter, Depends(_many)]
+DryRun = Annotated[bool, Query(description="Only count the sessions.")]
 
 
 @router.get("/sessions", summary="Search sessions")
@@ -51,16 +63,14 @@ def list_sessions(services: ServicesDep, wanted: FilterDep, page: PageDep) -> Li
 @router.delete("/sessions", summary="Delete every matching session", dependencies=[SUBMIT])
 def delete_sessions(
     services: ServicesDep,
-    wanted: FilterDep,
-    dry_run: Annotated[bool, Query(description="Only count the sessions.")] = False,
-    everything: EverythingQuery = False,
+    wanted: ManyDep,
+    dry_run: DryRun = False,
     include_pinned: Annotated[bool, Query(description="Delete pinned sessions too.")] = False,
 ) -> SessionDeletion:
     """Delete matching sessions at once; files are removed in the background.
 
     Pinned sessions stay. Sessions created during the request stay too.
     """
-    _require_filter(wanted, everything=everything)
     going = changes.deletable(wanted, include_pinned=include_pinned)
     with services.database.read() as session:
         totals = sessions.totals(session, going)
@@ -76,14 +86,12 @@ def delete_sessions(
 )
 def update_sessions(
     services: ServicesDep,
-    wanted: FilterDep,
+    wanted: ManyDep,
     change: SessionUpdate,
-    dry_run: Annotated[bool, Query(description="Only count the sessions.")] = False,
-    everything: EverythingQuery = False,
+    dry_run: DryRun = False,
 ) -> SessionChange:
     """Change matching sessions. Sessions created during the request stay unchanged."""
     _require_future(change)
-    _require_filter(wanted, everything=everything)
     if dry_run:
         with services.database.read() as session:
             return SessionChange(dry_run=True, sessions=sessions.totals(session, wanted).sessions)
@@ -140,15 +148,9 @@ def get_session_manifest(services: ServicesDep, session_id: SessionId) -> Sessio
     "/sessions/{session_id}/tensors/{hook:path}",
     summary="Rows of one tensor",
     response_class=Response,
-    responses={
-        200: {
-            "description": "The rows; bfloat16 stays bfloat16 in safetensors and becomes float32 otherwise.",
-            "content": {
-                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-                "application/json": {"schema": {"type": "object"}},
-            },
-        }
-    },
+    responses=downloads.binary(
+        "The rows, or JSON. In safetensors bfloat16 stays bfloat16, otherwise it becomes float32."
+    ),
 )
 def get_session_tensor(
     services: ServicesDep,
@@ -184,11 +186,6 @@ def get_session_file(services: ServicesDep, request: Request, session_id: Sessio
     )
 
 
-def _require_filter(wanted: SessionFilter, *, everything: bool) -> None:
-    if wanted == SessionFilter() and not everything:
-        raise InvalidRequest("name a filter, or say all=true for every session", param="all")
-
-
 def _require_future(change: SessionUpdate) -> None:
     if change.expires_at is not None and change.expires_at <= time.time():
         raise InvalidRequest("expires_at lies in the past; delete the sessions instead", param="expires_at")
@@ -202,16 +199,12 @@ def _reader(services: Services, session_id: SessionId) -> SessionReader:
         StoreDamaged: the session has no manifest in the store.
     """
     with services.database.read() as session:
-        recorded = sessions.files_of(sessions.get(session, session_id)).get(MANIFEST_NAME)
-    message = f"session {session_id} has no {MANIFEST_NAME} in the store"
-    damaged = StoreDamaged(message, artifact=session_id, file=MANIFEST_NAME)
-    if recorded is None:
-        raise damaged
+        recorded = sessions.files_of(sessions.get(session, session_id))[MANIFEST_NAME]
     reader = open_session(services.store, session_id, recorded)
     try:
         _ = reader.manifest
     except NotFound:
-        with services.database.read() as session:
-            sessions.get(session, session_id)  # NotFound if it was deleted just now
-        raise damaged from None
+        get_session(services, session_id)  # NotFound if it was deleted just now
+        message = f"session {session_id} has no {MANIFEST_NAME} in the store"
+        raise StoreDamaged(message, artifact=session_id, file=MANIFEST_NAME) from None
     return reader

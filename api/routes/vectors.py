@@ -8,12 +8,11 @@ from actograph.contract.base import Deleted, ListPage
 from actograph.contract.errors import Conflict
 from actograph.contract.interventions import NewVector, StoredVector, VectorInfo, check_width, resolve_hook
 from api.auth import READ, SUBMIT, Caller
-from api.bodies import JsonRoute
 from api.dependencies import PageDep, ServicesDep, VectorId
 from storage.index import pages
 from storage.sessions import vectors
 
-router = APIRouter(tags=["vectors"], dependencies=[READ], route_class=JsonRoute)
+router = APIRouter(tags=["vectors"], dependencies=[READ])
 
 
 @router.post("", summary="Store a vector", dependencies=[SUBMIT], status_code=201)
@@ -39,8 +38,7 @@ def list_vectors(
     model: Annotated[str | None, Query(max_length=1024)] = None,
 ) -> ListPage[VectorInfo]:
     with services.database.read() as session:
-        rows, has_more = vectors.find(session, name=name, model=model, **page)
-        return pages.page(rows, has_more, vectors.info)
+        return pages.page(*vectors.find(session, name=name, model=model, **page), vectors.info)
 
 
 @router.get("/{vector_id}", summary="One vector with its numbers")

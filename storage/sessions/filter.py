@@ -11,18 +11,23 @@ from storage.tables.models import SessionRow, SessionTagRow
 S = TypeVar("S", bound="sa.Select[*tuple[Any, ...]]")
 
 
-class SessionFilter(BaseModel):
-    """Conditions that a session must meet; None means any value."""
+class SampleFilter(BaseModel):
+    """Conditions that the sample of a session must meet; None means any value."""
 
     model_config = ConfigDict(frozen=True)
 
-    id_prefix: str | None = Field(None, pattern="^ses_[0-9a-f]{1,32}$")
-    job_id: str | None = Field(None, max_length=64)
-    model: str | None = Field(None, max_length=1024)
     condition: str | None = Field(None, max_length=64)
     sample_index: int | None = Field(None, ge=0, le=2**31 - 1)
     correct: bool | None = Field(None, description="Result of the task's first scorer.")
     tag: str | None = Field(None, max_length=64)
+
+
+class SessionFilter(SampleFilter):
+    """Conditions that a session must meet; None means any value."""
+
+    id_prefix: str | None = Field(None, pattern="^ses_[0-9a-f]{1,32}$")
+    job_id: str | None = Field(None, max_length=64)
+    model: str | None = Field(None, max_length=1024)
     owner: str | None = Field(None, max_length=64, description="Owner of the job.")
     pinned: bool | None = None
     created_after: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import redis
-import sqlalchemy as sa
 import uvicorn
 from fastapi import FastAPI
 from httpx2 import Response
@@ -29,10 +28,9 @@ from api.dependencies import Services
 from api.openai.batches import advance_all
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
+from storage.jobs import jobs
 from storage.queue import claim, workers
-from storage.queue.commit import SampleResult
 from storage.queue.leases import LeasedSample
-from storage.sessions import sessions
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 from storage.tables.models import JobRow, SampleRow
@@ -40,6 +38,7 @@ from storage.upkeep import reaper
 from tests.support import leasing
 from tests.support.command_line import Run, runner
 from tests.support.indexes import write_index
+from tests.support.samples import result, session_of
 from worker.drain.pauses import Pauses
 
 #: modules whose tests run on Postgres too
@@ -100,25 +99,16 @@ def structure(model: str = MODEL, **changes: Any) -> ModelStructure:
             location = f"model.layers.{layer}.{point}.output"
             hooks[f"{point}.{layer}"] = HookInfo(location=location, width=8, dtype="float32")
     values: dict[str, Any] = {
-        "model": model,
-        "architecture": "DemoForCausalLM",
-        "num_layers": LAYERS,
-        "hidden_size": 8,
-        "vocab_size": 100,
-        "context_length": CONTEXT,
-        "dtype": "float32",
-        "device": "cpu",
-        "num_parameters": 1000,
-        "chat_template": True,
-        "eos_token_ids": [0],
-        "hooks": hooks,
+        "model": model, "architecture": "DemoForCausalLM", "num_layers": LAYERS, "hidden_size": 8,
+        "vocab_size": 100, "context_length": CONTEXT, "dtype": "float32", "device": "cpu",
+        "num_parameters": 1000, "chat_template": True, "eos_token_ids": [0], "hooks": hooks,
         "module_locations": [*(info.location for info in hooks.values()), UP_PROJ],
         "module_tensors": {
             **{info.location: LocationInfo(width=8, dtype="float32") for info in hooks.values()},
             UP_PROJ: LocationInfo(width=24, dtype="float32"),
         },
         "unavailable": {"router_logits": "the model has no experts"},
-    }
+    }  # fmt: skip
     return ModelStructure(**values | changes)
 
 
@@ -148,8 +138,11 @@ class Service:
 
     def upload(self, *rows: dict[str, str]) -> str:
         """The id of an uploaded dataset."""
-        body = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        answer = self.client.post("/v1/files", files={"file": ("rows.jsonl", body)})
+        return self.upload_bytes("rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def upload_bytes(self, name: str, body: bytes, **options: Any) -> str:
+        """The id of an uploaded file."""
+        answer = self.client.post("/v1/files", files={"file": (name, body)}, **options)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["id"])
 
@@ -164,6 +157,10 @@ class Service:
         with redis.Redis.from_url(self.services.settings.broker_url) as client:
             keys = [k for k in client.scan_iter("actograph.wake.*") if client.type(k) == b"list"]
             return [m for key in sorted(keys) for m in client.lrange(key, 0, -1)]
+
+    def forget_messages(self) -> None:
+        with redis.Redis.from_url(self.services.settings.broker_url) as client:
+            client.flushdb()
 
     def woken(self) -> list[str]:
         """The models of all messages in the broker."""
@@ -188,9 +185,8 @@ class Service:
     def queue_state(self) -> tuple[int, int, list[bytes]]:
         """Jobs, samples and messages: what a refused request must leave as it is."""
         with self.database.read() as session:
-            jobs = session.execute(sa.select(sa.func.count()).select_from(JobRow)).scalar_one()
-            rows = session.execute(sa.select(sa.func.count()).select_from(SampleRow)).scalar_one()
-        return jobs, rows, self.messages()
+            counts = [session.query(row).count() for row in (JobRow, SampleRow)]
+        return counts[0], counts[1], self.messages()
 
     def reconcile(self) -> None:
         """One round of the background work."""
@@ -203,8 +199,6 @@ class Service:
 
     def claim(self, job_id: str, count: int = 1) -> list[LeasedSample]:
         """Samples as a worker takes them."""
-        from storage.jobs import jobs
-
         with self.database.write() as session:
             jobs.start(session, job_id)
             return leasing.claim(session, job_id, worker_id="wrk_test", count=count)
@@ -221,63 +215,34 @@ class Service:
 
         session_id = None if tensors is None else lease.session_id
         assert tensors is None or session_id is not None, "the job captures nothing"
-        result = SampleResult(
-            prompt="a prompt",
-            completion="a completion",
-            finish_reason="stop",
-            prompt_tokens=3,
-            generated_tokens=4,
-            scores=scores or {},
-            session_id=session_id,
-        )
-        files: list[SessionFile] = []
-        infos: dict[str, TensorInfo] = {}
+        done = result(
+            prompt="a prompt", completion="a completion", finish_reason="stop", prompt_tokens=3,
+            generated_tokens=4, scores=scores or {}, session_id=session_id,
+        )  # fmt: skip
+        made = None
         if session_id is not None and tensors is not None:
             files, infos = self._write_session(session_id, lease, tensors)
+            made = session_of(
+                lease, condition=lease.condition, epoch=lease.epoch, prompt_tokens=3, generated_tokens=4,
+                rows=6, hooks=infos, files=files, correct=correct,
+            )  # fmt: skip
         with self.database.write() as session:
-            made = None
-            if session_id is not None:
-                made = sessions.NewSession(
-                    id=session_id,
-                    job_id=lease.job_id,
-                    sample_id=lease.id,
-                    sample_index=lease.sample_index,
-                    condition=lease.condition,
-                    epoch=lease.epoch,
-                    model=MODEL,
-                    prompt_tokens=3,
-                    generated_tokens=4,
-                    rows=6,
-                    dtype="F32",
-                    hooks=infos,
-                    files=files,
-                    correct=correct,
-                )
-            leasing.complete(session, lease, result, made)
+            leasing.complete(session, lease, done, made)
         return session_id
 
     def _write_session(
         self, session_id: str, lease: LeasedSample, tensors: dict[str, TensorRows]
     ) -> tuple[list[SessionFile], dict[str, TensorInfo]]:
         manifest = SessionManifest(
-            session_id=session_id,
-            job_id=lease.job_id,
-            sample_id=lease.id,
-            sample_index=lease.sample_index,
-            model=MODEL,
-            capture={},
-            capture_sha256="0" * 64,
-            dtype="model",
-            prompt_tokens=3,
-            generated_tokens=4,
-            seed=lease.seed,
-            created_at=0,
+            session_id=session_id, job_id=lease.job_id, sample_id=lease.id, model=MODEL, capture={},
+            sample_index=lease.sample_index, capture_sha256="0" * 64, dtype="model", seed=lease.seed,
+            prompt_tokens=3, generated_tokens=4, created_at=0,
             segments=[Segment(name="prompt", start=0, stop=3), Segment(name="answer", start=3, stop=7)],
             tensors={
                 name: StoredTensor(shape=rows.shape, dtype=rows.dtype, first_row=rows.first_row)
                 for name, rows in tensors.items()
             },
-        )
+        )  # fmt: skip
         with SessionWriter(self.services.store, session_id) as writer:
             writer.write_shard(list(tensors.values()))
             files = writer.finish(manifest, range(100, 107))
@@ -289,8 +254,26 @@ class Service:
         return files, infos
 
 
+#: the rows of a small session
+EMBED = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
+
+
 def capture_spec(**changes: Any) -> dict[str, Any]:
     return {"kind": "capture", "model": MODEL, "inputs": [{"prompt": "Hello"}]} | changes
+
+
+class StoreWithDisk:
+    """The real store, on a disk that has as much free as a test says."""
+
+    def __init__(self, store: Any, free: int | None) -> None:
+        self._store = store
+        self.free = free
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def free_bytes(self) -> int | None:
+        return self.free
 
 
 Start = Callable[[Settings], Service]

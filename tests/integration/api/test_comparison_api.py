@@ -1,6 +1,6 @@
 """/v1/jobs/{id}/comparison on real session folders: pooled differences and the vectors made of them."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,11 +8,7 @@ from numpy.typing import NDArray
 
 from actograph.contract.resources import Score
 from storage.sessions.writer import TensorRows
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Problem, Service
 
 PROBLEMS = 4
 HOOKS = ("resid_post.1", "mlp_in.2")
@@ -28,7 +24,7 @@ def url(job_id: str, tail: str = "") -> str:
 
 
 @pytest.fixture
-def job(service: "Service") -> tuple[str, Sessions]:
+def job(service: Service) -> tuple[str, Sessions]:
     """A finished job of three conditions; rows of the first hook by (condition, problem)."""
     service.load_model()
     inputs = [{"prompt": f"prompt {i}"} for i in range(PROBLEMS)]
@@ -50,14 +46,14 @@ def job(service: "Service") -> tuple[str, Sessions]:
     return job_id, rows
 
 
-def compare(service: "Service", job_id: str, **body: Any) -> dict[str, Any]:
+def compare(service: Service, job_id: str, **body: Any) -> dict[str, Any]:
     answer = service.client.post(url(job_id, "/activations"), json={"condition": "steered"} | body)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
 
 
-def test_verdicts_are_compared_over_http(service: "Service", job: tuple[str, Sessions]) -> None:
+def test_verdicts_are_compared_over_http(service: Service, job: tuple[str, Sessions]) -> None:
     answer = service.client.get(url(job[0]), params={"baseline": "plain", "resamples": 500})
     assert answer.status_code == 200, answer.text
     metric = answer.json()["conditions"]["steered"]["metrics"]["exact_match,strict-match"]
@@ -71,7 +67,7 @@ def test_verdicts_are_compared_over_http(service: "Service", job: tuple[str, Ses
     [("all", 0, 6), ("generated", 3, 6), ("last", 5, 6), ("last_prompt", 2, 3)],
 )
 def test_the_mean_difference_is_that_of_the_rows(
-    service: "Service", job: tuple[str, Sessions], positions: str, low: int, high: int
+    service: Service, job: tuple[str, Sessions], positions: str, low: int, high: int
 ) -> None:
     job_id, stored = job
     found = compare(service, job_id, hooks=["blocks.1.hook_resid_post"], positions=positions, store_as="mood")
@@ -93,14 +89,14 @@ def test_the_mean_difference_is_that_of_the_rows(
     assert vector["metadata"]["condition"] == "steered"
 
 
-def test_a_stored_direction_steers_the_next_job(service: "Service", job: tuple[str, Sessions]) -> None:
+def test_a_stored_direction_steers_the_next_job(service: Service, job: tuple[str, Sessions]) -> None:
     vector = compare(service, job[0], hooks=[HOOKS[0]], store_as="mood")["hooks"][HOOKS[0]]["vector_id"]
     change = {"hook": HOOKS[0], "op": "add", "vector_id": vector, "coefficient": 4.0}
     assert service.submit(interventions=[change])
 
 
 def test_what_cannot_be_compared_is_refused_and_changes_nothing(
-    service: "Service", job: tuple[str, Sessions], problem: "Problem"
+    service: Service, job: tuple[str, Sessions], problem: Problem
 ) -> None:
     def refused(body: dict[str, Any], says: str, job_id: str = job[0]) -> None:
         answer = service.client.post(url(job_id, "/activations"), json=body)

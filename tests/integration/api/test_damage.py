@@ -3,18 +3,13 @@
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
+from tests.integration.api.conftest import Problem, Service
 from tests.support.stored_files import stored_path
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service
-
-pytestmark = pytest.mark.integration
 
 ROWS, WIDTH = 6, 200_000
 
@@ -25,22 +20,11 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def upload(service: "Service", name: str, content: bytes, purpose: str = "dataset") -> str:
-    answer = service.client.post("/v1/files", files={"file": (name, content)}, data={"purpose": purpose})
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["id"])
-
-
-def tampered(service: "Service", file_id: str, at: int) -> None:
-    path = stored_path(service.services.store, f"files/{file_id}")
-    flip(path, at)
-
-
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("copies", [1, 40_000])
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
 def test_a_job_on_a_tampered_upload_is_refused(
-    service: "Service", problem: "Problem", name: str, copies: int
+    service: Service, problem: Problem, name: str, copies: int
 ) -> None:
     """The byte that changes lies in the first row: 2 + 2 becomes 3 + 2 and the file is still readable."""
     row = {"question": "What is 2 + 2?", "answer": "It is 4. #### 4"}
@@ -51,10 +35,10 @@ def test_a_job_on_a_tampered_upload_is_refused(
         file = io.BytesIO()
         parquet.write_table(pyarrow.Table.from_pylist([row] * copies), file, compression="none")
         content = file.getvalue()
-    file_id = upload(service, name, content)
+    file_id = service.upload_bytes(name, content)
     spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": file_id}, "limit": 1}
     assert service.client.post("/v1/estimate", json=spec).status_code == 200
-    tampered(service, file_id, content.index(b"2 + 2"))
+    flip(stored_path(service.services.store, f"files/{file_id}"), content.index(b"2 + 2"))
     for route in ("/v1/jobs", "/v1/estimate"):
         problem(service.client.post(route, json=spec), 500, "store_damaged", says=file_id)
     assert service.queue_state() == (0, 0, [])

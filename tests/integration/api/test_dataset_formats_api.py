@@ -3,18 +3,14 @@
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
 from actograph.settings import Settings
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Service
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Service
 
 ROWS = [{"question": f"What is {i}?", "answer": f"It is {i}. #### {i}"} for i in range(5)]
 TASK = {
@@ -39,26 +35,20 @@ def written(rows: list[dict[str, Any]], name: str) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def upload(service: "Service", name: str, content: bytes) -> str:
-    answer = service.client.post("/v1/files", files={"file": (name, content)})
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["id"])
-
-
 def evaluation(dataset: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"kind": "evaluation", "model": "demo", "dataset": dataset} | changes
 
 
-def inputs(service: "Service", job: dict[str, Any]) -> list[dict[str, Any]]:
+def inputs(service: Service, job: dict[str, Any]) -> list[dict[str, Any]]:
     data = service.client.get(f"/v1/jobs/{job['id']}/samples", params={"limit": 100}).json()["data"]
     return [sample["input"] for sample in data]
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
-def test_uploads_and_paths_in_every_format(service: "Service", settings: Settings, name: str) -> None:
+def test_uploads_and_paths_in_every_format(service: Service, settings: Settings, name: str) -> None:
     content = written(ROWS, name)
     (Path(settings.data_roots[0]) / name).write_bytes(content)
-    for dataset in ({"file_id": upload(service, name, content)}, {"path": name}):
+    for dataset in ({"file_id": service.upload_bytes(name, content)}, {"path": name}):
         answer = service.client.post("/v1/jobs", json=evaluation(dataset, offset=1, limit=3))
         assert answer.status_code == 202, answer.text
         assert inputs(service, answer.json()) == ROWS[1:4]
@@ -72,9 +62,9 @@ def test_uploads_and_paths_in_every_format(service: "Service", settings: Setting
 
 
 @pytest.mark.parametrize("name", ["sums.jsonl", "sums.csv", "sums.parquet"])
-def test_a_task_from_an_uploaded_file(service: "Service", name: str) -> None:
-    task = upload(service, "sums.yaml", json.dumps(TASK).encode())
-    file_id = upload(service, name, written(SUMS, name))
+def test_a_task_from_an_uploaded_file(service: Service, name: str) -> None:
+    task = service.upload_bytes("sums.yaml", json.dumps(TASK).encode())
+    file_id = service.upload_bytes(name, written(SUMS, name))
     answer = service.client.post("/v1/jobs", json=evaluation({"file_id": file_id}, task={"file_id": task}))
     assert answer.status_code == 202, answer.text
     spec = answer.json()["spec"]

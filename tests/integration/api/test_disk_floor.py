@@ -2,40 +2,20 @@
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.integration.api.conftest import Service, StoreWithDisk
 from worker.drain.pauses import Pauses
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Service
-
-pytestmark = pytest.mark.integration
-
-
-class StoreWithDisk:
-    """The real store, on a disk that has as much free as a test says."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self.free = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def free_bytes(self) -> int:
-        return self.free
 
 
 def test_the_queue_says_why_it_is_paused_and_goes_on_by_itself(
-    service: "Service", caplog: pytest.LogCaptureFixture
+    service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     services = service.services
-    disk = StoreWithDisk(services.store)
-    service.app.state.services = replace(services, store=disk)
     floor = services.settings.disk_floor_bytes
-    disk.free = floor
+    disk = StoreWithDisk(services.store, floor)
+    service.app.state.services = replace(services, store=disk)
     shown = service.client.get("/v1/queue").json()
     assert (shown["paused"], shown["paused_reason"]) == (False, None)
     job_id = service.submit(capture=None)

@@ -2,17 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from actograph.settings import Settings
 from storage.queue import workers
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service, Start
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Problem, Service, Start, StoreWithDisk
 
 FLOOR = 1 << 20
 GIB = 1 << 30
@@ -20,26 +16,12 @@ GIB = 1 << 30
 ROW = 32
 
 
-class StoreWithDisk:
-    """The real store, on a disk that has as much free as a test says."""
-
-    def __init__(self, store: Any, free: int | None) -> None:
-        self._store = store
-        self.free = free
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def free_bytes(self) -> int | None:
-        return self.free
-
-
-Disk = Callable[[int | None], "Service"]
+Disk = Callable[[int | None], Service]
 
 
 @pytest.fixture
-def service_with(start: "Start", settings: Settings) -> Disk:
-    def make(free: int | None) -> "Service":
+def service_with(start: Start, settings: Settings) -> Disk:
+    def make(free: int | None) -> Service:
         service = start(settings.model_copy(update={"disk_floor_bytes": FLOOR}))
         services = service.services
         service.app.state.services = replace(services, store=StoreWithDisk(services.store, free))
@@ -48,7 +30,7 @@ def service_with(start: "Start", settings: Settings) -> Disk:
     return make
 
 
-def loaded(service: "Service", available: int = GIB, **memory: int) -> None:
+def loaded(service: Service, available: int = GIB, **memory: int) -> None:
     worker_id = service.load_model(kv_bytes_per_token=1024)
     numbers = {"device_available_bytes": available, "host_available_bytes": available, "slots": 16}
     with service.database.write() as session:
@@ -119,9 +101,7 @@ def test_what_is_unknown_is_null_and_refuses_nothing(service_with: Disk) -> None
     assert service.client.post("/v1/jobs", json=capture()).status_code == 202
 
 
-def test_a_job_whose_sessions_cannot_fit_on_the_disk_is_refused(
-    service_with: Disk, problem: "Problem"
-) -> None:
+def test_a_job_whose_sessions_cannot_fit_on_the_disk_is_refused(service_with: Disk, problem: Problem) -> None:
     service = service_with(FLOOR + 20_000)
     loaded(service)
     body = capture(inputs=[{"prompt": "x" * 80}] * 10, sampling={"max_tokens": 100})
@@ -138,7 +118,7 @@ def test_a_job_whose_sessions_cannot_fit_on_the_disk_is_refused(
     assert service.client.post("/v1/jobs", json=off).status_code == 202
 
 
-def test_a_job_of_which_one_sample_cannot_fit_is_refused(service_with: Disk, problem: "Problem") -> None:
+def test_a_job_of_which_one_sample_cannot_fit_is_refused(service_with: Disk, problem: Problem) -> None:
     service = service_with(GIB)
     loaded(service, available=100_000)
     answer = service.client.post("/v1/jobs", json=capture(sampling={"max_tokens": 200}))

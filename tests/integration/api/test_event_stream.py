@@ -3,16 +3,12 @@
 import json
 import threading
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from api.reading import sse
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Service
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Service
 
 
 def parse(text: str) -> list[dict[str, Any]]:
@@ -27,41 +23,39 @@ def parse(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def ended_job(service: "Service") -> str:
+def ended_job(service: Service) -> str:
     job_id = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}])
     for lease in service.claim(job_id, 2):
         service.finish(lease)
     return job_id
 
 
-def test_the_whole_log_of_an_ended_job_is_sent_and_the_stream_ends(service: "Service") -> None:
+def test_the_whole_log_of_an_ended_job_is_sent_and_the_stream_ends(service: Service) -> None:
     job_id = ended_job(service)
     answer = service.client.get(f"/v1/jobs/{job_id}/events")
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["cache-control"] == "no-store"
     log = parse(answer.text)
-    assert [e["event"] for e in log] == [
-        "job.queued", "job.started", "job.progress", "job.completed",
-    ]  # fmt: skip
+    assert [e["event"] for e in log] == ["job.queued", "job.started", "job.progress", "job.completed"]
     assert {e["job_id"] for e in log} == {job_id}
     assert log[2]["data"] == {"total": 2, "completed": 1, "failed": 0}
 
 
 @pytest.mark.parametrize("by_header", [True, False])
-def test_it_resumes_after_any_event_without_gap_or_repeat(service: "Service", by_header: bool) -> None:
+def test_it_resumes_after_any_event_without_gap_or_repeat(service: Service, by_header: bool) -> None:
     job_id = ended_job(service)
     whole = parse(service.client.get(f"/v1/jobs/{job_id}/events").text)
     for place, event in enumerate(whole[:-1]):
-        seen = {"Last-Event-ID": str(event["id"])}
-        answer = (
-            service.client.get(f"/v1/jobs/{job_id}/events", headers=seen)
+        seen = (
+            {"headers": {"Last-Event-ID": str(event["id"])}}
             if by_header
-            else service.client.get(f"/v1/jobs/{job_id}/events", params={"after": event["id"]})
+            else {"params": {"after": event["id"]}}
         )
+        answer = service.client.get(f"/v1/jobs/{job_id}/events", **seen)
         assert parse(answer.text) == whole[place + 1 :]
 
 
-def test_events_arrive_while_the_job_runs(service: "Service", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_arrive_while_the_job_runs(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(sse, "PING_SECONDS", 0.0)
     job_id = service.submit()
@@ -88,17 +82,17 @@ def test_events_arrive_while_the_job_runs(service: "Service", monkeypatch: pytes
     assert "job.completed" in rest
 
 
-def test_the_stream_ends_when_the_job_is_deleted(service: "Service", monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["deletion", "stop"])
+def test_the_stream_ends_when_the_job_is_deleted_or_the_service_stops(
+    service: Service, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
     monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
     job_id = service.submit()
-    remover = threading.Timer(0.2, lambda: service.client.delete(f"/v1/jobs/{job_id}"))
-    remover.start()
+    ends = {
+        "deletion": lambda: service.client.delete(f"/v1/jobs/{job_id}"),
+        "stop": service.services.stopping.set,
+    }
+    timer = threading.Timer(0.2, ends[by])
+    timer.start()
     assert [e["event"] for e in parse(service.client.get(f"/v1/jobs/{job_id}/events").text)] == ["job.queued"]
-    remover.join()
-
-
-def test_the_stream_ends_when_the_service_stops(service: "Service", monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
-    job_id = service.submit()
-    threading.Timer(0.2, service.services.stopping.set).start()
-    assert parse(service.client.get(f"/v1/jobs/{job_id}/events").text)[-1]["event"] == "job.queued"
+    timer.join()

@@ -5,7 +5,7 @@ import json
 import re
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +17,10 @@ from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import Score
 from storage.artifacts.store import ArtifactStore
 from storage.sessions.writer import TensorRows
+from tests.integration.api.conftest import Service
 from tests.support import leasing
+from tests.support.command_line import Run
 from tests.support.stored_files import stored_path
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Service
-    from tests.support.command_line import Run
-
-pytestmark = pytest.mark.integration
 
 KEY = "exact_match,strict-match"
 HOOKS = ("attn_in.1", "resid_post.2")
@@ -39,7 +35,7 @@ CONDITIONS = [{"name": "baseline"}, {"name": "ep02", "suffix": "Please."}]
 Values = dict[str, NDArray[np.float32]]
 
 
-def evaluation(service: "Service", **changes: Any) -> str:
+def evaluation(service: Service, **changes: Any) -> str:
     """The id of an evaluation of three problems under two conditions."""
     service.load_model()
     body: dict[str, Any] = {
@@ -55,7 +51,7 @@ def evaluation(service: "Service", **changes: Any) -> str:
     return str(answer.json()["id"])
 
 
-def finish(service: "Service", job_id: str, count: int) -> Values:
+def finish(service: Service, job_id: str, count: int) -> Values:
     """Complete the next samples as a worker would; the float32 rows of each session."""
     stored: Values = {}
     generator = np.random.default_rng(0)
@@ -90,7 +86,7 @@ def unpacked(data: bytes, job_id: str) -> dict[str, bytes]:
     return found
 
 
-def export(service: "Service", job_id: str, **params: Any) -> dict[str, bytes]:
+def export(service: Service, job_id: str, **params: Any) -> dict[str, bytes]:
     answer = service.client.get(f"/v1/jobs/{job_id}/export", params=params)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/gzip"
@@ -101,7 +97,7 @@ def names(folder: dict[str, bytes], part: str) -> list[str]:
     return [name for name in folder if name.startswith(f"{part}/")]
 
 
-def test_the_folder_of_an_evaluation(service: "Service") -> None:
+def test_the_folder_of_an_evaluation(service: Service) -> None:
     job_id = evaluation(service)
     stored = finish(service, job_id, 6)
     found = export(service, job_id)
@@ -159,7 +155,7 @@ def test_the_folder_of_an_evaluation(service: "Service") -> None:
     assert comparison == service.client.get(f"/v1/jobs/{job_id}/comparison").json()
 
 
-def test_a_running_job_gives_what_has_ended_and_says_so(service: "Service") -> None:
+def test_a_running_job_gives_what_has_ended_and_says_so(service: Service) -> None:
     job_id = evaluation(service, conditions=CONDITIONS[:1], epochs=2)
     finish(service, job_id, 3)
     with service.database.write() as session:
@@ -182,7 +178,7 @@ def test_a_running_job_gives_what_has_ended_and_says_so(service: "Service") -> N
     assert found["trajectories/gsm8k_0002__epoch_2.jsonl"] == b""
 
 
-def test_a_damaged_session_is_named_and_the_rest_is_there(service: "Service") -> None:
+def test_a_damaged_session_is_named_and_the_rest_is_there(service: Service) -> None:
     job_id = evaluation(service, conditions=CONDITIONS[:1])
     damaged = next(iter(finish(service, job_id, 3)))
     path = stored_path(service.services.store, f"sessions/{damaged}/activations.safetensors")
@@ -204,9 +200,7 @@ def untimed(name: str) -> str:
     return re.sub(r"_\d{4}-\d\d-\d\dT[\d.-]+(?=\.jsonl?$)", "", name)
 
 
-def test_the_command_brings_the_folder_with_every_session(
-    service: "Service", run: "Run", tmp_path: Path
-) -> None:
+def test_the_command_brings_the_folder_with_every_session(service: Service, run: Run, tmp_path: Path) -> None:
     job_id = evaluation(service)
     stored = finish(service, job_id, 4)
     out = tmp_path / "results"
@@ -239,7 +233,7 @@ def test_the_command_brings_the_folder_with_every_session(
 
 
 def test_a_pull_that_broke_off_leaves_no_summary_and_is_repeated(
-    service: "Service", url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = evaluation(service)
     finish(service, job_id, 6)

@@ -5,18 +5,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from actograph.settings import Settings
 from storage.index.disk_reserve import RESERVE_BYTES
+from tests.integration.api.conftest import Problem, Service, Start
 from tests.support.indexes import create_index
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service, Start
-
-pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
 FLOOR = 16 * MIB
@@ -35,7 +31,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def service(start: "Start", settings: Settings, small_disk: Path) -> "Service":
+def service(start: Start, settings: Settings, small_disk: Path) -> Service:
     """Index and store are on the small disk, the index of Postgres elsewhere."""
     if not settings.effective_database_url.startswith("sqlite"):
         pytest.skip("the reserve is for the index that shares the disk of the store")
@@ -67,11 +63,11 @@ def fill(folder: Path) -> Path:
     return junk
 
 
-def upload(service: "Service", size: int) -> Any:
+def upload(service: Service, size: int) -> Any:
     return service.client.post("/v1/files", files={"file": ("a.jsonl", b"x" * size)})
 
 
-def test_uploads_end_above_the_floor(service: "Service", small_disk: Path, problem: "Problem") -> None:
+def test_uploads_end_above_the_floor(service: Service, small_disk: Path, problem: Problem) -> None:
     kept = []
     for _ in range(20):
         answer = upload(service, 10 * MIB)
@@ -88,7 +84,7 @@ def test_uploads_end_above_the_floor(service: "Service", small_disk: Path, probl
 
 
 def test_deleting_works_on_a_disk_without_a_free_byte(
-    service: "Service", small_disk: Path, problem: "Problem"
+    service: Service, small_disk: Path, problem: Problem
 ) -> None:
     reserve = service.database.reserve
     assert reserve is not None

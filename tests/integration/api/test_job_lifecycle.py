@@ -1,19 +1,15 @@
 """Jobs after their submission: lists, samples, results, cancel and delete."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from actograph.contract.errors import CaptureFailed
 from storage.sessions.writer import TensorRows
+from tests.integration.api.conftest import Problem, Service
 from tests.support import leasing
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service
-
-pytestmark = pytest.mark.integration
 
 
 def rows() -> dict[str, TensorRows]:
@@ -23,7 +19,7 @@ def rows() -> dict[str, TensorRows]:
     }
 
 
-def test_jobs_are_listed_newest_first_page_by_page(service: "Service") -> None:
+def test_jobs_are_listed_newest_first_page_by_page(service: Service) -> None:
     made = [service.submit() for _ in range(5)]
     first = service.client.get("/v1/jobs", params={"limit": 2}).json()
     assert first["object"] == "list"
@@ -38,7 +34,7 @@ def test_jobs_are_listed_newest_first_page_by_page(service: "Service") -> None:
     assert [j["id"] for j in ascending["data"]] == made
 
 
-def test_jobs_are_filtered_by_status_kind_and_tag(service: "Service") -> None:
+def test_jobs_are_filtered_by_status_kind_and_tag(service: Service) -> None:
     plain, tagged = service.submit(), service.submit(tags=["night", "b"])
     cancelled = service.submit(tags=["night"])
     service.client.post(f"/v1/jobs/{cancelled}/cancel")
@@ -54,7 +50,7 @@ def test_jobs_are_filtered_by_status_kind_and_tag(service: "Service") -> None:
     assert listed(kind="capture") == {plain, tagged, cancelled}
 
 
-def test_samples_are_listed_filtered_and_found(service: "Service", problem: "Problem") -> None:
+def test_samples_are_listed_filtered_and_found(service: Service, problem: Problem) -> None:
     job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(5)])
     done, failed = service.claim(job_id, 2)
     service.finish(done)
@@ -77,9 +73,7 @@ def test_samples_are_listed_filtered_and_found(service: "Service", problem: "Pro
     problem(service.client.get(f"/v1/jobs/{other}/samples/{done.id}"), 404, "not_found")
 
 
-def test_a_running_job_is_cancelled_and_can_be_deleted_at_once(
-    service: "Service", problem: "Problem"
-) -> None:
+def test_a_running_job_is_cancelled_and_can_be_deleted_at_once(service: Service, problem: Problem) -> None:
     job_id = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}])
     service.claim(job_id, 1)
     problem(service.client.delete(f"/v1/jobs/{job_id}"), 409, "conflict", says="cancel it")
@@ -88,7 +82,7 @@ def test_a_running_job_is_cancelled_and_can_be_deleted_at_once(
 
 
 def test_deleting_a_job_removes_its_samples_sessions_and_their_files(
-    service: "Service", problem: "Problem"
+    service: Service, problem: Problem
 ) -> None:
     kept, gone = service.submit(), service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}])
     kept_session = service.finish(*service.claim(kept), tensors=rows())
@@ -108,7 +102,7 @@ def test_deleting_a_job_removes_its_samples_sessions_and_their_files(
     assert store.exists(f"sessions/{kept_session}")
 
 
-def test_progress_rate_and_eta_of_a_running_job(service: "Service") -> None:
+def test_progress_rate_and_eta_of_a_running_job(service: Service) -> None:
     job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(4)])
     service.submit(priority=9)
     for lease in service.claim(job_id, 2):

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,58 +12,47 @@ import sqlalchemy as sa
 from actograph.settings import Settings
 from api import submit
 from storage import samples
-from storage.broker.broker import queue_of
 from storage.jobs import jobs
 from storage.tables.models import JobRow
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service, Start
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Problem, Service, Start
+from tests.integration.api.conftest import capture_spec as capture
 
 GOOD_ROWS = [{"question": f"What is {i}?", "answer": f"It is {i}. #### {i}"} for i in range(5)]
-
-
-def capture(**changes: Any) -> dict[str, Any]:
-    return {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]} | changes
 
 
 def evaluation(dataset: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"kind": "evaluation", "model": "demo", "dataset": dataset} | changes
 
 
-def test_a_capture_job_is_accepted_with_its_place_and_woken_once(service: "Service") -> None:
+def test_a_capture_job_is_accepted_with_its_place_and_woken_once(service: Service) -> None:
     answer = service.client.post("/v1/jobs", json=capture(priority=2, tags=["a"], metadata={"k": "v"}))
-    assert answer.status_code == 202
     job = answer.json()
-    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert (answer.status_code, answer.headers["location"]) == (202, f"/v1/jobs/{job['id']}")
     assert int(answer.headers["retry-after"]) >= 1
-    assert job["status"] == "queued"
-    assert job["queue_position"] == 1
+    assert (job["status"], job["queue_position"]) == ("queued", 1)
     assert job["progress"] == {"total": 1, "completed": 0, "failed": 0}
     assert (job["priority"], job["tags"], job["metadata"]) == (2, ["a"], {"k": "v"})
     assert service.woken() == ["demo"]
     assert service.client.get(answer.headers["location"]).json() == job
 
 
-def test_the_canonical_model_name_is_stored_whatever_alias_was_used(service: "Service") -> None:
+def test_the_canonical_model_name_is_stored_whatever_alias_was_used(service: Service) -> None:
     assert service.client.post("/v1/jobs", json=capture(model="example/demo-model")).json()["model"] == "demo"
     assert service.client.post("/v1/jobs", json=capture(model="other")).json()["model"] == "other"
 
 
-def test_hooks_are_resolved_where_the_structure_is_known_and_left_open_where_not(service: "Service") -> None:
+def test_hooks_are_resolved_where_the_structure_is_known_and_left_open_where_not(service: Service) -> None:
     spec = capture(capture={"points": ["mlp_in"], "layers": "1:3", "hooks": ["blocks.0.hook_resid_pre"]})
     before = service.client.post("/v1/jobs", json=spec).json()
     service.load_model()
     after = service.client.post("/v1/jobs", json=spec).json()
     off = service.client.post("/v1/jobs", json=capture(capture=None)).json()
     with service.database.read() as session:
-        assert jobs.get(session, before["id"]).hooks is None
-        assert jobs.get(session, after["id"]).hooks == ["resid_pre.0", "mlp_in.1", "mlp_in.2"]
-        assert jobs.get(session, off["id"]).hooks == []
+        found = [jobs.get(session, job["id"]).hooks for job in (before, after, off)]
+    assert found == [None, ["resid_pre.0", "mlp_in.1", "mlp_in.2"], []]
 
 
-def test_a_path_below_a_data_root_is_read_and_stored_resolved(service: "Service", settings: Settings) -> None:
+def test_a_path_below_a_data_root_is_read_and_stored_resolved(service: Service, settings: Settings) -> None:
     root = Path(settings.data_roots[0])
     (root / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in GOOD_ROWS))
     (root / "link.jsonl").symlink_to("rows.jsonl")
@@ -74,7 +63,7 @@ def test_a_path_below_a_data_root_is_read_and_stored_resolved(service: "Service"
         assert answer.json()["spec"]["dataset"]["path"] == str(root.resolve() / "rows.jsonl")
 
 
-def test_a_hub_dataset_is_left_to_the_worker(service: "Service") -> None:
+def test_a_hub_dataset_is_left_to_the_worker(service: Service) -> None:
     job = service.client.post("/v1/jobs", json=evaluation({"hub": "openai/gsm8k", "config": "main"})).json()
     assert job["status"] == "queued"
     with service.database.read() as session:
@@ -82,7 +71,7 @@ def test_a_hub_dataset_is_left_to_the_worker(service: "Service") -> None:
         assert samples.find(session, job["id"]) == ([], False)
 
 
-def test_a_job_is_stored_although_the_broker_is_away(start: "Start", settings: Settings) -> None:
+def test_a_job_is_stored_although_the_broker_is_away(start: Start, settings: Settings) -> None:
     service = start(settings.model_copy(update={"broker_url": "redis://127.0.0.1:1/0"}))
     assert service.client.post("/v1/jobs", json=capture()).status_code == 202
 
@@ -91,7 +80,7 @@ def test_a_job_is_stored_although_the_broker_is_away(start: "Start", settings: S
 
 
 @pytest.fixture
-def refused(service: "Service", problem: "Problem") -> Iterator[Callable[..., dict[str, Any]]]:
+def refused(service: Service, problem: Problem) -> Iterator[Callable[..., dict[str, Any]]]:
     """Sends a body that must be refused; afterwards the queue must be as it was."""
     service.submit()
     before: list[Any] = []
@@ -107,7 +96,10 @@ def refused(service: "Service", problem: "Problem") -> Iterator[Callable[..., di
     assert service.queue_state() == before[0]
 
 
-def test_a_field_at_fault_is_named(refused: Callable[..., Any], subtests: pytest.Subtests) -> None:
+def test_a_field_at_fault_is_named(
+    service: Service, refused: Callable[..., Any], subtests: pytest.Subtests
+) -> None:
+    service.load_model()
     for body, pointer in [
         (capture(temprature=0.5), "/temprature"),
         (capture(sampling={"max_tokens": 0}), "/sampling/max_tokens"),
@@ -123,7 +115,6 @@ def test_a_field_at_fault_is_named(refused: Callable[..., Any], subtests: pytest
         (capture(inputs=[{"prompt": "x"}, {}]), "/inputs/1"),
         (capture(inputs=[{"prompt": "x", "messages": [{"role": "user", "content": "y"}]}]), "/inputs/0"),
         (capture(inputs=[{"messages": [{"role": "tool", "content": "y"}]}]), "/inputs/0/messages/0/role"),
-        (capture(inputs=[{"prompt": "a\0b"}]), "/inputs/0/prompt"),
         ({"kind": "capture", "inputs": [{"prompt": "x"}]}, "/model"),
         ({"model": "demo", "inputs": [{"prompt": "x"}]}, "/kind"),
         ({"kind": "evaluation", "model": "demo"}, "/dataset"),
@@ -134,11 +125,6 @@ def test_a_field_at_fault_is_named(refused: Callable[..., Any], subtests: pytest
     ]:  # fmt: skip
         with subtests.test(body=body, pointer=pointer):
             refused(body, pointer)
-
-
-def test_a_hook_that_the_model_lacks_is_refused(
-    service: "Service", refused: Callable[..., Any], subtests: pytest.Subtests
-) -> None:
     for spec, pointer, says in [
         ({"hooks": ["resid_post.9"]}, "/capture/hooks", "layers 0 to 3"),
         ({"hooks": ["resid_pots.1"]}, "/capture/hooks", "resid_post.1"),
@@ -148,55 +134,36 @@ def test_a_hook_that_the_model_lacks_is_refused(
         ({"points": ["resid_post"], "layers": "7:9"}, "/capture/layers", "selects none"),
     ]:
         with subtests.test(spec=spec, pointer=pointer, says=says):
-            service.load_model()
             refused(capture(capture=spec), pointer, code="unknown_hook", says=says)
-
-
-def test_max_tokens_beyond_the_context_is_refused_with_both_numbers(
-    service: "Service", refused: Callable[..., Any]
-) -> None:
-    service.load_model()
-    body = refused(
-        capture(sampling={"max_tokens": 1024}), "/sampling/max_tokens", code="context_length_exceeded"
-    )
+    missing, hub = {"file_id": "file_" + "0" * 32}, {"hub": "openai/gsm8k"}
+    for body, field in (
+        (evaluation(missing), "dataset"),
+        (evaluation(hub, num_fewshot=1, fewshot_dataset=missing), "fewshot_dataset"),
+        (evaluation(hub, task=missing), "task"),
+    ):
+        refused(body, f"/{field}/file_id", code="invalid_dataset")
+    # beyond the context, with both numbers
+    too_long = capture(sampling={"max_tokens": 1024})
+    body = refused(too_long, "/sampling/max_tokens", code="context_length_exceeded")
     assert body["detail"].count("1024") == 2
-    answer = service.client.post("/v1/jobs", json=capture(sampling={"max_tokens": 1023}))
-    assert answer.status_code == 202
-    service.client.delete(f"/v1/jobs/{answer.json()['id']}")
-    _drop_last_message(service, "demo")
-
-
-def _drop_last_message(service: "Service", model: str) -> None:
-    import redis
-
-    with redis.Redis.from_url(service.services.settings.broker_url) as client:
-        assert client.lpop(queue_of(model))
+    fits = service.client.post("/v1/estimate", json=capture(sampling={"max_tokens": 1023}))
+    assert fits.status_code == 200
 
 
 def test_what_needs_a_chat_template_is_refused_without_one(
-    service: "Service", refused: Callable[..., Any], settings: Settings
+    service: Service, refused: Callable[..., Any], settings: Settings
 ) -> None:
     service.load_model(chat_template=False)
     rows = Path(settings.data_roots[0]) / "rows.jsonl"
     rows.write_text(json.dumps(GOOD_ROWS[0]))
     messages = [{"role": "user", "content": "hi"}]
-    refused(
-        capture(inputs=[{"prompt": "x"}, {"messages": messages}]), "/inputs/1/messages", says="chat template"
-    )
-    dataset = {"path": str(rows)}
-    refused(evaluation(dataset, apply_chat_template=True), "/apply_chat_template", says="chat template")
-    conditions = [{"name": "a"}, {"name": "b", "system": "You are helpful."}]
-    refused(evaluation(dataset, conditions=conditions), "/conditions/1/system", says="chat template")
-
-
-def test_an_unknown_file_is_refused(refused: Callable[..., Any]) -> None:
-    missing = {"file_id": "file_" + "0" * 32}
-    refused(evaluation(missing), "/dataset/file_id", code="invalid_dataset")
-    refused(
-        evaluation({"hub": "openai/gsm8k"}, num_fewshot=1, fewshot_dataset=missing),
-        "/fewshot_dataset/file_id",
-        code="invalid_dataset",
-    )
+    dataset, conditions = {"path": str(rows)}, [{"name": "a"}, {"name": "b", "system": "You are helpful."}]
+    for body, pointer in (
+        (capture(inputs=[{"prompt": "x"}, {"messages": messages}]), "/inputs/1/messages"),
+        (evaluation(dataset, apply_chat_template=True), "/apply_chat_template"),
+        (evaluation(dataset, conditions=conditions), "/conditions/1/system"),
+    ):
+        refused(body, pointer, says="chat template")
 
 
 def test_no_path_leads_out_of_the_data_roots(
@@ -222,9 +189,7 @@ def test_no_path_leads_out_of_the_data_roots(
     assert len(messages) == 1, "the message must not tell whether a file exists"
 
 
-def test_a_bad_row_is_named(
-    service: "Service", refused: Callable[..., Any], subtests: pytest.Subtests
-) -> None:
+def test_a_bad_row_is_named(service: Service, refused: Callable[..., Any], subtests: pytest.Subtests) -> None:
     for rows, options, says in [
         ([*GOOD_ROWS[:2], {"answer": "#### 1"}], {}, "row 2: question is missing"),
         ([{"question": "q", "answer": "no number"}], {}, "row 0: answer"),
@@ -239,7 +204,7 @@ def test_a_bad_row_is_named(
             )
 
 
-def test_too_few_rows_for_the_examples_are_refused(service: "Service", refused: Callable[..., Any]) -> None:
+def test_too_few_rows_for_the_examples_are_refused(service: Service, refused: Callable[..., Any]) -> None:
     few, more = service.upload(*GOOD_ROWS[:2]), service.upload(*GOOD_ROWS)
     same = evaluation({"file_id": few}, num_fewshot=2)
     refused(same, "/num_fewshot", code="invalid_dataset", says="needs 3 rows")
@@ -248,24 +213,20 @@ def test_too_few_rows_for_the_examples_are_refused(service: "Service", refused: 
 
 
 def test_a_job_of_too_many_samples_is_refused(
-    service: "Service", refused: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    service: Service, refused: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submit, "MAX_SAMPLES", 9)
     file_id = service.upload(*GOOD_ROWS)
     refused(evaluation({"file_id": file_id}, epochs=2), None, says="9")
     refused(capture(epochs=10), None, says="9")
-    assert (
-        service.client.post("/v1/jobs", json=evaluation({"file_id": file_id}, limit=4, epochs=2)).status_code
-        == 202
-    )
-    _drop_last_message(service, "demo")
-    service.client.delete(f"/v1/jobs/{service.client.get('/v1/jobs').json()['first_id']}")
+    fits = service.client.post("/v1/estimate", json=evaluation({"file_id": file_id}, limit=4, epochs=2))
+    assert fits.status_code == 200
 
 
 # Idempotency-Key
 
 
-def test_a_repeated_key_gets_the_job_as_it_is_now(service: "Service") -> None:
+def test_a_repeated_key_gets_the_job_as_it_is_now(service: Service) -> None:
     headers = {"Idempotency-Key": "k1"}
     first = service.client.post("/v1/jobs", json=capture(), headers=headers)
     assert first.status_code == 202
@@ -280,7 +241,7 @@ def test_a_repeated_key_gets_the_job_as_it_is_now(service: "Service") -> None:
     assert service.client.post("/v1/jobs", json=capture(), headers=headers).status_code == 202
 
 
-def test_a_key_in_flight_is_a_conflict(service: "Service", problem: "Problem") -> None:
+def test_a_key_in_flight_is_a_conflict(service: Service, problem: Problem) -> None:
     headers = {"Idempotency-Key": "k1"}
     service.client.post("/v1/jobs", json=capture(), headers=headers)
     with service.database.write() as session:  # its samples are still being stored
@@ -289,7 +250,7 @@ def test_a_key_in_flight_is_a_conflict(service: "Service", problem: "Problem") -
     problem(again, 409, "idempotency_in_flight")
 
 
-def test_many_requests_with_one_key_at_once_make_one_job(service: "Service") -> None:
+def test_many_requests_with_one_key_at_once_make_one_job(service: Service) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     def send(_: int) -> int:
@@ -307,7 +268,7 @@ def test_many_requests_with_one_key_at_once_make_one_job(service: "Service") -> 
 
 
 def test_a_body_beyond_the_limit_is_refused_with_and_without_a_length(
-    start: "Start", settings: Settings, problem: "Problem"
+    start: Start, settings: Settings, problem: Problem
 ) -> None:
     service = start(settings.model_copy(update={"max_body_bytes": 10_000}))
     body = json.dumps(capture(inputs=[{"prompt": "x" * 20_000}])).encode()

@@ -2,25 +2,22 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from httpx2 import Response
 
 from actograph.settings import Settings
 from api import keys as key_command
 from storage.tables.models import ApiKeyRow
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Keyed, Problem, Service, Start
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Keyed, Problem, Service, Start
 
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_a_key_is_shown_once_and_not_stored(keyed: "Keyed") -> None:
+def test_a_key_is_shown_once_and_not_stored(keyed: Keyed) -> None:
     body = {"name": "laptop", "role": "submit", "owner": "alice", "expires_after": {"seconds": 3600}}
     made = keyed.client.post("/v1/keys", json=body, headers=keyed.headers()).json()
     assert made["key"].startswith("acto_")
@@ -35,7 +32,7 @@ def test_a_key_is_shown_once_and_not_stored(keyed: "Keyed") -> None:
         assert len(row.sha256) == 64
 
 
-def test_the_first_key_is_an_admins_and_ends_the_time_without(service: "Service", problem: "Problem") -> None:
+def test_the_first_key_is_an_admins_and_ends_the_time_without(service: Service, problem: Problem) -> None:
     post = service.client.post
     problem(post("/v1/keys", json={"name": "a", "role": "submit"}), 409, "conflict", says="admin")
     root = post("/v1/keys", json={"name": "root", "role": "admin"}).json()
@@ -52,7 +49,7 @@ def test_the_first_key_is_an_admins_and_ends_the_time_without(service: "Service"
 
 
 def test_a_revoked_key_is_refused_at_once_by_every_process(
-    keyed: "Keyed", start: "Start", problem: "Problem"
+    keyed: Keyed, start: Start, problem: Problem
 ) -> None:
     other = start(keyed.services.settings)
     key = keyed.make_key("read")
@@ -64,9 +61,7 @@ def test_a_revoked_key_is_refused_at_once_by_every_process(
         problem(service.client.get("/v1/jobs", headers=bearer(key)), 401, "unauthorized")
 
 
-def test_the_last_admins_key_neither_ends_nor_expires_silently(
-    service: "Service", problem: "Problem"
-) -> None:
+def test_the_last_admins_key_neither_ends_nor_expires_silently(service: Service, problem: Problem) -> None:
     post, soon = service.client.post, {"expires_after": {"seconds": 3600}}
     problem(post("/v1/keys", json={"name": "a", "role": "admin"} | soon), 409, says="no expires_after")
     root = post("/v1/keys", json={"name": "root", "role": "admin"}).json()
@@ -78,24 +73,22 @@ def test_the_last_admins_key_neither_ends_nor_expires_silently(
     assert service.client.delete(f"/v1/keys/{root['id']}", headers=headers).is_success
 
 
-def test_a_keys_quota_is_its_owners(keyed: "Keyed", problem: "Problem") -> None:
+def test_a_keys_quota_is_its_owners(keyed: Keyed, problem: Problem) -> None:
     key = keyed.make_key("submit", owner="alice", quota_bytes=1000)
     other = keyed.make_key("submit")
-    problem(
-        keyed.client.post("/v1/files", files={"file": ("a", bytes(1001))}, headers=bearer(key)),
-        422,
-        "quota_exceeded",
-        says="available 1,000",
-    )
-    assert keyed.client.post("/v1/files", files={"file": ("a", b"1")}, headers=bearer(key)).is_success
+
+    def upload(size: int, by: str) -> Response:
+        return keyed.client.post("/v1/files", files={"file": ("a", bytes(size))}, headers=bearer(by))
+
+    problem(upload(1001, key), 422, "quota_exceeded", says="available 1,000")
+    assert upload(1, key).is_success
     usage = keyed.client.get("/v1/activations/stats", headers=bearer(key)).json()
     assert (usage["owner_quota_bytes"], usage["available_bytes"]) == (1000, 999)
-    big = keyed.client.post("/v1/files", files={"file": ("a", bytes(1001))}, headers=bearer(other))
-    assert big.is_success
+    assert upload(1001, other).is_success
 
 
 def test_keys_are_in_no_log_no_error_and_no_database(
-    keyed: "Keyed", settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    keyed: Keyed, settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, wrong = keyed.make_key("submit"), "acto_" + "1" * 64
     seen = []
@@ -126,7 +119,7 @@ def test_keys_are_in_no_log_no_error_and_no_database(
         assert not any(secret.encode() in content for secret in secrets), path
 
 
-def test_the_supervisors_key_makes_nobody_else_need_one(start: "Start", settings: Settings) -> None:
+def test_the_supervisors_key_makes_nobody_else_need_one(start: Start, settings: Settings) -> None:
     service = start(settings.model_copy(update={"supervisor_key": "own"}))
     assert service.client.get("/v1/workers").status_code == 200
     service.client.post("/v1/keys", json={"name": "root", "role": "admin"})
@@ -135,7 +128,7 @@ def test_the_supervisors_key_makes_nobody_else_need_one(start: "Start", settings
 
 
 def test_the_first_key_is_made_on_the_server_without_a_service(
-    settings: Settings, start: "Start", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: Settings, start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ACTOGRAPH_HOME", str(settings.home))
     assert key_command.main(["create", "first"]) == 0

@@ -1,6 +1,6 @@
 """/v1/jobs/{id}/matrix, by the client."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,17 +8,13 @@ import pytest
 from actograph.client import ApiError, Client
 from actograph.contract.resources import Score
 from storage.sessions.writer import TensorRows
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Problem, Service
 
 HOOK = "resid_post.1"
 KEY = "exact_match,strict-match"
 
 
-def test_rows_of_a_job_with_their_labels_and_filters(service: "Service", url: str) -> None:
+def test_rows_of_a_job_with_their_labels_and_filters(service: Service, url: str) -> None:
     service.load_model()
     inputs = [{"prompt": f"prompt {i}"} for i in range(3)]
     job_id = service.submit(inputs=inputs, conditions=[{"name": "a"}, {"name": "b"}])
@@ -58,7 +54,7 @@ def test_rows_of_a_job_with_their_labels_and_filters(service: "Service", url: st
                 job.matrix(HOOK, **options)
 
 
-def test_requests_that_are_refused(service: "Service", problem: "Problem") -> None:
+def test_requests_that_are_refused(service: Service, problem: Problem) -> None:
     service.load_model()
     path = f"/v1/jobs/{service.submit()}/matrix"
     for params in ({}, {"hook": HOOK, "reduce": "sum"}, {"hook": HOOK, "positions": "true"}):

@@ -1,22 +1,17 @@
 """POST /v1/models/load: what is taken and refused, and how its progress is seen."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
 from actograph.contract.model_loads import ModelLoadOptions
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
-from tests.integration.api.conftest import structure
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Problem, Service, structure
 
 
 @pytest.mark.parametrize("path", ["/v1/models/load", "/models/load"])
-def test_a_request_is_queued_before_all_else_and_seen_to_its_end(service: "Service", path: str) -> None:
+def test_a_request_is_queued_before_all_else_and_seen_to_its_end(service: Service, path: str) -> None:
     worker_id = service.load_model()
     service.submit(priority=1)
     body = {
@@ -50,7 +45,7 @@ def test_a_request_is_queued_before_all_else_and_seen_to_its_end(service: "Servi
         assert model_loads.options_in_force(session, "demo") == ModelLoadOptions()
 
 
-def test_a_savepoint_is_a_hook_name_in_jobs_of_its_model(service: "Service", problem: "Problem") -> None:
+def test_a_savepoint_is_a_hook_name_in_jobs_of_its_model(service: Service, problem: Problem) -> None:
     service.load_model(savepoints={"mine": "resid_post.2"})
     job_id = service.submit(capture={"hooks": ["mine"]})
     with service.database.read() as session:
@@ -59,21 +54,21 @@ def test_a_savepoint_is_a_hook_name_in_jobs_of_its_model(service: "Service", pro
     problem(service.client.post("/v1/jobs", json=body), 422, "unknown_hook", "/capture/hooks")
 
 
-def test_the_structure_is_that_of_the_loaded_model(service: "Service") -> None:
-    def shown(**query: str) -> str:
-        return str(service.client.get("/v1/model/structure", params=query).json()["model"])
+def test_the_structure_is_that_of_the_loaded_model(service: Service, problem: Problem) -> None:
+    def shown(**query: str) -> Any:
+        return service.client.get("/v1/model/structure", params=query).json()
 
+    problem(service.client.get("/v1/model/structure"), 404, "not_found", says="no worker has loaded demo")
     worker_id = service.load_model()
-    assert shown() == "demo"
+    assert (shown()["model"], shown()["num_layers"]) == ("demo", 4)
+    assert shown(model="example/demo-model") == shown()
+    for name in ("other", "none"):
+        problem(service.client.get("/v1/model/structure", params={"model": name}), 404, "not_found")
     # as when a load of `other` completes: the same worker holds it in place of the former model
+    for name in ("other", "demo", "other"):
+        with service.database.write() as session:
+            workers.set_ready(session, worker_id, structure(name))
+        assert (shown()["model"], shown(model="demo")["model"]) == (name, "demo")
     with service.database.write() as session:
-        workers.set_ready(session, worker_id, structure("other"))
-    assert shown() == "other"
-    assert shown(model="demo") == "demo"
-    with service.database.write() as session:
-        workers.set_ready(session, worker_id, structure("demo"))
-    assert shown() == "demo"
-    with service.database.write() as session:
-        workers.set_ready(session, worker_id, structure("other"))
         workers.set_offline(session, worker_id)
-    assert shown() == "demo", "the service's own if no worker is alive"
+    assert shown()["model"] == "demo", "the service's own if no worker is alive"

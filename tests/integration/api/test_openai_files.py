@@ -1,43 +1,26 @@
 """The `openai` package against a served application: files and models; and what `/v1/capabilities` says."""
 
-import threading
-import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import openai
 import pytest
 import sqlalchemy as sa
-import uvicorn
 
 from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
 from actograph.contract.tasks import SCORER_NAMES
 from storage.files import files
 from storage.tables.models import FileRow
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Service
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Service
 
 
 @pytest.fixture
-def client(service: "Service") -> Iterator[openai.OpenAI]:
+def client(url: str) -> Iterator[openai.OpenAI]:
     """OpenAI's client of the running service, over a real connection."""
-    # the application runs already: its start and end are the fixture's
-    server = uvicorn.Server(uvicorn.Config(service.app, port=0, lifespan="off", log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as opened:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as opened:
         yield opened
-    server.should_exit = True
-    thread.join()
 
 
-def test_a_file_expires_unless_something_reads_it(client: openai.OpenAI, service: "Service") -> None:
+def test_a_file_expires_unless_something_reads_it(client: openai.OpenAI, service: Service) -> None:
     kept = client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
     soon, read = (
         client.files.create(
@@ -66,7 +49,7 @@ def test_a_file_expires_unless_something_reads_it(client: openai.OpenAI, service
         )
 
 
-def test_capabilities_are_those_of_the_contract_and_the_settings(service: "Service") -> None:
+def test_capabilities_are_those_of_the_contract_and_the_settings(service: Service) -> None:
     found = service.client.get("/v1/capabilities").json()
     assert found["job_kinds"] == list(JOB_KINDS)
     assert {"/v1/models", "/v1/files"} <= set(found["openai_endpoints"])

@@ -1,42 +1,15 @@
 """Holding the queue, taking jobs up again, and keys that make both safe to repeat."""
 
-from typing import TYPE_CHECKING
-
-import pytest
-
 from actograph.contract.errors import CaptureFailed
 from actograph.settings import Settings
 from storage.jobs import jobs
 from storage.sessions import sessions
-from storage.sessions.writer import TensorRows
+from tests.integration.api.conftest import EMBED, Problem, Service, Start
 from tests.support import leasing
-
-if TYPE_CHECKING:
-    from storage.queue.leases import LeasedSample
-    from tests.integration.api.conftest import Problem, Service, Start
-
-pytestmark = pytest.mark.integration
-
-TENSORS = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
-
-
-def flush(service: "Service") -> None:
-    import redis
-
-    with redis.Redis.from_url(service.services.settings.broker_url) as client:
-        client.flushdb()
-
-
-def fail(service: "Service", lease: "LeasedSample") -> None:
-    with service.database.write() as session:
-        leasing.fail(session, lease, CaptureFailed("no rows came"))
-
-
-# Pause and resume
 
 
 def test_a_paused_queue_takes_jobs_and_starts_none_until_it_is_resumed(
-    start: "Start", settings: Settings, service: "Service"
+    start: Start, settings: Settings, service: Service
 ) -> None:
     answer = service.client.post("/v1/queue/pause", json={"reason": "a new disk"})
     assert answer.status_code == 200
@@ -57,18 +30,14 @@ def test_a_paused_queue_takes_jobs_and_starts_none_until_it_is_resumed(
     assert service.client.post("/v1/queue/resume").json()["paused"] is False
 
 
-# Retry
-
-
-def test_a_retry_answers_with_the_job_in_the_queue_and_wakes_it(
-    service: "Service", problem: "Problem"
-) -> None:
+def test_a_retry_answers_with_the_job_in_the_queue_and_wakes_it(service: Service, problem: Problem) -> None:
     job_id = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}], priority=2)
     problem(service.client.post(f"/v1/jobs/{job_id}/retry"), 409, "conflict", says="queued")
     done, failed = service.claim(job_id, 2)
-    session_id = service.finish(done, tensors=TENSORS)
-    fail(service, failed)
-    flush(service)
+    session_id = service.finish(done, tensors=EMBED)
+    with service.database.write() as session:
+        leasing.fail(session, failed, CaptureFailed("no rows came"))
+    service.forget_messages()
     answer = service.client.post(f"/v1/jobs/{job_id}/retry")
     assert answer.status_code == 202
     assert answer.headers["location"] == f"/v1/jobs/{job_id}"
@@ -84,10 +53,7 @@ def test_a_retry_answers_with_the_job_in_the_queue_and_wakes_it(
     problem(service.client.post(f"/v1/jobs/{job_id}/retry"), 409, "conflict", says="nothing to retry")
 
 
-# Limits of a job
-
-
-def test_the_reconciler_fails_a_job_whose_deadline_passed_while_it_waited(service: "Service") -> None:
+def test_the_reconciler_fails_a_job_whose_deadline_passed_while_it_waited(service: Service) -> None:
     job_id = service.submit(deadline_seconds=1000)
     shown = service.client.get(f"/v1/jobs/{job_id}").json()
     assert shown["deadline_at"] - shown["created_at"] in (999, 1000, 1001)

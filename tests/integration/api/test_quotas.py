@@ -1,17 +1,9 @@
 """Quotas on what is stored: refusals with numbers, visible pauses that end by themselves, usage by owner."""
 
-from typing import TYPE_CHECKING, Any
-
-import pytest
-import redis
+from typing import Any
 
 from actograph.settings import Settings
-from storage.sessions.writer import TensorRows
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Service, Start
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import EMBED, Service, Start, capture_spec
 
 USAGE = "/v1/activations/stats"
 KEYS = ("first-key", "second-key")
@@ -21,22 +13,16 @@ def headers(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def submit(service: "Service", key: str | None = None, **changes: Any) -> Any:
-    body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]} | changes
-    return service.client.post("/v1/jobs", json=body, headers=headers(key) if key else {})
+def submit(service: Service, key: str, **changes: Any) -> str:
+    """The id of a job."""
+    answer = service.client.post("/v1/jobs", json=capture_spec(**changes), headers=headers(key))
+    return str(answer.json()["id"])
 
 
-def finish(service: "Service", job_id: str, count: int = 1) -> list[str]:
-    rows = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
-    made = [service.finish(lease, tensors=rows) for lease in service.claim(job_id, count)]
-    return [session_id for session_id in made if session_id is not None]
-
-
-def test_usage_adds_up_by_owner(start: "Start", settings: Settings) -> None:
+def test_usage_adds_up_by_owner(start: Start, settings: Settings) -> None:
     service = start(settings.model_copy(update={"api_keys": KEYS}))
-    for key in KEYS:
-        finish(service, submit(service, key).json()["id"])
-    finish(service, submit(service, KEYS[0]).json()["id"])
+    for key in (*KEYS, KEYS[0]):
+        service.finish(*service.claim(submit(service, key)), tensors=EMBED)
     service.client.post("/v1/files", files={"file": ("a", b"12345")}, headers=headers(KEYS[1]))
     shown = service.client.get(USAGE, headers=headers(KEYS[0])).json()
     (most, least) = shown["owners"]
@@ -52,12 +38,12 @@ def test_usage_adds_up_by_owner(start: "Start", settings: Settings) -> None:
     assert [session["owner"] for session in found["data"]] == [most["owner"]] * 2
 
 
-def test_one_owner_at_the_quota_holds_up_nobody_else(start: "Start", settings: Settings) -> None:
+def test_one_owner_at_the_quota_holds_up_nobody_else(start: Start, settings: Settings) -> None:
     service = start(settings.model_copy(update={"owner_quota_bytes": 1000, "api_keys": KEYS}))
-    full = submit(service, KEYS[0], inputs=[{"prompt": "a"}, {"prompt": "b"}]).json()["id"]
-    (session_id,) = finish(service, full)
-    other = submit(service, KEYS[1]).json()["id"]
-    forget_messages(service)
+    full = submit(service, KEYS[0], inputs=[{"prompt": "a"}, {"prompt": "b"}])
+    session_id = service.finish(*service.claim(full), tensors=EMBED)
+    other = submit(service, KEYS[1])
+    service.forget_messages()
     assert service.next_job() == other
     me = headers(KEYS[1])
     assert service.client.get("/v1/queue", headers=me).json()["paused"] is False
@@ -70,8 +56,3 @@ def test_one_owner_at_the_quota_holds_up_nobody_else(start: "Start", settings: S
     service.drain()
     service.client.post(f"/v1/jobs/{other}/cancel", headers=me)
     assert service.next_job() == full
-
-
-def forget_messages(service: "Service") -> None:
-    with redis.Redis.from_url(service.services.settings.broker_url) as client:
-        client.flushdb()

@@ -2,7 +2,7 @@
 
 import os
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,22 +11,18 @@ from actograph import tensor_files
 from actograph.settings import Settings
 from storage.artifacts.s3 import S3Store
 from storage.sessions.writer import TensorRows
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Service, Start
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Service, Start
 
 ROWS = np.arange(6 * 512, dtype="<f4").reshape(6, 512)
 
 
 @pytest.fixture
-def service(start: "Start", settings: Settings, s3_bucket: str) -> "Service":
+def service(start: Start, settings: Settings, s3_bucket: str) -> Service:
     return start(settings.model_copy(update={"artifact_url": f"s3://{s3_bucket}/lab"}))
 
 
 @pytest.fixture
-def session_id(service: "Service") -> str:
+def session_id(service: Service) -> str:
     hooks = {f"resid_post.{i}": TensorRows(f"resid_post.{i}", "F32", (6, 512), 0, ROWS + i) for i in range(4)}
     made = service.finish(*service.claim(service.submit()), tensors=hooks)
     assert made is not None
@@ -34,7 +30,7 @@ def session_id(service: "Service") -> str:
 
 
 @pytest.fixture
-def requests(service: "Service") -> list[tuple[str, str, str]]:
+def requests(service: Service) -> list[tuple[str, str, str]]:
     """Every request to the store from now on: method, last part of the key, range."""
     seen: list[tuple[str, str, str]] = []
     store = service.services.store
@@ -50,7 +46,7 @@ def requests(service: "Service") -> list[tuple[str, str, str]]:
     return seen
 
 
-def read(service: "Service", session_id: str, hook: str, rows: str) -> np.ndarray[Any, Any]:
+def read(service: Service, session_id: str, hook: str, rows: str) -> np.ndarray[Any, Any]:
     answer = service.client.get(
         f"/v1/activations/sessions/{session_id}/tensors/{hook}", params={"rows": rows}
     )
@@ -62,7 +58,7 @@ def read(service: "Service", session_id: str, hook: str, rows: str) -> np.ndarra
 
 
 def test_rows_cost_one_range_request_once_manifest_and_header_are_known(
-    service: "Service", session_id: str, requests: list[tuple[str, str, str]]
+    service: Service, session_id: str, requests: list[tuple[str, str, str]]
 ) -> None:
     assert (read(service, session_id, "resid_post.1", "2:4") == ROWS[2:4] + 1).all()
     assert [method for method, _, _ in requests] == ["GET"] * 3, "manifest, header, rows"
@@ -81,12 +77,12 @@ def test_rows_cost_one_range_request_once_manifest_and_header_are_known(
         assert (stop - start) * 512 * 4 == int(last) - int(first) + 1
 
 
-def file_of(service: "Service", session_id: str, **options: Any) -> Any:
+def file_of(service: Service, session_id: str, **options: Any) -> Any:
     url = f"/v1/activations/sessions/{session_id}/files/activations.safetensors"
     return service.client.get(url, follow_redirects=False, **options)
 
 
-def stored_session(service: "Service") -> str:
+def stored_session(service: Service) -> str:
     rows = {"resid_post.0": TensorRows("resid_post.0", "F32", (6, 512), 0, ROWS)}
     made = service.finish(*service.claim(service.submit()), tensors=rows)
     assert made is not None
@@ -94,7 +90,7 @@ def stored_session(service: "Service") -> str:
 
 
 def test_a_download_is_signed_for_the_address_that_clients_reach(
-    start: "Start", settings: Settings, s3_bucket: str
+    start: Start, settings: Settings, s3_bucket: str
 ) -> None:
     """The host is part of the signature, so the address cannot be put in afterwards."""
     inside = os.environ["AWS_ENDPOINT_URL_S3"]
@@ -112,7 +108,7 @@ def test_a_download_is_signed_for_the_address_that_clients_reach(
 
 
 def test_proxied_downloads_come_from_the_service_itself(
-    start: "Start", settings: Settings, s3_bucket: str
+    start: Start, settings: Settings, s3_bucket: str
 ) -> None:
     own = {"artifact_url": f"s3://{s3_bucket}/lab", "downloads": "proxy"}
     service = start(settings.model_copy(update=own))

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -13,34 +12,25 @@ from actograph.settings import Settings
 from storage.jobs import jobs
 from storage.queue import workers
 from storage.tables.models import WorkerRow
+from tests.integration.api.conftest import Service, Start
+from tests.integration.conftest import RedisProcess
 from tests.support import leasing
 
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Service, Start
-    from tests.integration.conftest import RedisProcess
-
-pytestmark = pytest.mark.integration
+Eventually = Callable[[Callable[[], bool]], None]
 
 
-@pytest.fixture
-def reconcile(service: "Service") -> Callable[[], None]:
-    return service.reconcile
-
-
-def test_the_samples_of_a_dead_worker_are_given_to_another(
-    service: "Service", reconcile: Callable[[], None]
-) -> None:
+def test_the_samples_of_a_dead_worker_are_given_to_another(service: Service) -> None:
     worker_id = service.load_model()
     job_id = service.submit()
     with service.database.write() as session:
         workers.set_busy(session, worker_id, job_id)
         leasing.claim(session, job_id, worker_id=worker_id)
     leasing.end_grace(service.database)
-    reconcile()
+    service.reconcile()
     assert service.next_job() is None, "the worker is alive"
     with service.database.write() as session:
         session.execute(sa.update(WorkerRow).values(heartbeat_at=1.0))
-    reconcile()
+    service.reconcile()
     assert service.next_job() == job_id
     with service.database.read() as session:
         assert [w.status for w in workers.find(session)] == []
@@ -48,15 +38,8 @@ def test_the_samples_of_a_dead_worker_are_given_to_another(
     assert lease.token == 2
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def test_redis_that_does_not_answer_is_the_waiting_reason_and_holds_up_nothing(
-    start: "Start", settings: Settings, redis_process: "Callable[[], RedisProcess]"
+    start: Start, settings: Settings, redis_process: Callable[[], RedisProcess], eventually: Eventually
 ) -> None:
     server = redis_process()
     service = start(settings.model_copy(update={"broker_url": server.url, "reconcile_seconds": 0.05}))
@@ -74,14 +57,14 @@ def test_redis_that_does_not_answer_is_the_waiting_reason_and_holds_up_nothing(
     assert service.next_job() == before
     with service.database.write() as session:
         jobs.get(session, before).deadline_at = 1.0
-    wait_for(lambda: service.client.get(f"/v1/jobs/{before}").json()["status"] == "failed")
+    eventually(lambda: service.client.get(f"/v1/jobs/{before}").json()["status"] == "failed")
     assert service.next_job() == during
     server.start()
-    wait_for(lambda: reason(during) is None)
+    eventually(lambda: reason(during) is None)
 
 
 @contextmanager
-def workers_table_away(service: "Service") -> Iterator[None]:
+def workers_table_away(service: Service) -> Iterator[None]:
     """The workers table has another name meanwhile; later tests share the Postgres database."""
     with service.database.engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE workers RENAME TO workers_away"))
@@ -93,21 +76,16 @@ def workers_table_away(service: "Service") -> Iterator[None]:
 
 
 def test_the_thread_outlives_a_database_that_goes_and_comes(
-    start: "Start", settings: Settings, caplog: pytest.LogCaptureFixture
+    start: Start, settings: Settings, caplog: pytest.LogCaptureFixture, eventually: Eventually
 ) -> None:
     service = start(settings.model_copy(update={"reconcile_seconds": 0.05}))
     with caplog.at_level(logging.INFO, "storage.upkeep.healing"):
         with workers_table_away(service):
-            wait_for(lambda: "healing waits" in caplog.text)
+            eventually(lambda: "healing waits" in caplog.text)
             time.sleep(0.3)
             assert caplog.text.count("healing waits") == 1, "said once, not every round"
-        wait_for(lambda: "all services answer again" in caplog.text)
-    is_healed(service)
-
-
-def is_healed(service: "Service") -> None:
-    """A job whose deadline passed is ended by the thread."""
+        eventually(lambda: "all services answer again" in caplog.text)
     job_id = service.submit(deadline_seconds=1000)
     with service.database.write() as session:
         jobs.get(session, job_id).deadline_at = 1.0
-    wait_for(lambda: service.client.get(f"/v1/jobs/{job_id}").json()["status"] == "failed")
+    eventually(lambda: service.client.get(f"/v1/jobs/{job_id}").json()["status"] == "failed")

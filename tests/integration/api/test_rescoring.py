@@ -7,10 +7,8 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.contract.resources import Score
-from storage.sessions.writer import TensorRows
 from storage.tables.models import JobRow, SampleRow, SessionRow
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import EMBED
 
 STRICT, NUMERIC = "exact_match,strict-match", "exact_match,numeric"
 #: completion, and the verdicts of strict-match and numeric on the gold 5
@@ -32,9 +30,8 @@ def job(service: Any) -> str:
     assert answer.status_code == 202, answer.text
     job_id = str(answer.json()["id"])
     for lease, (completion, strict, _) in zip(service.claim(job_id, 10), COMPLETIONS, strict=True):
-        rows_of_one = TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))
         scores = {STRICT: Score(value=strict, answer="5" if strict else None)}
-        service.finish(lease, tensors={"embed": rows_of_one}, correct=bool(strict), scores=scores)
+        service.finish(lease, tensors=EMBED, correct=bool(strict), scores=scores)
         with service.database.write() as session:
             session.execute(
                 sa.update(SampleRow).where(SampleRow.id == lease.id).values(completion=completion)

@@ -1,7 +1,7 @@
 """Probes, models, workers, queue, keys, and the one shape of all errors."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -9,14 +9,10 @@ from starlette.testclient import TestClient
 
 from actograph.settings import Settings
 from api.app import create_app
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service, Start
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Keyed, Problem, Service, Start
 
 
-def test_probes_of_a_service_that_is_ready(service: "Service") -> None:
+def test_probes_of_a_service_that_is_ready(service: Service) -> None:
     service.load_model()
     assert service.client.get("/livez").text == "ok\n"
     lines = service.client.get("/readyz").text.splitlines()
@@ -25,7 +21,7 @@ def test_probes_of_a_service_that_is_ready(service: "Service") -> None:
     assert (health.status_code, health.json()["status"]) == (200, "ok")
 
 
-def test_probes_name_what_is_missing(start: "Start", settings: Settings) -> None:
+def test_probes_name_what_is_missing(start: Start, settings: Settings) -> None:
     service = start(settings.model_copy(update={"broker_url": "redis://127.0.0.1:1/0"}))
     assert service.client.get("/livez").status_code == 200
     ready = service.client.get("/readyz")
@@ -37,7 +33,7 @@ def test_probes_name_what_is_missing(start: "Start", settings: Settings) -> None
     assert (health.status_code, health.json()["status"]) == (503, "unavailable")
 
 
-def test_a_database_that_is_away_is_503_and_the_process_lives(service: "Service", problem: "Problem") -> None:
+def test_a_database_that_is_away_is_503_and_the_process_lives(service: Service, problem: Problem) -> None:
     if not service.database.is_sqlite:
         pytest.skip("a missing table is an OperationalError in SQLite alone")
     with service.database.engine.begin() as connection:
@@ -57,21 +53,7 @@ def test_a_database_without_tables_is_not_served(settings: Settings, tmp_path: P
         pass
 
 
-def test_the_structure_is_there_once_a_worker_loaded_the_model(
-    service: "Service", problem: "Problem"
-) -> None:
-    problem(service.client.get("/v1/model/structure"), 404, "not_found", says="no worker has loaded demo")
-    service.load_model()
-    structure = service.client.get("/v1/model/structure").json()
-    assert (structure["model"], structure["num_layers"]) == ("demo", 4)
-    assert (
-        service.client.get("/v1/model/structure", params={"model": "example/demo-model"}).json() == structure
-    )
-    problem(service.client.get("/v1/model/structure", params={"model": "other"}), 404, "not_found")
-    problem(service.client.get("/v1/model/structure", params={"model": "none"}), 404, "not_found")
-
-
-def test_the_queue_counts_jobs_samples_messages_and_workers(service: "Service") -> None:
+def test_the_queue_counts_jobs_samples_messages_and_workers(service: Service) -> None:
     service.load_model()
     running = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}])
     later, sooner = service.submit(), service.submit(priority=1)
@@ -87,20 +69,15 @@ def test_the_queue_counts_jobs_samples_messages_and_workers(service: "Service") 
 # Keys
 
 
-@pytest.fixture
-def keyed(start: "Start", settings: Settings) -> "Service":
-    return start(settings.model_copy(update={"api_keys": ("first-key", "second-key")}))
-
-
-def test_anything_else_is_kept_out(keyed: "Service", problem: "Problem", subtests: pytest.Subtests) -> None:
+def test_anything_else_is_kept_out(keyed: Keyed, problem: Problem, subtests: pytest.Subtests) -> None:
     for header in [
         "",
-        "first-key",
+        "root-key",
         "Bearer",
         "Bearer ",
-        "Bearer first",
-        "Bearer first-keyx",
-        "Basic first-key",
+        "Bearer root",
+        "Bearer root-keyx",
+        "Basic root-key",
         "Bearer ü",
     ]:
         with subtests.test(header=header):
@@ -108,32 +85,33 @@ def test_anything_else_is_kept_out(keyed: "Service", problem: "Problem", subtest
             answer = keyed.client.get("/v1/jobs", headers=headers)  # type: ignore[arg-type]
             problem(answer, 401, "unauthorized")
             assert answer.headers["www-authenticate"] == "Bearer"
-            assert "first-key" not in answer.text
+            assert "root-key" not in answer.text
 
 
-def test_nobodys_body_is_read_before_they_are_known(keyed: "Service", problem: "Problem") -> None:
+def test_nobodys_body_is_read_before_they_are_known(keyed: Keyed, problem: Problem) -> None:
     answer = keyed.client.post("/v1/files", files={"file": ("x", b"x" * 100)})
     problem(answer, 401, "unauthorized")
-    assert keyed.client.get("/v1/files", headers={"Authorization": "Bearer first-key"}).json()["data"] == []
+    assert keyed.client.get("/v1/files", headers={"Authorization": "Bearer root-key"}).json()["data"] == []
 
 
 # Errors
 
 
 def test_every_route_answers_a_wrong_method_and_an_unknown_id_in_the_same_shape(
-    service: "Service", problem: "Problem"
+    service: Service, problem: Problem
 ) -> None:
     schema = service.client.get("/openapi.json").json()
     for path, operations in schema["paths"].items():
         concrete = path.replace("{", "").replace("}", "")
         problem(service.client.put(concrete), 405, "method_not_allowed")
         if "_id}" in path:
-            for method in operations:
-                problem(service.client.request(method, concrete, json={}), 404, "not_found")
+            for method in (name for name, one in operations.items() if "requestBody" not in one):
+                answer = service.client.request(method, concrete, params={"hook": "embed"})
+                problem(answer, 404, "not_found")
 
 
 def test_an_unexpected_failure_is_logged_and_tells_nothing(
-    service: "Service", problem: "Problem", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    service: Service, problem: Problem, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("the secret reason")

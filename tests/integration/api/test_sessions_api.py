@@ -2,7 +2,7 @@
 
 import io
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +10,8 @@ import pytest
 from actograph import tensor_files
 from storage.jobs import jobs
 from storage.sessions.writer import TensorRows
+from tests.integration.api.conftest import Problem, Service
 from tests.support.stored_files import stored_path
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service
-
-pytestmark = pytest.mark.integration
 
 BASE = "/v1/activations/sessions"
 FULL = np.linspace(-1, 1, 48, dtype="<f4").reshape(6, 8)
@@ -34,14 +30,14 @@ def tensors() -> dict[str, TensorRows]:
 
 
 @pytest.fixture
-def session_id(service: "Service") -> str:
+def session_id(service: Service) -> str:
     job_id = service.submit(tags=["night"])
     made = service.finish(*service.claim(job_id), tensors=tensors(), correct=True)
     assert made is not None
     return made
 
 
-def test_a_session_shows_what_it_holds(service: "Service", session_id: str) -> None:
+def test_a_session_shows_what_it_holds(service: Service, session_id: str) -> None:
     session = service.client.get(f"{BASE}/{session_id}").json()
     assert session["object"] == "activation.session"
     assert (session["prompt_tokens"], session["generated_tokens"], session["rows"]) == (3, 4, 6)
@@ -55,7 +51,7 @@ def test_a_session_shows_what_it_holds(service: "Service", session_id: str) -> N
     assert service.client.get(f"/v1/activations/session/{session_id}").json() == session
 
 
-def test_sessions_are_searched_by_each_filter(service: "Service", session_id: str) -> None:
+def test_sessions_are_searched_by_each_filter(service: Service, session_id: str) -> None:
     other_job = service.submit(inputs=[{"prompt": "a"}, {"prompt": "b"}])
     others = {
         service.finish(lease, tensors=tensors(), correct=False) for lease in service.claim(other_job, 2)
@@ -109,7 +105,7 @@ def read_safetensors(data: bytes) -> tuple[str, str, tuple[int, ...], bytes]:
     [("2:4", (2, 4)), (":", (0, 6)), ("5:", (5, 6)), (":1", (0, 1)), ("3:3", (3, 3)), (None, (0, 6))],
 )
 def test_rows_come_in_three_formats(
-    service: "Service", session_id: str, name: str, rows: str | None, window: tuple[int, int]
+    service: Service, session_id: str, name: str, rows: str | None, window: tuple[int, int]
 ) -> None:
     start, stop = window
     url = f"{BASE}/{session_id}/tensors/{name}"
@@ -132,7 +128,7 @@ def test_rows_come_in_three_formats(
 
 
 def test_rows_outside_the_tensor_are_refused(
-    service: "Service", session_id: str, problem: "Problem", subtests: pytest.Subtests
+    service: Service, session_id: str, problem: Problem, subtests: pytest.Subtests
 ) -> None:
     for rows in ["7:8", "0:7", "4:2", "6:7", "0:99999999999"]:
         with subtests.test(rows=rows):
@@ -142,7 +138,7 @@ def test_rows_outside_the_tensor_are_refused(
 
 
 def test_json_is_limited_to_a_sane_size(
-    service: "Service", session_id: str, problem: "Problem", monkeypatch: pytest.MonkeyPatch
+    service: Service, session_id: str, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.reading.tensor_slices.MAX_JSON_VALUES", 16)
     url = f"{BASE}/{session_id}/tensors/resid_post.1"
@@ -150,7 +146,7 @@ def test_json_is_limited_to_a_sane_size(
     assert service.client.get(url, params={"format": "json", "rows": "0:2"}).status_code == 200
 
 
-def test_a_file_is_downloaded_whole_and_by_ranges(service: "Service", session_id: str) -> None:
+def test_a_file_is_downloaded_whole_and_by_ranges(service: Service, session_id: str) -> None:
     url = f"{BASE}/{session_id}/files/activations.safetensors"
     whole = service.client.get(url)
     data = whole.content
@@ -173,7 +169,7 @@ def test_a_file_is_downloaded_whole_and_by_ranges(service: "Service", session_id
     assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
 
 
-def test_entity_tags_spare_a_download_and_guard_a_resumed_one(service: "Service", session_id: str) -> None:
+def test_entity_tags_spare_a_download_and_guard_a_resumed_one(service: Service, session_id: str) -> None:
     url = f"{BASE}/{session_id}/files/activations.safetensors"
     whole = service.client.get(url)
     etag = whole.headers["etag"]
@@ -189,7 +185,7 @@ def test_entity_tags_spare_a_download_and_guard_a_resumed_one(service: "Service"
 
 @pytest.mark.parametrize("name", ["sessions", "session"])
 def test_deleting_a_session_removes_row_and_files_once(
-    service: "Service", session_id: str, problem: "Problem", name: str
+    service: Service, session_id: str, problem: Problem, name: str
 ) -> None:
     url = f"/v1/activations/{name}/{session_id}"
     sample = service.client.get(f"{BASE}/{session_id}").json()
@@ -205,7 +201,7 @@ def test_deleting_a_session_removes_row_and_files_once(
 
 
 def test_bulk_deletion_counts_first_and_takes_only_what_fits(
-    service: "Service", session_id: str, monkeypatch: pytest.MonkeyPatch
+    service: Service, session_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storage.sessions.changes.BATCH", 2)
     job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(5)])
@@ -231,7 +227,7 @@ def test_bulk_deletion_counts_first_and_takes_only_what_fits(
 
 
 def test_damage_in_the_store_is_said_and_not_served(
-    service: "Service", session_id: str, problem: "Problem"
+    service: Service, session_id: str, problem: Problem
 ) -> None:
     store = service.services.store
     manifest = stored_path(store, f"sessions/{session_id}/manifest.json")

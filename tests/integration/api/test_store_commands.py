@@ -1,33 +1,26 @@
 """`actograph store` and the commands that change many sessions, against the real application."""
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
 from actograph.client import Client
 from actograph.contract.specs import SessionUpdate
 from storage.sessions import changes
-from storage.sessions.writer import TensorRows
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Service
-    from tests.support.command_line import Run
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import EMBED, Service
+from tests.support.command_line import Run
 
 
 @pytest.fixture
-def made(service: "Service") -> list[str]:
+def made(service: Service) -> list[str]:
     """Four sessions of one job with the tag `night`, two of them correct."""
     job_id = service.submit(inputs=[{"prompt": str(i)} for i in range(4)], tags=["night"])
-    rows = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
     leases = service.claim(job_id, 4)
-    ids = [service.finish(lease, tensors=rows, correct=i < 2) for i, lease in enumerate(leases)]
+    ids = [service.finish(lease, tensors=EMBED, correct=i < 2) for i, lease in enumerate(leases)]
     return [session_id for session_id in ids if session_id is not None]
 
 
-def test_many_are_removed_by_filter_once_that_was_agreed_to(run: "Run", url: str, made: list[str]) -> None:
+def test_many_are_removed_by_filter_once_that_was_agreed_to(run: Run, url: str, made: list[str]) -> None:
     run("sessions", "update", made[0], "--pin")
     code, _, err = run("sessions", "rm", "--correct", "--dry-run")
     assert (code, err.partition(",")[0]) == (0, "to be deleted: 1 sessions")
@@ -43,7 +36,7 @@ def test_many_are_removed_by_filter_once_that_was_agreed_to(run: "Run", url: str
     assert run("jobs", "rm", job_id, "--include-pinned") == (0, job_id + "\n", "")
 
 
-def test_a_check_names_what_is_wrong_and_ends_with_1(run: "Run", service: "Service", made: list[str]) -> None:
+def test_a_check_names_what_is_wrong_and_ends_with_1(run: Run, service: Service, made: list[str]) -> None:
     code, out, err = run("store", "verify")
     assert (code, out) == (0, "")
     assert "checked 4, " in err
@@ -59,7 +52,7 @@ def test_a_check_names_what_is_wrong_and_ends_with_1(run: "Run", service: "Servi
     assert run("store", "verify", "--sample", "0.000001", "--seed", "1")[0] == 0
 
 
-def test_clearing_says_what_went(run: "Run", service: "Service", url: str, made: list[str]) -> None:
+def test_clearing_says_what_went(run: Run, service: Service, url: str, made: list[str]) -> None:
     with service.database.write() as session:
         changes.update(session, [made[3]], SessionUpdate(expires_at=5))
     dry = run("store", "gc", "--dry-run")

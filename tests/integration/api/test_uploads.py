@@ -2,21 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from actograph.settings import Settings
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Problem, Service, Start
-
-pytestmark = pytest.mark.integration
+from tests.integration.api.conftest import Problem, Service, Start
 
 ROW = {"question": "q", "answer": "#### 1"}
 
 
-def upload(service: "Service", data: Any, name: str = "rows.jsonl", **form: Any) -> Any:
+def upload(service: Service, data: Any, name: str = "rows.jsonl", **form: Any) -> Any:
     return service.client.post("/v1/files", files={"file": (name, data)}, data=form)
 
 
@@ -25,7 +21,7 @@ def stored_files(settings: Settings) -> list[Path]:
 
 
 def test_a_file_is_stored_listed_downloaded_and_deleted(
-    service: "Service", problem: "Problem", settings: Settings
+    service: Service, problem: Problem, settings: Settings
 ) -> None:
     data = bytes(range(256)) * 10
     file = upload(service, data).json()
@@ -53,7 +49,7 @@ def test_a_file_is_stored_listed_downloaded_and_deleted(
 
 
 def test_a_file_beyond_the_limit_is_refused_and_leaves_nothing(
-    start: "Start", settings: Settings, problem: "Problem"
+    start: Start, settings: Settings, problem: Problem
 ) -> None:
     limited = settings.model_copy(update={"max_upload_bytes": 1000})
     service = start(limited)
@@ -74,7 +70,7 @@ def test_a_file_beyond_the_limit_is_refused_and_leaves_nothing(
     assert len(stored_files(limited)) == 1
 
 
-def test_a_file_that_an_active_job_reads_stays(service: "Service", problem: "Problem") -> None:
+def test_a_file_that_an_active_job_reads_stays(service: Service, problem: Problem) -> None:
     tested, examples = service.upload(ROW, ROW), service.upload(ROW, ROW)
     spec = {
         "kind": "evaluation", "model": "demo", "dataset": {"file_id": tested},
@@ -90,7 +86,7 @@ def test_a_file_that_an_active_job_reads_stays(service: "Service", problem: "Pro
 
 
 def test_an_upload_that_fails_after_its_bytes_leaves_nothing(
-    service: "Service", settings: Settings, monkeypatch: pytest.MonkeyPatch
+    service: Service, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the index is gone")

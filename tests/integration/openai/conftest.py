@@ -38,6 +38,7 @@ from worker.engine.requests import GenerationRequest
 from worker.signals.stop_signal import StopSignal
 
 MODEL = "tiny-qwen3"
+ASKED: list[Any] = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
 WORKER = "wrk_" + "0" * 32
 
 
@@ -87,6 +88,12 @@ class Service:
 
     def ids(self, text: str) -> list[int]:
         return list(self.engine.model.tokenizer.encode(text, add_special_tokens=False))
+
+    def forward(self, ids: list[int]) -> torch.Tensor:
+        """Log probabilities [tokens, vocab] of one plain forward."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self.engine.model.hf(torch.tensor([ids])).logits[0]
+        return logits.float().log_softmax(-1)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,6 @@ from actograph import Client
 from actograph.cli.main import app
 from actograph.client.errors import ApiError
 
-pytestmark = pytest.mark.integration
-
 MODEL = "tiny-qwen3"
 ASKED: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
 

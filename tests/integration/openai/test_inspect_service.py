@@ -5,14 +5,9 @@ import random
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pytest
-
-if TYPE_CHECKING:
-    from tests.integration.openai.conftest import Service
-
-pytestmark = pytest.mark.integration
+from tests.integration.openai.conftest import Service
 
 PROBLEMS = 20
 
@@ -29,7 +24,7 @@ def problems() -> list[dict[str, str]]:
 
 
 def test_inspect_evaluates_through_the_service(
-    service: "Service", run_inspect: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
+    service: Service, run_inspect: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
 ) -> None:
     rows = problems()
     done = run_inspect(

@@ -5,15 +5,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
-if TYPE_CHECKING:
-    from tests.integration.openai.conftest import Service
-
-pytestmark = pytest.mark.integration
+from tests.integration.openai.conftest import Service
 
 PROBLEMS = 50
 MAX_TOKENS = 48
@@ -22,7 +19,7 @@ FILTERS = ("strict-match", "flexible-extract")
 BACKENDS = {"local-chat-completions": "chat/completions", "local-completions": "completions"}
 
 
-def evaluated(service: "Service", rows: bytes, *, chat: bool) -> list[dict[str, Any]]:
+def evaluated(service: Service, rows: bytes, *, chat: bool) -> list[dict[str, Any]]:
     """The samples of our own evaluation of the same problems, in their order."""
     with httpx.Client(base_url=service.url, timeout=60) as http:
         file = http.post("/v1/files", files={"file": ("rows.jsonl", rows)}).json()
@@ -47,7 +44,7 @@ def evaluated(service: "Service", rows: bytes, *, chat: bool) -> list[dict[str, 
 @pytest.mark.soak
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_lm_eval_gives_our_verdicts(
-    service: "Service", lm_eval: Callable[..., list[dict[str, Any]]], shared: Path, backend: str
+    service: Service, lm_eval: Callable[..., list[dict[str, Any]]], shared: Path, backend: str
 ) -> None:
     chat = backend == "local-chat-completions"
     lines = (shared / "data/gsm8k/test.jsonl").read_bytes().splitlines(keepends=True)
@@ -71,7 +68,7 @@ def test_lm_eval_gives_our_verdicts(
 
 @pytest.mark.parametrize("tokenized", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_lm_eval_scores_choices_as_its_own_hf_backend_does(
-    service: "Service",
+    service: Service,
     lm_eval: Callable[..., list[dict[str, Any]]],
     shared: Path,
     tmp_path: Path,
@@ -95,7 +92,7 @@ def test_lm_eval_scores_choices_as_its_own_hf_backend_does(
     assert any(greedy for _, greedy in flat)
 
 
-def _questions(service: "Service", shared: Path) -> Iterator[dict[str, Any]]:
+def _questions(service: Service, shared: Path) -> Iterator[dict[str, Any]]:
     """Problems with the right answer, others that are near it, and what the model itself would say."""
     lines = (shared / "data/gsm8k/test.jsonl").read_text().splitlines()[:QUESTIONS]
     with service.client() as client:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import openai
@@ -13,11 +13,7 @@ from actograph.cli.main import main
 from api.openai.batches import advance_all
 from storage import samples
 from storage.sessions.writer import SessionReader
-
-if TYPE_CHECKING:
-    from tests.integration.openai.conftest import Service
-
-pytestmark = pytest.mark.integration
+from tests.integration.openai.conftest import Service
 
 MODEL = "tiny-qwen3"
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
@@ -47,7 +43,7 @@ def send(client: openai.OpenAI) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def ended(service: "Service", client: openai.OpenAI, eventually: Eventually) -> Callable[[str], Any]:
+def ended(service: Service, client: openai.OpenAI, eventually: Eventually) -> Callable[[str], Any]:
     """The batch once it has ended; its files are written by what the reconciler would call."""
 
     def wait(batch_id: str) -> Any:
@@ -70,7 +66,7 @@ def content(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
 
 
 def test_a_batch_answers_each_line_as_the_route_would(
-    service: "Service", client: openai.OpenAI, send: Callable[..., Any], ended: Callable[[str], Any]
+    service: Service, client: openai.OpenAI, send: Callable[..., Any], ended: Callable[[str], Any]
 ) -> None:
     lines = [
         line("a"),
@@ -108,7 +104,7 @@ def test_a_batch_answers_each_line_as_the_route_would(
 
 
 def test_texts_with_captures_and_a_line_that_is_too_long(
-    service: "Service", client: openai.OpenAI, send: Callable[..., Any], ended: Callable[[str], Any]
+    service: Service, client: openai.OpenAI, send: Callable[..., Any], ended: Callable[[str], Any]
 ) -> None:
     capture = {"points": ["resid_post"], "layers": [1]}
     lines = [
@@ -145,7 +141,7 @@ def rows_of(reader: SessionReader, hook: str) -> np.ndarray[Any, Any]:
 
 
 def test_each_line_has_captures_edits_tags_and_expiry_of_its_own(
-    service: "Service", client: openai.OpenAI, send: Callable[..., Any], ended: Callable[[str], Any]
+    service: Service, client: openai.OpenAI, send: Callable[..., Any], ended: Callable[[str], Any]
 ) -> None:
     width = service.engine.structure.hidden_size
     push = {"hook": "resid_post.1", "op": "add", "vector": [0.5] * width, "coefficient": 2.0}
@@ -247,7 +243,7 @@ def test_a_bad_file_is_refused_with_every_line_at_fault(
 
 
 def test_the_command_line_sends_a_batch_and_gets_its_answers(
-    service: "Service", ended: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    service: Service, ended: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*arguments: str) -> str:
         status = main(["--url", service.url, "batches", *arguments])

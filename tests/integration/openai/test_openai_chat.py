@@ -12,11 +12,7 @@ import openai
 import pytest
 
 from actograph.contract.resources import JobStatus
-
-pytestmark = pytest.mark.integration
-
-MODEL = "tiny-qwen3"
-ASKED: list[Any] = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
+from tests.integration.openai.conftest import ASKED, MODEL
 
 
 def test_an_answer_is_what_the_engine_generates_and_its_job_can_be_seen(service: Any, client: Any) -> None:

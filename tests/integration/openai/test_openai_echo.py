@@ -5,25 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.integration
+from tests.integration.openai.conftest import MODEL
 
-MODEL = "tiny-qwen3"
 #: the last one has characters of several tokens
 PROMPTS = ["Tom has 3 apples and buys 4 more.", "a", "é one ☃ two"]
 SCORED: dict[str, Any] = {"model": MODEL, "echo": True, "max_tokens": 0, "logprobs": 2}
 
 
-def forward(service: Any, ids: list[int]) -> torch.Tensor:
-    """Log probabilities [tokens, vocab] of one plain forward."""
-    with torch.inference_mode():
-        logits = service.engine.model.hf(torch.tensor([ids])).logits[0]
-    found: torch.Tensor = logits.float().log_softmax(-1)
-    return found
-
-
 def assert_scored(service: Any, found: Any, ids: list[int]) -> None:
     assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
-    rows = forward(service, ids)
+    rows = service.forward(ids)
     wanted = [float(row[token]) for row, token in zip(rows, ids[1:], strict=False)]
     assert found.token_logprobs[1 : len(ids)] == pytest.approx(wanted, abs=1e-4)
     for top, token, row in zip(found.top_logprobs[1:], found.tokens[1:], rows, strict=False):
@@ -70,13 +61,8 @@ def test_a_scored_text_may_be_captured_and_steered(service: Any, client: Any) ->
         rows = torch.frombuffer(data, dtype=torch.float32).reshape(len(ids), -1).log_softmax(-1)
         wanted = [float(row[token]) for row, token in zip(rows, ids[1:], strict=False)]
         assert choice.logprobs.token_logprobs[1:] == pytest.approx(wanted, abs=1e-4)
-        assert (
-            wanted
-            != pytest.approx(
-                [float(row[t]) for row, t in zip(forward(service, ids), ids[1:], strict=False)], abs=0.1
-            )
-            or len(ids) == 1
-        )
+        plain = [float(row[t]) for row, t in zip(service.forward(ids), ids[1:], strict=False)]
+        assert len(ids) == 1 or wanted != pytest.approx(plain, abs=0.1)
     # rows alone need no probabilities, and a repeated text needs no model
     options = SCORED | {"logprobs": None, "prompt": "Tom"}
     rows_only = client.completions.create(extra_body={"store_activations": True}, **options)

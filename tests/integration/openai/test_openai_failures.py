@@ -14,8 +14,6 @@ from storage.accounts import api_keys
 from storage.queue import leases
 from tests.support import leasing
 
-pytestmark = pytest.mark.integration
-
 MODEL = "tiny-qwen3"
 ASKED: dict[str, Any] = {
     "model": MODEL,

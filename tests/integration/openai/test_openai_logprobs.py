@@ -4,21 +4,8 @@ import math
 from typing import Any
 
 import pytest
-import torch
 
-pytestmark = pytest.mark.integration
-
-MODEL = "tiny-qwen3"
-ASKED: list[Any] = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
-
-
-def forward(service: Any, prompt: list[int], chosen: list[int]) -> torch.Tensor:
-    """Log probabilities [chosen tokens, vocab] of one plain forward over the whole text."""
-    model = service.engine.model.hf
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + chosen])).logits[0].float()
-    found: torch.Tensor = logits[len(prompt) - 1 : -1].log_softmax(-1)
-    return found
+from tests.integration.openai.conftest import ASKED, MODEL
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
@@ -38,7 +25,8 @@ def test_those_of_a_chat_are_those_of_a_forward(service: Any, client: Any, tempe
     assert "".join(token.token for token in tokens) == answer.choices[0].message.content
     chosen = service.ids(answer.choices[0].message.content)
     assert [tokenizer.decode([i]) for i in chosen] == [token.token for token in tokens]
-    wanted = forward(service, service.ids(sample.prompt), chosen)
+    prompt = service.ids(sample.prompt)
+    wanted = service.forward(prompt + chosen)[len(prompt) - 1 : -1]
     for row, token, token_id in zip(wanted, tokens, chosen, strict=True):
         assert math.isclose(token.logprob, float(row[token_id]), abs_tol=1e-4)
         best = row.topk(3)
@@ -59,6 +47,7 @@ def test_those_of_a_text_have_openai_s_older_form(service: Any, client: Any) -> 
     assert [choice.text[at:] for at in found.text_offset[1:]] == [
         "".join(found.tokens[place:]) for place in range(1, len(found.tokens))
     ]
-    wanted = forward(service, service.ids("Tom has"), service.ids(choice.text))
+    prompt = service.ids("Tom has")
+    wanted = service.forward(prompt + service.ids(choice.text))[len(prompt) - 1 : -1]
     assert found.token_logprobs == pytest.approx(wanted.max(dim=-1).values.tolist(), abs=1e-4)
     assert all(len(top) == 2 for top in found.top_logprobs)

@@ -11,11 +11,7 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus
-
-pytestmark = pytest.mark.integration
-
-MODEL = "tiny-qwen3"
-ASKED: list[Any] = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
+from tests.integration.openai.conftest import ASKED, MODEL
 
 
 def texts(chunks: list[Any]) -> dict[int, str]:

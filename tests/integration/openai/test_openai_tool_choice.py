@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.integration
-
-MODEL = "tiny-qwen3"
-ASKED: list[Any] = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
+from tests.integration.openai.conftest import ASKED, MODEL
 
 
 def tool(name: str) -> Any:

@@ -133,9 +133,7 @@ class Client:
         request = ChatCompletionRequest.model_validate(
             {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
         )
-        row, _ = chat_requests.submit_chat(
-            self._services, chat_requests.job_spec(request, self._services), "me"
-        )
+        row, _ = chat_requests.submit_chat(self._services, request, "me")
         self._keep("job", row.id)  # chats are forgotten after a while
 
     def cancel(self) -> None:

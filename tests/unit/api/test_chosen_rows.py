@@ -24,19 +24,20 @@ ROWS = np.arange(12, dtype="<f4").reshape(3, 4)
 CHOSEN = (0, 4, 8)
 
 
+def manifest_of(prompt: int, generated: int, **tensors: StoredTensor) -> SessionManifest:
+    return SessionManifest(
+        session_id=new_session_id(), job_id="j", sample_id="s", sample_index=0, model="m", capture={},
+        capture_sha256="0" * 64, dtype="model", prompt_tokens=prompt, generated_tokens=generated, seed=0,
+        created_at=0, tensors=tensors,
+    )  # fmt: skip
+
+
 def stored(folder: Path, *, chosen: bool) -> SessionReader:
     """A session of 5 prompt and 6 generated tokens; its rows are those of tokens 0, 4 and 8, or 0 to 2."""
     offset = 0 if chosen else None
-    manifest = SessionManifest(
-        session_id=new_session_id(), job_id="j", sample_id="s", sample_index=0, model="m", capture={},
-        capture_sha256="0" * 64, dtype="model", prompt_tokens=5, generated_tokens=6, seed=0, created_at=0,
-        tensors={
-            "embed": StoredTensor(shape=(3, 4), dtype="F32", position_offset=offset),
-            "embed.mean": StoredTensor(
-                shape=(1, 4), dtype="F32", position_offset=offset, summary="mean", over=3
-            ),
-        },
-    )  # fmt: skip
+    rows = StoredTensor(shape=(3, 4), dtype="F32", position_offset=offset)
+    summary = StoredTensor(shape=(1, 4), dtype="F32", position_offset=offset, summary="mean", over=3)
+    manifest = manifest_of(5, 6, **{"embed": rows, "embed.mean": summary})
     store = open_store(folder.as_uri())
     with SessionWriter(store, manifest.session_id) as writer:
         mean = TensorRows("embed.mean", "F32", (1, 4), 0, ROWS.mean(0))
@@ -68,11 +69,7 @@ def test_a_session_of_consecutive_rows_has_no_row_positions(tmp_path: Path) -> N
 def large(folder: Path, rows: int, width: int) -> SessionReader:
     """A session with one tensor of so many rows, in two shards."""
     values = np.arange(rows * width, dtype="<f4").reshape(rows, width)
-    manifest = SessionManifest(
-        session_id=new_session_id(), job_id="j", sample_id="s", sample_index=0, model="m", capture={},
-        capture_sha256="0" * 64, dtype="model", prompt_tokens=rows, generated_tokens=1, seed=0, created_at=0,
-        tensors={"embed": StoredTensor(shape=(rows, width), dtype="F32")},
-    )  # fmt: skip
+    manifest = manifest_of(rows, 1, embed=StoredTensor(shape=(rows, width), dtype="F32"))
     store = open_store(folder.as_uri())
     half = rows // 2
     with SessionWriter(store, manifest.session_id) as writer:

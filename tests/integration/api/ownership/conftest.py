@@ -2,14 +2,11 @@
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from storage.sessions.writer import TensorRows
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Keyed
+from tests.integration.api.conftest import EMBED, Keyed
 
 CHANGE = {"pinned": True, "tags": ["stolen"], "expires_at": 2**40}
 #: every field of the request that the route takes, all of which would change something
@@ -33,7 +30,7 @@ BODIES: dict[tuple[str, str], Any] = {
 class Things:
     """One of each, all Alice's, and the keys of three people."""
 
-    keyed: "Keyed"
+    keyed: Keyed
     ids: dict[str, str]
     alice: dict[str, str]
     reader: dict[str, str]
@@ -64,7 +61,7 @@ class Things:
 
 
 @pytest.fixture
-def things(keyed: "Keyed") -> Things:
+def things(keyed: Keyed) -> Things:
     keyed.load_model()
     alice = keyed.headers(keyed.make_key("submit", owner="alice"))
     reader = keyed.headers(keyed.make_key("read", owner="alice"))
@@ -75,8 +72,7 @@ def things(keyed: "Keyed") -> Things:
     assert job.status_code == 202, job.text
     job_id = job.json()["id"]
     (lease,) = keyed.claim(job_id)
-    rows = {"embed": TensorRows("embed", "F32", (6, 8), 0, bytes(6 * 8 * 4))}
-    session_id = keyed.finish(lease, tensors=rows)
+    session_id = keyed.finish(lease, tensors=EMBED)
     assert session_id is not None
     line = json.dumps({"question": "1 + 1?", "answer": "#### 2"}).encode() + b"\n"
     file = keyed.client.post("/v1/files", files={"file": ("rows.jsonl", line)}, headers=alice)

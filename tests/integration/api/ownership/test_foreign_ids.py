@@ -1,19 +1,15 @@
 """What belongs to others is not there: every route, every list, every reference, with another's key."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from actograph.roles import Role
 from storage.index import ids
+from tests.integration.api.conftest import Keyed, Problem, capture_spec
+from tests.integration.api.ownership.conftest import Things
 from tests.support.routes import operations, role_of
-
-if TYPE_CHECKING:
-    from tests.integration.api.conftest import Keyed, Problem
-    from tests.integration.api.ownership.conftest import Things
-
-pytestmark = pytest.mark.integration
 
 #: parameters that name things of one owner, with how to make an id that nothing has
 NEW_IDS = {
@@ -36,7 +32,7 @@ def own_routes() -> list[tuple[str, str]]:
 
 
 def test_every_route_answers_a_foreign_id_like_one_that_nothing_has(
-    keyed: "Keyed", things: "Things", problem: "Problem"
+    keyed: Keyed, things: Things, problem: Problem
 ) -> None:
     assert len(own_routes()) > 20
     things.ids["batch_id"] = things.make_batch()
@@ -60,7 +56,7 @@ def test_every_route_answers_a_foreign_id_like_one_that_nothing_has(
 
 
 def test_lists_hold_what_the_owner_has(
-    keyed: "Keyed", things: "Things", problem: "Problem", subtests: pytest.Subtests
+    keyed: Keyed, things: Things, problem: Problem, subtests: pytest.Subtests
 ) -> None:
     for path, name in [
         ("/v1/jobs", "job_id"),
@@ -84,7 +80,7 @@ def test_lists_hold_what_the_owner_has(
             )
 
 
-def test_changes_of_many_sessions_reach_ones_own_alone(keyed: "Keyed", things: "Things") -> None:
+def test_changes_of_many_sessions_reach_ones_own_alone(keyed: Keyed, things: Things) -> None:
     path = "/v1/activations/sessions"
     for chosen in ({"all": "true"}, {"job_id": things.ids["job_id"]}, {"owner": "alice"}):
         changed = keyed.client.patch(path, params=chosen, json={"pinned": True}, headers=things.bob)
@@ -99,7 +95,7 @@ def test_changes_of_many_sessions_reach_ones_own_alone(keyed: "Keyed", things: "
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/estimate"])
 def test_what_a_job_refers_to_must_be_ones_own(
-    keyed: "Keyed", things: "Things", problem: "Problem", path: str
+    keyed: Keyed, things: Things, problem: Problem, path: str
 ) -> None:
     rows = json.dumps({"question": "1 + 1?", "answer": "#### 2"}).encode() + b"\n"
     mine = {"file": ("a.jsonl", rows)}
@@ -132,7 +128,7 @@ def test_what_a_job_refers_to_must_be_ones_own(
         assert len(foreign["detail"]) == len(missing["detail"])
 
 
-def test_what_a_chat_or_a_batch_refers_to_must_be_ones_own(keyed: "Keyed", things: "Things") -> None:
+def test_what_a_chat_or_a_batch_refers_to_must_be_ones_own(keyed: Keyed, things: Things) -> None:
     batch_file = {"file": ("batch.jsonl", b"{}")}
     sent = keyed.client.post("/v1/files", files=batch_file, data={"purpose": "batch"}, headers=things.alice)
 
@@ -157,8 +153,8 @@ def test_what_a_chat_or_a_batch_refers_to_must_be_ones_own(keyed: "Keyed", thing
         assert said[0] == said[1], path
 
 
-def test_the_same_idempotency_key_of_two_owners_makes_two_jobs(keyed: "Keyed", things: "Things") -> None:
-    spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]}
+def test_the_same_idempotency_key_of_two_owners_makes_two_jobs(keyed: Keyed, things: Things) -> None:
+    spec = capture_spec()
 
     def submit(headers: dict[str, str]) -> str:
         answer = keyed.client.post("/v1/jobs", json=spec, headers=headers | {"Idempotency-Key": "k"})
@@ -169,11 +165,11 @@ def test_the_same_idempotency_key_of_two_owners_makes_two_jobs(keyed: "Keyed", t
     assert (submit(things.alice), submit(things.bob)) == (first, other)
 
 
-def test_what_was_made_without_keys_is_seen_by_admins_and_by_keys_of_local(keyed: "Keyed") -> None:
+def test_what_was_made_without_keys_is_seen_by_admins_and_by_keys_of_local(keyed: Keyed) -> None:
     from storage.tables.models import JobRow
 
     root, local = keyed.headers(), keyed.headers(keyed.make_key("read", owner="local"))
-    spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "Hello"}]}
+    spec = capture_spec()
     job_id = keyed.client.post("/v1/jobs", json=spec, headers=root).json()["id"]
     for owner, count in (("local", 1), ("", 0)):
         with keyed.database.write() as session:

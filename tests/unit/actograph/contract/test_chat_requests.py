@@ -1,6 +1,5 @@
 """What clients of OpenAI's routes send is taken, or refused by the name of the field at fault."""
 
-import json
 from typing import Any
 
 import pytest
@@ -8,8 +7,7 @@ from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 
 from actograph.contract.openai import IGNORED, ChatCompletionRequest, CompletionRequest
-from api.bodies import parse_body
-from api.errors import InvalidFields
+from api.errors import InvalidFields, validated
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -17,7 +15,7 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments
 
 
 def chat(**changes: Any) -> ChatCompletionRequest:
-    return parse_body(ChatCompletionRequest, json.dumps(ASKED | changes).encode())
+    return validated(ChatCompletionRequest, ASKED | changes)
 
 
 #: fields that would change the answer
