@@ -2,13 +2,11 @@
 
 import json
 import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
-import torch
 
 from actograph.contract.resources import JobStatus
 from tests.integration.openai.conftest import ASKED, MODEL
@@ -110,37 +108,6 @@ def test_an_error_in_the_middle_is_an_error_of_the_stream(
             jobs.cancel(session, job.id)
         with pytest.raises(openai.APIError, match="was cancelled"):
             list(chunks)
-
-
-@pytest.mark.soak
-def test_a_run_after_a_lost_one_continues_the_text_that_was_sent(service: Any, slow: list[float]) -> None:
-    """Memory runs out in the middle, so that the sample begins anew and says everything once more."""
-    lm_head = service.engine.model.hf.get_submodule("lm_head")
-    steps, broke = [0], threading.Event()
-
-    def fail_once(_module: Any, _inputs: Any, logits: torch.Tensor) -> torch.Tensor:
-        steps[0] += 1
-        if steps[0] == 60:
-            broke.set()
-            raise torch.OutOfMemoryError("as if another process took the memory")
-        return logits
-
-    handle = lm_head.register_forward_hook(fail_once)
-    try:
-        with service.client() as client:
-            chunks = list(
-                client.chat.completions.create(
-                    model=MODEL, messages=ASKED, seed=5, max_tokens=120, stream=True,
-                    # with hooks the engine has another way to run a batch of one
-                    extra_body={"capture": {"points": ["resid_post"], "layers": [0]}},
-                )
-            )  # fmt: skip
-    finally:
-        handle.remove()
-    assert broke.is_set()
-    (job,) = service.jobs()
-    (sample,) = service.samples(job.id)
-    assert texts(chunks) == {0: sample.completion}
 
 
 @pytest.mark.soak
