@@ -61,7 +61,10 @@ def watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher
 
 
 def content(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def gone(pid: int) -> bool:
@@ -109,11 +112,12 @@ def test_a_log_that_grows_is_rotated_and_its_program_continues(
     watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actograph.stack.processes.LOG_BYTES", 50_000)
-    child = watcher.start("import time\nwhile True: print('x' * 1000, flush=True); time.sleep(0.001)")
+    lines = "for _ in range(120): print('x' * 1000)"
+    child = watcher.start(f"import time\n{lines}\nprint('all', flush=True)\ntime.sleep(120)")
     first = child.pid
     log = tmp_path / "logs" / "toy.log"
-    watcher.until(lambda: log.with_name("toy.log.1").exists() and log.stat().st_size > 0)
-    assert 40_000 < log.with_name("toy.log.1").stat().st_size <= 50_000
+    watcher.until(lambda: content(log).endswith("all\n"))
+    assert 40_000 < len(content(log.with_name("toy.log.1"))) <= 50_000
     assert child.pid == first
     assert watcher.said == []
 
