@@ -1,7 +1,7 @@
 """Jobs of kind `chat` and `batch`: requests to the OpenAI-compatible routes.
 
-The spec has the fields that samples of a unit share. The samples have the fields in which requests differ
-(messages, tools, max_tokens), so that a worker opens one unit for requests of many clients.
+The samples have the fields in which requests differ (messages, tools, max_tokens). Requests with equal other
+fields share a form, which a worker opens once for all of them.
 """
 
 from collections.abc import Mapping
@@ -102,13 +102,13 @@ class BatchJobSpec(InputJobSpec):
 
 
 def chat_key(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a stored spec that all chat jobs of one unit share."""
+    """The form of a chat job, from its stored spec."""
     shared = {name: spec[name] for name in ("sample_timeout_seconds", "priority")}
     return line_key(spec) | shared
 
 
 def line_key(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a stored `BatchInput` that all samples of one unit share."""
+    """The form of one line, from its stored `BatchInput`: all that its samples share."""
     sampling = {k: v for k, v in stored["sampling"].items() if k not in ("seed", "max_tokens")}
     return {"sampling": sampling} | {name: stored.get(name) or None for name in ("capture", "interventions")}
 

@@ -10,7 +10,7 @@ from worker.runners.runner import Prompt
 
 
 class BatchFileRunner(ChatRunner):
-    """One choice of one line per sample; lines with equal sampling share a unit."""
+    """One choice of one line per sample; lines of one form share a runner."""
 
     def prompt(self, sample: LeasedSample) -> Prompt:
         asked = {name: value for name, value in sample.input.items() if name in ChatInput.model_fields}

@@ -1,4 +1,4 @@
-"""Which lines of a batch can share a unit, and what the job's spec is for them."""
+"""Which lines of a batch have the same form, and what the job's spec is for them."""
 
 from typing import Any
 
