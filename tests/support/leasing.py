@@ -26,6 +26,13 @@ def claim(session: Session, job_id: str, *, worker_id: str = "wrk_a", count: int
     return found
 
 
+def begin(database: Database, job_id: str, count: int = 1, *, worker_id: str = "wrk_a") -> list[LeasedSample]:
+    """Start a job and lease its samples."""
+    with database.write() as session:
+        jobs.start(session, job_id)
+        return claim(session, job_id, worker_id=worker_id, count=count)
+
+
 def with_work(session: Session) -> list[str]:
     """Jobs that a worker can begin or continue, in the order of service."""
     return list(session.scalars(sa.select(JobRow.id).where(HAS_PENDING).order_by(*claims.ORDER)))

@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 
 from actograph.contract.resources import Score
-from actograph.statistics.metrics import (
-    add_problem,
-    majority,
-    pass_at_k,
-    shown,
-)
+from actograph.statistics.metrics import add_problem, majority, pass_at_k, shown
 
 KEY = "exact_match,strict-match"
 
