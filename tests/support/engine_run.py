@@ -17,6 +17,13 @@ from worker.engine.engine import Engine
 from worker.engine.requests import Generation, GenerationRequest, RowChunk, RowShaping, TokenLogprobs
 from worker.engine.runs import CapturePlan, RunOptions, RunRequest
 
+PROMPTS = [
+    "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",
+    "The cat",
+    "Tom has 34 books and Mia has 57 books. How many do they have in total?",
+    "a",
+    "One day, a dog",
+]
 _SAMPLING = SamplingSpec()
 _AS_COMPUTED = RowShaping()
 _OPTIONS = RunOptions()

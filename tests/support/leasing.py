@@ -4,6 +4,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError
+from storage.index import events
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import claim as claims
@@ -31,6 +32,12 @@ def begin(database: Database, job_id: str, count: int = 1, *, worker_id: str = "
     with database.write() as session:
         jobs.start(session, job_id)
         return claim(session, job_id, worker_id=worker_id, count=count)
+
+
+def log(database: Database, job_id: str) -> list[str]:
+    """Names of a job's events."""
+    with database.read() as session:
+        return [entry.event for entry in events.after(session, job_id, 0)]
 
 
 def with_work(session: Session) -> list[str]:

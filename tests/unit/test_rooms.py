@@ -36,7 +36,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 13_100, "api": 5_000, "storage": 10_205, "worker": 11_360, "tests": 34_770}
+MOST_LINES = {"actograph": 13_100, "api": 5_000, "storage": 10_205, "worker": 11_360, "tests": 33_144}
 
 
 class Source(NamedTuple):

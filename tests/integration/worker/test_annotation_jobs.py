@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 ANNOTATED = {"tools": "calculator", "tool_format": "annotations"}
+SUMS = ((14, 23), (57, 68))
 HOOKS = ["resid_post.0", "mlp_in.1", "logits"]
 
 
-def run(bench: "Bench", **changes: Any) -> list[Sample]:
-    job_id = bench.submit(
-        additions((14, 23), (57, 68)), **{"task": TASK, "sampling": {"max_tokens": 64}} | changes
-    )
+def run(bench: "Bench", *pairs: tuple[int, int], **changes: Any) -> list[Sample]:
+    spec = {"task": TASK, "sampling": {"max_tokens": 64}} | changes
+    job_id = bench.submit(additions(*pairs), **spec)
     bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
     done = bench.samples(job_id)
@@ -42,7 +42,7 @@ def scripted(bench: "Bench", *turns: str, **changes: Any) -> tuple[list[Sample],
     bench.engine = engine  # type: ignore[assignment]
     scorers = ["numeric", "strict-match"]
     task = TASK | {"scorers": scorers}
-    return run(bench, **{"task": task, **ANNOTATED} | changes), engine
+    return run(bench, *SUMS, **{"task": task, **ANNOTATED} | changes), engine
 
 
 def test_results_are_put_in_and_the_text_goes_on(bench: "Bench") -> None:
@@ -132,7 +132,7 @@ def test_right_results_change_neither_tokens_nor_rows(
     if failing:
         monkeypatch.setattr("worker.runners.annotation_turns.CALCULATOR", broken())
     conditions = [{"name": "plain", "tools": "none"}, {"name": "calculator"}]
-    done = run(bench, **ANNOTATED, conditions=conditions, capture={"hooks": HOOKS})
+    done = run(bench, SUMS[0], **ANNOTATED, conditions=conditions, capture={"hooks": HOOKS})
     for plain in (s for s in done if s.condition == "plain"):
         tools = next(s for s in done if s.condition == "calculator" and s.index == plain.index)
         assert tools.completion == plain.completion
@@ -166,7 +166,7 @@ def test_another_result_is_what_the_model_goes_on_with(
 ) -> None:
     wrong = replace(CALCULATOR, run=lambda arguments: "99")
     monkeypatch.setattr("worker.runners.annotation_turns.CALCULATOR", wrong)
-    for sample in run(bench, **ANNOTATED, capture={"hooks": HOOKS[:1], "reduce": "mean"}):
+    for sample in run(bench, SUMS[0], **ANNOTATED, capture={"hooks": HOOKS[:1], "reduce": "mean"}):
         assert sample.completion is not None
         assert "=99" in sample.completion
         assert sample.scores["exact_match,numeric"].value == 0.0

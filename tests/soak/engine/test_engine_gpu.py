@@ -14,6 +14,7 @@ from transformers import Qwen3Config
 
 from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import Dtype, SamplingSpec
+from tests.support.architectures import COMMON
 from tests.support.engine_run import KeepingSink, generate, random_engine, read_texts, reference
 from worker.engine.engine import Engine
 from worker.engine.model.load import wrap_model
@@ -29,18 +30,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def engine(engine_of: Callable[[str], Engine]) -> Engine:
-    config = Qwen3Config(
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        vocab_size=512,
-        max_position_embeddings=4096,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    large = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6}
+    endless = {"max_position_embeddings": 4096, "bos_token_id": None, "eos_token_id": None}
+    config = Qwen3Config(**COMMON | large | endless, head_dim=64)
     made = random_engine(config, engine_of("stories260k").model.tokenizer, "gpu")
     hf: Any = made.model.hf
     hf.generation_config.eos_token_id = None

@@ -10,7 +10,7 @@ import torch
 
 from actograph.contract.row_selection import NamedPositions, TokenRange
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import KeepingSink, assert_same_logprobs, generate
+from tests.support.engine_run import PROMPTS, KeepingSink, assert_same_logprobs, generate
 from tests.support.token_choosers import EveryKth, TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.requests import (
@@ -28,13 +28,6 @@ pytestmark = pytest.mark.integration
 
 EngineOf = Callable[[str], Engine]
 MODELS = ["tiny-qwen3", "stories260k"]
-PROMPTS = [
-    "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",
-    "The cat",
-    "Tom has 34 books and Mia has 57 books. How many do they have in total?",
-    "a",
-    "One day, a dog",
-]
 HOOKS = ["resid_post.0", "mlp_in.1", "attn_out.1", "logits"]  # as `Way` has them
 GREEDY = SamplingSpec(max_tokens=14)
 # the trained models are sure of themselves: less heat would choose the same tokens by any seed

@@ -11,19 +11,21 @@ from transformers import Qwen3Config
 
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import KeepingSink, generate, random_engine, read_texts, reference, requests_for
+from tests.support.engine_run import (
+    PROMPTS,
+    KeepingSink,
+    generate,
+    random_engine,
+    read_texts,
+    reference,
+    requests_for,
+)
 from tests.support.token_choosers import EveryKth, TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.requests import GenerationRequest, RowShaping
 
 pytestmark = pytest.mark.integration
 
-PROMPTS = [
-    "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",
-    "The cat",
-    "Tom has 34 books and Mia has 57 books. How many do they have in total?",
-    "a",
-]
 EngineOf = Callable[[str], Engine]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from actograph.contract.errors import InterventionFailed
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import KeepingSink, generate, random_engine, requests_for
+from tests.support.engine_run import PROMPTS, KeepingSink, generate, random_engine, requests_for
 from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.requests import Edit
@@ -16,11 +16,6 @@ from worker.engine.requests import Edit
 pytestmark = pytest.mark.integration
 
 EngineOf = Callable[[str], Engine]
-PROMPTS = [
-    "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",
-    "The cat",
-    "Tom has 34 books and Mia has 57 books. How many do they have in total?",
-]
 GREEDY = SamplingSpec(max_tokens=12)
 SAMPLED = SamplingSpec(max_tokens=12, temperature=0.9, top_p=0.95)
 

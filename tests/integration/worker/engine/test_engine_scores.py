@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, Gemma2Config
 
 from actograph.contract.errors import InterventionFailed
 from actograph.contract.specs import SamplingSpec
+from tests.support.architectures import COMMON
 from tests.support.engine_run import KeepingSink, generate, random_engine, read_texts, requests_for
 from worker.engine.engine import Engine
 from worker.engine.requests import Edit, Generation, GenerationRequest, TokenLogprobs
@@ -141,11 +142,7 @@ def test_steered_prompts_have_the_scores_of_the_steered_model(engine_of: EngineO
 
 def test_a_model_that_caps_its_logits_is_scored_by_the_capped_ones(shared: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
-    config = Gemma2Config(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, vocab_size=512, max_position_embeddings=160, bos_token_id=1,
-        eos_token_id=1, pad_token_id=0, final_logit_softcapping=2.0,
-    )  # fmt: skip
+    config = Gemma2Config(**COMMON, head_dim=8, final_logit_softcapping=2.0)
     engine = random_engine(config, tokenizer, "gemma2")
     assert "logits" not in engine.structure.hooks
     requests = asking(requests_for(engine, PROMPTS))

@@ -16,7 +16,6 @@ from actograph.contract.errors import (
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from storage import samples
-from storage.index import events
 from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.queue import leases, model_loads
@@ -58,11 +57,6 @@ def retry(database: Database, job_id: str) -> JobRow:
         return control.retry(session, job_id)
 
 
-def log(database: Database, job_id: str) -> list[str]:
-    with database.read() as session:
-        return [e.event for e in events.after(session, job_id, 0)]
-
-
 def test_a_retry_runs_what_failed_and_keeps_what_completed(database: Database, submit: Submit) -> None:
     job_id = submit(3)
     commit(database, leasing.begin(database, job_id, 3), None, BROKEN, TOO_LONG)
@@ -81,7 +75,7 @@ def test_a_retry_runs_what_failed_and_keeps_what_completed(database: Database, s
     commit(database, leases, None, None)
     ended = row(database, job_id)
     assert (ended.status, ended.completed, ended.failed) == (JobStatus.COMPLETED, 3, 0)
-    assert log(database, job_id)[-5:] == [
+    assert leasing.log(database, job_id)[-5:] == [
         "job.completed", "job.retried", "job.started", "job.progress", "job.completed",
     ]  # fmt: skip
 
@@ -104,10 +98,10 @@ def test_a_job_that_has_nothing_to_retry_is_left_alone(database: Database, submi
         load = model_loads.create(session, "demo", ModelLoadOptions())
         jobs.fail(session, load.id, ModelRefused("no"))
     for job_id, reason in ((done, "nothing to retry"), (running, "in_progress"), (load.id, "models/load")):
-        before = log(database, job_id)
+        before = leasing.log(database, job_id)
         with pytest.raises(Conflict, match=reason):
             retry(database, job_id)
-        assert log(database, job_id) == before
+        assert leasing.log(database, job_id) == before
     with pytest.raises(NotFound):
         retry(database, "job_" + "0" * 32)
 
@@ -138,7 +132,7 @@ def test_failures_in_a_row_stop_the_job_over_units(database: Database, submit: S
     assert "3 samples failed" in ended.error["message"]
     assert "the disk is gone" in ended.error["message"]
     assert [s.status for s in shown(database, job_id)][6:] == [SampleStatus.CANCELLED] * 3
-    assert log(database, job_id)[-1] == "job.failed"
+    assert leasing.log(database, job_id)[-1] == "job.failed"
     retry(database, job_id)
     assert row(database, job_id).failed_in_a_row == 0
     assert len(leasing.begin(database, job_id, 9)) == 8

@@ -14,7 +14,6 @@ from actograph.contract.resources import JobStatus, SampleStatus, SessionFile
 from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.files import files
-from storage.index import events
 from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.queue import claim as queue_claim
@@ -45,11 +44,6 @@ def status(database: Database, job_id: str) -> JobStatus | None:
         return jobs.status_of(session, job_id)
 
 
-def log(database: Database, job_id: str) -> list[str]:
-    with database.read() as session:
-        return [e.event for e in events.after(session, job_id, 0)]
-
-
 def test_the_inputs_of_a_capture_job_are_its_samples_alone(database: Database, submit: Submit) -> None:
     job_id = submit(2)
     with database.read() as session:
@@ -66,7 +60,7 @@ def test_it_completes_when_its_last_sample_has(database: Database, submit: Submi
     assert status(database, job_id) == JobStatus.IN_PROGRESS
     fail(database, second)
     assert status(database, job_id) == JobStatus.COMPLETED
-    assert log(database, job_id) == [
+    assert leasing.log(database, job_id) == [
         "job.queued", "job.started", "job.progress", "job.completed",
     ]  # fmt: skip
     with database.read() as session:
@@ -86,7 +80,7 @@ def test_it_fails_when_every_sample_failed_and_says_why(database: Database, subm
     assert shown.error is not None
     assert shown.error.type == "capture_failed"
     assert shown.error.message == "every sample failed; the first: reason 0"
-    assert log(database, job_id)[-1] == "job.failed"
+    assert leasing.log(database, job_id)[-1] == "job.failed"
 
 
 def test_a_queued_job_is_cancelled_at_once(database: Database, submit: Submit) -> None:
@@ -95,7 +89,7 @@ def test_a_queued_job_is_cancelled_at_once(database: Database, submit: Submit) -
         assert jobs.cancel(session, job_id).status == JobStatus.CANCELLED
     with database.write() as session:
         assert jobs.cancel(session, job_id).status == JobStatus.CANCELLED
-    assert log(database, job_id) == ["job.queued", "job.cancelled"]
+    assert leasing.log(database, job_id) == ["job.queued", "job.cancelled"]
 
 
 def test_a_running_job_is_cancelled_at_once_and_keeps_what_finished(
@@ -139,7 +133,7 @@ def test_cancel_and_end_at_once_leave_one_end(database: Database, submit: Submit
         with suppress(leasing.LeaseLost):
             complete(database, lease)
         thread.join()
-        ends = [e for e in log(database, job_id) if e in ("job.completed", "job.cancelled")]
+        ends = [e for e in leasing.log(database, job_id) if e in ("job.completed", "job.cancelled")]
         assert len(ends) == 1
         assert ends[0] == f"job.{status(database, job_id)}"
 

@@ -20,9 +20,9 @@ from storage.samples import NewSample
 from storage.tables.models import SampleRow, SessionRow
 from tests.support.submitting import insert
 
-ROWS = 220
+ROWS = 120
 #: rows whose samples have a session
-CAPTURED = (0, 1, 90, 219)
+CAPTURED = (0, 1, 90, 119)
 KEY = "efficiency,none"
 #: the key stays, the options change
 OLD: list[Any] = [{"name": "efficiency", "target_tokens": 2, "max_tokens": 6}]
@@ -36,7 +36,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def job_id(database: Database) -> str:
-    """An evaluation of 220 problems that has ended."""
+    """An evaluation of 120 problems that has ended."""
     spec: Any = job_spec_adapter.validate_python(
         {"kind": "evaluation", "model": "demo", "dataset": {"path": "problems.jsonl"}, "scorers": OLD}
     )

@@ -18,12 +18,12 @@ from tests.support.samples import result
 from tests.support.submitting import insert
 
 KEYS = ("exact_match,strict-match", "includes,none")
-ROWS = 40
+ROWS = 20
 
 
 @pytest.fixture(params=[1, 3], ids=["one epoch", "three epochs"])
 def job_id(database: Database, request: pytest.FixtureRequest) -> str:
-    """A queued evaluation of forty problems under two conditions."""
+    """A queued evaluation of twenty problems under two conditions."""
     spec: Any = job_spec_adapter.validate_python(
         {
             "kind": "evaluation",

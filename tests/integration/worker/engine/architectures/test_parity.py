@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import KeepingSink, generate, read_texts, requests_for
+from tests.support.engine_run import PROMPTS, KeepingSink, generate, read_texts, requests_for
 from tests.support.plain_forward import main_tensor
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation
@@ -24,14 +24,7 @@ from worker.engine.requests import Generation
 pytestmark = pytest.mark.integration
 
 EngineOf = Callable[[str], Engine]
-PROMPTS = [
-    "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",
-    "The cat",
-    "Tom has 34 books and Mia has 57 books. How many do they have in total?",
-    "a",
-    "One day, a dog",
-    "They went to the park to play with a red ball.",
-]
+TEXTS = [*PROMPTS, "They went to the park to play with a red ball."]
 TOKENS = 14
 ROUTER = ("router_logits", "expert_weights", "expert_indices")
 # Where the modules of a layer are: read off the architectures' source in transformers
@@ -215,7 +208,7 @@ def test_every_point_equals_an_independent_forward(
     architecture: str, temperature: float, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(architecture)
-    requests = requests_for(engine, PROMPTS)
+    requests = requests_for(engine, TEXTS)
     sampling = SamplingSpec(max_tokens=TOKENS, temperature=temperature)
     end = early_end(engine, requests, sampling)
     monkeypatch.setattr(engine.model.hf.generation_config, "eos_token_id", [end])
@@ -234,7 +227,7 @@ def test_every_point_equals_an_independent_forward(
 
 def test_reading_gives_every_point_of_every_token(architecture: str, engine_of: EngineOf) -> None:
     engine = engine_of(architecture)
-    requests, sink = requests_for(engine, PROMPTS), KeepingSink()
+    requests, sink = requests_for(engine, TEXTS), KeepingSink()
     check(
         architecture,
         engine,
@@ -246,7 +239,7 @@ def test_reading_gives_every_point_of_every_token(architecture: str, engine_of: 
 def test_greedy_tokens_are_those_of_transformers(architecture: str, engine_of: EngineOf) -> None:
     engine = engine_of(architecture)
     hf: Any = engine.model.hf
-    requests = requests_for(engine, PROMPTS)
+    requests = requests_for(engine, TEXTS)
     sampling = SamplingSpec(max_tokens=TOKENS)
     made = generate(engine, requests, sampling=sampling, hooks=["resid_post.1"], sink=KeepingSink())
     assert generate(engine, requests, sampling=sampling) == made
