@@ -17,6 +17,7 @@ from storage.index.database import Database
 from storage.tables.models import Base
 from tests.support import skips
 from tests.support.availability import unavailable
+from tests.support.indexes import create_index
 from tests.support.servers import Unavailable, s3
 from tests.support.servers.moto_server import MotoServer
 from tests.support.servers.postgres import PostgresServer
@@ -101,6 +102,26 @@ def postgres_server() -> Iterator[str]:
         unavailable(str(error))
     yield server.url
     server.remove()
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[Database]:
+    """An empty index in a file."""
+    opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
+    create_index(opened)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
+def database(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """An empty index: once SQLite, once Postgres."""
+    if request.param == "sqlite":
+        yield request.getfixturevalue("sqlite")
+        return
+    opened = Database(request.getfixturevalue("postgres_url"))
+    yield opened
+    opened.close()
 
 
 @pytest.fixture

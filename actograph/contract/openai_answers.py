@@ -87,19 +87,6 @@ class ChatCompletion(Answer):
     usage: CompletionUsage
 
 
-class TextToken(BaseModel):
-    """A token of a text and its log probability, as samples store it; the first token has none.
-
-    Attributes:
-        top: the most likely tokens and this token -> log probability.
-    """
-
-    token: str
-    bytes: list[int] | None = None
-    logprob: float | None = None
-    top: dict[str, float] | None = None
-
-
 class CompletionLogprobs(Resource):
     """Log probabilities of all tokens with the end token; with `echo` those of the prompt come first."""
 

@@ -15,7 +15,6 @@ from fractions import Fraction
 Number = Fraction | float
 
 MAX_CHARS = 400
-MAX_DEPTH = 40
 #: largest magnitude of a result or an intermediate result
 LARGEST = 10**60
 #: size of a numerator or denominator; larger fractions become floats
@@ -78,28 +77,28 @@ def calculate(expression: str) -> str:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise CalculatorError("the expression cannot be read; write arithmetic such as (3+4)*5/2") from None
     try:
-        return _shown(_value(tree.body, text, MAX_DEPTH))
+        return _shown(_value(tree.body, text))
     except ZeroDivisionError:
         raise CalculatorError("division by zero") from None
     except OverflowError:
         raise CalculatorError("a number is too large") from None
+    except RecursionError:
+        raise CalculatorError("the expression is nested too deeply") from None
     except CalculatorError:
         raise
     except (TypeError, ValueError):
         raise CalculatorError("the expression has no real value") from None
 
 
-def _value(node: ast.expr, text: str, depth: int) -> Number:
-    if depth == 0:
-        raise CalculatorError(f"the expression is nested deeper than {MAX_DEPTH} levels")
+def _value(node: ast.expr, text: str) -> Number:
     match node:
         case ast.Constant():
             return _bounded(_literal(node, text))
         case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=operand):
-            value = _value(operand, text, depth - 1)
+            value = _value(operand, text)
             return -value if isinstance(sign, ast.USub) else value
         case ast.BinOp(left=left, op=operation, right=right):
-            first, second = _value(left, text, depth - 1), _value(right, text, depth - 1)
+            first, second = _value(left, text), _value(right, text)
             if isinstance(operation, ast.Pow):
                 return _bounded(_power(first, second))
             known = _OPERATORS.get(type(operation))
@@ -111,7 +110,7 @@ def _value(node: ast.expr, text: str, depth: int) -> Number:
             function, fewest, most = _FUNCTIONS[name]
             if not fewest <= len(arguments) <= most:
                 raise CalculatorError(f"{name} does not take {len(arguments)} arguments")
-            value = function(*(_value(argument, text, depth - 1) for argument in arguments))
+            value = function(*(_value(argument, text) for argument in arguments))
             return _bounded(Fraction(value) if isinstance(value, int) else value)
     raise CalculatorError(f"{_source(node, text)} is no arithmetic; only numbers, + - * / and brackets are")
 

@@ -64,15 +64,10 @@ class _NoSingleAnswer(Exception):
 
 class _Reader:
     def __init__(self, text: str) -> None:
-        self._numbers = NumberText(text)
-        self._text = self._numbers.text
-        self._places = self._numbers.places
-        if self._places:
-            following = _NEXT_PROBLEM.search(self._text, self._places[0])
-            if following is not None:
-                self._text = self._text[: following.start()]
-                self._numbers = NumberText(self._text)
-                self._places = self._numbers.places
+        numbers = NumberText(text)
+        if numbers.places and (following := _NEXT_PROBLEM.search(numbers.text, numbers.places[0])):
+            numbers = NumberText(numbers.text[: following.start()])
+        self._numbers, self._text, self._places = numbers, numbers.text, numbers.places
 
     def find(self) -> Number | None:
         if not self._places:
@@ -84,7 +79,7 @@ class _Reader:
             boxes = [match.end() for match in _BOX.finditer(self._text)]
             if boxes:
                 return self._in_box(boxes[-1])
-            return self._stated() or self._result() or self._last()
+            return self._stated() or self._result() or self._last_between(0, len(self._text))
         except _NoSingleAnswer:
             return None
 
@@ -98,10 +93,8 @@ class _Reader:
     def _in_box(self, start: int) -> Number | None:
         end = self._closing_brace(start)
         equation = self._text.rfind("=", start, end)
-        number = self._adjacent(start if equation < 0 else equation + 1)
-        if number is None or number.end > end or self._numbers.goes_on(number):
-            return None
-        if _BOX_GOES_ON.match(self._text, number.end, end) is not None:
+        number = self._complete(start if equation < 0 else equation + 1)
+        if number is None or number.end > end or _BOX_GOES_ON.match(self._text, number.end, end) is not None:
             return None
         return number
 
@@ -154,8 +147,7 @@ class _Reader:
             self._check_is_alone(number)
         if not self._numbers.goes_on(number):
             return number
-        result = self._adjacent(equation + 1) if equation >= 0 else None
-        return None if result is None or self._numbers.goes_on(result) else result
+        return self._complete(equation + 1) if equation >= 0 else None
 
     def _check_is_alone(self, number: Number) -> None:
         """Raises _NoSingleAnswer for the first of `10-12`, `10 to 12`, `5 or 6`."""
@@ -169,38 +161,29 @@ class _Reader:
             raise _NoSingleAnswer
 
     def _result(self) -> Number | None:
-        equation = bold = None
-        for mark in reversed(list(_EQUALS.finditer(self._text))):
-            number = self._adjacent(mark.end())
-            if number is not None and not self._numbers.goes_on(number):
-                equation = number
-                break
+        equations = (self._complete(mark.end()) for mark in reversed(list(_EQUALS.finditer(self._text))))
+        equation = next((number for number in equations if number is not None), None)
+        bold = None
         for strong in reversed(list(_BOLD.finditer(self._text))):
-            number = self._adjacent(strong.start(1))
-            if (
-                number is not None
-                and number.end <= strong.end(1)
-                and not self._numbers.goes_on(number)
-                and _LIST_ITEM.match(self._text, number.end) is None
-                and not self._has_number(number.end, strong.end(1))
-            ):
+            number, end = self._complete(strong.start(1)), strong.end(1)
+            if number is None or number.end > end or self._has_number(number.end, end):
+                continue
+            if _LIST_ITEM.match(self._text, number.end) is None:
                 bold = number
                 break
         if equation is None or bold is None:
             return equation or bold
         return max(equation, bold, key=lambda number: number.end)
 
-    def _last(self) -> Number | None:
-        return self._last_between(0, len(self._text))
+    def _complete(self, start: int) -> Number | None:
+        """The adjacent number after `start`, if it is not the first operand of a calculation."""
+        number = self._adjacent(start)
+        return None if number is None or self._numbers.goes_on(number) else number
 
     def _last_between(self, start: int, end: int) -> Number | None:
-        place = bisect_left(self._places, end) - 1
-        while place >= 0 and self._places[place] >= start:
-            number = self._numbers.read(self._places[place])
-            if number is not None:
-                return number
-            place -= 1
-        return None
+        first, beyond = bisect_left(self._places, start), bisect_left(self._places, end)
+        read = map(self._numbers.read, reversed(self._places[first:beyond]))
+        return next((number for number in read if number is not None), None)
 
     def _adjacent(self, start: int) -> Number | None:
         """The first number after `start`, with only filler before it."""

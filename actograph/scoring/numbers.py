@@ -10,7 +10,6 @@ All patterns take linear time: repetitions are possessive or bounded.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -19,6 +18,8 @@ from actograph.scoring.spellings import CURRENCIES, spelled_plainly
 #: limits of a number in an answer, which keep the arithmetic cheap
 MAX_CHARS = 200
 MAX_EXPONENT = 300
+#: most decimal places of a number that is shown as a decimal
+MAX_PLACES = 40
 
 #: with commas as in India, and between groups of three
 _GROUPED = r"[0-9]{1,2}(?:,[0-9]{2}){1,6},[0-9]{3}(?![0-9])|" + "|".join(
@@ -81,14 +82,8 @@ class NumberText:
 
     def __init__(self, text: str) -> None:
         self.text = spelled_plainly(text)
-        self._places: list[int] | None = None
-
-    @property
-    def places(self) -> Sequence[int]:
-        """Starts of the digits of possible numbers, in order; not all can be read."""
-        if self._places is None:
-            self._places = [match.start() for match in _NUMBER.finditer(self.text)]
-        return self._places
+        #: starts of the digits of possible numbers, in order; not all can be read
+        self.places = [match.start() for match in _NUMBER.finditer(self.text)]
 
     def read(self, place: int) -> Number | None:
         """Read the number whose first digit (or `\\frac`) is at `place`. None if it cannot be read."""
@@ -137,19 +132,12 @@ def read_number(text: str) -> Number | None:
 
 def format_exact(value: Fraction) -> str:
     """The number as a decimal with up to 40 places, or as a fraction in lowest terms."""
-    if value.denominator == 1:
-        return str(value.numerator)
-    places, rest = 0, value.denominator
-    for prime in (2, 5):
-        count = 0
-        while rest % prime == 0:
-            rest //= prime
-            count += 1
-        places = max(places, count)
-    if rest != 1 or places > 40:
+    scaled = abs(value) * 10**MAX_PLACES
+    if scaled.denominator != 1:
         return f"{value.numerator}/{value.denominator}"
-    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
-    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+    digits = str(scaled.numerator).rjust(MAX_PLACES + 1, "0")
+    decimal = f"{digits[:-MAX_PLACES]}.{digits[-MAX_PLACES:]}".rstrip("0").rstrip(".")
+    return f"-{decimal}" if value < 0 else decimal
 
 
 def _value(match: re.Match[str]) -> tuple[Fraction, bool] | None:

@@ -7,8 +7,8 @@ maj@n is the verdict on the most frequent answer (Wang et al. 2022, arXiv 2203.1
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean, stdev
 
 from actograph.contract.resources import Score
 
@@ -16,42 +16,21 @@ from actograph.contract.resources import Score
 _VERDICTS = ("exact_match", "includes")
 
 
-class Moments:
-    """Mean and standard error of values. The sums are exact, so the order of values does not matter."""
-
-    def __init__(self, values: Iterable[float] = ()) -> None:
-        #: value -> number of times; verdicts have two values
-        self._times = Counter(values)
-
-    def add(self, value: float) -> None:
-        self._times[value] += 1
-
-    @property
-    def mean(self) -> float | None:
-        count = self._times.total()
-        return float(self._sum(1)) / count if count else None
-
-    @property
-    def stderr(self) -> float | None:
-        """Standard error of the mean (n - 1); None for fewer than two values."""
-        count = self._times.total()
-        if count < 2:
-            return None
-        total = self._sum(1)
-        variance = (self._sum(2) - total * total / count) / (count - 1)
-        return math.sqrt(float(variance)) / math.sqrt(count)
-
-    def _sum(self, power: int) -> Fraction:
-        return sum((times * Fraction(value) ** power for value, times in self._times.items()), Fraction())
+#: metric -> its values, one for each problem
+Values = dict[str, list[float]]
 
 
-def shown(moments: Mapping[str, Moments]) -> dict[str, float | None]:
-    """Mean and standard error of each metric, keyed as lm-eval does."""
+def shown(values: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+    """Mean and standard error (n - 1) of each metric, keyed as lm-eval does.
+
+    None for a mean of no values and an error of fewer than two. The order of values does not matter.
+    """
     metrics: dict[str, float | None] = {}
-    for name, values in moments.items():
+    for name, found in values.items():
         metric, _, filter_name = name.partition(",")
-        metrics[name] = values.mean
-        metrics[f"{metric}_stderr,{filter_name}"] = values.stderr
+        several = len(found) > 1
+        metrics[name] = fmean(found) if found else None
+        metrics[f"{metric}_stderr,{filter_name}"] = stdev(found) / math.sqrt(len(found)) if several else None
     return metrics
 
 
@@ -79,12 +58,7 @@ def majority(scores: Sequence[Score]) -> float:
     return next(score.value for score in scores if score.answer == winner)
 
 
-def ks(epochs: int) -> list[int]:
-    """The powers of two below the number of epochs, and that number."""
-    return sorted({*(1 << power for power in range(epochs.bit_length())), epochs})
-
-
-def add_problem(moments: dict[str, Moments], scores: Sequence[Mapping[str, Score]], epochs: int) -> None:
+def add_problem(values: Values, scores: Sequence[Mapping[str, Score]], epochs: int) -> None:
     """Add pass@k and maj@n of one problem, for each scorer that judges right or wrong.
 
     A problem counts for pass@k once k epochs are completed, and for maj@n once all are, so that values of a
@@ -102,11 +76,12 @@ def add_problem(moments: dict[str, Moments], scores: Sequence[Mapping[str, Score
         prefix = "" if metric == "exact_match" else f"{metric}_"
         answers = [sample[key] for sample in scores]
         right = sum(answer.value == 1.0 for answer in answers)
-        for k in ks(epochs):
-            values = moments.setdefault(f"{prefix}pass@{k},{filter_name}", Moments())
+        # the powers of two below the number of epochs, and that number
+        for k in sorted({*(1 << power for power in range(epochs.bit_length())), epochs}):
+            of_k = values.setdefault(f"{prefix}pass@{k},{filter_name}", [])
             if len(answers) >= k:
-                values.add(pass_at_k(len(answers), right, k))
+                of_k.append(pass_at_k(len(answers), right, k))
         if metric == "exact_match":
-            values = moments.setdefault(f"maj@{epochs},{filter_name}", Moments())
+            votes = values.setdefault(f"maj@{epochs},{filter_name}", [])
             if len(answers) == epochs:
-                values.add(majority(answers))
+                votes.append(majority(answers))

@@ -184,17 +184,16 @@ def _captured(captured: Mapping[str, resources.Session], row: SampleRow) -> dict
 
 
 def _completion_logprobs(text: str, stored: Sequence[Mapping[str, Any]]) -> answers.CompletionLogprobs:
-    """Log probabilities in the form of OpenAI's older completions; `stored` holds `TextToken`s."""
-    tokens = [answers.TextToken.model_validate(token) for token in stored]
+    """Log probabilities in the form of OpenAI's older completions. The first token of a prompt has none."""
     return answers.CompletionLogprobs(
-        tokens=[token.token for token in tokens],
-        token_logprobs=[token.logprob for token in tokens],
-        top_logprobs=[token.top for token in tokens],
-        text_offset=list(_offsets(text, tokens)),
+        tokens=[token["token"] for token in stored],
+        token_logprobs=[token.get("logprob") for token in stored],
+        top_logprobs=[token.get("top") for token in stored],
+        text_offset=list(_offsets(text, stored)),
     )
 
 
-def _offsets(text: str, tokens: Sequence[answers.TextToken]) -> Iterator[int]:
+def _offsets(text: str, tokens: Sequence[Mapping[str, Any]]) -> Iterator[int]:
     """Offset of each token in the text.
 
     A token without text (an end token, or one cut off by a stop string) has the offset of the next token. So
@@ -204,9 +203,9 @@ def _offsets(text: str, tokens: Sequence[answers.TextToken]) -> Iterator[int]:
     partial = b""
     for token in tokens:
         yield at
-        shown = token.token
-        if token.token.startswith("bytes:"):
-            partial += bytes(token.bytes or b"")
+        shown = token["token"]
+        if shown.startswith("bytes:"):
+            partial += bytes(token["bytes"] or b"")
             try:
                 shown = partial.decode()
             except UnicodeDecodeError:

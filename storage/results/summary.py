@@ -14,7 +14,6 @@ from actograph.contract import resources
 from actograph.contract.resources import JobStatus, SampleStatus, ToolUse
 from actograph.contract.tasks import task_name
 from actograph.statistics import metrics
-from actograph.statistics.metrics import Moments
 from storage.tables.models import JobRow, SampleRow
 
 #: samples in memory at once
@@ -31,8 +30,8 @@ class ConditionSums:
         #: scorer -> samples in which it found no answer
         self.unparsed: dict[str, int] = defaultdict(int)
         #: metric -> its values, one for each problem
-        self.means: dict[str, Moments] = defaultdict(Moments)
-        self.of_epochs: dict[str, Moments] = {}
+        self.means: metrics.Values = defaultdict(list)
+        self.of_epochs: metrics.Values = {}
         #: equal numbers are counted, so that memory does not grow with the samples
         self.tool_uses: Counter[ToolUse] = Counter()
 
@@ -52,7 +51,7 @@ class ConditionSums:
         metrics.check_scorers([list(self.means), *scores] if self.completed > len(done) else scores)
         for key in scores[0]:
             self.unparsed[key] += sum(sample[key].answer is None for sample in scores)
-            self.means[key].add(fmean(sample[key].value for sample in scores))
+            self.means[key].append(fmean(sample[key].value for sample in scores))
         if epochs > 1:
             metrics.add_problem(self.of_epochs, scores, epochs)
 

@@ -18,6 +18,7 @@ from tests.support import other_programs
 from tests.support.availability import unavailable
 from tests.support.lmeval.environment import LmEval
 from tests.support.servers import Unavailable
+from tests.support.waiting import wait_until
 
 
 class RedisProcess:
@@ -159,11 +160,4 @@ def slow(engine: Any) -> Iterator[list[float]]:
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
     """Waits until something holds."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 120
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.02)
-
-    return wait
+    return wait_until

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from worker.engine.requests import Generation
+from worker.engine.requests import Generation, GenerationRequest
 from worker.engine.runs import Control, Results, RunRequest, RunStatistics, Sink, Source
 
 
@@ -63,6 +63,33 @@ class Watched:
 
     def _done(self) -> None:
         self._now -= 1
+
+
+class Scripted:
+    """The real engine, whose answers are put into its mouth: turn number -> what the model says.
+
+    Attributes:
+        asked: key -> the requests of each turn.
+    """
+
+    def __init__(self, engine: Any, say: Callable[[int], str]) -> None:
+        self._engine, self._say = engine, say
+        self.asked: dict[str, list[GenerationRequest]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run(self, **of_run: Any) -> RunStatistics:
+        return run_requests(self._answer, **of_run)
+
+    def _answer(self, requests: Sequence[RunRequest], _sink: Sink | None) -> list[Generation]:
+        made = []
+        for request in requests:
+            turns = self.asked.setdefault(request.key, [])
+            ids = self._engine.model.tokenizer.encode(self._say(len(turns)), add_special_tokens=False)
+            turns.append(request.request)
+            made.append(answered(request, ids))
+        return made
 
 
 class _Source:

@@ -1,15 +1,29 @@
-"""One list of requests through `Engine.run`: what tests and benches ask of an engine."""
+"""One list of requests through `Engine.run`, as tests and benches ask for them, and the expected rows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
 from actograph.contract.row_selection import Positions
 from actograph.contract.specs import Dtype, SamplingSpec
+from tests.support.architectures import random_model
+from tests.support.plain_forward import plain_rows
 from worker.engine.engine import Engine
-from worker.engine.requests import Generation, GenerationRequest, RowChunk, RowShaping
+from worker.engine.requests import Generation, GenerationRequest, RowChunk, RowShaping, TokenLogprobs
 from worker.engine.runs import CapturePlan, RunOptions, RunRequest
 
+PROMPTS = [
+    "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",
+    "The cat",
+    "Tom has 34 books and Mia has 57 books. How many do they have in total?",
+    "a",
+    "One day, a dog",
+]
 _SAMPLING = SamplingSpec()
 _AS_COMPUTED = RowShaping()
 _OPTIONS = RunOptions()
@@ -102,3 +116,54 @@ def generate(
 def read_texts(engine: Engine, requests: Sequence[GenerationRequest], **options: Any) -> list[Generation]:
     """Read all requests in one run, and generate nothing; options as in `generate`."""
     return generate(engine, [replace(request, max_tokens=0) for request in requests], **options)
+
+
+def requests_for(engine: Engine, prompts: Sequence[str], seed: int = 0) -> list[GenerationRequest]:
+    """A request for each prompt, each with a seed of its own."""
+    return [
+        GenerationRequest(
+            key=f"s{i}", prompt_ids=tuple(engine.model.tokenizer(text)["input_ids"]), seed=seed + i
+        )
+        for i, text in enumerate(prompts)
+    ]
+
+
+class KeepingSink:
+    """Joins the chunks of each sample."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[int, dict[str, list[RowChunk]]] = {}
+
+    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+        for hook, chunk in rows.items():
+            self.chunks.setdefault(index, {}).setdefault(hook, []).append(chunk)
+
+    def first_row(self, index: int, hook: str) -> int:
+        return self.chunks[index][hook][0].first_row
+
+    def rows(self, index: int, hook: str) -> Tensor:
+        return torch.cat([c.tensor for c in self.chunks[index][hook]])
+
+
+def assert_same_logprobs(
+    got: Sequence[TokenLogprobs | None] | None, want: Sequence[TokenLogprobs | None] | None
+) -> None:
+    assert (got is None) == (want is None)
+    for one, other in zip(got or (), want or (), strict=True):
+        if one is None or other is None:
+            assert one is other
+            continue
+        assert one.token_id == other.token_id
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert [p for _, p in one.top] == pytest.approx([p for _, p in other.top], abs=1e-4)
+
+
+def reference(engine: Engine, generation: Generation, hooks: Iterable[str]) -> dict[str, Tensor]:
+    """Rows of hooks or locations in one plain forward over all tokens that were run."""
+    ids = generation.prompt_ids + generation.generated_ids[:-1]
+    return plain_rows(engine, ids, hooks)
+
+
+def random_engine(config: Any, tokenizer: PreTrainedTokenizerBase, name: str) -> Engine:
+    """An engine around random weights."""
+    return Engine(random_model(config, tokenizer, name))

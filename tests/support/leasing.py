@@ -4,6 +4,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError
+from storage.index import events
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import claim as claims
@@ -24,6 +25,19 @@ def claim(session: Session, job_id: str, *, worker_id: str = "wrk_a", count: int
     found = claims.of_job(session, held[0], worker_id, count) if held else []
     workers.heartbeat(session, worker_id)
     return found
+
+
+def begin(database: Database, job_id: str, count: int = 1, *, worker_id: str = "wrk_a") -> list[LeasedSample]:
+    """Start a job and lease its samples."""
+    with database.write() as session:
+        jobs.start(session, job_id)
+        return claim(session, job_id, worker_id=worker_id, count=count)
+
+
+def log(database: Database, job_id: str) -> list[str]:
+    """Names of a job's events."""
+    with database.read() as session:
+        return [entry.event for entry in events.after(session, job_id, 0)]
 
 
 def with_work(session: Session) -> list[str]:

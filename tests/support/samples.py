@@ -38,17 +38,23 @@ def session_of(lease: LeasedSample, **changes: Any) -> NewSession:
     return NewSession(**fields | changes)
 
 
+def manifest_of(session_id: str, tensors: dict[str, StoredTensor], /, **changes: Any) -> SessionManifest:
+    fields: dict[str, Any] = {
+        "session_id": session_id, "job_id": "job_1", "sample_id": "smp_1", "sample_index": 0, "model": "demo",
+        "capture": {}, "capture_sha256": "0" * 64, "dtype": "model", "prompt_tokens": 2,
+        "generated_tokens": 2, "seed": 0, "created_at": 0, "tensors": tensors,
+    }  # fmt: skip
+    return SessionManifest(**fields | changes)
+
+
 def write_session(
     store: ArtifactStore, lease: LeasedSample, session_id: str | None = None
 ) -> tuple[str, list[SessionFile]]:
     """The files of the announced session of a lease, or of another one, with ROWS: its id and its files."""
     session_id = session_id or lease.session_id
     assert session_id is not None
-    manifest = SessionManifest(
-        session_id=session_id, job_id=lease.job_id, sample_id=lease.id, sample_index=0, model="demo",
-        capture={}, capture_sha256="0" * 64, dtype="model", prompt_tokens=2, generated_tokens=2, seed=0,
-        created_at=0, tensors={"embed": StoredTensor(shape=(3, 4), dtype="F32")},
-    )  # fmt: skip
+    of_lease = {"job_id": lease.job_id, "sample_id": lease.id}
+    manifest = manifest_of(session_id, {"embed": StoredTensor(shape=(3, 4), dtype="F32")}, **of_lease)
     with SessionWriter(store, session_id) as writer:
         writer.write_shard([TensorRows("embed", "F32", (3, 4), 0, ROWS)])
         return session_id, writer.finish(manifest, [1, 2, 3, 4])

@@ -9,44 +9,27 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    Gemma2Config,
-    GPT2Config,
-    LlamaConfig,
-    Qwen3MoeConfig,
-)
+from transformers import AutoTokenizer, Gemma2Config, GPT2Config, LlamaConfig, Qwen3MoeConfig
 
+from tests.support.architectures import COMMON, IDS, random_model
 from worker.engine.capture.pool import Budget
-from worker.engine.locations import ModelHooks, place_of
-from worker.engine.model.load import load_model, wrap_model
+from worker.engine.locations import ModelHooks
+from worker.engine.model.load import load_model
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.registration import layer_shapes
-from worker.engine.requests import Edit, Generation, GenerationRequest, RowChunk
+from worker.engine.requests import Generation, GenerationRequest, RowChunk
 from worker.engine.runs import CapturePlan, RunRequest, RunStatistics
 from worker.engine.stream.loop import Loop
 from worker.engine.structure.structure import discover
 from worker.engine.traced.forward import TracedForward
 
-_IDS: dict[str, Any] = {"vocab_size": 512, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": None}
-_COMMON: dict[str, Any] = {
-    **_IDS,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "head_dim": 8,
-    "tie_word_embeddings": False,
-}
+_SHAPE: dict[str, Any] = COMMON | {"num_hidden_layers": 2, "max_position_embeddings": 512, "head_dim": 8}
 _EXPERTS: dict[str, Any] = {"num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 RANDOM: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaConfig(**_COMMON),
-    "gpt2": lambda: GPT2Config(**_IDS, n_embd=32, n_layer=2, n_head=4, n_positions=512),
-    "gemma2": lambda: Gemma2Config(**_COMMON, sliding_window=24, attn_logit_softcapping=5.0),
-    "qwen3_moe": lambda: Qwen3MoeConfig(**_COMMON, **_EXPERTS, mlp_only_layers=[1], norm_topk_prob=True),
+    "llama": lambda: LlamaConfig(**_SHAPE),
+    "gpt2": lambda: GPT2Config(**IDS, n_embd=32, n_layer=2, n_head=4, n_positions=512),
+    "gemma2": lambda: Gemma2Config(**_SHAPE, sliding_window=24, attn_logit_softcapping=5.0),
+    "qwen3_moe": lambda: Qwen3MoeConfig(**_SHAPE, **_EXPERTS, mlp_only_layers=[1], norm_topk_prob=True),
 }
 TRAINED = ("tiny-qwen3", "stories260k")
 
@@ -57,15 +40,8 @@ def stream_model(shared: Path, name: str) -> ModelHooks:
     torch.set_num_threads(1)
     if name in TRAINED:
         return discover(load_model(str(shared / "models" / name), device="cpu", name=name))
-    torch.manual_seed(0)
-    auto: Any = AutoModelForCausalLM
-    model = auto.from_config(RANDOM[name]()).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.2)
     tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
-    return discover(wrap_model(model, tokenizer, name=name))
+    return discover(random_model(RANDOM[name](), tokenizer, name))
 
 
 def prompts(lengths: Sequence[int], seed: int = 0, vocabulary: int = 512) -> list[tuple[int, ...]]:
@@ -207,42 +183,6 @@ class StreamRun:
             for c in self.chunks[key][hook]
             for token in (range(c.first_row, c.first_row + len(c.tensor)) if c.tokens is None else c.tokens)
         ]
-
-
-def plain_rows(
-    hooks: ModelHooks, ids: Sequence[int], names: Sequence[str], edits: Sequence[tuple[Edit, Any]] = ()
-) -> dict[str, Tensor]:
-    """Rows of hooks in one plain forward pass over all tokens, by torch hooks of the test's own."""
-    rows: dict[str, Tensor] = {}
-    handles = []
-
-    def main(value: Any) -> Tensor:
-        while isinstance(value, tuple | list):
-            value = value[0]
-        assert isinstance(value, Tensor)
-        return value
-
-    def at(location: str, take: Callable[[Tensor], None]) -> None:
-        path, side, part = place_of(location)
-        module = hooks.model.hf.get_submodule(path)
-        if side == "input":
-            before: Any = lambda _, args, kwargs: take(main(args or tuple(kwargs.values())))  # noqa: E731
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        else:
-            after: Any = lambda _, args, out: take(main(out[part] if part else out))  # noqa: E731
-            handles.append(module.register_forward_hook(after))
-
-    for name in names:
-        info = hooks.structure.hooks.get(name)
-        location = name if info is None else info.location
-        at(location, lambda t, name=name: rows.__setitem__(name, t.reshape(len(ids), -1).clone()))  # type: ignore[misc]
-    try:
-        with torch.inference_mode():
-            hooks.model.hf(input_ids=torch.tensor([list(ids)]), use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return rows
 
 
 def plan_of(hooks: ModelHooks, **changes: Any) -> CapturePlan:

@@ -1,4 +1,4 @@
-"""The compose file and Dockerfile speak of things that exist; the docs' links lead somewhere."""
+"""The compose file and Dockerfile speak of things that exist."""
 
 import re
 import subprocess
@@ -66,11 +66,3 @@ def test_the_dockerfile_copies_and_runs_what_exists() -> None:
     for module in re.findall(r"-m\W+((?:api|storage|worker)[a-z.]*)", text):
         path = REPO.joinpath(*module.split("."))
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
-
-
-def test_links_of_the_front_pages_lead_somewhere(subtests: pytest.Subtests) -> None:
-    for page in [REPO / "README.md", REPO / "CONTRIBUTING.md"]:
-        with subtests.test(page=page):
-            links = re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-            missing = [link for link in links if not (page.parent / link).exists()]
-            assert missing == []

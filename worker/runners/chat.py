@@ -91,7 +91,7 @@ class ChatRunner(Runner):
         return cut_at_stop(said, sampling.stop)
 
     def logprobs(self, sample: LeasedSample, generation: Generation) -> Sequence[Mapping[str, Any]] | None:
-        """Log probabilities: a chat's without end tokens, a text's as `chat_answers.TextToken`."""
+        """Log probabilities: a chat's without end tokens, a text's with `top` by token name."""
         if sample.input.get("messages") is None:
             return self._of_text(sample, generation)
         if generation.logprobs is None:

@@ -34,9 +34,7 @@ def test_a_worker_takes_the_next_message_after_one_that_redis_did_not_hear_of(
     app.close()
 
 
-def test_messages_are_taken_from_a_redis_without_memory(
-    redis_process: "Callable[[], RedisProcess]",
-) -> None:
+def test_messages_are_taken_from_a_redis_without_memory(redis_process: "Callable[[], RedisProcess]") -> None:
     server = redis_process()
     app = celery_app(server.url)
     with redis.Redis.from_url(server.url) as client, app.connection_for_read() as connection:

@@ -14,8 +14,9 @@ from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable, S
 from storage.artifacts.factory import open_store
 from storage.artifacts.s3 import PART_BYTES, S3Store
 from storage.artifacts.store import InvalidKey
-from storage.sessions.manifest import SessionManifest, StoredTensor
+from storage.sessions.manifest import StoredTensor
 from storage.sessions.writer import SessionReader, SessionWriter, TensorRows
+from tests.support.samples import manifest_of
 
 pytestmark = pytest.mark.integration
 
@@ -51,24 +52,9 @@ def test_a_session_is_written_and_read_by_range(store: S3Store, cuts: tuple[int,
             part = np.ascontiguousarray(values[start:stop])
             writer.write_shard([TensorRows("resid_post.0", "F32", (stop - start, 5), start, part)])
         assert keys(store) == []
-        writer.finish(
-            SessionManifest(
-                session_id=session_id,
-                job_id="job_1",
-                sample_id="smp_1",
-                sample_index=0,
-                model="m",
-                capture={},
-                capture_sha256="0" * 64,
-                dtype="model",
-                prompt_tokens=12,
-                generated_tokens=1,
-                seed=0,
-                created_at=1,
-                tensors={"resid_post.0": StoredTensor(shape=(12, 5), dtype="F32")},
-            ),
-            list(range(13)),
-        )
+        tensors = {"resid_post.0": StoredTensor(shape=(12, 5), dtype="F32")}
+        manifest = manifest_of(session_id, tensors, prompt_tokens=12, generated_tokens=1)
+        writer.finish(manifest, list(range(13)))
     assert list(store.spool.iterdir()) == []
     reader = SessionReader(store, session_id)
     reader.verify()

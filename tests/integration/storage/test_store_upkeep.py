@@ -1,7 +1,7 @@
 """Clearing and checking a store, on files and on S3, page by page as the API does it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -10,27 +10,24 @@ from typing import Any
 import boto3
 import pytest
 
-from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.operations import StoreGc, StoreVerification
 from actograph.contract.specs import SessionUpdate
-from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.artifacts.s3 import S3Store
 from storage.index.database import Database
 from storage.index.ids import new_file_id, new_session_id
-from storage.jobs import jobs
 from storage.queue import leases
 from storage.queue.leases import LeasedSample
-from storage.samples.expansion import capture_samples
 from storage.sessions import changes, sessions
 from storage.sessions.writer import session_prefix
 from storage.upkeep.store_gc import collect
 from storage.upkeep.store_verify import in_sample, verify
 from tests.support import leasing
-from tests.support.indexes import create_index
 from tests.support.samples import add_file, result, session_of, write_session
+from tests.support.submitting import insert_capture
 
-pytestmark = pytest.mark.integration
+_DATABASES = ["sqlite", pytest.param("postgres", marks=pytest.mark.soak)]
+pytestmark = [pytest.mark.integration, pytest.mark.parametrize("database", _DATABASES, indirect=True)]
 
 
 @dataclass
@@ -39,7 +36,7 @@ class Place:
 
     database: Database
     store: LocalStore | S3Store
-    job_id: str = ""
+    job_id: str
 
     def lease(self) -> LeasedSample:
         with self.database.write() as session:
@@ -91,17 +88,6 @@ def s3_client() -> Any:
     return boto3.session.Session().client("s3", config=Config(s3={"addressing_style": "path"}))
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.soak)])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    if request.param == "sqlite":
-        opened = Database(f"sqlite:///{tmp_path / 'index.db'}")
-        create_index(opened)
-    else:
-        opened = Database(request.getfixturevalue("postgres_url"))
-    yield opened
-    opened.close()
-
-
 @pytest.fixture(params=["local", "s3"])
 def place(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> Place:
     store: LocalStore | S3Store
@@ -109,15 +95,7 @@ def place(request: pytest.FixtureRequest, database: Database, tmp_path: Path) ->
         store = LocalStore(tmp_path / "artifacts")
     else:
         store = S3Store(request.getfixturevalue("s3_bucket"), "some/where", spool=tmp_path)
-    made = Place(database, store)
-    spec: Any = job_spec_adapter.validate_python(
-        {"kind": "capture", "model": "demo", "inputs": [{"prompt": str(i)} for i in range(9)]}
-    )
-    with database.write() as session:
-        row = jobs.create(session, spec, total=9)
-        samples.insert(session, row.id, capture_samples(spec))
-        made.job_id = row.id
-    return made
+    return Place(database, store, insert_capture(database, map(str, range(9))))
 
 
 def clear(place: Place, *, dry_run: bool) -> StoreGc:

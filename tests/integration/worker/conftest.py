@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,23 @@ import pytest
 import torch
 
 from actograph.contract.errors import UnknownModel
-from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, job_spec_adapter
+from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
 from actograph.contract.models import ModelIdentity
-from actograph.contract.resources import JobStatus, Sample
+from actograph.contract.resources import JobStatus, Sample, SampleStatus
+from actograph.contract.specs import HubDataset
 from actograph.settings import Settings
 from actograph.tasks.rows import row_form
 from storage import samples
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
+from storage.files import dataset_sources
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import workers
-from storage.samples.expansion import capture_samples, evaluation_samples
+from storage.samples.expansion import evaluation_samples
 from storage.sessions import sessions
-from tests.support.indexes import create_index
+from tests.support.submitting import insert
+from tests.support.waiting import wait_until
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
@@ -89,27 +93,23 @@ class Bench:
             path.write_text("".join(json.dumps(row) + "\n" for row in rows or PROBLEMS))
             body.setdefault("dataset", {"path": "problems.jsonl"})
             spec = job_spec_adapter.validate_python({"kind": "evaluation"} | body)
-        with self.database.write() as session:
-            if isinstance(spec, CaptureJobSpec):
-                new = list(capture_samples(spec))
-            else:
-                assert isinstance(spec, EvaluationSpec)
-                drain = self.drain_reader(spec)
-                new = list(evaluation_samples(spec, drain)) if drain is not None else []
-            total = len(new) if new else None
-            row = jobs.create(session, spec, total=total)
-            samples.insert(session, row.id, new)
-        return row.id
-
-    def drain_reader(self, spec: EvaluationSpec) -> Any:
-        from actograph.contract.specs import HubDataset
-        from storage.files import dataset_sources
-
+        if isinstance(spec, CaptureJobSpec):
+            return insert(self.database, spec)
         if isinstance(spec.dataset, HubDataset):
-            return None
-        form = row_form(spec.task)
+            with self.database.write() as session:
+                return jobs.create(session, spec).id
         uploads = dataset_sources.Uploads(self.database, self.store)
-        return list(dataset_sources.read(spec.dataset, uploads, self.settings.data_roots, form))
+        read = dataset_sources.read(spec.dataset, uploads, self.settings.data_roots, row_form(spec.task))
+        return insert(self.database, spec, evaluation_samples(spec, list(read)))
+
+    def run_until(self, job_id: str, act: Callable[[], None]) -> None:
+        """Run a drain, and `act` while the job's first samples run."""
+        thread = threading.Thread(target=self.drain().look)
+        thread.start()
+        wait_until(lambda: SampleStatus.LEASED in {sample.status for sample in self.samples(job_id)})
+        act()
+        thread.join(timeout=60)
+        assert not thread.is_alive()
 
     def samples(self, job_id: str) -> list[Sample]:
         with self.database.read() as session:
@@ -135,11 +135,8 @@ def engine(shared: Path) -> Engine:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, engine: Engine) -> Iterator[Bench]:
+def bench(tmp_path: Path, engine: Engine, sqlite: Database) -> Bench:
     (tmp_path / "data").mkdir()
     settings = Settings(home=tmp_path, data_roots=(str(tmp_path / "data"),), lease_seconds=30, slots=4)
-    database = Database(settings.effective_database_url)
-    create_index(database)
     store = open_store(settings.effective_artifact_url)
-    yield Bench(settings, database, store, engine, StopSignal.create(tmp_path))
-    database.close()
+    return Bench(settings, sqlite, store, engine, StopSignal.create(tmp_path))

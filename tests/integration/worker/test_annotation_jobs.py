@@ -1,8 +1,6 @@
 """The calculator completes GSM8K's annotations: one text, continued from its own tokens."""
 
 import re
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +11,9 @@ from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.tool_calls import ToolCall
 from storage.results.export.sample import turns
 from storage.sessions.writer import SessionReader
-from tests.support.engine_double import answered, run_requests
-from worker.engine.engine import Engine
-from worker.engine.requests import Generation, GenerationRequest, TextEnd
-from worker.engine.runs import RunRequest, RunStatistics, Sink
+from tests.support.additions import TASK, additions
+from tests.support.engine_double import Scripted
+from worker.engine.requests import TextEnd
 from worker.evals.tools import CALCULATOR
 from worker.runners import annotation_turns
 
@@ -25,20 +22,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-TASK = {"name": "additions", "prompt": "{{question}}", "target": "{{answer}}", "scorers": ["numeric"]}
-PROBLEMS = [
-    {
-        "question": f"Tom has {a} apples. Mia gives Tom {b} more. How many apples does Tom have now?",
-        "answer": f"#### {a + b}",
-    }
-    for a, b in [(14, 23), (57, 68)]
-]
 ANNOTATED = {"tools": "calculator", "tool_format": "annotations"}
+SUMS = ((14, 23), (57, 68))
 HOOKS = ["resid_post.0", "mlp_in.1", "logits"]
 
 
-def run(bench: "Bench", **changes: Any) -> list[Sample]:
-    job_id = bench.submit(PROBLEMS, **{"task": TASK, "sampling": {"max_tokens": 64}} | changes)
+def run(bench: "Bench", *pairs: tuple[int, int], **changes: Any) -> list[Sample]:
+    spec = {"task": TASK, "sampling": {"max_tokens": 64}} | changes
+    job_id = bench.submit(additions(*pairs), **spec)
     bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
     done = bench.samples(job_id)
@@ -46,39 +37,12 @@ def run(bench: "Bench", **changes: Any) -> list[Sample]:
     return done
 
 
-class Scripted:
-    """The real engine, whose answers are put into its mouth, turn by turn."""
-
-    def __init__(self, engine: Engine, turns: Sequence[str]) -> None:
-        self._engine, self._turns = engine, turns
-        self._said: Counter[str] = Counter()
-        #: of the sample that began first
-        self.prompts: list[GenerationRequest] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def run(self, **of_run: Any) -> RunStatistics:
-        return run_requests(self._answer, **of_run)
-
-    def _answer(self, requests: Sequence[RunRequest], _sink: Sink | None) -> list[Generation]:
-        return [answered(request, self._next(request)) for request in requests]
-
-    def _next(self, request: RunRequest) -> list[int]:
-        said = self._turns[self._said[request.key]]
-        self._said[request.key] += 1
-        if request.key == next(iter(self._said)):
-            self.prompts.append(request.request)
-        ids: list[int] = self._engine.model.tokenizer.encode(said, add_special_tokens=False)
-        return ids
-
-
 def scripted(bench: "Bench", *turns: str, **changes: Any) -> tuple[list[Sample], Scripted]:
-    engine = Scripted(bench.engine, turns)
+    engine = Scripted(bench.engine, turns.__getitem__)
     bench.engine = engine  # type: ignore[assignment]
     scorers = ["numeric", "strict-match"]
     task = TASK | {"scorers": scorers}
-    return run(bench, **{"task": task, **ANNOTATED} | changes), engine
+    return run(bench, *SUMS, **{"task": task, **ANNOTATED} | changes), engine
 
 
 def test_results_are_put_in_and_the_text_goes_on(bench: "Bench") -> None:
@@ -98,7 +62,7 @@ def test_results_are_put_in_and_the_text_goes_on(bench: "Bench") -> None:
             [{"name": "calculator", "arguments": {"expression": "2*37"}}], None, None,
         ]  # fmt: skip
     assert [s.scores["exact_match,strict-match"].value for s in done] == [1.0, 0.0]
-    first, second, third = engine.prompts
+    first, second, third = next(iter(engine.asked.values()))
     tokenizer = bench.engine.model.tokenizer
     plain = tokenizer.encode("14+23 = <<14+23=37>>", add_special_tokens=False)
     assert list(second.prompt_ids) == [*first.prompt_ids, *plain]  # as the whole text is tokenised
@@ -117,7 +81,7 @@ def test_what_cannot_be_worked_out_is_left_to_the_model_and_counted(bench: "Benc
             "Error: 'x' is no arithmetic; only numbers, + - * / and brackets are",
             "Error: division by zero",
         ]
-    assert len(engine.prompts) == 3
+    assert len(next(iter(engine.asked.values()))) == 3
 
 
 @pytest.mark.parametrize(
@@ -168,7 +132,7 @@ def test_right_results_change_neither_tokens_nor_rows(
     if failing:
         monkeypatch.setattr("worker.runners.annotation_turns.CALCULATOR", broken())
     conditions = [{"name": "plain", "tools": "none"}, {"name": "calculator"}]
-    done = run(bench, **ANNOTATED, conditions=conditions, capture={"hooks": HOOKS})
+    done = run(bench, SUMS[0], **ANNOTATED, conditions=conditions, capture={"hooks": HOOKS})
     for plain in (s for s in done if s.condition == "plain"):
         tools = next(s for s in done if s.condition == "calculator" and s.index == plain.index)
         assert tools.completion == plain.completion
@@ -202,7 +166,7 @@ def test_another_result_is_what_the_model_goes_on_with(
 ) -> None:
     wrong = replace(CALCULATOR, run=lambda arguments: "99")
     monkeypatch.setattr("worker.runners.annotation_turns.CALCULATOR", wrong)
-    for sample in run(bench, **ANNOTATED, capture={"hooks": HOOKS[:1], "reduce": "mean"}):
+    for sample in run(bench, SUMS[0], **ANNOTATED, capture={"hooks": HOOKS[:1], "reduce": "mean"}):
         assert sample.completion is not None
         assert "=99" in sample.completion
         assert sample.scores["exact_match,numeric"].value == 0.0

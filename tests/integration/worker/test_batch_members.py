@@ -9,15 +9,15 @@ import torch
 
 from actograph import tensor_files
 from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec
-from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
+from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.resources import Sample, SampleStatus
 from actograph.contract.specs import SamplingSpec
 from storage import samples
 from storage.jobs import jobs
 from storage.samples import NewSample
-from storage.samples.expansion import capture_samples, chat_samples
 from storage.sessions.writer import SessionReader
 from tests.support.engine_double import Watched
+from tests.support.submitting import insert
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -110,10 +110,7 @@ def submit_lines(bench: "Bench", names: list[str]) -> str:
         )
         for i, name in enumerate(names)
     ]
-    with bench.database.write() as session:
-        row = jobs.create(session, spec, total=len(new))
-        samples.insert(session, row.id, new)
-    return row.id
+    return insert(bench.database, spec, new)
 
 
 def submit_chat(bench: "Bench", name: str) -> str:
@@ -124,11 +121,7 @@ def submit_chat(bench: "Bench", name: str) -> str:
     given = {"prompt": PROMPT} | {key: value for key, value in changes.items() if key in OWN}
     sampling = WARM | changes.get("sampling", {})
     spec = ChatJobSpec.model_validate(body | {"inputs": [given], "sampling": sampling})
-    new = list(chat_samples(spec))
-    with bench.database.write() as session:
-        row = jobs.create(session, spec, total=len(new))
-        samples.insert(session, row.id, new)
-    return row.id
+    return insert(bench.database, spec)
 
 
 def kept(bench: "Bench", sample: Sample) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -259,12 +252,7 @@ def submit_conditions(bench: "Bench", names: list[str], **capture: Any) -> str:
             "capture": CAPTURE | capture, "conditions": conditions,
         }
     )  # fmt: skip
-    assert isinstance(spec, CaptureJobSpec)
-    new = list(capture_samples(spec))
-    with bench.database.write() as session:
-        row = jobs.create(session, spec, total=len(new))
-        samples.insert(session, row.id, new)
-    return row.id
+    return insert(bench.database, spec)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage import samples
 from storage.jobs import jobs
-from storage.samples.expansion import chat_samples
 from tests.support import leasing
 from tests.support.engine_double import Watched
+from tests.support.submitting import insert_chat
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -42,20 +40,6 @@ def running(bench: "Bench", job_id: str, eventually: Eventually, **changes: Any)
         assert not thread.is_alive()
 
 
-def ask(bench: "Bench") -> str:
-    """A chat that waits."""
-    body = {
-        "model": "tiny-qwen3",
-        "inputs": [{"prompt": "three", "max_tokens": 3}],
-        "sample_timeout_seconds": 0,
-    }
-    spec = ChatJobSpec.model_validate(body | {"sampling": {"max_tokens": 3}})
-    with bench.database.write() as session:
-        row = jobs.create(session, kind="chat", model=spec.model, spec=spec, hooks=[], total=1)
-        samples.insert(session, row.id, chat_samples(spec))
-    return row.id
-
-
 def is_completed(bench: "Bench", *job_ids: str) -> Callable[[], bool]:
     return lambda: {bench.status(job_id) for job_id in job_ids} == {JobStatus.COMPLETED}
 
@@ -81,7 +65,7 @@ def test_a_chat_runs_beside_a_full_machine(bench: "Bench", eventually: Eventuall
     night = bench.submit(**LONG)
     waits = bench.submit(**SHORT)
     with running(bench, night, eventually, slots=1):
-        chat = ask(bench)
+        chat = insert_chat(bench.database, "tiny-qwen3")
         eventually(is_completed(bench, chat))
         assert bench.status(waits) is not JobStatus.COMPLETED, "there was one slot"
     assert bench.status(waits) is JobStatus.COMPLETED

@@ -1,9 +1,7 @@
 """The drain from a claim to its commit: results, failures, turns, cancel, stop."""
 
-import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -162,20 +160,6 @@ def test_values_that_are_not_finite_fail_the_sample(bench: "Bench") -> None:
     assert bench.stored_sessions() == set()
 
 
-def run_until(bench: "Bench", job_id: str, act: Callable[[], None], **changes: Any) -> None:
-    """Run a slice and `act` while its first batch decodes."""
-    drain = bench.drain(**changes)
-    thread = threading.Thread(target=drain.look)
-    thread.start()
-    deadline = time.monotonic() + 120
-    while SampleStatus.LEASED not in {s.status for s in bench.samples(job_id)}:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    act()
-    thread.join(timeout=60)
-    assert not thread.is_alive()
-
-
 LONG = {"max_tokens": 1500}
 
 
@@ -188,7 +172,7 @@ def test_cancel_is_seen_between_decode_steps_and_leaves_nothing_behind(
         with bench.database.write() as session:
             jobs.cancel(session, job_id)
 
-    run_until(bench, job_id, cancel)
+    bench.run_until(job_id, cancel)
     assert len(slow) < LONG["max_tokens"], "it went on to the end"
     assert bench.status(job_id) is JobStatus.CANCELLED
     assert {s.status for s in bench.samples(job_id)} == {SampleStatus.CANCELLED}
@@ -196,14 +180,32 @@ def test_cancel_is_seen_between_decode_steps_and_leaves_nothing_behind(
     assert not list((bench.settings.home / "artifacts").rglob("*staging*"))
 
 
-@pytest.mark.usefixtures("slow")
-def test_a_stopping_worker_gives_its_unit_back_and_another_finishes_it(
-    bench: "Bench", monkeypatch: pytest.MonkeyPatch
+def test_a_stopping_worker_keeps_what_ended_and_another_finishes_the_rest(
+    bench: "Bench", slow: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.drain.leases.STOP_GRACE_SECONDS", 0.0)
-    job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling=LONG)
-    run_until(bench, job_id, bench.stop.set)
-    assert {(s.status, s.losses) for s in bench.samples(job_id)} == {(SampleStatus.PENDING, 0)}
+    """The first sample ends at a stop string, the second goes on."""
+    monkeypatch.setattr("worker.drain.leases.STOP_GRACE_SECONDS", 0.2)
+    drawn = {"temperature": 1.0, "seed": 3}
+    plain = bench.submit(inputs=[{"prompt": "one two"}], capture=None, sampling={"max_tokens": 12, **drawn})
+    bench.drain().look()
+    slow.clear()
+    job_id = bench.submit(
+        inputs=[{"prompt": "one two"}, {"prompt": "three four"}],
+        capture=CAPTURE,
+        sampling=LONG | {"stop": [bench.samples(plain)[0].completion], **drawn},
+    )
+
+    def stop() -> None:
+        while len(slow) < 40:  # by then the first one has ended
+            time.sleep(0.01)
+        bench.stop.set()
+
+    bench.run_until(job_id, stop)
+    first, second = bench.samples(job_id)
+    assert first.status is SampleStatus.COMPLETED and first.session_id is not None
+    SessionReader(bench.store, first.session_id).verify()
+    assert bench.stored_sessions() == bench.indexed_sessions() == {first.session_id}
+    assert (second.status, second.losses) == (SampleStatus.PENDING, 0)
     bench.stop = StopSignal.create(bench.settings.home)
     with bench.database.write() as session:
         row = jobs.get(session, job_id)
@@ -221,7 +223,7 @@ def test_a_worker_that_was_thought_dead_commits_nothing_and_leaves_no_files(benc
         with bench.database.write() as session:
             assert len(leasing.claim(session, job_id, worker_id="wrk_b", count=4)) == 4
 
-    run_until(bench, job_id, take_over)
+    bench.run_until(job_id, take_over)
     assert {s.status for s in bench.samples(job_id)} == {SampleStatus.LEASED}
     assert bench.stored_sessions() == set()
     with bench.database.read() as session:
@@ -239,17 +241,9 @@ def test_a_job_deleted_in_mid_unit_leaves_no_files(bench: "Bench") -> None:
             session.flush()
             control.delete(session, job_id)
 
-    run_until(bench, job_id, remove)
+    bench.run_until(job_id, remove)
     assert bench.status(job_id) is None
     assert bench.stored_sessions() == set()
-
-
-def test_a_message_for_an_ended_or_missing_job_does_nothing(bench: "Bench") -> None:
-    job_id = bench.submit()
-    bench.drain().look()
-    bench.drain().look()
-    bench.drain().look()
-    assert [s.losses for s in bench.samples(job_id)] == [0] * 5
 
 
 def test_fewshot_examples_stand_before_the_question(bench: "Bench") -> None:

@@ -1,17 +1,22 @@
-"""A drain that is held, stopped by failures or a deadline, and taken up again."""
+"""A drain that a pause, a full disk or a quota holds, or failures or a deadline end, and that goes on."""
 
-import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sqlalchemy as sa
 
 from actograph.contract.errors import CaptureFailed
-from actograph.contract.resources import JobStatus, SampleStatus
+from actograph.contract.resources import JobStatus
+from storage.accounts import quotas
 from storage.artifacts.store import ArtifactStore
 from storage.jobs import control, jobs
-from storage.queue import pause, view
+from storage.queue import pause, view, workers
+from storage.sessions import changes
+from storage.sessions.filter import SessionFilter
+from storage.tables.models import JobRow
+from storage.upkeep import reaper
+from tests.support import leasing
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -21,13 +26,19 @@ pytestmark = pytest.mark.integration
 CAPTURE = {"points": ["resid_post"], "layers": "all"}
 
 
+OWNER = "key:00000001"
+FLOOR = 1000
+
+
 class Disk:
-    """The real store, which can be made to refuse sessions, and which acts before it takes one."""
+    """The real store on a disk that can fill up or refuse sessions, and that acts before it takes one."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
         self.is_broken = False
         self.before: Callable[[], None] = lambda: None
+        #: sessions that fit above the floor; None for the real disk
+        self.room: int | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -38,6 +49,12 @@ class Disk:
             raise CaptureFailed("this sample cannot be stored")
         return self._store.stage(prefix)
 
+    def free_bytes(self) -> int | None:
+        if self.room is None:
+            return self._store.free_bytes()
+        stored = len(list(self._store.list_prefixes("sessions")))
+        return FLOOR if stored < self.room else FLOOR - 1
+
 
 @pytest.fixture
 def disk(bench: "Bench") -> Disk:
@@ -46,34 +63,70 @@ def disk(bench: "Bench") -> Disk:
     return disk
 
 
-def upkeep(bench: "Bench") -> None:
-    with bench.database.write() as session:
-        control.fail_overdue(session)
-
-
 def statuses(bench: "Bench", job_id: str) -> list[str]:
     return [str(sample.status) for sample in bench.samples(job_id)]
 
 
-def test_a_paused_queue_ends_what_runs_and_goes_on_where_it_stood(bench: "Bench", disk: Disk) -> None:
-    job_id = bench.submit(capture=CAPTURE, epochs=4)
+def submit(bench: "Bench", owner: str = OWNER, **spec: Any) -> str:
+    job_id = bench.submit(capture=CAPTURE, **spec)
+    with bench.database.write() as session:
+        session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(owner=owner))
+    return job_id
+
+
+@pytest.mark.parametrize("by", ["pause", "disk", "store_quota_bytes", "owner_quota_bytes"])
+def test_what_holds_the_queue_ends_what_runs_and_it_goes_on_where_it_stood(
+    bench: "Bench", disk: Disk, by: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    job_id = submit(bench, epochs=6)
+    limits: dict[str, Any] = {"slots": 2}
 
     def pause_the_queue() -> None:
         with bench.database.write() as session:
             pause.start(session, by="local", reason=None)
 
-    disk.before = pause_the_queue
-    bench.drain(slots=2).look()
+    if by == "pause":
+        disk.before = pause_the_queue
+    elif by == "disk":
+        disk.room, limits["disk_floor_bytes"] = 3, FLOOR
+    else:
+        limits[by] = 1
+    bench.drain(**limits).look()
     before = statuses(bench, job_id)
-    assert set(before) == {"completed", "pending"}
-    bench.drain().look()
+    assert set(before) == {"completed", "pending"}, "nothing fails, and nothing stays claimed"
+    bench.drain(**limits).look()
     assert statuses(bench, job_id) == before
-    disk.before = lambda: None
     with bench.database.write() as session:
+        assert leasing.with_work(session) == [job_id], "the reconciler finds it"
+        assert [row.job_id for row in workers.find(session) if row.job_id] == []
         pause.end(session)
+    if "quota" in by:
+        assert f"ACTOGRAPH_{by.upper()}" in caplog.text
+        changes.delete_matching(bench.database, SessionFilter(job_id=job_id))
+        reaper.reap(bench.database, bench.store)  # deleted sessions count until their bytes are gone
+    disk.before, disk.room = lambda: None, None
+    bench.drain(**limits).look()
+    assert statuses(bench, job_id).count("completed") > before.count("completed")
     bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
-    assert [s.losses for s in bench.samples(job_id)] == [0] * 20
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 30
+    assert bench.stored_sessions() == bench.indexed_sessions()
+
+
+def test_an_owner_at_the_quota_does_not_slow_others(bench: "Bench") -> None:
+    full = submit(bench, priority=0, epochs=6)
+    bench.drain(owner_quota_bytes=1).look()
+    before = statuses(bench, full)
+    with bench.database.read() as session:
+        stored = quotas.usage(session)[OWNER].total_bytes
+    other = submit(bench, "key:00000002")
+    # the urgent job of the full owner cannot run, so it is no reason to give way
+    bench.drain(slots=1, owner_quota_bytes=stored).look()
+    assert statuses(bench, other).count("completed") >= 3
+    assert statuses(bench, full) == before
+    bench.drain().look()
+    assert bench.status(full) is JobStatus.COMPLETED
 
 
 def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk: Disk) -> None:
@@ -99,22 +152,6 @@ def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk
     assert len(bench.indexed_sessions()) == 45
 
 
-def test_a_retry_leaves_completed_samples_and_their_sessions_as_they_are(bench: "Bench") -> None:
-    rows = [*bench.problems[:2], {"question": "word " * 3000, "answer": "#### 1"}]
-    job_id = bench.submit(rows, capture=CAPTURE)
-    bench.drain().look()
-    before = bench.samples(job_id)
-    assert [str(s.status) for s in before] == ["completed", "completed", "failed"]
-    with bench.database.write() as session:
-        control.retry(session, job_id)
-    bench.drain().look()
-    after = bench.samples(job_id)
-    assert after[:2] == before[:2]
-    assert after[2].status is SampleStatus.FAILED
-    assert after[2].losses == 0
-    assert len(bench.indexed_sessions()) == 2
-
-
 @pytest.mark.usefixtures("slow")
 def test_a_deadline_ends_the_job_between_decode_steps(bench: "Bench") -> None:
     job_id = bench.submit(
@@ -125,31 +162,15 @@ def test_a_deadline_ends_the_job_between_decode_steps(bench: "Bench") -> None:
     )
 
     def pass_deadline() -> None:
-        deadline = time.monotonic() + 120
-        while bench.samples(job_id)[0].status is not SampleStatus.LEASED:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
         with bench.database.write() as session:
             jobs.get(session, job_id).deadline_at = 1.0
 
-    thread = threading.Thread(target=pass_deadline)
-    thread.start()
-    bench.drain().look()
-    thread.join()
-    upkeep(bench)
+    bench.run_until(job_id, pass_deadline)
+    with bench.database.write() as session:
+        control.fail_overdue(session)
     with bench.database.read() as session:
         job = view.job(session, jobs.get(session, job_id))
     assert job.status is JobStatus.FAILED
     assert job.error is not None and job.error.type == "deadline_exceeded"
     assert statuses(bench, job_id) == ["cancelled"] * 4
     assert bench.stored_sessions() == set()
-
-
-def test_a_deadline_that_passed_while_the_job_waited_begins_nothing(bench: "Bench") -> None:
-    job_id = bench.submit(capture=CAPTURE, deadline_seconds=900)
-    with bench.database.write() as session:
-        jobs.get(session, job_id).deadline_at = 1.0
-    bench.drain().look()
-    upkeep(bench)
-    assert bench.status(job_id) is JobStatus.FAILED
-    assert {(s.status, s.losses) for s in bench.samples(job_id)} == {(SampleStatus.CANCELLED, 0)}

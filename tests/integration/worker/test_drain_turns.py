@@ -1,4 +1,4 @@
-"""Turns of several waiting jobs: urgent ones go before what waits, equal ones in turn."""
+"""Turns of waiting jobs: urgent ones go before what waits, and chats that never end leave room for others."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.contract.resources import JobStatus
+from storage import samples
 from storage.artifacts.store import ArtifactStore
-from storage.jobs import jobs
+from tests.support.submitting import insert_chat
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -38,25 +39,12 @@ def served(bench: "Bench", *job_ids: str) -> list[int]:
     """Which of the jobs each sample belonged to, in the order in which they were claimed."""
     with bench.database.read() as session:
         began = [
-            (row.started_at or 0.0, place)
+            (row.started_at, place)
             for place, job_id in enumerate(job_ids)
-            for row in _rows(session, job_id)
+            for row in samples.find(session, job_id, limit=1000)[0]
+            if row.started_at is not None
         ]
     return [place for _, place in sorted(began)]
-
-
-def _rows(session: Any, job_id: str) -> Any:
-    from storage import samples
-
-    return samples.find(session, job_id, limit=1000)[0]
-
-
-def test_jobs_of_one_priority_take_turns(bench: "Bench") -> None:
-    inputs = [{"prompt": f"{n} and {n}"} for n in range(3)]
-    first, second, third = (bench.submit(inputs=inputs, sampling={"max_tokens": 2}) for _ in range(3))
-    assert bench.drain(slots=1).look()
-    assert served(bench, first, second, third) == [0, 1, 2] * 3
-    assert {bench.status(job_id) for job_id in (first, second, third)} == {JobStatus.COMPLETED}
 
 
 def test_an_urgent_job_goes_before_what_waits(bench: "Bench") -> None:
@@ -70,5 +58,19 @@ def test_an_urgent_job_goes_before_what_waits(bench: "Bench") -> None:
     assert bench.drain(slots=1).look()
     order = served(bench, night, urgent[0])
     assert len(order) == 21 and order.index(1) < 8, "a few were running, or ready to run"
-    with bench.database.read() as session:
-        assert jobs.get(session, urgent[0]).status == JobStatus.COMPLETED
+    assert bench.status(urgent[0]) is JobStatus.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("batches", "slots", "other"), [(6, 1, [False, True] * 3), (8, 4, [False] * 7 + [True] * 4)]
+)
+def test_clients_that_never_stop_asking_leave_turns_to_another_job(
+    bench: "Bench", batches: int, slots: int, other: list[bool]
+) -> None:
+    """With one slot every second batch, else one in eight; none begins without a chat that waits."""
+    inputs = [{"prompt": f"{n} and {n}"} for n in range(4)]
+    drain, jobs = bench.drain(slots=slots), [bench.submit(inputs=inputs, sampling={"max_tokens": 2})]
+    for _ in range(batches):
+        jobs.append(insert_chat(bench.database, "tiny-qwen3"))
+        assert drain.look(1)
+    assert [place == 0 for place in served(bench, *jobs)] == other

@@ -13,6 +13,7 @@ import pytest
 from actograph.contract.resources import JobStatus
 from storage.results.export import folder, plan
 from storage.tables.models import SampleRow
+from tests.support.additions import additions
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -22,14 +23,7 @@ pytestmark = pytest.mark.integration
 Ask = Callable[..., list[dict[str, Any]]]
 ReadLogs = Callable[[Path], list[dict[str, Any]]]
 
-SUMS = [(12, 30), (45, 11), (70, 25)]
-PROBLEMS = [
-    {
-        "question": f"Tom has {a} apples. Mia gives Tom {b} more. How many apples does Tom have now?",
-        "answer": f"#### {a + b}",
-    }
-    for a, b in SUMS
-]
+PROBLEMS = additions((12, 30), (45, 11), (70, 25))
 #: the bare question, as the model was trained on it
 TASK = {"name": "additions", "prompt": "{{question}}", "scorers": ["numeric", "exact", "includes"]}
 TWO_WAYS = [{"name": "plain"}, {"name": "calculator", "tools": "calculator"}]

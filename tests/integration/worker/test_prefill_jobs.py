@@ -13,11 +13,11 @@ from actograph.contract.job_specs import CaptureJobSpec
 from actograph.contract.specs import CaptureSpec
 from storage import samples
 from storage.jobs import jobs
-from storage.samples.expansion import capture_samples
 from storage.sessions import sessions
 from storage.sessions.manifest import SessionManifest
 from storage.sessions.writer import SessionReader
 from storage.tables.models import JobRow, SampleRow
+from tests.support.submitting import insert
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -39,13 +39,13 @@ class Prefill:
     def run(self, body: dict[str, Any], *, worker_reads: bool = False) -> str:
         """The id of the job. `worker_reads`: its dataset is left to the worker."""
         spec = CaptureJobSpec.model_validate({"kind": "capture", "model": MODEL} | body)
-        new = None if worker_reads else list(capture_samples(spec))
-        with self.bench.database.write() as session:
-            total = None if new is None else len(new)
-            row = jobs.create(session, spec, total=total)
-            samples.insert(session, row.id, new or ())
+        if worker_reads:
+            with self.bench.database.write() as session:
+                job_id = jobs.create(session, spec).id
+        else:
+            job_id = insert(self.bench.database, spec)
         self.bench.drain().look()
-        return row.id
+        return job_id
 
     def job(self, job_id: str) -> JobRow:
         with self.bench.database.read() as session:

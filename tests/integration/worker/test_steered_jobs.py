@@ -171,50 +171,21 @@ def test_an_evaluation_without_capture_is_steered_too(place: Place) -> None:
             {"hook": "model.layers.0.mlp.up_proj.output", "op": "replace", "vector": [1.0] * 96},
             "96 numbers, model.layers.0.mlp.up_proj.output is",
         ),
+        ({"hook": HOOK, "op": "add", "vector_id": "own"}, "it was deleted after the job was submitted"),
+        ({"hook": HOOK, "op": "add", "vector_id": "another"}, "another"),
     ],
 )
 def test_what_the_service_could_not_check_fails_the_job_at_its_start(
     place: Place, intervention: dict[str, Any], says: str
 ) -> None:
+    vector_id = place.keep([1.0] * 96, model="another" if says == "another" else None)
+    if "vector_id" in intervention:
+        intervention = intervention | {"vector_id": vector_id}
     job_id = place.submit(inputs=INPUTS, conditions=[{"name": "a", "interventions": [intervention]}])
+    if "deleted" in says:
+        with place.database.write() as session:
+            vectors.delete(session, vector_id)
     place.run(job_id)
     status, error = place.ended(job_id)
     assert status is JobStatus.FAILED
     assert error is not None and says in error.message
-
-
-def test_a_vector_that_was_deleted_fails_the_job_with_the_reason(place: Place) -> None:
-    vector_id = place.keep([1.0] * 96)
-    job_id = place.submit(inputs=INPUTS, interventions=[{"hook": HOOK, "op": "add", "vector_id": vector_id}])
-    with place.database.write() as session:
-        vectors.delete(session, vector_id)
-    place.run(job_id)
-    status, error = place.ended(job_id)
-    assert status is JobStatus.FAILED
-    assert error is not None and vector_id in error.message and "deleted" in error.message
-
-
-def test_a_vector_of_another_model_fails_the_job(place: Place) -> None:
-    vector_id = place.keep([1.0] * 96, model="another")
-    job_id = place.submit(inputs=INPUTS, interventions=[{"hook": HOOK, "op": "add", "vector_id": vector_id}])
-    place.run(job_id)
-    _, error = place.ended(job_id)
-    assert error is not None and "another" in error.message
-
-
-def test_a_sample_that_was_driven_to_nan_fails_and_its_twin_does_not(place: Place) -> None:
-    huge = {"hook": HOOK, "op": "add", "vector": [3e38] * 96, "coefficient": 10}
-    job_id = place.submit(
-        inputs=INPUTS,
-        capture={"hooks": ["embed"]},
-        conditions=[{"name": "plain"}, {"name": "far", "interventions": [huge]}],
-    )
-    done = place.run(job_id)
-    assert place.ended(job_id) == (JobStatus.COMPLETED, None)
-    for sample in done:
-        if sample.condition == "plain":
-            assert sample.error is None and sample.session_id is not None
-        else:
-            assert sample.error is not None and sample.error.type == "intervention_failed"
-            assert sample.session_id is None
-    assert len(place.bench.stored_sessions()) == 2

@@ -12,10 +12,9 @@ from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from storage.jobs import jobs
 from storage.results import summary
 from storage.sessions.writer import SessionReader
-from tests.support.engine_double import Watched, answered, run_requests
-from worker.engine.engine import Engine
-from worker.engine.requests import Generation
-from worker.engine.runs import RunRequest, RunStatistics, Sink
+from tests.support.additions import TASK, additions
+from tests.support.engine_double import Scripted, Watched
+from worker.engine.runs import RunRequest
 from worker.evals import tools
 
 if TYPE_CHECKING:
@@ -23,20 +22,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-#: the bare question, as the model was trained on it
-TASK = {"name": "additions", "prompt": "{{question}}", "target": "{{answer}}", "scorers": ["numeric"]}
 KEY = "exact_match,numeric"
 CAPTURE = {"hooks": ["resid_post.0", "mlp_in.1", "logits"]}
 
 
 def problems(count: int) -> list[dict[str, str]]:
     chance = random.Random(3)
-    rows = []
-    for _ in range(count):
-        a, b = chance.randint(10, 99), chance.randint(10, 99)
-        question = f"Tom has {a} apples. Mia gives Tom {b} more. How many apples does Tom have now?"
-        rows.append({"question": question, "answer": f"#### {a + b}"})
-    return rows
+    return additions(*((chance.randint(10, 99), chance.randint(10, 99)) for _ in range(count)))
 
 
 def submit(bench: "Bench", count: int = 6, **changes: Any) -> str:
@@ -147,29 +139,7 @@ def test_a_calculator_that_raises_is_told_to_the_model(
 Say = Callable[[int], str]
 
 
-class Scripted:
-    """The real engine, whose answers are put into its mouth: turn number -> what the model says."""
-
-    def __init__(self, engine: Engine, say: Say) -> None:
-        self._engine, self._say = engine, say
-        self.turns: dict[str, int] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def run(self, **of_run: Any) -> RunStatistics:
-        return run_requests(self._answer, **of_run)
-
-    def _answer(self, requests: Sequence[RunRequest], _sink: Sink | None) -> list[Generation]:
-        made = []
-        for request in requests:
-            turn = self.turns[request.key] = self.turns.get(request.key, -1) + 1
-            said = self._say(turn) + "<|im_end|>"
-            ids = self._engine.model.tokenizer.encode(said, add_special_tokens=False)
-            made.append(answered(request, ids))
-        return made
-
-
+END = "<|im_end|>"
 BROKEN = "<tool_call>\n{broken\n</tool_call>"
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {{"expression": "1+1"}}}}\n</tool_call>'
 
@@ -186,7 +156,7 @@ CALL = '<tool_call>\n{{"name": "{}", "arguments": {{"expression": "1+1"}}}}\n</t
 def test_every_bad_end_is_a_scored_sample_with_its_reason(
     bench: "Bench", say: Say, ended: str, counts: tuple[int, int, int], answered: str
 ) -> None:
-    bench.engine = Scripted(bench.engine, say)  # type: ignore[assignment]
+    bench.engine = Scripted(bench.engine, lambda turn: say(turn) + END)  # type: ignore[assignment]
     for sample in run(bench, submit(bench, 2, capture=None, max_turns=4)):
         use = sample.tool_use
         assert use is not None
@@ -202,7 +172,8 @@ def test_a_template_that_refuses_the_results_fails_the_sample_with_its_reason(
     tokenizer: Any = bench.engine.model.tokenizer
     refusing = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no results here') }}{% endif %}"
     monkeypatch.setattr(tokenizer, "chat_template", refusing + tokenizer.chat_template)
-    bench.engine = Scripted(bench.engine, lambda turn: CALL.format("calculator"))  # type: ignore[assignment]
+    say = CALL.format("calculator") + END
+    bench.engine = Scripted(bench.engine, lambda _turn: say)  # type: ignore[assignment]
     job_id = submit(bench, 2, capture=None)
     bench.drain().look()
     for sample in bench.samples(job_id):

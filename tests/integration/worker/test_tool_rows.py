@@ -11,20 +11,14 @@ import torch
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from storage.sessions.manifest import SessionManifest
 from storage.sessions.writer import SessionReader
+from tests.support.additions import TASK, additions
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
 
 pytestmark = pytest.mark.integration
 
-TASK = {"name": "additions", "prompt": "{{question}}", "target": "{{answer}}", "scorers": ["numeric"]}
-PROBLEMS = [
-    {
-        "question": f"Tom has {a} apples. Mia gives Tom {b} more. How many apples does Tom have now?",
-        "answer": f"#### {a + b}",
-    }
-    for a, b in [(14, 23), (57, 68), (90, 11)]
-]
+PROBLEMS = additions((14, 23), (57, 68), (90, 11))
 HOOKS = ["resid_post.0", "mlp_in.1", "logits"]
 
 

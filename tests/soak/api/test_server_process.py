@@ -120,17 +120,6 @@ def test_a_signal_ends_it_in_time_although_streams_are_open(run: Run, sign: sign
     assert status in (0, -sign)
 
 
-def test_a_killed_process_comes_back_with_every_job(run: Run) -> None:
-    process, url = run()
-    spec = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "x"}]}
-    ids = [httpx.post(f"{url}/v1/jobs", json=spec, trust_env=False).json()["id"] for _ in range(3)]
-    process.kill()
-    process.wait()
-    _, url = run()
-    listed = httpx.get(f"{url}/v1/jobs", params={"order": "asc"}, trust_env=False).json()
-    assert [j["id"] for j in listed["data"]] == ids
-
-
 def test_a_large_upload_is_not_held_in_memory(run: Run, tmp_path: Path) -> None:
     process, url = run()
     status = Path(f"/proc/{process.pid}/status")

@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from nnsight.intervention.source import Controller
 from transformers import AutoTokenizer, LlamaConfig
 
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate
+from tests.support.engine_run import generate, random_engine
 from worker.engine.engine import Engine
 from worker.engine.model import memory
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
@@ -65,18 +65,14 @@ def left_on(engine: Engine) -> list[str]:
     return found
 
 
-def test_a_thousand_calls_with_failures_and_cancels_between(
-    shared: Any, random_engine_of: Callable[..., Engine]
-) -> None:
+def test_a_thousand_calls_with_failures_and_cancels_between(shared: Any) -> None:
     torch.set_num_threads(1)
     config = LlamaConfig(
         hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, vocab_size=512, max_position_embeddings=64, bos_token_id=1,
         eos_token_id=1, pad_token_id=None, tie_word_embeddings=False,
     )  # fmt: skip
-    engine = random_engine_of(
-        config, AutoTokenizer.from_pretrained(shared / "models" / "stories260k"), "tiny"
-    )
+    engine = random_engine(config, AutoTokenizer.from_pretrained(shared / "models" / "stories260k"), "tiny")
     assert not left_on(engine)
     threads = threading.active_count()
     expected: dict[tuple[int, int], tuple[list[Generation], dict[tuple[int, str], float]]] = {}

@@ -14,16 +14,11 @@ from transformers import Qwen3Config
 
 from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import Dtype, SamplingSpec
-from tests.support.engine_run import generate, read_texts
+from tests.support.architectures import COMMON
+from tests.support.engine_run import KeepingSink, generate, random_engine, read_texts, reference
 from worker.engine.engine import Engine
 from worker.engine.model.load import wrap_model
-from worker.engine.requests import (
-    Edit,
-    Generation,
-    GenerationRequest,
-    RowShaping,
-    StatisticsOptions,
-)
+from worker.engine.requests import Edit, Generation, GenerationRequest, RowShaping, StatisticsOptions
 from worker.engine.runs import RunOptions
 from worker.engine.tokens.sampling import gumbel
 
@@ -34,20 +29,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def engine(engine_of: Callable[[str], Engine], random_engine_of: Any) -> Engine:
-    config = Qwen3Config(
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        vocab_size=512,
-        max_position_embeddings=4096,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    made = random_engine_of(config, engine_of("stories260k").model.tokenizer, "gpu")
+def engine(engine_of: Callable[[str], Engine]) -> Engine:
+    large = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6}
+    endless = {"max_position_embeddings": 4096, "bos_token_id": None, "eos_token_id": None}
+    config = Qwen3Config(**COMMON | large | endless, head_dim=64)
+    made = random_engine(config, engine_of("stories260k").model.tokenizer, "gpu")
     hf: Any = made.model.hf
     hf.generation_config.eos_token_id = None
     return Engine(wrap_model(hf.to("cuda"), made.model.tokenizer, name="gpu"))
@@ -60,13 +46,10 @@ def requests(*lengths: int) -> list[GenerationRequest]:
     ]
 
 
-OPTIONS = {
-    "defaults": RunOptions(),
-    "small": RunOptions(slots=2, row_bytes=16 << 20, shard_bytes=1 << 18),
-}
+OPTIONS = {"defaults": RunOptions(), "small": RunOptions(slots=2, row_bytes=16 << 20, shard_bytes=1 << 18)}
 
 
-def check_rows(engine: Engine, made: list[Generation], sink: Any, reference: Any, tolerance: float) -> None:
+def check_rows(engine: Engine, made: list[Generation], sink: Any, tolerance: float) -> None:
     hooks = list(engine.structure.hooks)
     for i, generation in enumerate(made):
         assert generation.error is None
@@ -80,27 +63,23 @@ def check_rows(engine: Engine, made: list[Generation], sink: Any, reference: Any
 
 @pytest.mark.parametrize("dtype", ["model", "float16"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_rows_equal_a_plain_forward(
-    engine: Engine, options: RunOptions, dtype: Dtype, keeping_sink: Any, reference: Any
-) -> None:
+def test_rows_equal_a_plain_forward(engine: Engine, options: RunOptions, dtype: Dtype) -> None:
     hooks = list(engine.structure.hooks)
-    sink, texts = keeping_sink(), keeping_sink()
+    sink, texts = KeepingSink(), KeepingSink()
     tolerance = 1e-3 if dtype == "model" else 1e-2
     sampling = SamplingSpec(max_tokens=33)
     made = generate(
         engine, requests(40, 3, 17), sampling=sampling, hooks=hooks, sink=sink, options=options, dtype=dtype
     )
-    check_rows(engine, made, sink, reference, tolerance)
+    check_rows(engine, made, sink, tolerance)
     made = read_texts(engine, requests(40, 3, 17), hooks=hooks, sink=texts, options=options, dtype=dtype)
-    check_rows(engine, made, texts, reference, tolerance)
+    check_rows(engine, made, texts, tolerance)
 
 
-def test_a_slow_sink_holds_decoding_back_and_loses_no_row(
-    engine: Engine, keeping_sink: Any, reference: Any
-) -> None:
+def test_a_slow_sink_holds_decoding_back_and_loses_no_row(engine: Engine) -> None:
     """Blocks are used again as soon as they are written: none may be overwritten before."""
 
-    class Slow(keeping_sink):  # type: ignore[misc]
+    class Slow(KeepingSink):
         def write(self, index: int, rows: Any) -> None:
             time.sleep(0.01)
             super().write(index, rows)
@@ -116,16 +95,14 @@ def test_a_slow_sink_holds_decoding_back_and_loses_no_row(
         sink=sink,
         options=options,
     )
-    check_rows(engine, made, sink, reference, 1e-3)
+    check_rows(engine, made, sink, 1e-3)
 
 
-def test_choices_columns_reductions_and_statistics_are_those_of_the_rows(
-    engine: Engine, keeping_sink: Any
-) -> None:
+def test_choices_columns_reductions_and_statistics_are_those_of_the_rows(engine: Engine) -> None:
     hooks = ["resid_mid.2", "mlp_out.5", "logits"]
 
     def run(**options: Any) -> Any:
-        sink = keeping_sink()
+        sink = KeepingSink()
         made = generate(
             engine,
             requests(40, 3, 17),
@@ -164,7 +141,7 @@ def test_noise_is_that_of_the_cpu() -> None:
         assert torch.equal(here.argmax(-1), there.argmax(-1))
 
 
-def test_edits_are_those_of_the_cpu(engine: Engine, keeping_sink: Any) -> None:
+def test_edits_are_those_of_the_cpu(engine: Engine) -> None:
     vector = torch.linspace(-1, 1, engine.structure.hidden_size)
     edits = (
         Edit(hook="resid_post.1", op="add", vector=vector, coefficient=2.0, positions="generated"),
@@ -175,7 +152,7 @@ def test_edits_are_those_of_the_cpu(engine: Engine, keeping_sink: Any) -> None:
     hooks = ["resid_post.1", "resid_post.3", "mlp_out.4", "resid_post.5"]
     hf: Any = copy.deepcopy(engine.model.hf).cpu()
     on_cpu = Engine(wrap_model(hf, engine.model.tokenizer, name="cpu"))
-    sinks = {one: keeping_sink() for one in (engine, on_cpu)}
+    sinks = {one: KeepingSink() for one in (engine, on_cpu)}
     made = [
         generate(one, steered, sampling=SamplingSpec(max_tokens=12), hooks=hooks, sink=sink)
         for one, sink in sinks.items()
@@ -186,7 +163,7 @@ def test_edits_are_those_of_the_cpu(engine: Engine, keeping_sink: Any) -> None:
         assert torch.allclose(there, here, rtol=1e-3, atol=1e-3), hook
 
 
-def test_a_cancelled_run_leaves_nothing_on_the_device(engine: Engine, keeping_sink: Any) -> None:
+def test_a_cancelled_run_leaves_nothing_on_the_device(engine: Engine) -> None:
     gc.collect()
     before = torch.cuda.memory_allocated()
     ends: list[int] = []
@@ -200,7 +177,7 @@ def test_a_cancelled_run_leaves_nothing_on_the_device(engine: Engine, keeping_si
         requests(40, 3),
         sampling=SamplingSpec(max_tokens=64),
         hooks=list(engine.structure.hooks),
-        sink=keeping_sink(),
+        sink=KeepingSink(),
         drop=watch,
         stop=lambda: max(ends, default=0) >= 20,
     )
@@ -210,7 +187,7 @@ def test_a_cancelled_run_leaves_nothing_on_the_device(engine: Engine, keeping_si
     assert torch.cuda.memory_allocated() - before < 1 << 20
 
 
-def test_out_of_memory_is_survived(engine: Engine, keeping_sink: Any) -> None:
+def test_out_of_memory_is_survived(engine: Engine) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + (48 << 20)) / total)
@@ -220,7 +197,7 @@ def test_out_of_memory_is_survived(engine: Engine, keeping_sink: Any) -> None:
             requests(*[2000] * 16),
             sampling=SamplingSpec(max_tokens=4),
             hooks=["embed"],
-            sink=keeping_sink(),
+            sink=KeepingSink(),
         )
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -8,11 +8,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tests.integration.worker.engine.architectures.conftest import ARCHITECTURES
 from tests.integration.worker.engine.architectures.test_rehearsal import SERVED
-from tests.support.stream_run import StreamRun, ask, plain_rows, plan_of, prompts
+from tests.support.architectures import ARCHITECTURES
+from tests.support.engine_run import random_engine
+from tests.support.plain_forward import plain_rows
+from tests.support.stream_run import StreamRun, ask, plan_of, prompts
 from worker.engine.capture.pool import Budget
-from worker.engine.engine import Engine
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.registration import UnknownAttention
 from worker.engine.packed.verification import verify
@@ -25,11 +26,11 @@ CONFIGS |= {name: config for name, (config, _) in SERVED.items()}
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_tokens_and_rows_are_those_of_a_plain_forward(
-    shared: Path, random_engine_of: Callable[..., Engine], name: str, subtests: pytest.Subtests
+    shared: Path, name: str, subtests: pytest.Subtests
 ) -> None:
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
-    engine = random_engine_of(CONFIGS[name](), tokenizer, name)
+    engine = random_engine(CONFIGS[name](), tokenizer, name)
     hooks = engine.hooks
     plan = plan_of(hooks)
     given = prompts((21, 1, 90, 8, 40), vocabulary=500)

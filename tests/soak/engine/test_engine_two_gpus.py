@@ -1,13 +1,12 @@
 """A model on two GPUs, and on a GPU and main memory, against the same model on one."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate
+from tests.support.engine_run import KeepingSink, generate
 from worker.engine.engine import Engine
 from worker.engine.model.load import load_model
 from worker.engine.requests import Edit, GenerationRequest
@@ -39,7 +38,7 @@ MAPS: dict[str, dict[str, int | str]] = {
 
 
 @pytest.mark.parametrize("where", list(MAPS))
-def test_tokens_and_rows_are_those_of_one_gpu(where: str, shared: Path, keeping_sink: Any) -> None:
+def test_tokens_and_rows_are_those_of_one_gpu(where: str, shared: Path) -> None:
     source = str(shared / "models" / "tiny-qwen3")
     single = Engine(load_model(source, dtype="float32", device="cuda:0"))
     spread = Engine(load_model(source, dtype="float32", device_map=MAPS[where]))
@@ -53,7 +52,7 @@ def test_tokens_and_rows_are_those_of_one_gpu(where: str, shared: Path, keeping_
     ]
     made, sinks = [], []
     for engine in (single, spread):
-        sinks.append(keeping_sink())
+        sinks.append(KeepingSink())
         made.append(
             generate(
                 engine,

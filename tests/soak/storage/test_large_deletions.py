@@ -1,7 +1,7 @@
 """Deletions of many sessions hide them at once; the rows of a job go slice by slice."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,15 +17,8 @@ from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.sessions import changes, sessions
 from storage.sessions.sessions import SessionFilter
-from storage.tables.models import (
-    EventRow,
-    JobRow,
-    SampleRow,
-    SessionRow,
-    SessionTagRow,
-)
+from storage.tables.models import EventRow, JobRow, SampleRow, SessionRow, SessionTagRow
 from storage.upkeep import reaper
-from tests.support.indexes import create_index
 
 pytestmark = pytest.mark.integration
 
@@ -33,17 +26,6 @@ COUNT = 20_000
 #: that one statement changes: a slice of 500 sessions has two files each
 MOST_ROWS = 1000
 KEPT = 10
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    if request.param == "sqlite":
-        opened = Database(f"sqlite:///{tmp_path / 'index.db'}")
-        create_index(opened)
-    else:
-        opened = Database(request.getfixturevalue("postgres_url"))
-    yield opened
-    opened.close()
 
 
 #: rows of one job, made by the database itself; {n} numbers them

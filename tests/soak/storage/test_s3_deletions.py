@@ -1,28 +1,23 @@
 """Deletions on S3: 1,000 keys a request, and a 503 in between costs a second attempt and nothing else."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
 
-from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.resources import SessionFile
-from storage import samples
 from storage.accounts import quotas
 from storage.artifacts.s3 import S3Store
 from storage.files import files
 from storage.index.database import Database
-from storage.jobs import jobs
-from storage.samples.expansion import capture_samples
 from storage.sessions import changes, sessions
 from storage.sessions.filter import SessionFilter
 from storage.upkeep import reaper
 from tests.support import leasing
-from tests.support.indexes import create_index
 from tests.support.samples import add_file, age_dooms, session_of
+from tests.support.submitting import insert_capture
 
 pytestmark = pytest.mark.integration
 
@@ -36,11 +31,8 @@ def store(s3_bucket: str) -> S3Store:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(f"sqlite:///{tmp_path / 'index.db'}")
-    create_index(database)
-    yield database
-    database.close()
+def database(sqlite: Database) -> Database:
+    return sqlite
 
 
 class _Refused:
@@ -77,13 +69,10 @@ def used(database: Database) -> int:
 
 def add_sessions(database: Database, count: int) -> list[str]:
     """Published sessions of one job; their files are the test's to store. Returns their ids."""
-    inputs = [{"prompt": "x"}] * count
-    spec: Any = job_spec_adapter.validate_python({"kind": "capture", "model": "demo", "inputs": inputs})
     files_of_each = [SessionFile(name=name, bytes=50, sha256="") for name in NAMES]
+    job_id = insert_capture(database, ["x"] * count)
     with database.write() as session:
-        row = jobs.create(session, spec, total=count, owner="alice")
-        samples.insert(session, row.id, capture_samples(spec))
-        held = leasing.claim(session, row.id, worker_id="w", count=count)
+        held = leasing.claim(session, job_id, worker_id="w", count=count)
         sessions.publish(session, *(session_of(lease, files=files_of_each) for lease in held))
     return [str(lease.session_id) for lease in held]
 

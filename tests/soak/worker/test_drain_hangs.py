@@ -1,15 +1,13 @@
-"""Samples that fit into no memory, take too long or hang fail with the reason, and the drain goes on."""
+"""Samples that take too long or hang fail with the reason, and the drain goes on."""
 
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.queue import workers
-from storage.sessions.writer import SessionReader
 from tests.support.engine_double import Watched
 from worker.engine.engine import Engine
 from worker.engine.runs import RunRequest
@@ -108,34 +106,3 @@ def test_a_sample_that_takes_too_long_fails_and_its_batch_keeps_what_ended(bench
     assert "4 s" in long.error.message
     assert bench.status(job_id) is JobStatus.COMPLETED
     assert bench.stored_sessions() == {short.session_id}
-
-
-def test_a_sample_that_fits_into_no_memory_fails_with_its_reason_and_the_others_are_stored(
-    bench: "Bench",
-) -> None:
-    """Memory runs out in every pass that reads a token which only the third prompt has."""
-    prompts = ["12+13", "one", "Tom has four apples and buys five more: how many has he then?", "nine", "a b"]
-    ids = [bench.engine.model.tokenizer.encode(text, add_special_tokens=False) for text in prompts]
-    longest = len(ids[2])
-    own = next(token for token in ids[2] if sum(token in other for other in ids) == 1)
-
-    def before(_module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        if bool((args[0] == own).any()):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    job_id = bench.submit(
-        inputs=[{"prompt": text} for text in prompts], capture=CAPTURE, sampling={"max_tokens": 7}
-    )
-    handle = bench.engine.model.hf.get_input_embeddings().register_forward_pre_hook(before)
-    try:
-        bench.drain(slots=5, shard_bytes=1 << 13).look()
-    finally:
-        handle.remove()
-    *_, lost, fourth, fifth = done = bench.samples(job_id)
-    assert [str(s.status) for s in done] == ["completed", "completed", "failed", "completed", "completed"]
-    assert lost.error is not None and lost.error.details is not None
-    assert lost.error.type == "cuda_out_of_memory" and lost.error.details["rss_bytes"] > 0
-    assert f"{longest} tokens" in lost.error.message
-    for session_id in bench.indexed_sessions():
-        SessionReader(bench.store, session_id).verify()
-    assert {fourth.session_id, fifth.session_id} < bench.indexed_sessions() == bench.stored_sessions()

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from storage.index.database import Database
-from tests.support.indexes import create_index
 from tests.support.races.race import Load, race
 
 pytestmark = pytest.mark.integration
@@ -25,20 +24,10 @@ DONE = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def index(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty index at the newest schema."""
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_url"))
-    database = Database(f"sqlite:///{tmp_path}/index.db")
-    create_index(database)
-    database.close()
-    return f"sqlite:///{tmp_path}/index.db"
-
-
-def test_all_writes_at_once_leave_the_index_whole(index: str, tmp_path: Path) -> None:
+def test_all_writes_at_once_leave_the_index_whole(database: Database, tmp_path: Path) -> None:
     # one writer at a time: a statement that waits there holds everybody up, and overlaps with nothing
-    hold_up_ms = 0.0 if index.startswith("sqlite") else 2.0
+    hold_up_ms = 0.0 if database.is_sqlite else 2.0
+    index = database.url.render_as_string(hide_password=False)
     raced = race(tmp_path, index, seed=1, load=LOAD, hold_up_ms=hold_up_ms)
     assert not raced.faults, "\n\n".join(raced.faults)
     assert {*raced.done, *raced.refused} >= CHOSEN

@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
-from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
-from storage.samples.expansion import capture_samples
 from tests.support.indexes import create_index
+from tests.support.submitting import insert_capture
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.signals.stop_signal import StopSignal
@@ -76,20 +74,12 @@ class Bench:
 
     def run(self, model: str, hooks: list[str]) -> Any:
         """Run a capture job; the job as the index has it afterwards."""
-        body = {
-            "kind": "capture",
-            "model": model,
-            "inputs": [{"prompt": "one two"}],
-            "capture": {"hooks": hooks},
-            "sampling": {"max_tokens": 2},
-        }
-        spec: Any = job_spec_adapter.validate_python(body)
-        with self.database.write() as session:
-            row = jobs.create(session, spec, total=1)
-            samples.insert(session, row.id, capture_samples(spec))
+        job_id = insert_capture(
+            self.database, ["one two"], model=model, capture={"hooks": hooks}, sampling={"max_tokens": 2}
+        )
         self.drain.look(1)
         with self.database.read() as session:
-            return jobs.get(session, row.id)
+            return jobs.get(session, job_id)
 
     def worker(self) -> tuple[WorkerStatus, str | None]:
         with self.database.read() as session:

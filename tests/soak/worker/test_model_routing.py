@@ -8,19 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.models import ModelStructure
 from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
-from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.jobs import jobs
 from storage.queue import workers
-from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow
-from tests.support.indexes import create_index
+from tests.support.submitting import insert_capture
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.signals.stop_signal import StopSignal
@@ -35,11 +32,8 @@ class Queues:
 
     def __init__(self) -> None:
         self.waiting: Counter[str] = Counter()
-        self.is_away = False
 
     def wake(self, model: str) -> bool:
-        if self.is_away:
-            return False
         self.waiting[model] += 1
         return True
 
@@ -81,11 +75,8 @@ class Worker:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
-    create_index(opened)
-    yield opened
-    opened.close()
+def database(sqlite: Database) -> Database:
+    return sqlite
 
 
 Make = Callable[..., Worker]
@@ -116,19 +107,10 @@ def make(tmp_path: Path, shared: Path, database: Database, queues: Queues) -> It
 
 
 def submit(database: Database, queues: Queues, model: str, count: int = 3) -> str:
-    body = {
-        "kind": "capture",
-        "model": model,
-        "inputs": [{"prompt": f"one {n}"} for n in range(count)],
-        "capture": None,
-        "sampling": {"max_tokens": 2},
-    }
-    spec: Any = job_spec_adapter.validate_python(body)
-    with database.write() as session:
-        row = jobs.create(session, spec, hooks=[], total=count)
-        samples.insert(session, row.id, capture_samples(spec))
+    prompts = [f"one {n}" for n in range(count)]
+    job_id = insert_capture(database, prompts, model=model, capture=None, sampling={"max_tokens": 2})
     queues.wake(model)
-    return row.id
+    return job_id
 
 
 def run(*crew: Worker) -> None:
@@ -186,30 +168,3 @@ def test_jobs_of_two_models_are_grouped_for_as_long_as_a_model_is_held(
     with database.read() as session:
         assert {jobs.status_of(session, job_id) for job_id in made} == {JobStatus.COMPLETED}
     assert worker.loaded == loads
-
-
-def test_idle_workers_join_a_long_job_by_asking_the_index(
-    database: Database, queues: Queues, make: Make
-) -> None:
-    first, second, other = make([FIRST]), make([FIRST]), make([SECOND])
-    job_id = submit(database, queues, FIRST, count=9)
-    queues.waiting.clear()  # a Redis that was flushed
-    assert first.drain.look(1)
-    assert not other.drain.look(), "it can do nothing for the job"
-    assert second.drain.look()
-    assert set(who_ran(database, job_id)) == {first.id, second.id}
-
-
-def test_a_drain_goes_on_by_the_index_where_no_message_can_be_sent(
-    database: Database, queues: Queues, make: Make
-) -> None:
-    fixed, free = make([FIRST]), make([FIRST, SECOND])
-    queues.is_away = True
-    made = [submit(database, queues, model) for model in (FIRST, SECOND, FIRST)]
-    assert free.drain.look() or fixed.drain.look()
-    fixed.drain.look()
-    with database.read() as session:
-        assert {jobs.status_of(session, job_id) for job_id in made} == {JobStatus.COMPLETED}
-    assert fixed.loaded == [FIRST]
-    assert free.loaded.count(SECOND) == 1, "jobs are grouped by model as ever"
-    assert not queues.waiting

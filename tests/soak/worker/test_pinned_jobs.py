@@ -16,18 +16,17 @@ from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import ModelStructure
 from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
-from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.queue import model_loads, workers
-from storage.samples.expansion import capture_samples
 from storage.sessions import sessions
 from storage.sessions.manifest import SessionManifest
 from storage.sessions.writer import SessionReader
 from storage.tables.models import JobRow, SessionRow
 from tests.support.indexes import create_index
+from tests.support.submitting import insert
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.signals.stop_signal import StopSignal
@@ -111,9 +110,7 @@ class Bench:
         with self.database.write() as session:
             known = workers.structure(session, MODEL)
             pinned = jobs.pin_to(known) if is_pinned else None
-            row = jobs.create(session, spec, total=count, pinned=pinned)
-            samples.insert(session, row.id, capture_samples(spec))
-        return row.id
+        return insert(self.database, spec, pinned=pinned)
 
     def finish(self, worker: Worker, job_id: str) -> resources.JobStatus:
         for _ in range(20):

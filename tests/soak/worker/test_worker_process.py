@@ -13,22 +13,15 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from actograph.contract.errors import ModelRefused
-from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus
-from actograph.settings import Settings
-from storage import samples
 from storage.broker.broker import Broker
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import workers
-from storage.samples.expansion import capture_samples
 from storage.tables.models import SampleRow, WorkerRow
-from tests.support.indexes import create_index
-from worker.process.setup_attempts import MOST
+from tests.support.submitting import insert_capture
 from worker.signals.process_end import DEVICE_LOST
-from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from tests.integration.conftest import RedisProcess
@@ -41,11 +34,8 @@ UNIT_SAMPLES = 4
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    opened = Database(f"sqlite:///{tmp_path / 'actograph.db'}")
-    create_index(opened)
-    yield opened
-    opened.close()
+def database(sqlite: Database) -> Database:
+    return sqlite
 
 
 class Worker:
@@ -100,18 +90,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def submit(database: Database, prompts: list[str], **changes: Any) -> str:
-    body = {
-        "kind": "capture",
-        "model": MODEL,
-        "inputs": [{"prompt": prompt} for prompt in prompts],
-        "capture": None,
-        "sampling": {"max_tokens": 2},
-    }
-    spec: Any = job_spec_adapter.validate_python(body | changes)
-    with database.write() as session:
-        row = jobs.create(session, spec, hooks=[], total=len(prompts))
-        samples.insert(session, row.id, capture_samples(spec))
-    return row.id
+    return insert_capture(
+        database, prompts, **{"model": MODEL, "capture": None, "sampling": {"max_tokens": 2}} | changes
+    )
 
 
 def wait_for(condition: Callable[[], bool], worker: Worker) -> None:
@@ -224,24 +205,3 @@ def test_a_redis_without_memory_costs_the_worker_nothing_but_its_messages(
     broker.close()
     assert worker.end() == 0
     assert worker.log.count("Traceback") == 0, worker.log[-4000:]
-
-
-def test_a_child_that_died_too_often_stores_the_reason_and_loads_nothing(
-    database: Database, tmp_path: Path
-) -> None:
-    """`up` reads it there and ends."""
-    from worker.process.child import WorkerProcess
-
-    (tmp_path / "setup-attempts").write_text("." * MOST)
-    settings = Settings(home=tmp_path, model=f"{MODEL}=/no/such/folder")
-    process = WorkerProcess(settings, StopSignal(tmp_path / "stop-worker"), [MODEL])
-    try:
-        with pytest.raises(ModelRefused, match="died 5 times while it loaded the model"):
-            process.start()
-        with database.read() as session:
-            (worker,) = workers.find(session)
-        assert worker.status == WorkerStatus.SETUP_FAILED
-        assert "out of memory" in str(worker.error)
-    finally:
-        process._heartbeat.stop()
-        process._database.close()

@@ -205,13 +205,7 @@ class World:
     """Use as a context manager."""
 
     def __init__(
-        self,
-        home: Path,
-        database_url: str,
-        *,
-        seed: int,
-        apis: int = 2,
-        hold_up_ms: float = 1.0,
+        self, home: Path, database_url: str, *, seed: int, apis: int = 2, hold_up_ms: float = 1.0
     ) -> None:
         """
         Args:

@@ -4,12 +4,10 @@ It lives in a virtual environment of its own, `.venv-swift` beside `.venv` (igno
 built on the first use and used by all later ones.
 """
 
-import fcntl
 import getpass
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -17,12 +15,11 @@ import urllib.request
 from pathlib import Path
 
 from actograph.stack.ports import free_port
+from tests.support.isolated_python import python_with
 from tests.support.servers import Unavailable, kept
 from tests.support.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 
-REPO = Path(__file__).resolve().parents[3]
 SWIFT = "swift==2.38.3"
-CONSTRAINTS = REPO / "tests/support/constraints/swift.txt"
 BACKENDS = ("account", "container", "object")
 START_SECONDS = 60.0
 
@@ -54,21 +51,7 @@ _FILTER_OPTIONS = {
 
 def programs() -> Path:
     """The folder with Swift's programs, installed where they are not yet. Raises Unavailable."""
-    venv = REPO / ".venv-swift"
-    stamp = venv / ".installed"
-    venv.mkdir(exist_ok=True)
-    with (venv / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be at it
-        if not stamp.exists() or stamp.read_text() != SWIFT:
-            for command in (
-                [sys.executable, "-m", "venv", str(venv)],
-                [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "-c", str(CONSTRAINTS), SWIFT],
-            ):
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    raise Unavailable(f"no S3 server: {' '.join(command)} failed: {done.stderr[-400:]}")
-            stamp.write_text(SWIFT)
-    return venv / "bin"
+    return python_with("swift", SWIFT, (SWIFT,)).parent
 
 
 class SwiftServer(S3Server):

@@ -1,9 +1,8 @@
-"""A database for each test: once SQLite, once Postgres."""
+"""Jobs in a database, and work of two at once."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -11,22 +10,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
-from storage import samples
 from storage.index.database import Database
-from storage.jobs import jobs
-from storage.samples.expansion import capture_samples
-from tests.support.indexes import create_index
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    if request.param == "sqlite":
-        opened = Database(f"sqlite:///{tmp_path / 'test.db'}")
-        create_index(opened)
-    else:
-        opened = Database(request.getfixturevalue("postgres_url"))
-    yield opened
-    opened.close()
+from tests.support.submitting import insert
 
 
 @pytest.fixture
@@ -46,12 +31,10 @@ def submit(database: Database, capture_spec: Callable[..., CaptureJobSpec]) -> C
 
     def make(count: int = 1, **changes: Any) -> str:
         spec = capture_spec(inputs=[{"prompt": f"prompt {i}"} for i in range(count)], **changes)
-        with database.write() as session:
-            row = jobs.create(session, spec, total=count * spec.epochs)
-            samples.insert(session, row.id, capture_samples(spec))
+        job_id = insert(database, spec)
         # SQLite's clock counts milliseconds, and no two jobs of a test are of one moment by chance
         time.sleep(0.0015)
-        return row.id
+        return job_id
 
     return make
 

@@ -24,21 +24,18 @@ def logged(error: BaseException) -> str:
 
 
 def test_errors_show_no_parameters(database: Database, subtests: pytest.Subtests) -> None:
-    for statement in [
-        "INSERT INTO jobs (id, kind, spec) VALUES (:text, :text, :text)",  # a row that lacks columns
-        "SELECT * FROM jobs WHERE nothing = :text",
-        "INSERT INTO nothing VALUES (:text)",
+    values = {"text": SECRET}
+    for statement, given in [
+        # a row that lacks columns
+        ("INSERT INTO jobs (id, kind, spec) VALUES (:text, :text, :text)", values),
+        ("SELECT * FROM jobs WHERE nothing = :text", values),
+        ("INSERT INTO nothing VALUES (:text)", values),
+        (sa.insert(JobRow), {"id": "job_1", "kind": SECRET, "model": None}),
     ]:
-        with subtests.test(statement=statement):
+        with subtests.test(statement=str(statement)):
             with pytest.raises(DBAPIError) as caught, database.write() as session:
-                session.execute(sa.text(statement), {"text": SECRET})
+                session.execute(sa.text(statement) if isinstance(statement, str) else statement, given)
             assert SECRET not in str(caught.value).partition("DETAIL:")[0]
             shown = logged(caught.value)
             assert SECRET not in shown
             assert "[SQL:" in shown
-
-
-def test_errors_of_the_models_show_no_parameters(database: Database) -> None:
-    with pytest.raises(DBAPIError) as caught, database.write() as session:
-        session.execute(sa.insert(JobRow).values(id="job_1", kind=SECRET, model=None))
-    assert SECRET not in logged(caught.value)

@@ -5,7 +5,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
@@ -19,7 +18,6 @@ from storage.jobs import batches, control, jobs
 from storage.queue import claim, view, workers
 from storage.sessions import sessions, vectors
 from storage.sessions.sessions import SessionFilter
-from storage.tables.models import JobRow
 from storage.upkeep import reaper
 from tests.support import leasing
 
@@ -166,14 +164,3 @@ def test_a_claim_reads_samples_in_their_order(database: Database, job_id: str) -
         with explained(session) as plans:
             assert leasing.claim(session, job_id, worker_id="wrk_1", count=2)
         assert {statement: plan for statement, plan in plans if sorts(plan)} == {}
-
-
-def test_the_leases_of_dead_workers_are_found_by_worker(database: Database, job_id: str) -> None:
-    with database.write() as session:
-        leasing.claim(session, job_id, worker_id="wrk_1", count=2)
-    with undone(database) as session:
-        with explained(session) as plans:
-            assert workers.bury(session, "host", lambda pid: False) == 1
-        assert any("ix_samples_worker_id_leased" in plan for _, plan in plans)
-    with database.read() as session:
-        assert session.execute(sa.select(sa.func.count()).select_from(JobRow)).scalar_one() == 1

@@ -1,17 +1,16 @@
 """Members of one batch that differ in one thing each, or in many: each is what it is when it runs alone."""
 
 import random
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
 
 from actograph.contract.row_selection import NamedPositions, TokenRange
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate, read_texts
+from tests.support.engine_run import PROMPTS, KeepingSink, assert_same_logprobs, generate
 from tests.support.token_choosers import EveryKth, TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.requests import (
@@ -21,30 +20,96 @@ from worker.engine.requests import (
     GenerationRequest,
     RowShaping,
     StatisticsOptions,
-    TextEnd,
     TokenLogprobs,
 )
 from worker.engine.runs import RunOptions
-
-if TYPE_CHECKING:
-    from tests.integration.worker.engine.conftest import KeepingSink, Way
 
 pytestmark = pytest.mark.integration
 
 EngineOf = Callable[[str], Engine]
 MODELS = ["tiny-qwen3", "stories260k"]
-PROMPTS = [
-    "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",
-    "The cat",
-    "Tom has 34 books and Mia has 57 books. How many do they have in total?",
-    "a",
-    "One day, a dog",
-]
 HOOKS = ["resid_post.0", "mlp_in.1", "attn_out.1", "logits"]  # as `Way` has them
 GREEDY = SamplingSpec(max_tokens=14)
 # the trained models are sure of themselves: less heat would choose the same tokens by any seed
 SAMPLED = SamplingSpec(max_tokens=14, temperature=3.0, top_p=0.98)
 TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a batch is run, and how its members are held against their runs alone."""
+
+    sampling: SamplingSpec = field(default_factory=lambda: SamplingSpec(max_tokens=14))
+    hooks: Sequence[str] = ("resid_post.0", "mlp_in.1", "attn_out.1", "logits")
+    positions: NamedPositions = "all"
+    shaping: RowShaping = field(default_factory=RowShaping)
+    options: RunOptions = field(default_factory=RunOptions)
+    dtype: Any = "model"
+
+    def run(
+        self, engine: Engine, requests: Sequence[GenerationRequest]
+    ) -> tuple[list[Generation], KeepingSink]:
+        sink = KeepingSink()
+        made = generate(
+            engine,
+            requests,
+            sampling=self.sampling,
+            hooks=self.hooks,
+            positions=self.positions,
+            dtype=self.dtype,
+            shaping=self.shaping,
+            sink=sink,
+            options=self.options,
+        )
+        return made, sink
+
+    def assert_alone(self, engine: Engine, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Every member of the batch equals its run alone; returns what the batch made."""
+
+        def fresh(request: GenerationRequest) -> GenerationRequest:  # a run fills what carries sums
+            return replace(request, earlier=None if request.earlier is None else EarlierRows())
+
+        together, sink = self.run(engine, [fresh(request) for request in requests])
+        for i, request in enumerate(requests):
+            (alone,), own = self.run(engine, [fresh(request)])
+            assert together[i].error is None and alone.error is None, i
+            assert together[i].generated_ids == alone.generated_ids, i
+            assert together[i].finish_reason == alone.finish_reason, i
+            assert_same_logprobs(together[i].logprobs, alone.logprobs)
+            assert_same_logprobs(together[i].prompt_logprobs, alone.prompt_logprobs)
+            self.assert_rows(sink, i, own)
+        return together
+
+    @classmethod
+    def assert_rows(cls, sink: KeepingSink, sample: int, wanted: KeepingSink, alone: int = 0) -> None:
+        """The same rows of the same tokens; float32 within 1e-4."""
+        kept, due = sink.chunks.get(sample, {}), wanted.chunks.get(alone, {})
+        assert kept.keys() == due.keys(), sample
+        for hook in due:
+            tokens, over, rows = cls.rows_of(sink, sample, hook)
+            assert (tokens, over) == cls.rows_of(wanted, alone, hook)[:2], (sample, hook)
+            other, exact = wanted.rows(alone, hook), 1e-4
+            assert rows.dtype == other.dtype and rows.shape == other.shape, (sample, hook)
+            if hook.endswith(".kurtosis"):  # of a spread that rounding alone makes it is anything
+                channels, exact = cls._varies(wanted, alone, hook.removesuffix(".kurtosis")), 1e-3
+                rows, other = rows.where(channels, 0.0), other.where(channels, 0.0)
+            message = f"sample {sample}, {hook}"
+            torch.testing.assert_close(rows, other, atol=exact, rtol=exact, equal_nan=True, msg=message)
+
+    @staticmethod
+    def _varies(sink: KeepingSink, sample: int, hook: str) -> torch.Tensor:
+        variance, low, high = (sink.rows(sample, f"{hook}.{name}") for name in ("variance", "min", "max"))
+        return variance.sqrt() > 1e-4 * low.abs().maximum(high.abs())
+
+    @staticmethod
+    def rows_of(
+        sink: KeepingSink, sample: int, hook: str
+    ) -> tuple[list[int] | int, int | None, torch.Tensor]:
+        """The tokens of a hook's rows or the first one's number, how many were summed up, the rows."""
+        chunks = sink.chunks[sample][hook]
+        tokens = [token for chunk in chunks for token in chunk.tokens or ()]
+        first = chunks[0].first_row if chunks[0].tokens is None else tokens
+        return first, chunks[-1].over, sink.rows(sample, hook)
 
 
 def request(engine: Engine, text: str, key: str = "base", **changes: Any) -> GenerationRequest:
@@ -80,15 +145,13 @@ def edited(base: Edit, width: int) -> dict[str, tuple[Edit, ...]]:
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_edits_that_differ_in_one_thing_each(
-    name: str, sampling: SamplingSpec, engine_of: EngineOf, way: "type[Way]"
-) -> None:
+def test_edits_that_differ_in_one_thing_each(name: str, sampling: SamplingSpec, engine_of: EngineOf) -> None:
     engine = engine_of(name)
     width = engine.width_of("resid_post.0")
     base = Edit(hook="resid_post.0", op="add", vector=vector(width, 1), coefficient=0.5)
     kinds = edited(base, width)
     requests = [request(engine, PROMPTS[2], key, edits=edits) for key, edits in kinds.items()]
-    batch = way(sampling=sampling)
+    batch = Way(sampling=sampling)
     batch.assert_alone(engine, requests)
     # a range and a list count in each one's own tokens, however long the others' prompts are
     mixed = [
@@ -98,70 +161,12 @@ def test_edits_that_differ_in_one_thing_each(
     # all but one are steered alike
     batch.assert_alone(engine, [*(replace(one, edits=(base,)) for one in mixed[:4]), requests[1]])
     _, sink = batch.run(engine, requests)
-    seen = [way.rows_of(sink, i, "resid_post.0")[2] for i in range(len(requests))]
+    seen = [Way.rows_of(sink, i, "resid_post.0")[2] for i in range(len(requests))]
     for i, one in enumerate(seen):  # each difference shows, so that a neighbour's edit would be seen
         for j, other in enumerate(seen[:i]):
             hidden = {list(kinds)[i], list(kinds)[j]} == {"without", "hook"}
             rows = min(len(one), len(other))
             assert hidden or not torch.allclose(one[:rows], other[:rows], atol=1e-2), (i, j)
-
-
-def variants(engine: Engine) -> dict[str, GenerationRequest]:
-    """A request, and requests that differ from it in one thing each."""
-    base = request(engine, PROMPTS[2])
-    tokens = base.prompt_ids
-    changes: dict[str, dict[str, Any]] = {
-        "as it is": {},
-        "longer": {"prompt_ids": request(engine, PROMPTS[0]).prompt_ids},
-        "shorter": {"prompt_ids": tokens[:2]},
-        "one token": {"prompt_ids": tokens[:1]},
-        "last token": {"prompt_ids": (*tokens[:-1], tokens[0])},
-        "seed": {"seed": 6},
-        "large seed": {"seed": 2**63 - 1},
-        "ends after one": {"max_tokens": 1},
-        "ends after three": {"max_tokens": 3},
-        "goes on": {"max_tokens": 22},
-        "log probabilities": {"top_logprobs": 0},
-        "three likeliest": {"top_logprobs": 3},
-        "prompt's": {"top_logprobs": 1, "score_prompt": True},
-        "longer prompt's": {
-            "prompt_ids": request(engine, PROMPTS[0]).prompt_ids, "top_logprobs": 4, "score_prompt": True,
-        },
-        "end of its own": {"stop_at": TextEnd(re.compile(r"[aeiou]$"), "e", 4)},
-        "other end": {"stop_at": TextEnd(re.compile(r" $|[st]$"), "s", 4)},
-    }  # fmt: skip
-    return {key: replace(base, key=key, **change) for key, change in changes.items()}
-
-
-@pytest.mark.covering(4)
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        GREEDY,
-        SAMPLED,
-        SamplingSpec(max_tokens=14, temperature=4.0, top_k=7),
-        SamplingSpec(max_tokens=14, temperature=4.0, top_k=40, top_p=0.9, stop=["ou", "t"]),
-        SamplingSpec(
-            max_tokens=14, presence_penalty=1.5, frequency_penalty=0.5, logit_bias={3: 4.0, 9: -50.0}
-        ),
-    ],
-    ids=["greedy", "sampled", "top_k", "both and stop", "penalties"],
-)
-def test_requests_that_differ_in_one_thing_each(
-    name: str, sampling: SamplingSpec, engine_of: EngineOf, way: "type[Way]"
-) -> None:
-    engine = engine_of(name)
-    asked = variants(engine)
-    members = list(asked.values())
-    made = dict(zip(asked, way(sampling=sampling).assert_alone(engine, members), strict=True))
-    lengths = {key: len(one.generated_ids) for key, one in made.items()}
-    assert lengths["ends after one"] == 1 and lengths["ends after three"] <= 3
-    assert len(set(lengths.values())) > 2  # rows that end at different steps were in the batch
-    assert [len(of.top) for of in made["three likeliest"].logprobs or ()][:1] == [3]
-    assert made["as it is"].logprobs is None and made["as it is"].prompt_logprobs is None
-    if sampling.temperature:
-        assert len({made[key].generated_ids for key in ("as it is", "seed", "large seed")}) > 1
 
 
 CHOICES: list[Any] = [
@@ -188,9 +193,7 @@ SHAPINGS = {
 @pytest.mark.covering(6)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("shaping", SHAPINGS.values(), ids=SHAPINGS)
-def test_each_keeps_rows_of_its_own_choice(
-    name: str, shaping: RowShaping, engine_of: EngineOf, way: "type[Way]"
-) -> None:
+def test_each_keeps_rows_of_its_own_choice(name: str, shaping: RowShaping, engine_of: EngineOf) -> None:
     engine = engine_of(name)
     texts = [PROMPTS[2], PROMPTS[1], PROMPTS[2], PROMPTS[0], PROMPTS[4], PROMPTS[1], PROMPTS[3], PROMPTS[4]]
     summed = EarlierRows() if shaping.summarises else None
@@ -198,16 +201,16 @@ def test_each_keeps_rows_of_its_own_choice(
         request(engine, text, str(i), chooser=choice, earlier=summed, max_tokens=None if i % 3 else 22)
         for i, (text, choice) in enumerate(zip(texts, CHOICES, strict=True))
     ]
-    way(shaping=shaping).assert_alone(engine, requests)
-    made, sink = way(shaping=replace(shaping, reduce="none", statistics=None)).run(engine, requests)
-    _, every = way(shaping=RowShaping(columns=shaping.columns)).run(
+    Way(shaping=shaping).assert_alone(engine, requests)
+    made, sink = Way(shaping=replace(shaping, reduce="none", statistics=None)).run(engine, requests)
+    _, every = Way(shaping=RowShaping(columns=shaping.columns)).run(
         engine, [replace(one, chooser=None) for one in requests]
     )
     for i, one in enumerate(made):  # the rows that the choice means, of all rows
         total = len(one.prompt_ids) + len(one.generated_ids) - 1
         for hook in HOOKS:
-            tokens, _, rows = way.rows_of(sink, i, hook)
-            first, _, full = way.rows_of(every, i, hook)
+            tokens, _, rows = Way.rows_of(sink, i, hook)
+            first, _, full = Way.rows_of(every, i, hook)
             assert isinstance(first, int)
             assert tokens == wanted(CHOICES[i], len(one.prompt_ids), range(first, total)), (i, hook)
             places = torch.tensor(tokens, dtype=torch.long) - first
@@ -222,37 +225,7 @@ def wanted(choice: Any, prompt: int, has: range) -> list[int]:
     return [token for token in has if token in listed]
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("positions", ["all", "prompt", "last_prompt"])
-def test_texts_that_are_only_read_differ_in_length_and_edits(
-    name: str,
-    positions: NamedPositions,
-    engine_of: EngineOf,
-    way: "type[Way]",
-    keeping_sink: "type[KeepingSink]",
-) -> None:
-    engine = engine_of(name)
-    width = engine.width_of("resid_post.0")
-    base = Edit(hook="resid_post.0", op="add", vector=vector(width, 1), coefficient=0.5)
-    requests = [
-        request(engine, PROMPTS[i % 5], key, edits=edits, top_logprobs=i % 3, score_prompt=True)
-        for i, (key, edits) in enumerate(edited(base, width).items())
-    ]
-
-    def read(asked: Sequence[GenerationRequest]) -> tuple[list[Generation], "KeepingSink"]:
-        sink = keeping_sink()
-        return read_texts(engine, asked, hooks=HOOKS, sink=sink, positions=positions), sink
-
-    together, sink = read(requests)
-    for i, one in enumerate(requests):
-        (alone,), own = read([one])
-        assert together[i].error is None and together[i].finish_reason == "stop"
-        way.assert_rows(sink, i, own)
-        way.assert_logprobs(together[i].prompt_logprobs, alone.prompt_logprobs)
-        assert len(together[i].prompt_logprobs or ()) == len(one.prompt_ids)
-
-
-def any_batch(way: "type[Way]", engine: Engine, dice: random.Random) -> tuple["Way", list[GenerationRequest]]:
+def any_batch(engine: Engine, dice: random.Random) -> tuple[Way, list[GenerationRequest]]:
     """A batch of which nearly everything was thrown."""
     width = engine.width_of("resid_post.0")
     sampling = SamplingSpec(
@@ -267,7 +240,7 @@ def any_batch(way: "type[Way]", engine: Engine, dice: random.Random) -> tuple["W
     )
     shaping = dice.choice(list(SHAPINGS.values()))
     chooses = dice.random() < 0.5
-    batch = way(
+    batch = Way(
         sampling=sampling,
         positions="all" if chooses else dice.choice(["all", "all", "prompt", "generated", "last"]),
         shaping=shaping,
@@ -297,21 +270,17 @@ def any_batch(way: "type[Way]", engine: Engine, dice: random.Random) -> tuple["W
 @pytest.mark.covering(12)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("seed", range(25))
-def test_any_member_of_any_batch_is_what_it_is_alone(
-    name: str, seed: int, engine_of: EngineOf, way: "type[Way]"
-) -> None:
+def test_any_member_of_any_batch_is_what_it_is_alone(name: str, seed: int, engine_of: EngineOf) -> None:
     engine = engine_of(name)
-    batch, requests = any_batch(way, engine, random.Random(seed))
+    batch, requests = any_batch(engine, random.Random(seed))
     batch.assert_alone(engine, requests)
 
 
-def test_a_member_that_is_dropped_changes_no_other(
-    engine_of: EngineOf, way: "type[Way]", keeping_sink: "type[KeepingSink]"
-) -> None:
+def test_a_member_that_is_dropped_changes_no_other(engine_of: EngineOf) -> None:
     engine = engine_of("tiny-qwen3")
     requests = [request(engine, text, str(i), seed=i) for i, text in enumerate(PROMPTS)]
-    whole, kept = way(sampling=SAMPLED).run(engine, requests)
-    sink = keeping_sink()
+    whole, kept = Way(sampling=SAMPLED).run(engine, requests)
+    sink = KeepingSink()
     made = generate(
         engine,
         requests,
@@ -324,20 +293,20 @@ def test_a_member_that_is_dropped_changes_no_other(
     assert made[2].finish_reason == "dropped" and len(made[2].generated_ids) == 4
     for i in (0, 1, 3, 4):
         assert made[i] == whole[i]
-        way.assert_rows(sink, i, kept, i)
+        Way.assert_rows(sink, i, kept, i)
 
 
-def test_log_probabilities_are_of_the_row_that_asked(engine_of: EngineOf, way: "type[Way]") -> None:
+def test_log_probabilities_are_of_the_row_that_asked(engine_of: EngineOf) -> None:
     engine = engine_of("stories260k")
     asked = [request(engine, text, str(i), seed=i) for i, text in enumerate(PROMPTS)]
     tops = [None, 3, None, 0, 5]
     requests = [replace(one, top_logprobs=top) for one, top in zip(asked, tops, strict=True)]
-    made, sink = way(sampling=SAMPLED, hooks=["logits"]).run(engine, requests)
+    made, sink = Way(sampling=SAMPLED, hooks=["logits"]).run(engine, requests)
     for i, (one, top) in enumerate(zip(made, tops, strict=True)):
         if top is None:
             assert one.logprobs is None
             continue
-        table = way.rows_of(sink, i, "logits")[2].log_softmax(-1)
+        table = Way.rows_of(sink, i, "logits")[2].log_softmax(-1)
         assert one.logprobs is not None
         for row, token, said in zip(table, one.generated_ids, one.logprobs, strict=True):
             assert isinstance(said, TokenLogprobs) and said.token_id == token

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig
 
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate
+from tests.support.engine_run import KeepingSink, generate, requests_for
 from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration
@@ -45,11 +45,9 @@ def engine(engine_of: Callable[[str], Engine]) -> Iterator[Engine]:
     ],
     ids=lambda asked: next(iter(asked)),
 )
-def test_it_cannot_change_what_a_step_is(
-    asked: dict[str, Any], engine: Engine, requests_for: Any, keeping_sink: Any
-) -> None:
+def test_it_cannot_change_what_a_step_is(asked: dict[str, Any], engine: Engine) -> None:
     requests, hooks = requests_for(engine, PROMPTS[:2]), ["resid_pre.1", "mlp_out.0", "logits"]
-    plain, odd = keeping_sink(), keeping_sink()
+    plain, odd = KeepingSink(), KeepingSink()
     sampling = SamplingSpec(max_tokens=6)
     expected = generate(engine, requests, sampling=sampling, hooks=hooks, sink=plain)
     engine.model.hf.generation_config = Config(eos_token_id=[], **asked)

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from actograph.contract.errors import InterventionFailed
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate
+from tests.support.engine_run import PROMPTS, KeepingSink, generate, random_engine, requests_for
 from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
 from worker.engine.requests import Edit
@@ -17,11 +16,6 @@ from worker.engine.requests import Edit
 pytestmark = pytest.mark.integration
 
 EngineOf = Callable[[str], Engine]
-PROMPTS = [
-    "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",
-    "The cat",
-    "Tom has 34 books and Mia has 57 books. How many do they have in total?",
-]
 GREEDY = SamplingSpec(max_tokens=12)
 SAMPLED = SamplingSpec(max_tokens=12, temperature=0.9, top_p=0.95)
 
@@ -31,12 +25,12 @@ def vector(engine: Engine, hook: str, seed: int = 0, scale: float = 3.0) -> torc
     return torch.randn(engine.width_of(hook), generator=generator) * scale
 
 
-def test_the_same_tensor_by_two_names(engine_of: EngineOf, requests_for: Any, keeping_sink: Any) -> None:
+def test_the_same_tensor_by_two_names(engine_of: EngineOf) -> None:
     engine = engine_of("tiny-qwen3")
     rows = []
     for hook in ("resid_pre.1", "resid_post.0"):
         edit = Edit(hook=hook, op="add", vector=vector(engine, hook))
-        sink = keeping_sink()
+        sink = KeepingSink()
         requests = [replace(r, edits=(edit,)) for r in requests_for(engine, PROMPTS)]
         generate(
             engine, requests, sampling=GREEDY, hooks=["resid_post.0", "resid_pre.1", "logits"], sink=sink
@@ -46,9 +40,7 @@ def test_the_same_tensor_by_two_names(engine_of: EngineOf, requests_for: Any, ke
     assert torch.equal(*rows)
 
 
-def test_what_changes_nothing_leaves_every_bit(
-    engine_of: EngineOf, requests_for: Any, keeping_sink: Any
-) -> None:
+def test_what_changes_nothing_leaves_every_bit(engine_of: EngineOf) -> None:
     engine = engine_of("tiny-qwen3")
     v = vector(engine, "resid_post.1")
     nothing = (
@@ -59,7 +51,7 @@ def test_what_changes_nothing_leaves_every_bit(
     )
     requests = requests_for(engine, PROMPTS)
     hooks = list(engine.structure.hooks)
-    plain_sink, sink = keeping_sink(), keeping_sink()
+    plain_sink, sink = KeepingSink(), KeepingSink()
     want = generate(engine, requests, sampling=SAMPLED, hooks=hooks, sink=plain_sink)
     got = generate(
         engine, [replace(r, edits=nothing) for r in requests], sampling=SAMPLED, hooks=hooks, sink=sink
@@ -71,16 +63,14 @@ def test_what_changes_nothing_leaves_every_bit(
             assert torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
-def test_half_precision_is_rounded_once_per_edit(
-    engine_of: EngineOf, random_engine_of: Any, requests_for: Any, keeping_sink: Any
-) -> None:
-    engine = random_engine_of(engine_of("llama").model.hf.config, engine_of("llama").model.tokenizer, "bf16")
+def test_half_precision_is_rounded_once_per_edit(engine_of: EngineOf) -> None:
+    engine = random_engine(engine_of("llama").model.hf.config, engine_of("llama").model.tokenizer, "bf16")
     engine.model.hf.to(torch.bfloat16)
     engine = Engine(engine.model)
     hook = "mlp_out.0"
     v = vector(engine, hook)
     requests = requests_for(engine, PROMPTS[:1])
-    before, after = keeping_sink(), keeping_sink()
+    before, after = KeepingSink(), KeepingSink()
     generate(engine, requests, sampling=GREEDY, hooks=[hook], sink=before)
     edit = Edit(hook=hook, op="add", vector=v, coefficient=0.3, positions="prompt")
     generate(engine, [replace(requests[0], edits=(edit,))], sampling=GREEDY, hooks=[hook], sink=after)
@@ -90,9 +80,7 @@ def test_half_precision_is_rounded_once_per_edit(
     assert torch.equal(after.rows(0, hook)[:prompt], (x.float() + 0.3 * v).to(torch.bfloat16))
 
 
-def test_a_model_driven_beyond_its_range_fails_that_sample_alone(
-    engine_of: EngineOf, requests_for: Any, keeping_sink: Any
-) -> None:
+def test_a_model_driven_beyond_its_range_fails_that_sample_alone(engine_of: EngineOf) -> None:
     engine = engine_of("tiny-qwen3")
     requests = requests_for(engine, PROMPTS)
     third = len(requests[1].prompt_ids) + 2  # the row that chooses generated token 3
@@ -104,7 +92,7 @@ def test_a_model_driven_beyond_its_range_fails_that_sample_alone(
         chooser=TheseTokens((third,)),
     )
     mixed = [requests[0], replace(requests[1], edits=(huge,)), requests[2]]
-    made = generate(engine, mixed, sampling=GREEDY, hooks=["resid_mid.0"], sink=keeping_sink())
+    made = generate(engine, mixed, sampling=GREEDY, hooks=["resid_mid.0"], sink=KeepingSink())
     plain = generate(engine, requests, sampling=GREEDY)
     assert [made[0], made[2]] == [plain[0], plain[2]]
     assert isinstance(made[1].error, InterventionFailed)

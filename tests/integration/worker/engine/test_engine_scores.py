@@ -10,7 +10,8 @@ from transformers import AutoTokenizer, Gemma2Config
 
 from actograph.contract.errors import InterventionFailed
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate, read_texts
+from tests.support.architectures import COMMON
+from tests.support.engine_run import KeepingSink, generate, random_engine, read_texts, requests_for
 from worker.engine.engine import Engine
 from worker.engine.requests import Edit, Generation, GenerationRequest, TokenLogprobs
 from worker.engine.stream import loop
@@ -57,13 +58,11 @@ def assert_right(made: Generation, wanted: torch.Tensor, top: int = 2) -> None:
 
 
 @pytest.mark.parametrize("name", ["stories260k", "qwen3"])
-def test_scores_are_those_of_a_forward_alone_and_while_generating(
-    name: str, engine_of: EngineOf, requests_for: Any, keeping_sink: Any
-) -> None:
+def test_scores_are_those_of_a_forward_alone_and_while_generating(name: str, engine_of: EngineOf) -> None:
     engine = engine_of(name)
     requests = asking(requests_for(engine, PROMPTS))
     hooks = ["resid_post.1", "final_norm", "logits"]
-    plain_sink, sink = keeping_sink(), keeping_sink()
+    plain_sink, sink = KeepingSink(), KeepingSink()
     plain = generate(engine, requests_for(engine, PROMPTS), sampling=GREEDY, hooks=hooks, sink=plain_sink)
     made = generate(engine, requests, sampling=GREEDY, hooks=hooks, sink=sink)
     scored = read_texts(engine, requests)
@@ -80,9 +79,7 @@ def test_scores_are_those_of_a_forward_alone_and_while_generating(
             assert sink.first_row(i, hook) == plain_sink.first_row(i, hook)
 
 
-def test_only_who_asks_is_scored_and_no_more_logits_are_held_than_said(
-    engine_of: EngineOf, requests_for: Any
-) -> None:
+def test_only_who_asks_is_scored_and_no_more_logits_are_held_than_said(engine_of: EngineOf) -> None:
     engine = engine_of("qwen3")
     plain = requests_for(engine, PROMPTS)
     asked = asking(plain, top=0)
@@ -116,9 +113,7 @@ def test_a_prompt_may_fill_the_context_and_have_one_token(engine_of: EngineOf) -
     assert alone.prompt_logprobs == (None,)
 
 
-def test_steered_prompts_have_the_scores_of_the_steered_model(
-    engine_of: EngineOf, requests_for: Any, keeping_sink: Any
-) -> None:
+def test_steered_prompts_have_the_scores_of_the_steered_model(engine_of: EngineOf) -> None:
     engine = engine_of("qwen3")
     torch.manual_seed(1)
     wide, words = (torch.randn(engine.width_of(hook)) for hook in ("resid_post.0", "logits"))
@@ -129,7 +124,7 @@ def test_steered_prompts_have_the_scores_of_the_steered_model(
     )
     plain = asking(requests_for(engine, PROMPTS))
     steered = [replace(request, edits=edits) for request in plain]
-    sink = keeping_sink()
+    sink = KeepingSink()
     read_texts(engine, steered, hooks=["logits"], sink=sink)
     mixed = [steered[0], plain[1], steered[2], steered[3]]
     for made in (read_texts(engine, mixed), generate(engine, mixed, sampling=GREEDY)):
@@ -145,16 +140,10 @@ def test_steered_prompts_have_the_scores_of_the_steered_model(
     assert_right(good, forward(engine, plain[1].prompt_ids))
 
 
-def test_a_model_that_caps_its_logits_is_scored_by_the_capped_ones(
-    shared: Any, random_engine_of: Any, requests_for: Any
-) -> None:
+def test_a_model_that_caps_its_logits_is_scored_by_the_capped_ones(shared: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
-    config = Gemma2Config(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, vocab_size=512, max_position_embeddings=160, bos_token_id=1,
-        eos_token_id=1, pad_token_id=0, final_logit_softcapping=2.0,
-    )  # fmt: skip
-    engine = random_engine_of(config, tokenizer, "gemma2")
+    config = Gemma2Config(**COMMON, head_dim=8, final_logit_softcapping=2.0)
+    engine = random_engine(config, tokenizer, "gemma2")
     assert "logits" not in engine.structure.hooks
     requests = asking(requests_for(engine, PROMPTS))
     for made in (read_texts(engine, requests), generate(engine, requests, sampling=GREEDY)):

@@ -14,7 +14,8 @@ from transformers import AutoTokenizer, Qwen3Config
 
 from actograph.contract.row_selection import Stride
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate
+from tests.support.architectures import COMMON
+from tests.support.engine_run import KeepingSink, generate, random_engine, reference, requests_for
 from tests.support.one_turn import due_tokens
 from worker.engine.engine import Engine
 from worker.engine.requests import Edit, Generation, GenerationRequest
@@ -39,7 +40,7 @@ EVERY: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def engine_for(engine_of: Callable[[str], Engine], random_engine_of: Any, shared: Any) -> Any:
+def engine_for(engine_of: Callable[[str], Engine], shared: Any) -> Any:
     made: dict[str, Engine] = {}
 
     def make(name: str) -> Engine:
@@ -48,19 +49,8 @@ def engine_for(engine_of: Callable[[str], Engine], random_engine_of: Any, shared
         if name not in made:
             # the tokenizer whose marks are single tokens, so that random weights write them now and then
             tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "tiny-qwen3")
-            config = Qwen3Config(
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=3,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                vocab_size=len(tokenizer),
-                max_position_embeddings=160,
-                eos_token_id=1,
-                tie_word_embeddings=False,
-            )
-            engine = random_engine_of(config, tokenizer, name)
+            config = Qwen3Config(**COMMON | {"vocab_size": len(tokenizer)}, head_dim=8)
+            engine = random_engine(config, tokenizer, name)
             marks = [tokenizer.convert_tokens_to_ids(m) for m in ("<think>", "</think>", "<tool_call>")]
             with torch.no_grad():  # or so rarely that no test would see one
                 head = engine.model.hf.get_output_embeddings().weight
@@ -92,19 +82,12 @@ def moved(engine: Engine, generation: Generation, rows: torch.Tensor, hook: str,
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("positions", EVERY, ids=str)
 def test_exactly_the_rows_that_the_manifest_names_are_changed(
-    name: str,
-    positions: Any,
-    *,
-    sampling: SamplingSpec,
-    engine_for: Any,
-    requests_for: Any,
-    keeping_sink: Any,
-    reference: Any,
+    name: str, positions: Any, sampling: SamplingSpec, engine_for: Any
 ) -> None:
     engine = engine_for(name)
     markup = Markup(engine.model.tokenizer)
     requests, vector, hook = steered(engine, requests_for(engine, PROMPTS, seed=5), positions, markup)
-    sink = keeping_sink()
+    sink = KeepingSink()
     made = generate(engine, requests, sampling=sampling, hooks=[hook], sink=sink)
     for i, generation in enumerate(made):
         prompt, count = len(generation.prompt_ids), len(generation.generated_ids)
@@ -120,15 +103,13 @@ def test_exactly_the_rows_that_the_manifest_names_are_changed(
             places = sorted(due)
             assert torch.allclose(rows[places] - plain[places], vector.expand(len(due), -1), atol=2e-3)
         # alone: the same tokens, and the same rows
-        alone = keeping_sink()
+        alone = KeepingSink()
         assert generate(engine, [requests[i]], sampling=sampling, hooks=[hook], sink=alone) == [generation]
         assert torch.allclose(alone.rows(0, hook), rows, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["tiny-qwen3", "random"])
-def test_the_samples_have_thoughts_and_answers_of_their_own(
-    name: str, engine_for: Any, requests_for: Any
-) -> None:
+def test_the_samples_have_thoughts_and_answers_of_their_own(name: str, engine_for: Any) -> None:
     """Or the test above would prove little: segments begin and end inside the generation."""
     engine = engine_for(name)
     markup = Markup(engine.model.tokenizer)
@@ -139,14 +120,12 @@ def test_the_samples_have_thoughts_and_answers_of_their_own(
         assert any("think" in names and "answer" in names for names in runs), runs
 
 
-def test_memory_that_runs_out_midway_leaves_the_edits_right(
-    engine_for: Any, requests_for: Any, keeping_sink: Any
-) -> None:
+def test_memory_that_runs_out_midway_leaves_the_edits_right(engine_for: Any) -> None:
     """The pass runs again in halves: what was followed of the first attempt must not count twice."""
     engine = engine_for("tiny-qwen3")
     markup = Markup(engine.model.tokenizer)
     requests, _, hook = steered(engine, requests_for(engine, PROMPTS, seed=5), "think", markup)
-    want, sink, due = keeping_sink(), keeping_sink(), [9]
+    want, sink, due = KeepingSink(), KeepingSink(), [9]
     made = generate(engine, requests, sampling=SAMPLED, hooks=[hook], sink=want)
 
     def fail(*_: Any) -> None:
@@ -156,13 +135,7 @@ def test_memory_that_runs_out_midway_leaves_the_edits_right(
 
     handle = engine.model.hf.get_submodule("model.layers.1.mlp").register_forward_pre_hook(fail)
     try:
-        again = generate(
-            engine,
-            requests,
-            sampling=SAMPLED,
-            hooks=[hook],
-            sink=sink,
-        )
+        again = generate(engine, requests, sampling=SAMPLED, hooks=[hook], sink=sink)
     finally:
         handle.remove()
     assert due[0] <= 0 and again == made

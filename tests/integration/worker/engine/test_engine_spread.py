@@ -2,6 +2,7 @@
 
 import gc
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate, read_texts
+from tests.support.engine_run import KeepingSink, generate, read_texts
 from worker.engine.engine import Engine
 from worker.engine.model import devices, placement
 from worker.engine.model.load import load_model
@@ -78,32 +79,18 @@ def test_the_same_points_are_found_and_proved(plain: Engine, spread: Engine) -> 
 
 
 @pytest.mark.parametrize("steered", [False, True])
-def test_tokens_and_rows_are_the_same(
-    plain: Engine, spread: Engine, steered: bool, keeping_sink: Any
-) -> None:
+def test_tokens_and_rows_are_the_same(plain: Engine, spread: Engine, steered: bool) -> None:
     hooks = list(plain.structure.hooks)
     sampling = SamplingSpec(max_tokens=9, temperature=0.8)
-    width = plain.structure.hidden_size if steered else 0
-    sinks, made = [], []
-    for engine in (plain, spread):
-        sinks.append(keeping_sink())
-        made.append(generate(engine, requests(width), sampling=sampling, hooks=hooks, sink=sinks[-1]))
-    for i, (one, other) in enumerate(zip(*made, strict=True)):
-        assert one.error is None and other.error is None
-        assert one.generated_ids == other.generated_ids
-        for hook in hooks:
-            assert torch.equal(sinks[0].rows(i, hook), sinks[1].rows(i, hook)), hook
-
-
-def test_texts_are_read_the_same(plain: Engine, spread: Engine, keeping_sink: Any) -> None:
-    hooks = list(plain.structure.hooks)
-    sinks = [keeping_sink(), keeping_sink()]
-    for engine, sink in zip((plain, spread), sinks, strict=True):
-        made = read_texts(engine, requests(plain.structure.hidden_size), hooks=hooks, sink=sink)
-        assert all(g.error is None for g in made)
-    for i in range(len(PROMPTS)):
-        for hook in hooks:
-            assert torch.equal(sinks[0].rows(i, hook), sinks[1].rows(i, hook)), hook
+    asked = requests(plain.structure.hidden_size if steered else 0)
+    for run in (partial(generate, sampling=sampling), read_texts):
+        sinks = [KeepingSink(), KeepingSink()]
+        made = [run(plain, asked, hooks=hooks, sink=sinks[0]), run(spread, asked, hooks=hooks, sink=sinks[1])]
+        for i, (one, other) in enumerate(zip(*made, strict=True)):
+            assert one.error is None and other.error is None
+            assert one.generated_ids == other.generated_ids
+            for hook in hooks:
+                assert torch.equal(sinks[0].rows(i, hook), sinks[1].rows(i, hook)), hook
 
 
 def test_what_was_offloaded_is_removed_with_the_model(

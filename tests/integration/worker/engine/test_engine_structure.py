@@ -12,7 +12,7 @@ from transformers import GPT2Config, PreTrainedTokenizerBase
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate
+from tests.support.engine_run import KeepingSink, generate, random_engine, requests_for
 from worker.engine.engine import Engine
 from worker.engine.model.devices import resolve_device
 from worker.engine.model.load import load_model, wrap_model
@@ -29,16 +29,14 @@ def tokenizer(engine_of: Callable[[str], Engine]) -> PreTrainedTokenizerBase:
     return engine_of("stories260k").model.tokenizer
 
 
-def test_one_copy_of_the_weights_and_every_wrapper_of_it_works(
-    tokenizer: PreTrainedTokenizerBase, random_engine_of: Any, keeping_sink: Any, requests_for: Any
-) -> None:
-    first = random_engine_of(GPT2, tokenizer, "first")
+def test_one_copy_of_the_weights_and_every_wrapper_of_it_works(tokenizer: PreTrainedTokenizerBase) -> None:
+    first = random_engine(GPT2, tokenizer, "first")
     second = Engine(wrap_model(first.model.hf, tokenizer, name="second"))
     assert second.model.hf is first.model.hf
     requests = requests_for(first, ["Once upon a time"])
     rows = []
     for engine in (first, second, Engine(first.model), first):
-        sink = keeping_sink()
+        sink = KeepingSink()
         made = generate(
             engine, requests, sampling=SamplingSpec(max_tokens=5), hooks=["resid_mid.1"], sink=sink
         )
@@ -48,16 +46,14 @@ def test_one_copy_of_the_weights_and_every_wrapper_of_it_works(
 
 
 @pytest.mark.soak
-def test_a_dropped_model_gives_its_memory_back(
-    tokenizer: PreTrainedTokenizerBase, random_engine_of: Any, keeping_sink: Any, requests_for: Any
-) -> None:
-    engine = random_engine_of(GPT2, tokenizer, "passing")
+def test_a_dropped_model_gives_its_memory_back(tokenizer: PreTrainedTokenizerBase) -> None:
+    engine = random_engine(GPT2, tokenizer, "passing")
     generate(
         engine,
         requests_for(engine, ["a"]),
         sampling=SamplingSpec(max_tokens=2),
         hooks=["embed"],
-        sink=keeping_sink(),
+        sink=KeepingSink(),
     )
     weights = weakref.ref(next(engine.model.hf.parameters()))
     del engine

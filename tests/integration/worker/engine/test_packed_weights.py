@@ -11,7 +11,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate
+from tests.support.engine_run import KeepingSink, generate, requests_for
 from worker.engine.engine import Engine
 from worker.engine.model.load import wrap_model
 from worker.engine.packed import weights
@@ -45,9 +45,7 @@ def test_a_packed_model_computes_what_the_plain_one_computes(kind: str) -> None:
     assert pack(packed) == "linear weights stay plain: the model has no plain linear layer"
 
 
-def test_traces_read_and_edit_a_packed_model(
-    engine_of: EngineOf, requests_for: Any, keeping_sink: Any
-) -> None:
+def test_traces_read_and_edit_a_packed_model(engine_of: EngineOf) -> None:
     plain = engine_of("llama")
     hf: Any = copy.deepcopy(plain.model.hf)
     assert "packed" in pack(hf)
@@ -58,7 +56,7 @@ def test_traces_read_and_edit_a_packed_model(
     answers, sinks = [], []
     for engine in (plain, packed):
         requests = [replace(one, edits=(edit,)) for one in requests_for(engine, ["The cat", "Tom has 34"])]
-        sinks.append(keeping_sink())
+        sinks.append(KeepingSink())
         made = generate(engine, requests, sampling=SamplingSpec(max_tokens=12), hooks=hooks, sink=sinks[-1])
         answers.append([one.generated_ids for one in made])
     assert answers[0] == answers[1]

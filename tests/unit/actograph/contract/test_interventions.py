@@ -6,12 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from actograph.contract.errors import InvalidRequest, UnknownHook
-from actograph.contract.interventions import (
-    Intervention,
-    StoredVector,
-    check_stored,
-    resolve_hook,
-)
+from actograph.contract.interventions import Intervention, StoredVector, check_stored, resolve_hook
 from actograph.contract.models import HookInfo, ModelStructure
 from tests.support.structures import model_structure
 

@@ -8,11 +8,7 @@ from pydantic import ValidationError
 
 from actograph.contract.errors import UnknownHook
 from actograph.contract.hooks import expand
-from actograph.contract.model_loads import (
-    ModelLoadOptions,
-    ModelLoadRequest,
-    resolve_savepoints,
-)
+from actograph.contract.model_loads import ModelLoadOptions, ModelLoadRequest, resolve_savepoints
 from actograph.contract.models import HookInfo, ModelStructure, parse_served
 from tests.support.structures import model_structure
 

@@ -15,12 +15,7 @@ from pyarrow import parquet
 from actograph.contract.errors import InvalidDataset
 from actograph.datasets import readers
 from actograph.datasets.dataset_rows import DatasetRow, Problems, checked, read_rows
-from actograph.datasets.readers import (
-    bounded_lines,
-    csv_records,
-    parquet_records,
-    records_of,
-)
+from actograph.datasets.readers import bounded_lines, csv_records, parquet_records, records_of
 
 HEAD = b"question,answer\n"
 GOOD = b"How many?,#### 3\n"

@@ -32,7 +32,6 @@ def test_anything_else_is_an_error_that_says_why(subtests: pytest.Subtests) -> N
         ("3 == 3", "no arithmetic"), ("1; 2", "cannot be read"), ("1j*2", "no number"),
         ("round(1, 0.5)", "whole number"), ("min(1)", "does not take 1 arguments"),
         ("sqrt(x=4)", "no arithmetic"), ("max(*[1, 2], 3)", "no arithmetic"),
-        ("(" * 60 + "1" + ")" * 60 + "+" + "-" * 60 + "1", "nested deeper"),
         ("1+" * 300 + "1", "longer than"), ("lambda: 1", "no arithmetic"), ("f'{1}'", "no arithmetic"),
         ("0x" + "f" * 300, "too large"), ("exp(1000)", "too large"), ("(" * 300, "cannot be read"),
     ]:  # fmt: skip

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from actograph.contract.resources import Score
-from actograph.statistics.metrics import (
-    Moments,
-    add_problem,
-    majority,
-    pass_at_k,
-    shown,
-)
+from actograph.statistics.metrics import add_problem, majority, pass_at_k, shown
 
 KEY = "exact_match,strict-match"
 
@@ -48,11 +42,11 @@ def test_majority(subtests: pytest.Subtests) -> None:
 
 def of_epochs(scores: list[dict[str, Score]], problems: list[int], epochs: int) -> dict[str, float | None]:
     """The metrics of a job; `problems` has the problem of each sample."""
-    moments: dict[str, Moments] = {}
+    values: dict[str, list[float]] = {}
     for problem in dict.fromkeys(problems):
         group = [sample for sample, of in zip(scores, problems, strict=True) if of == problem]
-        add_problem(moments, group, epochs)
-    return shown(moments)
+        add_problem(values, group, epochs)
+    return shown(values)
 
 
 def test_metrics_of_a_job() -> None:
@@ -86,11 +80,11 @@ def test_scorers_that_are_not_right_or_wrong_are_left_out_and_keys_do_not_meet()
 
 
 def test_mean_and_standard_error_under_lm_evals_keys() -> None:
-    found = shown({KEY: Moments([1, 0, 0, 1, 1]), "includes,none": Moments([1])})
+    found = shown({KEY: [1.0, 0.0, 0.0, 1.0, 1.0], "includes,none": [1.0]})
     assert list(found) == [KEY, "exact_match_stderr,strict-match", "includes,none", "includes_stderr,none"]
     assert found[KEY] == pytest.approx(0.6, abs=1e-15)
     assert found["exact_match_stderr,strict-match"] == pytest.approx(0.24494897427831783, abs=1e-15)
     assert found["includes_stderr,none"] is None
-    whole = shown({KEY: Moments([1.0] * 400 + [0.0] * 919)})
+    whole = shown({KEY: [1.0] * 400 + [0.0] * 919})
     assert whole[KEY] == pytest.approx(0.3032600454890068, abs=1e-15)
     assert whole["exact_match_stderr,strict-match"] == pytest.approx(0.012661502663418695, abs=1e-15)

@@ -4,13 +4,15 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from actograph.contract.errors import ServiceUnavailable
-from storage.artifacts import s3
 from storage.artifacts.s3 import S3Store
+from tests.support.servers.s3 import environment
 
 DATA = bytes(range(256)) * 1000
 KEY = "files/file_" + "1b" * 16
@@ -18,7 +20,8 @@ KEY = "files/file_" + "1b" * 16
 
 class FlakyServer(ThreadingHTTPServer):
     """Serves DATA under any key. Each GET first takes the next fault, if one is left:
-    a status to answer with, or (as a negative number) the bytes to send before it hangs up."""
+    a status to answer with, or (as a negative number) the bytes to send before it hangs up.
+    Each PUT gets the bytes of `answer`, which break off."""
 
     daemon_threads = True
 
@@ -26,6 +29,8 @@ class FlakyServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), FlakyHandler)
         self.faults: list[int] = []
         self.ranges: list[str] = []
+        self.answer = b""
+        self.puts: list[Message] = []
 
 
 class FlakyHandler(BaseHTTPRequestHandler):
@@ -52,20 +57,25 @@ class FlakyHandler(BaseHTTPRequestHandler):
         self.wfile.write(body[:-fault] if fault else body)
         self.close_connection = bool(fault)
 
+    def do_PUT(self) -> None:
+        self.server.puts.append(self.headers)
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.wfile.write(self.server.answer)
+        self.close_connection = True
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyServer]:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(s3.time, "sleep", lambda seconds: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr("storage.artifacts.s3.time.sleep", lambda seconds: None)
     with FlakyServer() as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        wanted = environment(f"http://127.0.0.1:{server.server_port}", os.environ)
+        for name in [name for name in os.environ if name.startswith("AWS_") and name not in wanted]:
+            monkeypatch.delenv(name)
+        for name, value in wanted.items():
+            monkeypatch.setenv(name, value)
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield server
@@ -95,3 +105,15 @@ def test_a_line_that_stays_bad_is_reported(server: FlakyServer) -> None:
     with pytest.raises(ServiceUnavailable, match="could not be downloaded"):
         S3Store("bucket").read(KEY, 0, 1000)
     assert len(server.ranges) == 6
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 100 C", b"HTTP/1.1 100 Continue\r\n", b"HTTP/1.1 2", b""])
+def test_an_upload_fails_where_the_answer_breaks_off_and_never_hangs(
+    server: FlakyServer, tmp_path: Path, answer: bytes
+) -> None:
+    server.answer = answer
+    (tmp_path / "file").write_bytes(b"x" * 1000)
+    with pytest.raises(ServiceUnavailable):
+        S3Store("bucket", spool=tmp_path, attempts=2).upload(KEY, tmp_path / "file")
+    assert len(server.puts) == 2
+    assert not any("expect" in headers for headers in server.puts)

@@ -36,26 +36,17 @@ def test_who_begins_to_refer_to_a_file_holds_its_deletion_off(database: Database
     at_once(lambda session: files.keep(session, file_id), lambda session: files.lock(session, file_id))
 
 
+@pytest.mark.parametrize("second", [files.keep, files.delete])
 def test_a_file_that_is_being_deleted_is_not_there_for_who_comes_later(
-    database: Database, at_once: AtOnce
+    database: Database, at_once: AtOnce, second: Callable[[Session, str], object]
 ) -> None:
     file_id = add_file(database)
 
-    def refer(session: Session) -> None:
+    def come(session: Session) -> None:
         with pytest.raises(NotFound):
-            files.keep(session, file_id)
+            second(session, file_id)
 
-    at_once(lambda session: files.delete(session, file_id), refer)
-
-
-def test_of_two_deletions_the_second_finds_nothing(database: Database, at_once: AtOnce) -> None:
-    file_id = add_file(database)
-
-    def again(session: Session) -> None:
-        with pytest.raises(NotFound):
-            files.delete(session, file_id)
-
-    at_once(lambda session: files.delete(session, file_id), again)
+    at_once(lambda session: files.delete(session, file_id), come)
     with database.read() as session:
         assert session.get(FileRow, file_id) is None
 
@@ -120,9 +111,7 @@ def test_entries_of_a_log_are_seen_in_the_order_of_their_ids(
         events.append(session, job_id, "third", {})
 
 
-def test_processes_that_start_at_once_migrate_an_empty_index_once(
-    new_postgres: Callable[[], str],
-) -> None:
+def test_processes_that_start_at_once_migrate_an_empty_index_once(new_postgres: Callable[[], str]) -> None:
     databases = [Database(url := new_postgres()), Database(url)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(migrate.upgrade, databases))

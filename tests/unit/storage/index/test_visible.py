@@ -7,14 +7,13 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, aliased
 
 from actograph.contract.job_specs import CaptureJobSpec
-from storage import samples
 from storage.index import visible
 from storage.index.database import Database
 from storage.index.visible import Unnarrowable, of_everyone
-from storage.jobs import control, jobs
-from storage.samples.expansion import capture_samples
+from storage.jobs import control
 from storage.tables.models import EventRow, JobRow, JobTagRow, SampleRow, SessionRow
 from tests.support import leasing
+from tests.support.submitting import insert
 
 MakeSpec = Callable[..., CaptureJobSpec]
 _ALIAS = aliased(JobRow)
@@ -25,11 +24,7 @@ def own(database: Database, capture_spec: MakeSpec) -> dict[str, str]:
     """Owner -> a job with a claimed sample."""
     made = {}
     for owner in ("alice", "bob"):
-        spec = capture_spec(tags=["t"])
-        with database.write() as session:
-            row = jobs.create(session, spec, total=1, owner=owner)
-            samples.insert(session, row.id, capture_samples(spec))
-            made[owner] = row.id
+        made[owner] = insert(database, capture_spec(tags=["t"]), owner=owner)
     return made
 
 

@@ -16,7 +16,6 @@ from actograph.contract.errors import (
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from storage import samples
-from storage.index import events
 from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.queue import leases, model_loads
@@ -29,12 +28,6 @@ from tests.support.samples import result
 Submit = Callable[..., str]
 BROKEN = CaptureFailed("the disk is gone")
 TOO_LONG = ContextLengthExceeded("the prompt is too long")
-
-
-def claim(database: Database, job_id: str, count: int = 1) -> list[LeasedSample]:
-    with database.write() as session:
-        jobs.start(session, job_id)
-        return leasing.claim(session, job_id, worker_id="wrk_a", count=count)
 
 
 def commit(database: Database, leases: Sequence[LeasedSample], *errors: ActographError | None) -> None:
@@ -64,14 +57,9 @@ def retry(database: Database, job_id: str) -> JobRow:
         return control.retry(session, job_id)
 
 
-def log(database: Database, job_id: str) -> list[str]:
-    with database.read() as session:
-        return [e.event for e in events.after(session, job_id, 0)]
-
-
 def test_a_retry_runs_what_failed_and_keeps_what_completed(database: Database, submit: Submit) -> None:
     job_id = submit(3)
-    commit(database, claim(database, job_id, 3), None, BROKEN, TOO_LONG)
+    commit(database, leasing.begin(database, job_id, 3), None, BROKEN, TOO_LONG)
     assert row(database, job_id).status == JobStatus.COMPLETED
     before = shown(database, job_id)
     again = retry(database, job_id)
@@ -82,45 +70,45 @@ def test_a_retry_runs_what_failed_and_keeps_what_completed(database: Database, s
     for sample in opened:
         assert (sample.status, sample.losses, sample.error) == (SampleStatus.PENDING, 0, None)
         assert (sample.prompt, sample.started_at, sample.finished_at) == (None, None, None)
-    leases = claim(database, job_id, 9)
+    leases = leasing.begin(database, job_id, 9)
     assert [lease.sample_index for lease in leases] == [1, 2]
     commit(database, leases, None, None)
     ended = row(database, job_id)
     assert (ended.status, ended.completed, ended.failed) == (JobStatus.COMPLETED, 3, 0)
-    assert log(database, job_id)[-5:] == [
+    assert leasing.log(database, job_id)[-5:] == [
         "job.completed", "job.retried", "job.started", "job.progress", "job.completed",
     ]  # fmt: skip
 
 
 def test_a_retry_runs_what_a_cancel_left(database: Database, submit: Submit) -> None:
     job_id = submit(3)
-    commit(database, claim(database, job_id), None)
+    commit(database, leasing.begin(database, job_id), None)
     with database.write() as session:
         jobs.cancel(session, job_id)
     assert [s.status for s in shown(database, job_id)] == ["completed", "cancelled", "cancelled"]
     retry(database, job_id)
-    assert [lease.sample_index for lease in claim(database, job_id, 9)] == [1, 2]
+    assert [lease.sample_index for lease in leasing.begin(database, job_id, 9)] == [1, 2]
 
 
 def test_a_job_that_has_nothing_to_retry_is_left_alone(database: Database, submit: Submit) -> None:
     done, running = submit(), submit()
-    commit(database, claim(database, done), None)
-    claim(database, running)
+    commit(database, leasing.begin(database, done), None)
+    leasing.begin(database, running)
     with database.write() as session:
         load = model_loads.create(session, "demo", ModelLoadOptions())
         jobs.fail(session, load.id, ModelRefused("no"))
     for job_id, reason in ((done, "nothing to retry"), (running, "in_progress"), (load.id, "models/load")):
-        before = log(database, job_id)
+        before = leasing.log(database, job_id)
         with pytest.raises(Conflict, match=reason):
             retry(database, job_id)
-        assert log(database, job_id) == before
+        assert leasing.log(database, job_id) == before
     with pytest.raises(NotFound):
         retry(database, "job_" + "0" * 32)
 
 
 def test_a_worker_of_before_the_retry_changes_nothing(database: Database, submit: Submit) -> None:
     job_id = submit(2)
-    stale = claim(database, job_id, 2)
+    stale = leasing.begin(database, job_id, 2)
     with database.write() as session:
         jobs.fail(session, job_id, ModelRefused("another worker said so"))
     retry(database, job_id)
@@ -133,10 +121,10 @@ def test_a_worker_of_before_the_retry_changes_nothing(database: Database, submit
 
 def test_failures_in_a_row_stop_the_job_over_units(database: Database, submit: Submit) -> None:
     job_id = submit(9, max_consecutive_failures=3)
-    commit(database, claim(database, job_id, 2), BROKEN, BROKEN)
-    commit(database, claim(database, job_id, 3), None, BROKEN, BROKEN)
+    commit(database, leasing.begin(database, job_id, 2), BROKEN, BROKEN)
+    commit(database, leasing.begin(database, job_id, 3), None, BROKEN, BROKEN)
     assert row(database, job_id).status == JobStatus.IN_PROGRESS
-    commit(database, claim(database, job_id, 1), BROKEN)
+    commit(database, leasing.begin(database, job_id, 1), BROKEN)
     ended = row(database, job_id)
     assert (ended.status, ended.completed, ended.failed) == (JobStatus.FAILED, 1, 5)
     assert ended.error is not None
@@ -144,17 +132,17 @@ def test_failures_in_a_row_stop_the_job_over_units(database: Database, submit: S
     assert "3 samples failed" in ended.error["message"]
     assert "the disk is gone" in ended.error["message"]
     assert [s.status for s in shown(database, job_id)][6:] == [SampleStatus.CANCELLED] * 3
-    assert log(database, job_id)[-1] == "job.failed"
+    assert leasing.log(database, job_id)[-1] == "job.failed"
     retry(database, job_id)
     assert row(database, job_id).failed_in_a_row == 0
-    assert len(claim(database, job_id, 9)) == 8
+    assert len(leasing.begin(database, job_id, 9)) == 8
 
 
 def test_samples_whose_own_input_is_at_fault_stop_nothing(database: Database, submit: Submit) -> None:
     job_id = submit(8, max_consecutive_failures=2)
-    commit(database, claim(database, job_id, 4), TOO_LONG, TOO_LONG, TOO_LONG, BROKEN)
+    commit(database, leasing.begin(database, job_id, 4), TOO_LONG, TOO_LONG, TOO_LONG, BROKEN)
     assert row(database, job_id).status == JobStatus.IN_PROGRESS
-    commit(database, claim(database, job_id, 2), TOO_LONG, BROKEN)
+    commit(database, leasing.begin(database, job_id, 2), TOO_LONG, BROKEN)
     assert row(database, job_id).status == JobStatus.FAILED
 
 
@@ -164,13 +152,13 @@ def test_without_a_limit_failures_stop_nothing(
     for limit in [0, None]:
         with subtests.test(limit=limit):
             job_id = submit(40, max_consecutive_failures=limit)
-            commit(database, claim(database, job_id, 39), *[BROKEN] * 39)
+            commit(database, leasing.begin(database, job_id, 39), *[BROKEN] * 39)
             assert row(database, job_id).status == JobStatus.IN_PROGRESS
 
 
 def test_samples_that_kill_workers_count_as_failures(database: Database, submit: Submit) -> None:
     job_id = submit(5, max_consecutive_failures=2)
-    claim(database, job_id, 2)
+    leasing.begin(database, job_id, 2)
     with database.write() as session:
         session.execute(sa.update(SampleRow).values(losses=leases.FAILED_AFTER - 1))
     leasing.lose(database)
@@ -189,8 +177,8 @@ def let_deadline_pass(database: Database, job_id: str) -> None:
 def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Database, submit: Submit) -> None:
     late, early = submit(3, deadline_seconds=900), submit(deadline_seconds=5000)
     submit()
-    commit(database, claim(database, late), None)
-    (held,) = claim(database, late)
+    commit(database, leasing.begin(database, late), None)
+    (held,) = leasing.begin(database, late)
     for job_id in (late, early):
         let_deadline_pass(database, job_id)
     with database.read() as session:
@@ -200,11 +188,7 @@ def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Databas
         assert control.fail_overdue(session) == []
     ended = row(database, late)
     assert ended.error is not None
-    assert (ended.status, ended.completed, ended.error["type"]) == (
-        JobStatus.FAILED,
-        1,
-        "deadline_exceeded",
-    )
+    assert (ended.status, ended.completed, ended.error["type"]) == (JobStatus.FAILED, 1, "deadline_exceeded")
     assert "900 s" in ended.error["message"]
     assert [s.status for s in shown(database, late)] == ["completed", "cancelled", "cancelled"]
     with pytest.raises(leasing.LeaseLost):
@@ -215,7 +199,7 @@ def test_a_job_past_its_deadline_fails_and_keeps_what_finished(database: Databas
 
 def test_a_cancelled_job_has_no_deadline_left_to_pass(database: Database, submit: Submit) -> None:
     job_id = submit(deadline_seconds=900)
-    claim(database, job_id)
+    leasing.begin(database, job_id)
     with database.write() as session:
         jobs.cancel(session, job_id)
     let_deadline_pass(database, job_id)

@@ -1,27 +1,34 @@
 """Which ended chats and jobs are deleted after a while, and which stay."""
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
-from actograph.contract.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.openai_answers import BatchRequest, BatchStatus
 from actograph.contract.resources import JobStatus
 from storage.index.database import Database, now
 from storage.jobs import batches, control, jobs
-from storage.samples import insert
-from storage.samples.expansion import chat_samples
 from storage.tables.models import EventRow, JobRow, SampleRow, SessionRow
+from tests.support.submitting import insert_chat
 
 
 def chat(database: Database, *, ended_before: float | None, kind: str = "chat") -> str:
-    spec = ChatJobSpec(model="m", inputs=[ChatInput(prompt="x")])
+    job_id = insert_chat(database, "m")
     with database.write() as session:
-        row = jobs.create(session, spec, hooks=[], total=1)
-        insert(session, row.id, chat_samples(spec))
-        session.execute(sa.update(JobRow).where(JobRow.id == row.id).values(kind=kind))
+        session.execute(sa.update(JobRow).where(JobRow.id == job_id).values(kind=kind))
         if ended_before is not None:
-            kept = jobs.get(session, row.id)
+            kept = jobs.get(session, job_id)
             kept.status, kept.finished_at = JobStatus.COMPLETED, now(session) - ended_before
-        return row.id
+    return job_id
+
+
+def add_session(session: Session, job_id: str, *, pinned: bool = False) -> None:
+    sample_id = session.scalars(sa.select(SampleRow.id).where(SampleRow.job_id == job_id)).one()
+    session.add(
+        SessionRow(
+            id="ses_1", job_id=job_id, sample_id=sample_id, sample_index=0, model="m", created_at=0.0,
+            prompt_tokens=1, generated_tokens=1, rows=1, bytes=0, dtype="F32", hooks={}, pinned=pinned,
+        )
+    )  # fmt: skip
 
 
 def test_chats_that_ended_long_ago_go_with_their_samples_unless_they_have_sessions(
@@ -29,13 +36,7 @@ def test_chats_that_ended_long_ago_go_with_their_samples_unless_they_have_sessio
 ) -> None:
     old, fresh, running, captured = (chat(database, ended_before=s) for s in (100, 1, None, 100))
     with database.write() as session:
-        sample_id = session.scalars(sa.select(SampleRow.id).where(SampleRow.job_id == captured)).one()
-        session.add(
-            SessionRow(
-                id="ses_1", job_id=captured, sample_id=sample_id, sample_index=0, model="m", created_at=0.0,
-                prompt_tokens=1, generated_tokens=1, rows=1, bytes=0, dtype="F32", hooks={},
-            )
-        )  # fmt: skip
+        add_session(session, captured)
     assert [control.delete_old(database, "chats", 50, limit=10) for _ in range(2)] == [1, 0]
     with database.read() as session:
         assert set(session.scalars(sa.select(JobRow.id))) == {fresh, running, captured}
@@ -52,13 +53,7 @@ def test_jobs_that_ended_long_ago_go_unless_something_needs_them(database: Datab
         request = BatchRequest(input_file_id="file_" + "0" * 32, endpoint="/v1/chat/completions")
         row = batches.create(session, request, "alice")
         row.job_id, row.status = batch, BatchStatus.FINALIZING
-        sample_id = session.scalars(sa.select(SampleRow.id).where(SampleRow.job_id == captured)).one()
-        session.add(
-            SessionRow(
-                id="ses_1", job_id=captured, sample_id=sample_id, sample_index=0, model="m", created_at=0.0,
-                prompt_tokens=1, generated_tokens=1, rows=1, bytes=0, dtype="F32", hooks={}, pinned=True,
-            )
-        )  # fmt: skip
+        add_session(session, captured, pinned=True)
     stay = {fresh, running, batch, captured, kept_chat, load}
     assert old not in stay
     assert [control.delete_old(database, "jobs", 50, limit=10) for _ in range(2)] == [1, 0]

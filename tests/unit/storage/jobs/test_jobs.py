@@ -14,7 +14,6 @@ from actograph.contract.resources import JobStatus, SampleStatus, SessionFile
 from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.files import files
-from storage.index import events
 from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.queue import claim as queue_claim
@@ -28,12 +27,6 @@ from tests.support.samples import add_file, result, session_of
 
 Submit = Callable[..., str]
 UNKNOWN = "job_" + "0" * 32
-
-
-def claim(database: Database, job_id: str, count: int = 1) -> list[LeasedSample]:
-    with database.write() as session:
-        jobs.start(session, job_id)
-        return leasing.claim(session, job_id, worker_id="wrk_a", count=count)
 
 
 def complete(database: Database, lease: LeasedSample) -> None:
@@ -51,11 +44,6 @@ def status(database: Database, job_id: str) -> JobStatus | None:
         return jobs.status_of(session, job_id)
 
 
-def log(database: Database, job_id: str) -> list[str]:
-    with database.read() as session:
-        return [e.event for e in events.after(session, job_id, 0)]
-
-
 def test_the_inputs_of_a_capture_job_are_its_samples_alone(database: Database, submit: Submit) -> None:
     job_id = submit(2)
     with database.read() as session:
@@ -66,13 +54,13 @@ def test_the_inputs_of_a_capture_job_are_its_samples_alone(database: Database, s
 
 def test_it_completes_when_its_last_sample_has(database: Database, submit: Submit) -> None:
     job_id = submit(2)
-    first, second = claim(database, job_id, 2)
+    first, second = leasing.begin(database, job_id, 2)
     assert status(database, job_id) == JobStatus.IN_PROGRESS
     complete(database, first)
     assert status(database, job_id) == JobStatus.IN_PROGRESS
     fail(database, second)
     assert status(database, job_id) == JobStatus.COMPLETED
-    assert log(database, job_id) == [
+    assert leasing.log(database, job_id) == [
         "job.queued", "job.started", "job.progress", "job.completed",
     ]  # fmt: skip
     with database.read() as session:
@@ -84,7 +72,7 @@ def test_it_completes_when_its_last_sample_has(database: Database, submit: Submi
 
 def test_it_fails_when_every_sample_failed_and_says_why(database: Database, submit: Submit) -> None:
     job_id = submit(2)
-    for lease in reversed(claim(database, job_id, 2)):
+    for lease in reversed(leasing.begin(database, job_id, 2)):
         fail(database, lease)
     with database.read() as session:
         shown = view.job(session, jobs.get(session, job_id))
@@ -92,7 +80,7 @@ def test_it_fails_when_every_sample_failed_and_says_why(database: Database, subm
     assert shown.error is not None
     assert shown.error.type == "capture_failed"
     assert shown.error.message == "every sample failed; the first: reason 0"
-    assert log(database, job_id)[-1] == "job.failed"
+    assert leasing.log(database, job_id)[-1] == "job.failed"
 
 
 def test_a_queued_job_is_cancelled_at_once(database: Database, submit: Submit) -> None:
@@ -101,19 +89,19 @@ def test_a_queued_job_is_cancelled_at_once(database: Database, submit: Submit) -
         assert jobs.cancel(session, job_id).status == JobStatus.CANCELLED
     with database.write() as session:
         assert jobs.cancel(session, job_id).status == JobStatus.CANCELLED
-    assert log(database, job_id) == ["job.queued", "job.cancelled"]
+    assert leasing.log(database, job_id) == ["job.queued", "job.cancelled"]
 
 
 def test_a_running_job_is_cancelled_at_once_and_keeps_what_finished(
     database: Database, submit: Submit
 ) -> None:
     job_id = submit(3)
-    first, second = claim(database, job_id, 2)
+    first, second = leasing.begin(database, job_id, 2)
     complete(database, first)
     with database.write() as session:
         assert jobs.cancel(session, job_id).status == JobStatus.CANCELLED
         jobs.fail(session, job_id, ModelRefused("a cancelled job does not fail"))
-    assert claim(database, job_id) == []
+    assert leasing.begin(database, job_id) == []
     with pytest.raises(leasing.LeaseLost):
         complete(database, second)
     assert status(database, job_id) == JobStatus.CANCELLED
@@ -128,7 +116,7 @@ def test_cancel_and_end_at_once_leave_one_end(database: Database, submit: Submit
     """Whoever comes first, the job has one last event, and its status fits it."""
     for _ in range(10):
         job_id = submit()
-        (lease,) = claim(database, job_id)
+        (lease,) = leasing.begin(database, job_id)
         barrier = threading.Barrier(2)
 
         def cancel(target: str = job_id, gate: threading.Barrier = barrier) -> None:
@@ -145,18 +133,9 @@ def test_cancel_and_end_at_once_leave_one_end(database: Database, submit: Submit
         with suppress(leasing.LeaseLost):
             complete(database, lease)
         thread.join()
-        ends = [e for e in log(database, job_id) if e in ("job.completed", "job.cancelled")]
+        ends = [e for e in leasing.log(database, job_id) if e in ("job.completed", "job.cancelled")]
         assert len(ends) == 1
         assert ends[0] == f"job.{status(database, job_id)}"
-
-
-def test_a_job_that_cannot_run_fails_with_the_reason(database: Database, submit: Submit) -> None:
-    job_id = submit()
-    with database.write() as session:
-        jobs.fail(session, job_id, ModelRefused("it does not fit"))
-        row = jobs.get(session, job_id)
-        assert row.error == {"type": "model_refused", "message": "it does not fit"}
-    assert status(database, job_id) == JobStatus.FAILED
 
 
 def count(database: Database, table: type[Base]) -> int:
@@ -169,7 +148,7 @@ def test_deleting_a_job_takes_everything_that_hangs_on_it(
 ) -> None:
     gone, kept = submit(tags=["a", "b"]), submit(tags=["a"])
     for job_id in (gone, kept):
-        (lease,) = claim(database, job_id)
+        (lease,) = leasing.begin(database, job_id)
         with database.write() as session:
             files = [SessionFile(name="x", bytes=1, sha256="0" * 64)]
             jobs.lock(session, job_id)
@@ -190,26 +169,15 @@ def test_deleting_a_job_takes_everything_that_hangs_on_it(
 
 def test_a_job_that_is_being_run_is_not_deleted(database: Database, submit: Submit) -> None:
     job_id = submit()
-    claim(database, job_id)
+    leasing.begin(database, job_id)
     with pytest.raises(Conflict, match="cancel it"), database.write() as session:
         control.delete(session, job_id)
     assert status(database, job_id) == JobStatus.IN_PROGRESS
 
 
-def test_claimable_jobs_come_the_most_urgent_first(database: Database, submit: Submit) -> None:
-    late, urgent, leased, done = submit(priority=9), submit(priority=0), submit(), submit()
-    claim(database, leased)
-    complete(database, claim(database, done)[0])
-    with database.read() as session:
-        assert leasing.with_work(session) == [urgent, late]
-    leasing.lose(database)
-    with database.read() as session:
-        assert leasing.with_work(session) == [urgent, leased, late]
-
-
 def test_counts_and_positions(database: Database, submit: Submit) -> None:
     first, running, urgent = submit(2), submit(3), submit(priority=0)
-    claim(database, running, 2)
+    leasing.begin(database, running, 2)
     with database.read() as session:
         assert view.job_counts(session) == {
             JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1,

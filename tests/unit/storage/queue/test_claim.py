@@ -3,16 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus
-from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import claim, leases, model_loads, pause, workers
 from storage.queue.claim import Asking, Held
-from storage.samples.expansion import chat_samples
 from tests.support import leasing
+from tests.support.submitting import insert_chat
 
 Submit = Callable[..., str]
 ME, OTHER = "wrk_" + "a" * 32, "wrk_" + "b" * 32
@@ -24,20 +22,6 @@ def take(database: Database, worker_id: str = ME, room: int = 1, **asking: Any) 
     with database.write() as session:
         found = claim.claim(session, Asking(**values), lambda _job: room)
     return [] if found is None else [lease.job_id for lease in found.samples] or [found.job.id]
-
-
-def ask(database: Database, temperature: float = 1.0, priority: int = 0) -> str:
-    spec = ChatJobSpec.model_validate(
-        {
-            "model": "demo", "inputs": [{"prompt": "a", "max_tokens": 2}],
-            "sampling": {"max_tokens": 2, "temperature": temperature}, "sample_timeout_seconds": 0,
-            "priority": priority,
-        }
-    )  # fmt: skip
-    with database.write() as session:
-        row = jobs.create(session, spec, hooks=[], total=1)
-        samples.insert(session, row.id, chat_samples(spec))
-    return row.id
 
 
 def test_the_most_urgent_goes_first_and_then_the_one_served_longest_ago(
@@ -88,12 +72,12 @@ def test_what_may_not_start_waits(database: Database, submit: Submit) -> None:
 
 def test_chats_are_claimed_at_once_and_leave_one_claim_in_eight(database: Database, submit: Submit) -> None:
     night = submit(9)
-    first, second, third = ask(database), ask(database, temperature=0.0), ask(database)
+    first, second, third = (insert_chat(database, "demo", temperature=heat) for heat in (1.0, 0.0, 1.0))
     assert take(database, room=8, chats=claim.CHATS_IN_A_ROW) == [night] * 8
     assert take(database, room=2) == [first, second]
     assert take(database, room=8, chats=claim.CHATS_IN_A_ROW) == [night]
     assert take(database, room=8, chats=claim.CHATS_IN_A_ROW) == [third], "nothing else waits"
-    last, idle = ask(database), ask(database, priority=5)
+    last, idle = insert_chat(database, "demo"), insert_chat(database, "demo", priority=5)
     assert take(database, room=8, chats_only=True) == [last], "the other one is less urgent"
     assert take(database, room=8) == [idle]
     assert take(database, chats_only=True) == []

@@ -36,10 +36,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def run(database: Database, clock: Clock, job_id: str, *units: tuple[int, float]) -> None:
     """Units of so many samples that took so long, one after the other."""
     for count, seconds in units:
-        with database.write() as session:
-            jobs.start(session, job_id)
-            leases = leasing.claim(session, job_id, worker_id="wrk_a", count=count)
-            assert len(leases) == count
+        leases = leasing.begin(database, job_id, count)
+        assert len(leases) == count
         clock.now += seconds
         with database.write() as session:
             leasing.end(session, *(Ended(lease=lease, result=result()) for lease in leases))

@@ -44,7 +44,6 @@ def test_two_may_end_it_at_once(database: Database, at_once: Callable[..., None]
         pause.start(session, by="local", reason=None)
     ended: list[bool] = []
     at_once(
-        lambda session: ended.append(pause.end(session)),
-        lambda session: ended.append(pause.end(session)),
+        lambda session: ended.append(pause.end(session)), lambda session: ended.append(pause.end(session))
     )
     assert ended == [True, False]

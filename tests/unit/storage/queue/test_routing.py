@@ -16,9 +16,7 @@ def start(database: Database, worker_id: str, model: str, *may_load: str, ready:
             workers.set_idle(session, worker_id, model)
 
 
-def test_a_worker_counts_as_holder_as_soon_as_it_turns_to_a_job_of_another_model(
-    database: Database,
-) -> None:
+def test_a_worker_counts_as_holder_as_soon_as_it_turns_to_a_job_of_another_model(database: Database) -> None:
     start(database, "wrk_1", "a", "b")
     with database.write() as session:
         workers.set_busy(session, "wrk_1", "job_1", "b")

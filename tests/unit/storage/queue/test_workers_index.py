@@ -12,27 +12,14 @@ from storage.index.database import Database
 from storage.queue import workers
 from storage.tables.models import WorkerRow
 from tests.support import leasing
+from tests.support.structures import model_structure
 
 Submit = Callable[..., str]
 A, B = "wrk_" + "a" * 32, "wrk_" + "b" * 32
 
 
 def structure(model: str = "demo", layers: int = 2) -> ModelStructure:
-    return ModelStructure(
-        model=model,
-        architecture="X",
-        num_layers=layers,
-        hidden_size=4,
-        vocab_size=5,
-        context_length=6,
-        dtype="float32",
-        device="cpu",
-        num_parameters=7,
-        chat_template=False,
-        eos_token_ids=[],
-        hooks={},
-        module_locations=[],
-    )
+    return model_structure({}, model=model, num_layers=layers)
 
 
 def start(database: Database, worker_id: str, model: str = "demo", *, ready: bool = True) -> None:

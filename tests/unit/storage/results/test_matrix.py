@@ -16,8 +16,9 @@ from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
 from storage.index.ids import new_session_id
 from storage.results.matrix import Choice, Source, read
-from storage.sessions.manifest import SessionManifest, StoredTensor
+from storage.sessions.manifest import StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
+from tests.support.samples import manifest_of
 
 HOOK = "resid_post.1"
 CHOSEN = (0, 4, 6)
@@ -39,14 +40,13 @@ def write_session(store: ArtifactStore, number: int) -> dict[str, TensorInfo]:
         "expert_indices.1": ("I64", np.arange(14, dtype="<i8").reshape(7, 2)),
     }
     segments = [("prompt", 0, 5), ("think", 5, 6), ("answer", 6, 8)]
-    manifest = SessionManifest(
-        session_id=f"ses_{number:032x}", job_id="j", sample_id="s", sample_index=number, model="m",
-        capture={}, capture_sha256="0" * 64, dtype="model", prompt_tokens=5, generated_tokens=3, seed=0,
-        created_at=0, segments=[Segment(name=name, start=a, stop=b) for name, a, b in segments],
-        tensors={
-            name: StoredTensor.model_validate({"shape": array.shape, "dtype": dtype, **FORMS.get(name, {})})
-            for name, (dtype, array) in arrays.items()
-        },
+    tensors = {
+        name: StoredTensor.model_validate({"shape": array.shape, "dtype": dtype, **FORMS.get(name, {})})
+        for name, (dtype, array) in arrays.items()
+    }
+    manifest = manifest_of(
+        f"ses_{number:032x}", tensors, sample_index=number, prompt_tokens=5, generated_tokens=3,
+        segments=[Segment(name=name, start=a, stop=b) for name, a, b in segments],
     )  # fmt: skip
     with SessionWriter(store, manifest.session_id) as writer:
         writer.write_shard(

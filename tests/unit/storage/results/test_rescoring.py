@@ -18,10 +18,11 @@ from storage.jobs import jobs
 from storage.results import comparisons, rescoring, summary
 from storage.samples import NewSample
 from storage.tables.models import SampleRow, SessionRow
+from tests.support.submitting import insert
 
-ROWS = 220
+ROWS = 120
 #: rows whose samples have a session
-CAPTURED = (0, 1, 90, 219)
+CAPTURED = (0, 1, 90, 119)
 KEY = "efficiency,none"
 #: the key stays, the options change
 OLD: list[Any] = [{"name": "efficiency", "target_tokens": 2, "max_tokens": 6}]
@@ -35,24 +36,22 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def job_id(database: Database) -> str:
-    """An evaluation of 220 problems that has ended."""
+    """An evaluation of 120 problems that has ended."""
     spec: Any = job_spec_adapter.validate_python(
         {"kind": "evaluation", "model": "demo", "dataset": {"path": "problems.jsonl"}, "scorers": OLD}
     )
     assert isinstance(spec, EvaluationSpec)
     row = {"question": "q", "answer": "#### 5"}
     new = [NewSample(sample_index=i, condition="baseline", epoch=0, input=row, seed=0) for i in range(ROWS)]
+    job_id = insert(database, spec, new)
     with database.write() as session:
-        job = jobs.create(session, spec, total=ROWS)
-        samples.insert(session, job.id, new)
-        session.flush()
         session.execute(
             sa.update(SampleRow).values(
                 status="completed", completion="#### 5", generated_tokens=4, prompt_tokens=1,
                 scores={KEY: {"value": 0.5, "answer": "4"}},
             )
         )  # fmt: skip
-        job = jobs.lock(session, job.id)
+        job = jobs.lock(session, job_id)
         job.status, job.finished_at, job.completed = JobStatus.COMPLETED, 2.0, ROWS
         captured = sa.select(SampleRow).where(SampleRow.sample_index.in_(CAPTURED))
         for sample in session.scalars(captured).all():
@@ -64,7 +63,7 @@ def job_id(database: Database) -> str:
                     dtype="F32", hooks={}, correct=False,
                 )
             )  # fmt: skip
-        return job.id
+    return job_id
 
 
 def rescore(database: Database, job_id: str, scorers: list[Any] = NEW) -> None:

@@ -9,21 +9,21 @@ import pytest
 from actograph.contract.errors import ActographError
 from actograph.contract.job_specs import EvaluationSpec, job_spec_adapter
 from actograph.contract.resources import JobResults, Score, ToolUse
-from storage import samples
 from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.results import summary
 from storage.samples import NewSample
 from tests.support import leasing
 from tests.support.samples import result
+from tests.support.submitting import insert
 
 KEYS = ("exact_match,strict-match", "includes,none")
-ROWS = 40
+ROWS = 20
 
 
 @pytest.fixture(params=[1, 3], ids=["one epoch", "three epochs"])
 def job_id(database: Database, request: pytest.FixtureRequest) -> str:
-    """A queued evaluation of forty problems under two conditions."""
+    """A queued evaluation of twenty problems under two conditions."""
     spec: Any = job_spec_adapter.validate_python(
         {
             "kind": "evaluation",
@@ -46,10 +46,7 @@ def job_id(database: Database, request: pytest.FixtureRequest) -> str:
         for name in ("a", "b")
         for epoch in range(spec.epochs)
     ]
-    with database.write() as session:
-        row = jobs.create(session, spec, total=len(new))
-        samples.insert(session, row.id, new)
-        return row.id
+    return insert(database, spec, new)
 
 
 def drain(database: Database, job_id: str, count: int, draw: random.Random, fails: float = 0.1) -> None:

@@ -20,7 +20,6 @@ from actograph import tensor_files
 from actograph.client.tensors import open_folder
 from actograph.contract.errors import (
     CaptureFailed,
-    Conflict,
     NotFound,
     RangeNotSatisfiable,
     ServiceUnavailable,
@@ -29,6 +28,7 @@ from actograph.contract.errors import (
 from storage.artifacts.local import LocalStore
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.writer import SessionReader, SessionWriter, TensorRows
+from tests.support.samples import manifest_of
 
 TORCH_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 PROMPT, GENERATED = 4, 7
@@ -57,22 +57,8 @@ def new_id() -> str:
 
 
 def manifest(of: str, tensors: dict[str, StoredTensor], /, **changes: Any) -> SessionManifest:
-    fields: dict[str, Any] = {
-        "session_id": of,
-        "job_id": "job_1",
-        "sample_id": "smp_1",
-        "sample_index": 3,
-        "model": "tiny",
-        "capture": {"points": ["resid_post"]},
-        "capture_sha256": "0" * 64,
-        "dtype": "model",
-        "prompt_tokens": PROMPT,
-        "generated_tokens": GENERATED,
-        "seed": 1,
-        "created_at": 1_700_000_000,
-        "tensors": tensors,
-    }
-    return SessionManifest(**(fields | changes))
+    lengths = {"prompt_tokens": PROMPT, "generated_tokens": GENERATED}
+    return manifest_of(of, tensors, **lengths | {"model": "tiny"} | changes)
 
 
 def first_row(hook: str) -> int:
@@ -316,32 +302,6 @@ def test_a_writer_that_is_left_discards(store: LocalStore) -> None:
         writer.write_shard([part()])
         assert staged(store)
     assert not staged(store)
-
-
-def test_nothing_is_seen_before_the_end(store: LocalStore, tensors: dict[str, torch.Tensor]) -> None:
-    session_id = new_id()
-    with SessionWriter(store, session_id) as writer:
-        writer.write_shard([rows(h, t, 0, ROWS) for h, t in tensors.items()])
-        assert not store.exists(f"sessions/{session_id}")
-        assert list(store.list_prefixes("sessions")) == []
-        with pytest.raises(NotFound):
-            _ = SessionReader(store, session_id).manifest
-        writer.finish(manifest(session_id, expected(tensors)), TOKENS)
-    assert store.exists(f"sessions/{session_id}")
-
-
-def test_a_session_is_never_overwritten(store: LocalStore) -> None:
-    session_id = new_id()
-    for attempt in (1, 2):
-        writer = SessionWriter(store, session_id)
-        writer.write_shard([part(data=bytes([attempt]) * 24)])
-        if attempt == 1:
-            writer.finish(manifest(session_id, TWO_ROWS), TOKENS)
-        else:
-            with pytest.raises(Conflict, match="stored already"):
-                writer.finish(manifest(session_id, TWO_ROWS), TOKENS)
-    assert SessionReader(store, session_id).rows("resid_post.0", 0, 1).data == bytes([1]) * 12
-    assert len(staged(store)) == 1
 
 
 def test_a_full_disk_is_a_reason(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,9 +76,7 @@ def stored(database: Database, store: FlakyStore, submit: Submit) -> Stored:
     def make(count: int = 1) -> tuple[str, list[str]]:
         job_id, made = submit(count), []
         for _ in range(count):
-            with database.write() as session:
-                jobs.start(session, job_id)
-                (lease,) = leasing.claim(session, job_id, worker_id="w", count=1)
+            (lease,) = leasing.begin(database, job_id)
             assert lease.session_id is not None
             put(store, lease.session_id)
             files = [SessionFile(name=name, bytes=SIZE // 2, sha256="0" * 64) for name in NAMES]

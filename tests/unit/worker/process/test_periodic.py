@@ -1,23 +1,41 @@
 """Background threads go on after any error: the heartbeat shows a live worker, whatever else fails."""
 
+import threading
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from storage.index.database import Database
 from storage.queue import workers
-from tests.support.indexes import create_index
 from worker.process.periodic import heartbeat
 
 
+@pytest.fixture
+def beat(sqlite: Database) -> Callable[..., None]:
+    """Lets the heart of a worker beat until something has been tried five times."""
+
+    def run(tries: list[None], memory: Callable[[], dict[str, int]]) -> None:
+        done = threading.Event()
+
+        def is_stalled() -> bool:
+            if len(tries) >= 5:
+                done.set()
+            return done.is_set()
+
+        thread = heartbeat(sqlite, "wrk", seconds=0.02, memory=memory, is_stalled=is_stalled)
+        thread.start()
+        assert done.wait(120), "the thread died of the first error"
+        thread.stop()
+
+    return run
+
+
 def test_heartbeats_go_on_where_the_memory_cannot_be_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sqlite: Database, beat: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'index.db'}")
-    create_index(database)
-    with database.write() as session:
+    with sqlite.write() as session:
         workers.register(session, "wrk", hostname="here", pid=1, model="m")
         workers.heartbeat(session, "wrk", {"free": 7})
         workers.find(session)[0].heartbeat_at = 1.0
@@ -27,25 +45,17 @@ def test_heartbeats_go_on_where_the_memory_cannot_be_read(
         looks.append(None)
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
-    thread = heartbeat(database, "wrk", seconds=0.02, memory=memory, is_stalled=lambda: False)
-    thread.start()
-    deadline = time.monotonic() + 120
-    while len(looks) < 5 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    thread.stop()
-    assert len(looks) >= 5, "the thread died of the first error"
-    with database.read() as session:
+    beat(looks, memory)
+    with sqlite.read() as session:
         (row,) = workers.find(session)
         assert row.heartbeat_at > time.time() - 60
         assert row.memory == {"free": 7}
     assert caplog.text.count("cannot be read") == 1
-    database.close()
 
 
 def test_heartbeats_outlive_an_error_of_any_kind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    beat: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'index.db'}")
     tries: list[None] = []
 
     def fail(*_: object) -> None:
@@ -53,12 +63,6 @@ def test_heartbeats_outlive_an_error_of_any_kind(
         raise TypeError("nobody foresaw this")
 
     monkeypatch.setattr("storage.queue.workers.heartbeat", fail)
-    thread = heartbeat(database, "wrk", seconds=0.02, memory=dict, is_stalled=lambda: len(tries) == 5)
-    thread.start()
-    deadline = time.monotonic() + 120
-    while len(tries) < 5 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    thread.stop()
+    beat(tries, dict)
     assert len(tries) == 5, "none of a worker without progress"
     assert caplog.text.count("no heartbeat could be written") == 1
-    database.close()

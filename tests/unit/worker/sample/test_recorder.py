@@ -8,28 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract import models
 from actograph.contract.errors import CaptureFailed
+from actograph.contract.models import HookInfo
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.factory import open_store
 from storage.queue.leases import LeasedSample
 from storage.sessions.writer import SessionReader
 from tests.support.one_turn import one_turn
+from tests.support.structures import model_structure
 from worker.engine.requests import Generation, RowChunk
 from worker.sample.provenance import Provenance
 from worker.sample.recorder import SampleRecorder
 from worker.sample.segments import Markup
 
-
-def structure() -> models.ModelStructure:
-    return models.ModelStructure(
-        model="m", architecture="A", num_layers=1, hidden_size=4, vocab_size=9, context_length=64,
-        dtype="float32", device="cpu", num_parameters=1, chat_template=False, eos_token_ids=[1],
-        hooks={
-            "logits": models.HookInfo(location="lm_head.output", width=4, dtype="float32", tail_only=True)
-        },
-        module_locations=["lm_head.output"],
-    )  # fmt: skip
+LOGITS = HookInfo(location="lm_head.output", width=4, dtype="float32", tail_only=True)
 
 
 class NoMarks:
@@ -51,8 +43,8 @@ def recorder(tmp_path: Path, hooks: list[str], **spec: Any) -> SampleRecorder:
         input={}, seed=5, token=1, session_id="ses_" + "1" * 32,
     )  # fmt: skip
     origin = Provenance(
-        structure=structure(), tokenizer_sha256="t", template_sha256=None, capture=CaptureSpec(**spec),
-        hooks=hooks, markup=Markup(NoMarks()),  # type: ignore[arg-type]
+        structure=model_structure({"logits": LOGITS}), tokenizer_sha256="t", template_sha256=None,
+        capture=CaptureSpec(**spec), hooks=hooks, markup=Markup(NoMarks()),  # type: ignore[arg-type]
     )  # fmt: skip
     return SampleRecorder(open_store((tmp_path / "store").as_uri()), sample, origin, sampling=SamplingSpec())
 

@@ -2,30 +2,17 @@
 
 from pathlib import Path
 
-import pytest
-
 from worker.signals.stop_signal import StopSignal
 
 
-def test_the_child_sees_what_the_parent_set(tmp_path: Path) -> None:
+def test_parent_and_child_see_what_the_other_set_and_why(tmp_path: Path) -> None:
     parent = StopSignal.create(tmp_path)
     child = StopSignal.inherited()
     assert not child.is_set()
     assert child.seconds_since_set() == 0.0
     parent.set()
-    assert child.is_set()
-    assert child.failure() == ""
-
-
-def test_the_parent_reads_why_the_child_gave_up(tmp_path: Path) -> None:
+    assert child.is_set() and child.failure() == ""
     parent = StopSignal.create(tmp_path)
+    assert not parent.is_set(), "a new parent starts unset"
     StopSignal.inherited().set(failure="no such model")
-    assert parent.is_set()
-    assert parent.failure() == "no such model"
-
-
-def test_a_new_parent_starts_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    StopSignal.create(tmp_path).set(failure="old")
-    fresh = StopSignal.create(tmp_path)
-    assert not fresh.is_set()
-    assert fresh.failure() == ""
+    assert parent.is_set() and parent.failure() == "no such model"

@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from actograph.scoring.completions import cut_at_stop
+from worker.runners import text
 from worker.runners.text import SpokenText
 from worker.text.text_stream import TextStream
 
@@ -66,6 +67,17 @@ def test_an_incomplete_character_waits_for_its_bytes() -> None:
 
 def test_special_tokens_are_left_out_but_marks_stay(shared: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "tiny-qwen3")
-    text = "<think>\nso\n</think>\n<tool_call>\n{}\n</tool_call><|im_end|>"
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert SpokenText(tokenizer).of(ids) == text.removesuffix("<|im_end|>")
+    said = "<think>\nso\n</think>\n<tool_call>\n{}\n</tool_call><|im_end|>"
+    ids = tokenizer.encode(said, add_special_tokens=False)
+    assert SpokenText(tokenizer).of(ids) == said.removesuffix("<|im_end|>")
+
+
+def test_a_nul_is_an_unreadable_character_since_no_database_takes_it(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    said, expected = "Tom\0has 3\0", "Tom\ufffdhas 3\ufffd"
+    ids = tokenizer.encode(said, add_special_tokens=False)
+    assert text.decode(tokenizer, ids, ()) == SpokenText(tokenizer).of(ids) == expected
+    assert text.decode(tokenizer, ids, ("has",)) == "Tom\ufffd"
+    stream = TextStream(SpokenText(tokenizer).of, ())
+    assert "".join(stream.feed([one]) for one in ids) == expected[:-1], "all but its last character"

@@ -11,10 +11,8 @@ from worker.engine.model.kv_cache import kv_bytes_per_token
 pytestmark = pytest.mark.integration
 
 
-def test_a_token_costs_what_the_cache_grows_by(
-    architecture: str, engine_for: Callable[[str], Engine]
-) -> None:
-    model = engine_for(architecture).model
+def test_a_token_costs_what_the_cache_grows_by(architecture: str, engine_of: Callable[[str], Engine]) -> None:
+    model = engine_of(architecture).model
     ids = torch.ones(3, 10, dtype=torch.long)  # fewer tokens than any sliding window has
     with torch.inference_mode():
         cache = model.hf(input_ids=ids, use_cache=True).past_key_values

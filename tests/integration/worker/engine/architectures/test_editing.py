@@ -10,7 +10,8 @@ import torch
 
 from actograph.contract.interventions import READ_ONLY_POINTS
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate
+from tests.support.engine_run import KeepingSink, generate, requests_for
+from tests.support.plain_forward import main_tensor
 from worker.engine.engine import Engine
 from worker.engine.requests import Edit
 
@@ -21,13 +22,6 @@ POINTS = (
     "embed", "resid_pre.1", "attn_in.1", "attn_out.1", "resid_mid.1", "mlp_in.1", "mlp_out.1", "resid_post.1",
     "final_norm",
 )  # fmt: skip
-
-
-def first(value: Any) -> torch.Tensor:
-    while isinstance(value, tuple | list):
-        value = value[0]
-    assert isinstance(value, torch.Tensor)
-    return value
 
 
 def with_first(value: Any, new: torch.Tensor) -> Any:
@@ -45,7 +39,7 @@ def plain_rows(engine: Engine, ids: tuple[int, ...], hook: str | None, v: torch.
 
         def on_output(path: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
             def after(_: Any, args: Any, output: Any) -> Any:
-                return with_first(output, change(first(output)))
+                return with_first(output, change(main_tensor(output)))
 
             stack.callback(hf.get_submodule(path).register_forward_hook(after).remove)
 
@@ -54,7 +48,7 @@ def plain_rows(engine: Engine, ids: tuple[int, ...], hook: str | None, v: torch.
             layer = hooks["resid_pre.1"].rpartition(".")[0]
 
             def entering(_: Any, args: Any, kwargs: Any) -> None:
-                entered.append(first(args or list(kwargs.values())))
+                entered.append(main_tensor(args or list(kwargs.values())))
 
             stack.callback(
                 hf.get_submodule(layer).register_forward_pre_hook(entering, with_kwargs=True).remove
@@ -79,7 +73,7 @@ def plain_rows(engine: Engine, ids: tuple[int, ...], hook: str | None, v: torch.
             path, _, side = location.rpartition(".")
 
             def keep(_: Any, args: Any, kwargs: Any, output: Any, name: str = name, side: str = side) -> None:
-                value = first(output if side == "output" else (args or list(kwargs.values())))
+                value = main_tensor(output if side == "output" else (args or list(kwargs.values())))
                 found[name] = value.reshape(len(ids), -1).clone()
 
             stack.callback(hf.get_submodule(path).register_forward_hook(keep, with_kwargs=True).remove)
@@ -99,7 +93,7 @@ def _attention_delta(engine: Engine, ids: tuple[int, ...]) -> str:
         for name, module in hf.get_submodule(layer).named_children():
             stack.callback(
                 module.register_forward_hook(
-                    lambda _, a, out, name=name: outputs.__setitem__(name, first(out).clone())
+                    lambda _, a, out, name=name: outputs.__setitem__(name, main_tensor(out).clone())
                 ).remove
             )
         hf(input_ids=torch.tensor([ids]), use_cache=False)
@@ -111,10 +105,8 @@ def _attention_delta(engine: Engine, ids: tuple[int, ...]) -> str:
 
 @pytest.mark.covering(16)
 @pytest.mark.parametrize("hook", POINTS)
-def test_adding_a_vector_reaches_everything_after_it(
-    architecture: str, hook: str, engine_for: Any, requests_for: Any, keeping_sink: Any
-) -> None:
-    engine = engine_for(architecture)
+def test_adding_a_vector_reaches_everything_after_it(architecture: str, hook: str, engine_of: Any) -> None:
+    engine = engine_of(architecture)
     hooks = list(engine.structure.hooks)
     if hook not in hooks:
         assert hook.rpartition(".")[0] in engine.structure.unavailable
@@ -122,7 +114,7 @@ def test_adding_a_vector_reaches_everything_after_it(
     v = torch.randn(engine.width_of(hook), generator=torch.Generator().manual_seed(1)) * 2
     edit = Edit(hook=hook, op="add", vector=v)
     requests = [replace(r, edits=(edit,)) for r in requests_for(engine, PROMPTS)]
-    sink = keeping_sink()
+    sink = KeepingSink()
     made = generate(engine, requests, sampling=SamplingSpec(max_tokens=4), hooks=hooks, sink=sink)
     changed_something = False
     for i, generation in enumerate(made):

@@ -7,12 +7,12 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from actograph.contract import hooks as grammar
 from actograph.contract.models import ModelStructure
+from tests.support.architectures import ARCHITECTURES
 from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration
@@ -117,14 +117,9 @@ def aliases_table() -> str:
     return table(["hook", "TransformerLens", "nnterp", "flat"], rows)
 
 
-@pytest.fixture(scope="module")
-def structures(
-    architectures: Mapping[str, Any], engine_for: Callable[[str], Engine]
-) -> dict[str, ModelStructure]:
-    return {known.title: engine_for(key).structure for key, known in architectures.items()}
-
-
-def test_the_page_says_what_was_found(structures: dict[str, ModelStructure]) -> None:
+@pytest.mark.soak
+def test_the_page_says_what_was_found(engine_of: Callable[[str], Engine]) -> None:
+    structures = {known.title: engine_of(key).structure for key, known in ARCHITECTURES.items()}
     due = {
         "points": points_table(structures),
         "locations": locations_table(structures),

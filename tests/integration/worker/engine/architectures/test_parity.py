@@ -16,20 +16,15 @@ import pytest
 import torch
 
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate, read_texts
+from tests.support.engine_run import PROMPTS, KeepingSink, generate, read_texts, requests_for
+from tests.support.plain_forward import main_tensor
 from worker.engine.engine import Engine
 from worker.engine.requests import Generation
 
 pytestmark = pytest.mark.integration
 
-PROMPTS = [
-    "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",
-    "The cat",
-    "Tom has 34 books and Mia has 57 books. How many do they have in total?",
-    "a",
-    "One day, a dog",
-    "They went to the park to play with a red ball.",
-]
+EngineOf = Callable[[str], Engine]
+TEXTS = [*PROMPTS, "They went to the park to play with a red ball."]
 TOKENS = 14
 ROUTER = ("router_logits", "expert_weights", "expert_indices")
 # Where the modules of a layer are: read off the architectures' source in transformers
@@ -95,13 +90,6 @@ NORMED_SUBLAYERS = {
 }
 
 
-def first(value: Any) -> torch.Tensor:
-    while isinstance(value, tuple | list):
-        value = value[0]
-    assert isinstance(value, torch.Tensor)
-    return value
-
-
 def oracle(name: str, engine: Engine, generation: Generation) -> dict[str, torch.Tensor]:
     """Hook -> [rows, width] from one plain forward over every token that was run."""
     paths, hf = PATHS.get(name, LLAMA_LIKE), engine.model.hf
@@ -119,7 +107,7 @@ def oracle(name: str, engine: Engine, generation: Generation) -> dict[str, torch
 
     def keep(hook: str, into: dict[str, torch.Tensor]) -> Callable[[Any], None]:
         def take(output: Any) -> None:
-            into[hook] = first(output)[0].clone()
+            into[hook] = main_tensor(output)[0].clone()
 
         return take
 
@@ -217,22 +205,16 @@ def early_end(engine: Engine, requests: Any, sampling: SamplingSpec) -> int:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
 def test_every_point_equals_an_independent_forward(
-    architecture: str,
-    temperature: float,
-    *,
-    engine_for: Callable[[str], Engine],
-    keeping_sink: Any,
-    requests_for: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    architecture: str, temperature: float, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engine_for(architecture)
-    requests = requests_for(engine, PROMPTS)
+    engine = engine_of(architecture)
+    requests = requests_for(engine, TEXTS)
     sampling = SamplingSpec(max_tokens=TOKENS, temperature=temperature)
     end = early_end(engine, requests, sampling)
     monkeypatch.setattr(engine.model.hf.generation_config, "eos_token_id", [end])
     hooks = list(engine.structure.hooks)
 
-    batched, single = keeping_sink(), keeping_sink()
+    batched, single = KeepingSink(), KeepingSink()
     made = generate(engine, requests, sampling=sampling, hooks=hooks, sink=batched)
     lengths = {len(g.generated_ids) for g in made}
     assert len(lengths) > 1 and max(lengths) == TOKENS  # ragged at both ends
@@ -243,11 +225,9 @@ def test_every_point_equals_an_independent_forward(
     check(architecture, engine, alone, single)
 
 
-def test_reading_gives_every_point_of_every_token(
-    architecture: str, *, engine_for: Callable[[str], Engine], keeping_sink: Any, requests_for: Any
-) -> None:
-    engine = engine_for(architecture)
-    requests, sink = requests_for(engine, PROMPTS), keeping_sink()
+def test_reading_gives_every_point_of_every_token(architecture: str, engine_of: EngineOf) -> None:
+    engine = engine_of(architecture)
+    requests, sink = requests_for(engine, TEXTS), KeepingSink()
     check(
         architecture,
         engine,
@@ -256,14 +236,12 @@ def test_reading_gives_every_point_of_every_token(
     )
 
 
-def test_greedy_tokens_are_those_of_transformers(
-    architecture: str, engine_for: Callable[[str], Engine], keeping_sink: Any, requests_for: Any
-) -> None:
-    engine = engine_for(architecture)
+def test_greedy_tokens_are_those_of_transformers(architecture: str, engine_of: EngineOf) -> None:
+    engine = engine_of(architecture)
     hf: Any = engine.model.hf
-    requests = requests_for(engine, PROMPTS)
+    requests = requests_for(engine, TEXTS)
     sampling = SamplingSpec(max_tokens=TOKENS)
-    made = generate(engine, requests, sampling=sampling, hooks=["resid_post.1"], sink=keeping_sink())
+    made = generate(engine, requests, sampling=sampling, hooks=["resid_post.1"], sink=KeepingSink())
     assert generate(engine, requests, sampling=sampling) == made
     for request, generation in zip(requests, made, strict=True):
         ids = torch.tensor([request.prompt_ids])

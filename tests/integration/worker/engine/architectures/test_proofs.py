@@ -5,33 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.errors import ModelRefused
 from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration
 
-EngineFor = Callable[[str], Engine]
-
-
-@pytest.fixture
-def fresh(architectures: Any, random_engine_of: Any, engine_for: EngineFor) -> EngineFor:
-    tokenizer: PreTrainedTokenizerBase = engine_for("llama").model.tokenizer
-
-    def make(name: str) -> Engine:
-        engine: Engine = random_engine_of(architectures[name].config(), tokenizer, name)
-        return engine
-
-    return make
+EngineOf = Callable[[str], Engine]
+Fresh = Callable[..., Engine]
 
 
 @pytest.mark.covering(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_changes_no_proof(
-    architecture: str, dtype: torch.dtype, engine_for: EngineFor, fresh: EngineFor
+    architecture: str, dtype: torch.dtype, engine_of: EngineOf, fresh: Fresh
 ) -> None:
-    wide = engine_for(architecture).structure
+    wide = engine_of(architecture).structure
     model = fresh(architecture).model
     module: torch.nn.Module = model.hf
     module.to(dtype)
@@ -46,7 +35,7 @@ def test_half_precision_changes_no_proof(
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "olmo2", "gpt_neox"])
 def test_a_channel_thousands_of_times_larger_hides_nothing(
-    name: str, engine_for: EngineFor, fresh: EngineFor
+    name: str, engine_of: EngineOf, fresh: Fresh
 ) -> None:
     """Real models have such channels; measured at their scale every other number is rounding."""
     model = fresh(name).model
@@ -56,11 +45,11 @@ def test_a_channel_thousands_of_times_larger_hides_nothing(
         weight[:, 5] = 3000.0
     module.to(torch.bfloat16)
     structure = Engine(model).structure
-    assert structure.proofs == engine_for(name).structure.proofs
+    assert structure.proofs == engine_of(name).structure.proofs
 
 
 def test_a_layer_that_does_not_hand_on_what_it_gave_is_refused(
-    fresh: EngineFor, monkeypatch: pytest.MonkeyPatch
+    fresh: Fresh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = fresh("llama").model
     layer: Any = model.hf.get_submodule("model.layers.1")
@@ -72,7 +61,7 @@ def test_a_layer_that_does_not_hand_on_what_it_gave_is_refused(
         handle.remove()
 
 
-def test_a_stream_that_is_not_the_sum_loses_resid_mid_with_the_reason(fresh: EngineFor) -> None:
+def test_a_stream_that_is_not_the_sum_loses_resid_mid_with_the_reason(fresh: Fresh) -> None:
     model = fresh("llama").model
     norm: Any = model.hf.get_submodule("model.layers.1.post_attention_layernorm")
     handle = norm.register_forward_pre_hook(lambda _m, args: (args[0] * 1.01,))

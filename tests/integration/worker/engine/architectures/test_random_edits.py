@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +10,10 @@ import torch
 from actograph.contract.interventions import Op
 from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate, read_texts
+from tests.support.engine_run import KeepingSink, generate, read_texts
+from tests.support.plain_forward import plain_rows
 from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
-from worker.engine.locations import place_of
 from worker.engine.requests import Edit, Generation, GenerationRequest
 from worker.engine.runs import RunOptions
 
@@ -71,28 +70,8 @@ def oracle(
     engine: Engine, generation: Generation, edits: Sequence[Edit], hooks: Sequence[str]
 ) -> Mapping[str, torch.Tensor]:
     """Every token at once, alone, with plain hooks: what is written first, then what is read."""
-    ids = torch.tensor([generation.prompt_ids + generation.generated_ids[:-1]])
-    prompt, tokens = len(generation.prompt_ids), ids.shape[1]
-    got: dict[str, torch.Tensor] = {}
-    hf, handles = engine.model.hf, []
-
-    def watch(hook: str, action: Callable[[torch.Tensor], None]) -> None:
-        place = place_of(engine.structure.hooks[hook].location if hook in engine.structure.hooks else hook)
-        module = hf.get_submodule(place.path)
-
-        def before(_: Any, args: Any, kwargs: Any) -> None:
-            action((args or list(kwargs.values()))[0])
-
-        def after(_: Any, args: Any, output: Any) -> None:
-            while isinstance(output, tuple):
-                output = output[place.part] if place.part else output[0]
-            action(output)
-
-        handles.append(
-            module.register_forward_pre_hook(before, with_kwargs=True)
-            if place.side == "input"
-            else module.register_forward_hook(after)
-        )
+    ids = generation.prompt_ids + generation.generated_ids[:-1]
+    prompt, tokens = len(generation.prompt_ids), len(ids)
 
     def edit_at(hook: str) -> Callable[[torch.Tensor], None]:
         def write(tensor: torch.Tensor) -> None:
@@ -103,29 +82,17 @@ def oracle(
 
         return write
 
-    def keep(hook: str, tensor: torch.Tensor) -> None:
-        got[hook] = tensor.view(tokens, -1).clone()
-
-    for hook in dict.fromkeys(edit.hook for edit in edits):
-        watch(hook, edit_at(hook))
-    for hook in hooks:
-        watch(hook, partial(keep, hook))
-    try:
-        with torch.inference_mode():
-            hf(input_ids=ids, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return got
+    writes = {edit.hook: edit_at(edit.hook) for edit in edits}
+    return plain_rows(engine, ids, hooks, writes)
 
 
 @pytest.mark.covering(12)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "qwen3_moe", "gpt_neox", "olmo2"])
 def test_rows_and_tokens_are_those_of_plain_hooks(
-    name: str, seed: int, engine_for: Callable[[str], Engine], keeping_sink: Any
+    name: str, seed: int, engine_of: Callable[[str], Engine]
 ) -> None:
-    engine, rng = engine_for(name), random.Random(1000 * seed + len(name))
+    engine, rng = engine_of(name), random.Random(1000 * seed + len(name))
     # resid_pre is the tensor that the layer before put out: it is written under that name alone
     editable, readable = (
         [hook for hook in engine.structure.hooks if hook.partition(".")[0] in points]
@@ -144,7 +111,7 @@ def test_rows_and_tokens_are_those_of_plain_hooks(
         for i, (n, own) in enumerate(zip(lengths, edits, strict=True))
     ]
     options = RunOptions(slots=rng.choice([1, 2, 8]), shard_bytes=rng.choice([1 << 11, 1 << 28]))
-    made, read = keeping_sink(), keeping_sink()
+    made, read = KeepingSink(), KeepingSink()
     sampling = SamplingSpec(max_tokens=rng.choice([1, 2, 9]), temperature=rng.choice([0.0, 0.8]))
     generations = generate(engine, requests, sampling=sampling, hooks=hooks, sink=made, options=options)
     texts = read_texts(engine, requests, hooks=hooks, sink=read, options=options)

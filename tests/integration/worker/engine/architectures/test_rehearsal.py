@@ -17,7 +17,6 @@ from transformers import (
     MptConfig,
     OpenAIGPTConfig,
     OPTConfig,
-    PreTrainedTokenizerBase,
     Qwen3NextConfig,
     RecurrentGemmaConfig,
     RobertaConfig,
@@ -27,22 +26,15 @@ from transformers import (
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused, UnknownHook
 from actograph.contract.specs import SamplingSpec
-from tests.support.engine_run import generate, read_texts
+from tests.support import architectures
+from tests.support.engine_run import KeepingSink, generate, read_texts, reference, requests_for
 from worker.engine.engine import Engine
 from worker.engine.structure import moe
 
 pytestmark = pytest.mark.integration
 
-IDS: dict[str, Any] = {"vocab_size": 512, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
-DENSE: dict[str, Any] = {
-    **IDS,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 160,
-}
+IDS: dict[str, Any] = architectures.IDS | {"pad_token_id": 0}
+DENSE: dict[str, Any] = {k: v for k, v in architectures.COMMON.items() if k != "tie_word_embeddings"} | IDS
 ENCODER = {k: v for k, v in DENSE.items() if k != "num_key_value_heads"}
 OPT: dict[str, Any] = {
     **IDS,
@@ -93,16 +85,10 @@ PROMPTS = [
     "One day",
 ]
 
-Make = Callable[[Any, str], Engine]
+Fresh = Callable[..., Engine]
 
 
-@pytest.fixture(scope="module")
-def make(engine_for: Callable[[str], Engine], random_engine_of: Callable[..., Engine]) -> Make:
-    tokenizer: PreTrainedTokenizerBase = engine_for("llama").model.tokenizer
-    return lambda config, name: random_engine_of(config, tokenizer, name)
-
-
-def check_rows(engine: Engine, made: Sequence[Any], sink: Any, reference: Any) -> None:
+def check_rows(engine: Engine, made: Sequence[Any], sink: Any) -> None:
     hooks = [h for h in engine.structure.hooks if grammar.point_of(h) not in moe.POINTS]
     for index, generation in enumerate(made):
         assert generation.error is None
@@ -117,18 +103,16 @@ def check_rows(engine: Engine, made: Sequence[Any], sink: Any, reference: Any) -
 
 @pytest.mark.covering(4)
 @pytest.mark.parametrize("name", list(SERVED))
-def test_rows_are_those_of_a_plain_forward(
-    name: str, make: Make, keeping_sink: Any, requests_for: Any, reference: Any
-) -> None:
+def test_rows_are_those_of_a_plain_forward(name: str, fresh: Fresh) -> None:
     config, lacks = SERVED[name]
-    engine = make(config(), name)
+    engine = fresh(config())
     missing = {hook for hook in engine.structure.unavailable if not hook.startswith(moe.POINTS)}
     assert missing >= set(lacks)
-    sink = keeping_sink()
+    sink = KeepingSink()
     requests = requests_for(engine, PROMPTS)
     hooks = list(engine.structure.hooks)
     made = generate(engine, requests, sampling=SamplingSpec(max_tokens=8), hooks=hooks, sink=sink)
-    check_rows(engine, made, sink, reference)
+    check_rows(engine, made, sink)
 
 
 OWN_POSITIONS: dict[str, Callable[[], Any]] = {
@@ -142,15 +126,13 @@ OWN_POSITIONS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:Module .* has a submodule named 'output'")
 @pytest.mark.parametrize("name", OWN_POSITIONS)
-def test_decoders_that_count_positions_from_their_cache_are_served(
-    name: str, make: Make, keeping_sink: Any, requests_for: Any, reference: Any
-) -> None:
-    engine = make(OWN_POSITIONS[name](), name)
+def test_decoders_that_count_positions_from_their_cache_are_served(name: str, fresh: Fresh) -> None:
+    engine = fresh(OWN_POSITIONS[name]())
     requests, hooks = requests_for(engine, PROMPTS), list(engine.structure.hooks)
-    sink, read = keeping_sink(), keeping_sink()
+    sink, read = KeepingSink(), KeepingSink()
     made = generate(engine, requests, sampling=SamplingSpec(max_tokens=8), hooks=hooks, sink=sink)
-    check_rows(engine, made, sink, reference)
-    check_rows(engine, read_texts(engine, requests, hooks=hooks, sink=read), read, reference)
+    check_rows(engine, made, sink)
+    check_rows(engine, read_texts(engine, requests, hooks=hooks, sink=read), read)
 
 
 @pytest.mark.filterwarnings("ignore:Module .* has a submodule named 'output'")
@@ -175,15 +157,15 @@ def test_decoders_that_count_positions_from_their_cache_are_served(
     ids=["sees later tokens", "no cache", "state left over", "forward fails"],
 )
 def test_what_cannot_run_as_jobs_run_it_is_refused(
-    config: Callable[[], Any], failed: str, make: Make
+    config: Callable[[], Any], failed: str, fresh: Fresh
 ) -> None:
     with pytest.raises(ModelRefused, match=failed):
-        make(config(), "odd")
+        fresh(config())
 
 
-def test_a_location_that_steps_show_otherwise_is_unavailable_with_the_reason(make: Make) -> None:
+def test_a_location_that_steps_show_otherwise_is_unavailable_with_the_reason(fresh: Fresh) -> None:
     """Doge's attention computes something of all cached values, anew in every step."""
-    structure = make(DogeConfig(**DENSE, keep_window_size=160), "doge").structure
+    structure = fresh(DogeConfig(**DENSE, keep_window_size=160)).structure
     location = "model.layers.0.self_attn.dt_proj.output"
     assert location not in structure.module_locations and "attn_out.0" in structure.hooks
     with pytest.raises(UnknownHook, match="does not show one row of a fixed width for each token"):

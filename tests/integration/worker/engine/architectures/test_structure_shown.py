@@ -11,11 +11,11 @@ from worker.engine.engine import Engine
 
 pytestmark = pytest.mark.integration
 
-EngineFor = Callable[[str], Engine]
+EngineOf = Callable[[str], Engine]
 
 
-def test_the_numbers_are_those_of_the_model(architecture: str, engine_for: EngineFor) -> None:
-    engine = engine_for(architecture)
+def test_the_numbers_are_those_of_the_model(architecture: str, engine_of: EngineOf) -> None:
+    engine = engine_of(architecture)
     structure, config = engine.structure, engine.model.text_config
     assert structure.architecture == type(engine.model.hf).__name__
     assert structure.num_layers == config.num_hidden_layers
@@ -37,16 +37,16 @@ def test_the_numbers_are_those_of_the_model(architecture: str, engine_for: Engin
     assert tails == {f"{head}.input", f"{head}.output"}
 
 
-def test_every_name_is_shown_and_means_its_hook(architecture: str, engine_for: EngineFor) -> None:
-    structure = with_savepoints(engine_for(architecture).structure, {"mine": "resid_post.1"})
+def test_every_name_is_shown_and_means_its_hook(architecture: str, engine_of: EngineOf) -> None:
+    structure = with_savepoints(engine_of(architecture).structure, {"mine": "resid_post.1"})
     assert "mine" in structure.hooks["resid_post.1"].aliases
     for hook, info in structure.hooks.items():
         assert info.aliases and {grammar.resolve(name, structure) for name in info.aliases} == {hook}
 
 
-def test_a_path_that_two_points_share_is_a_name_of_one(engine_for: EngineFor) -> None:
+def test_a_path_that_two_points_share_is_a_name_of_one(engine_of: EngineOf) -> None:
     """In Phi one norm stands before both attention and MLP."""
-    hooks: Any = engine_for("phi").structure.hooks
+    hooks: Any = engine_of("phi").structure.hooks
     assert hooks["attn_in.1"].location == hooks["mlp_in.1"].location
     shared = hooks["attn_in.1"].location
     assert (shared in hooks["attn_in.1"].aliases) != (shared in hooks["mlp_in.1"].aliases)

@@ -6,21 +6,20 @@ import time
 import tracemalloc
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from actograph.contract.job_specs import EvaluationSpec, job_spec_adapter
 from actograph.datasets.dataset_rows import DatasetRow
-from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.results.export import folder, plan
 from storage.samples.expansion import evaluation_samples
 from storage.tables.models import SampleRow
-from tests.support.indexes import create_index
+from tests.support.submitting import insert
 
 SAMPLES = 2000
 PROMPT = "A prompt as long as one with examples. " * 100
@@ -28,11 +27,8 @@ SCORES = {"exact_match,strict-match": {"value": 1.0, "answer": "5"}}
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    opened = Database(f"sqlite:///{tmp_path / 'index.db'}")
-    create_index(opened)
-    yield opened
-    opened.close()
+def database(sqlite: Database) -> Database:
+    return sqlite
 
 
 def finished_job(database: Database, count: int = SAMPLES) -> str:
@@ -42,9 +38,8 @@ def finished_job(database: Database, count: int = SAMPLES) -> str:
     )
     assert isinstance(spec, EvaluationSpec)
     rows = [DatasetRow(index=i, question=f"{i} + 5?", answer=f"#### {i + 5}") for i in range(count)]
+    job_id = insert(database, spec, evaluation_samples(spec, rows))
     with database.write() as session:
-        row = jobs.create(session, spec, total=count)
-        samples.insert(session, row.id, evaluation_samples(spec, rows))
         session.query(SampleRow).update(
             {
                 "status": "completed",
@@ -56,7 +51,7 @@ def finished_job(database: Database, count: int = SAMPLES) -> str:
                 "scores": SCORES,
             }
         )
-        return row.id
+    return job_id
 
 
 def inflated(pieces: Iterable[bytes]) -> int:

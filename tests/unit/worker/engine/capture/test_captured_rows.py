@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from actograph.contract.row_selection import Positions, Selection, Stride, TokenRange
-from tests.support.stream_run import RANDOM, StreamRun, ask, plain_rows, plan_of, prompts, stream_model
+from tests.support.plain_forward import plain_rows
+from tests.support.stream_run import RANDOM, StreamRun, ask, plan_of, prompts, stream_model
 from worker.engine.runs import CapturePlan
 
 POSITIONS: dict[str, Positions] = {

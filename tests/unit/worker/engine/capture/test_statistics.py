@@ -36,7 +36,6 @@ def data(seed: int, rows: int, *, offset: float, dtype: torch.dtype = torch.floa
     return torch.from_numpy(made).to(dtype)
 
 
-@pytest.mark.covering(8)
 def test_statistics_equal_numpys(subtests: pytest.Subtests) -> None:
     for sizes in [[1], [7], [64, 1, 3], [1000]]:
         for offset in [0.0, -3.5, 1000.0]:

@@ -10,6 +10,7 @@ import torch
 
 from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import SamplingSpec
+from tests.support.engine_run import assert_same_logprobs
 from tests.support.stream_run import RANDOM, TRAINED, StreamRun, ask, plan_of, prompts, stream_model
 from tests.support.token_choosers import EveryKth, TheseTokens
 from worker.engine.locations import ModelHooks
@@ -60,6 +61,7 @@ def members(hooks: ModelHooks) -> list[RunRequest]:
         one("end of text", stop_at=TextEnd(re.compile(r"[a-z]\Z"), "e", 8)),
         *(one(key, p) for key, p in zip(LENGTHS, lengths, strict=True)),
         *(one(key, sampling=sampling) for key, sampling in SAMPLED.items()),
+        *(one(f"seed {seed}", sampling=SAMPLED["hot"], seed=seed) for seed in (6, 2**63 - 1)),
         one("log probabilities", top_logprobs=3),
         one("scored", top_logprobs=2, score_prompt=True),
         one("scored, long", lengths[-1], top_logprobs=0, score_prompt=True),
@@ -84,18 +86,10 @@ def members(hooks: ModelHooks) -> list[RunRequest]:
         *(edited(f"steered fork {i}", head + tails[i]) for i in range(2)),
         one("read", most=0),
         one("read, every hook", capture=every, most=0),
+        one("read, scored", most=0, top_logprobs=2, score_prompt=True),
+        one("read, steered", most=0, edits=edited("").request.edits),
         one("read, last", capture=replace(some, positions="last_prompt"), most=0),
     ]
-
-
-def _assert_logprobs(got: Any, due: Any) -> None:
-    assert (got is None) == (due is None)
-    for one, other in zip(got or (), due or (), strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert one.token_id == other.token_id
-            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
-            assert [p for _, p in one.top] == pytest.approx([p for _, p in other.top], abs=1e-4)
 
 
 def _assert_rows(run: StreamRun, key: str, alone: StreamRun) -> None:
@@ -143,6 +137,6 @@ def test_every_member_equals_its_run_alone(shared: Path, name: str, subtests: py
                 assert made.error is None
                 assert made.generated_ids == expected.generated_ids
                 assert made.finish_reason == expected.finish_reason
-                _assert_logprobs(made.logprobs, expected.logprobs)
-                _assert_logprobs(made.prompt_logprobs, expected.prompt_logprobs)
+                assert_same_logprobs(made.logprobs, expected.logprobs)
+                assert_same_logprobs(made.prompt_logprobs, expected.prompt_logprobs)
                 _assert_rows(run, item.key, alone)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from actograph.contract.errors import ContextLengthExceeded, InterventionFailed, OutOfDeviceMemory
-from tests.support.stream_run import StreamRun, ask, plain_rows, prompts, stream_model
+from tests.support.plain_forward import plain_rows
+from tests.support.stream_run import StreamRun, ask, prompts, stream_model
 from worker.engine.locations import ModelHooks
 from worker.engine.requests import Edit, RowShaping, TextEnd
 from worker.engine.runs import CapturePlan, RunRequest

@@ -2,12 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine.tokens.sampling import candidates, draw, gumbel, mix64, uniform
@@ -47,22 +42,28 @@ def test_uniforms_are_inside_the_open_interval_and_uniform() -> None:
     assert torch.isfinite(gumbel(torch.tensor([1]), 0, torch.arange(100_000)[None])).all()
 
 
+def many(logits: torch.Tensor, temperature: float, count: int, step: int = 0) -> torch.Tensor:
+    """Draws of seeds 0 to `count`, all at once by the definition; the first ones are those of `draw`."""
+    noise = gumbel(torch.arange(count), step, torch.arange(logits.shape[-1])[None])
+    tokens = (noise + (logits / temperature).double()).argmax(-1)
+    spec = SamplingSpec(temperature=temperature)
+    assert drawn(logits, spec, list(range(300)), step) == tokens[:300].tolist()
+    return tokens
+
+
 def test_draws_follow_the_softmax(subtests: pytest.Subtests) -> None:
     for temperature in [0.5, 1.0, 1.7]:
         with subtests.test(temperature=temperature):
             torch.manual_seed(1)
             logits = torch.randn(1, 12)
-            draws = 10_000
-            tokens = drawn(logits, SamplingSpec(temperature=temperature), list(range(draws)))
-            seen = torch.bincount(torch.tensor(tokens), minlength=12).double()
+            draws = 50_000
+            seen = torch.bincount(many(logits, temperature, draws), minlength=12).double()
             want = (logits[0] / temperature).softmax(-1).double() * draws
             assert ((seen - want) ** 2 / want).sum() < 36.0  # 11 degrees of freedom: p = 0.0002
 
 
 def test_steps_and_seeds_give_independent_draws() -> None:
-    logits = torch.zeros(1, 10)
-    first = torch.tensor(drawn(logits, SamplingSpec(temperature=1.0), list(range(20_000)), step=0))
-    second = torch.tensor(drawn(logits, SamplingSpec(temperature=1.0), list(range(20_000)), step=1))
+    first, second = (many(torch.zeros(1, 10), 1.0, 20_000, step) for step in (0, 1))
     table = torch.bincount(first * 10 + second, minlength=100).double()
     assert ((table - 200) ** 2 / 200).sum() < 155.0  # 99 degrees of freedom: p = 0.0003
 
