@@ -36,7 +36,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 12_410, "api": 4_590, "storage": 10_220, "worker": 11_390, "tests": 33_144}
+MOST_LINES = {"actograph": 12_340, "api": 4_560, "storage": 10_210, "worker": 11_390, "tests": 32_580}
 
 
 class Source(NamedTuple):
