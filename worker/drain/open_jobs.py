@@ -66,11 +66,14 @@ class OpenJobs:
 
     def is_open(self, job: JobRow, run: OpenJob | None = None) -> bool:
         """Whether samples of the job can run, and beside this one if it is given: on the same engine."""
-        held = self._model.held
         if job.kind in _OF_CHATS:
-            return held == Held(job.model, job.identity_sha256) and (run is None or not run.options.traced)
-        found = self._open.get(job.id)
-        return found is not None and (run is None or found.options.traced == run.options.traced)
+            is_open = self._model.held == Held(job.model, job.identity_sha256)
+            # chats take the model's own engine
+            traced = run is not None and run.engine.structure.engine == "traced"
+        else:
+            found = self._open.get(job.id)
+            is_open, traced = found is not None, found is not None and found.options.traced
+        return is_open and (run is None or traced == run.options.traced)
 
     def of(self, job: JobRow, sample: LeasedSample) -> OpenJob:
         """The open job of a claimed sample. `refused` says why a chat cannot run."""

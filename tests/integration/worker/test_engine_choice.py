@@ -12,6 +12,7 @@ from storage.jobs import jobs
 from storage.queue import view
 from storage.sessions.writer import SessionReader
 from tests.support.engine_double import Watched
+from tests.support.submitting import insert_chat
 from worker.engine.runs import RunStatistics
 
 if TYPE_CHECKING:
@@ -84,3 +85,24 @@ def test_a_model_that_needs_traces_is_not_streamed_silently(
     assert bench.status(runs) is JobStatus.COMPLETED
     manifest = SessionReader(bench.store, str(bench.samples(runs)[0].session_id)).manifest
     assert (manifest.engine, manifest.engine_reason) == ("traced", "its attention is unknown")
+
+
+def test_chats_join_the_run_of_a_model_that_needs_traces(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"engine": "traced", "engine_reason": "its attention is unknown"}
+    monkeypatch.setattr(bench.engine, "structure", bench.engine.structure.model_copy(update=found))
+    chats: list[str] = []
+
+    class Asked(Noted):
+        def run(self, **of_run: Any) -> RunStatistics:
+            if not chats:
+                chats.append(insert_chat(bench.database, "tiny-qwen3"))
+            return super().run(**of_run)
+
+    noted = bench.engine = Asked(bench.engine)  # type: ignore[assignment]
+    night = bench.submit(**BODY)
+    bench.drain().look()
+    ids = {one.id for job_id in (night, *chats) for one in bench.samples(job_id)}
+    assert noted.runs == [(True, ids)]
+    assert bench.status(chats[0]) is JobStatus.COMPLETED
