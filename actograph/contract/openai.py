@@ -4,10 +4,11 @@ The reference is the OpenAI API (platform.openai.com/docs/api-reference/chat). U
 refused; those of its messages and tools are ignored, so that answers of other services can be sent back.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
 from pydantic_core import PydanticCustomError
 
 from actograph.contract.base import Metadata, ModelName, PromptText, Spec, Stop, Stops, Tag, Text, example
@@ -33,6 +34,16 @@ def fault_of(field: str, why: str) -> PydanticCustomError:
     return PydanticCustomError("fault_of", "{why}", {"why": why, "field": field})
 
 
+def _finite(value: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError for NaN and infinities, which JSON, and so a database, does not have."""
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+#: JSON of a client's own form
+JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
+
+
 class Part(BaseModel):
     """Part of a request in which unknown fields are ignored."""
 
@@ -47,7 +58,7 @@ class TextPart(Part):
 
 
 #: JSON text of an object; some clients send calls without arguments as an empty text
-Arguments = Annotated[Json[dict[str, Any]], BeforeValidator(lambda text: text or "{}")]
+Arguments = Annotated[Json[JsonObject], BeforeValidator(lambda text: text or "{}")]
 
 
 class CalledFunction(Part):
@@ -93,7 +104,7 @@ class ChatMessage(Part):
 class ToolFunction(Part):
     name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")
     description: Text | None = None
-    parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
+    parameters: JsonObject | None = Field(None, description="JSON schema of the arguments.")
 
 
 class Tool(Part):

@@ -87,3 +87,12 @@ def test_what_cannot_be_done_is_refused_by_its_name(subtests: pytest.Subtests) -
             with pytest.raises(InvalidFields) as raised:
                 chat(**changes)
             assert raised.value.param == param
+
+
+def test_json_of_a_client_s_own_form_has_finite_numbers(subtests: pytest.Subtests) -> None:
+    function = TOOL["function"] | {"parameters": {"type": "object", "default": [{"x": float("nan")}]}}
+    called = CALL | {"function": {"name": "f", "arguments": '{"x": -Infinity}'}}
+    messages = [*ASKED["messages"], {"role": "assistant", "content": "", "tool_calls": [called]}]
+    for changes in ({"tools": [TOOL | {"function": function}]}, {"messages": messages}):
+        with subtests.test(changes=changes), pytest.raises(InvalidFields):
+            chat(**changes)
