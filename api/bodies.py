@@ -41,7 +41,7 @@ class BodyLimit:
 
 
 def nul_in(text: bytes) -> str | None:
-    """Where JSON text contains a NUL character, which neither Postgres nor tokenizers can process."""
+    """Place of a NUL character in JSON text; neither Postgres nor tokenizers can process one."""
     found = _NUL.search(text)
     return f"a NUL character (\\u0000) at byte {found.end()}; remove it" if found else None
 

@@ -218,8 +218,8 @@ def _memory(
     size = 1 if alone else chosen or 1
     # rows leave early if memory is short: a sample alone holds one block
     rows = need.block if alone else max(size * need.block, min(size * need.rows, row_bytes))
-    device, host = size * need.keys, need.staging + rows
-    device, host = (device + need.staging, rows) if on_gpu else (device, device + host)
+    keys = size * need.keys
+    device, host = (keys + need.staging, rows) if on_gpu else (keys, keys + need.staging + rows)
     for_keys, total = (room.for_keys, room.total) if room else (None, None)
     return {
         "slots": chosen,

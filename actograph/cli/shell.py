@@ -150,10 +150,7 @@ def command(
             parameters.append(inspect.Parameter(flag, option, default=None, annotation=annotation))
         parameters += [one for one in own if one.kind is option]
         if formats:
-            annotation = Annotated[
-                Format, typer.Option("--format", help="table, or json: one object per line.")
-            ]
-            parameters.append(ours["output"].replace(kind=option, annotation=annotation))
+            parameters.append(ours["output"].replace(kind=option, annotation=FormatOption))
         run.__doc__ = function.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         named = name or function.__name__
