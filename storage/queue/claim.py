@@ -94,7 +94,9 @@ def claim(session: Session, asking: Asking, room: Callable[[JobRow], int]) -> Cl
         if job.kind == LOAD or job.total is None or size < 1:
             if asking.joins:
                 return Claim(job=job)
-            if jobs.lock_all(session, [job.id]):
+            # a worker that held another model may have begun it before this lock
+            free = sa.select(JobRow.id).where(JobRow.id == job.id, HAS_PENDING, ~_IS_RUN)
+            if jobs.lock_all(session, [job.id]) and session.scalar(free):
                 jobs.start(session, job.id)
                 _serve(session, asking, job)
                 return Claim(job=job)

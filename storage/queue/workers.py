@@ -104,8 +104,10 @@ def set_offline(session: Session, worker_id: str, error: ActographError | None =
     _update(session, worker_id, status=WorkerStatus.OFFLINE, job_id=None, **reason)
 
 
-def heartbeat(session: Session, worker_id: str, memory: dict[str, int] | None = None) -> None:
+def heartbeat(session: Session, worker_id: str, memory: dict[str, int] | None = None) -> bool:
     """Record a sign of life, which renews all leases of the worker. An offline worker becomes ready again.
+
+    Returns False if the index has forgotten the worker.
 
     Args:
         memory: its memory in bytes; None keeps the last report.
@@ -113,7 +115,7 @@ def heartbeat(session: Session, worker_id: str, memory: dict[str, int] | None = 
     reported = {} if memory is None else {"memory": memory}
     is_back = WorkerRow.status == WorkerStatus.OFFLINE
     status = sa.case((is_back, WorkerStatus.READY), else_=WorkerRow.status)
-    _update(session, worker_id, heartbeat_at=now(session), status=status, **reported)
+    return _update(session, worker_id, heartbeat_at=now(session), status=status, **reported) == 1
 
 
 def bury(session: Session, hostname: str, is_alive: Callable[[int], bool]) -> int:
@@ -259,5 +261,5 @@ def _end(session: Session, worker_ids: Sequence[str]) -> int:
     return changed(session.execute(ended.values(status=WorkerStatus.OFFLINE, job_id=None)))
 
 
-def _update(session: Session, worker_id: str, **values: Any) -> None:
-    session.execute(sa.update(WorkerRow).where(WorkerRow.id == worker_id).values(**values))
+def _update(session: Session, worker_id: str, **values: Any) -> int:
+    return changed(session.execute(sa.update(WorkerRow).where(WorkerRow.id == worker_id).values(**values)))

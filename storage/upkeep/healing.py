@@ -133,8 +133,9 @@ class Healing:
                 lease_seconds=self._settings.lease_seconds,
                 pass_seconds=self._settings.reconcile_seconds,
             )
-            expired = workers.expire(session, self._settings.lease_seconds)
+            # in this order, so that one that was suspended for days has a pass to come back
             workers.forget(session, FORGET_WORKERS_SECONDS)
+            expired = workers.expire(session, self._settings.lease_seconds)
         if lost:
             log.warning("took back %d sample(s) of silent workers", lost)
         if expired:

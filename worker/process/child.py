@@ -48,6 +48,7 @@ class WorkerProcess:
             seconds=min(HEARTBEAT_SECONDS, settings.lease_seconds / 3),
             memory=self._models.memory,
             is_stalled=self._is_stalled,
+            forgotten=self._forgotten,
         )
 
     def start(self) -> None:
@@ -132,6 +133,12 @@ class WorkerProcess:
     def _is_stalled(self) -> bool:
         # the heartbeat begins before there is a drain
         return "drain" in vars(self) and self.drain.is_stalled
+
+    def _forgotten(self) -> None:
+        if not self._stop.is_set():
+            self._stop.set(
+                "this worker was silent for so long that the index forgot it; it ends, to be started again"
+            )
 
     def _options_of(self, model: str) -> ModelLoadOptions:
         with self._database.read() as session:

@@ -50,10 +50,12 @@ def heartbeat(
     seconds: float,
     memory: Callable[[], dict[str, int]],
     is_stalled: Callable[[], bool],
+    forgotten: Callable[[], object],
 ) -> Periodic:
     """Shows in the index that a worker lives and how much memory it uses, and so renews its leases.
 
-    A worker whose batch makes no progress does not beat.
+    A worker whose batch makes no progress does not beat. `forgotten` is called if the index has no row of the
+    worker any more: nothing that it claims would stay its own.
     """
     reading = Attempts("the memory in use cannot be read, heartbeats go without it")
 
@@ -66,6 +68,8 @@ def heartbeat(
             if not database.is_sqlite:
                 # a lost heartbeat is written again in seconds, and a thousand workers need no fsync each
                 session.execute(sa.text("SET LOCAL synchronous_commit = off"))
-            workers.heartbeat(session, worker_id, numbers if can_tell else None)
+            is_known = workers.heartbeat(session, worker_id, numbers if can_tell else None)
+        if not is_known:
+            forgotten()
 
     return Periodic(beat, name="heartbeat", seconds=seconds, failure="no heartbeat could be written")

@@ -145,11 +145,11 @@ class ApiActs:
             self._claim(lost, self._random.choice(claimable))
 
     def silence_workers(self) -> None:
-        """Workers that are silent for long, and are forgotten soon after."""
+        """Workers that are silent for longer than any live one here, and are forgotten soon after."""
         with self._services.database.write() as session:
-            workers.expire(session, 0.5)
+            workers.expire(session, 5.0)
         with self._services.database.write() as session:
-            workers.forget(session, 1.0)
+            workers.forget(session, 10.0)
 
     def give_back(self) -> None:
         """A worker that was asked to end while it had a unit in hand."""

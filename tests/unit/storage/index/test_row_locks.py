@@ -62,21 +62,24 @@ def test_two_admins_that_revoke_each_others_key_leave_one(database: Database, at
     at_once(lambda session: api_keys.revoke(session, ids[0]), second)
 
 
-def test_one_of_two_workers_loads_a_model(database: Database, at_once: AtOnce, load_request: str) -> None:
+@pytest.mark.parametrize("held", ["demo", "other"])
+def test_one_of_two_workers_loads_a_model(
+    database: Database, at_once: AtOnce, load_request: str, held: str
+) -> None:
     with database.write() as session:
         for worker_id in ("one", "two"):
             workers.register(session, worker_id, hostname="h", pid=1, model="demo")
     found: list[str | None] = []
 
-    def ask(worker_id: str) -> Callable[[Session], None]:
+    def ask(worker_id: str, held: str = "demo") -> Callable[[Session], None]:
         def act(session: Session) -> None:
-            asking = claim.Asking(worker_id=worker_id, held=claim.Held("demo"))
+            asking = claim.Asking(worker_id=worker_id, held=claim.Held(held), may_load=["demo"])
             work = claim.claim(session, asking, lambda _key: 0)
             found.append(work and work.job.id)
 
         return act
 
-    at_once(ask("one"), ask("two"))
+    at_once(ask("one"), ask("two", held))
     assert found == [load_request, None]
 
 

@@ -83,7 +83,8 @@ def test_a_silent_worker_expires_and_returns_with_its_next_heartbeat(database: D
         assert workers.expire(session, 30) == 0
     assert (shown(database, A), shown(database, B)) == (WorkerStatus.OFFLINE, WorkerStatus.READY)
     with database.write() as session:
-        workers.heartbeat(session, A, {})
+        assert workers.heartbeat(session, A, {})
+        assert not workers.heartbeat(session, "wrk_gone"), "the index has no such worker"
     assert shown(database, A) == WorkerStatus.READY
 
 

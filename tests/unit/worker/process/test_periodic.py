@@ -16,7 +16,11 @@ from worker.process.periodic import heartbeat
 def beat(sqlite: Database) -> Callable[..., None]:
     """Lets the heart of a worker beat until something has been tried five times."""
 
-    def run(tries: list[None], memory: Callable[[], dict[str, int]]) -> None:
+    def run(
+        tries: list[None],
+        memory: Callable[[], dict[str, int]],
+        forgotten: Callable[[], object] = lambda: None,
+    ) -> None:
         done = threading.Event()
 
         def is_stalled() -> bool:
@@ -24,7 +28,9 @@ def beat(sqlite: Database) -> Callable[..., None]:
                 done.set()
             return done.is_set()
 
-        thread = heartbeat(sqlite, "wrk", seconds=0.02, memory=memory, is_stalled=is_stalled)
+        thread = heartbeat(
+            sqlite, "wrk", seconds=0.02, memory=memory, is_stalled=is_stalled, forgotten=forgotten
+        )
         thread.start()
         assert done.wait(120), "the thread died of the first error"
         thread.stop()
@@ -66,3 +72,9 @@ def test_heartbeats_outlive_an_error_of_any_kind(
     beat(tries, dict)
     assert len(tries) == 5, "none of a worker without progress"
     assert caplog.text.count("no heartbeat could be written") == 1
+
+
+def test_a_worker_that_the_index_forgot_is_told(beat: Callable[..., None]) -> None:
+    told: list[None] = []
+    beat(told, dict, lambda: told.append(None))
+    assert len(told) == 5
