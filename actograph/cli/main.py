@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from actograph import __version__
-from actograph.cli import analysis, batches, job_flags, jobs, models, ops, sessions, up
+from actograph.cli import analysis, batches, experiment, job_flags, jobs, models, ops, sessions, up
 from actograph.cli.chat import chat
 from actograph.cli.demo import demo
 from actograph.cli.shell import ERROR, INTERRUPTED, OK, GlobalOptions, command, emit, error_code, note
@@ -40,6 +40,10 @@ command(app, "chat", None, ["actograph chat 'What is 3 + 4?' --max-tokens 64"], 
 command(app, "estimate", job_flags.job_options(), panel=JOBS)(jobs.estimate)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=JOBS)
 command(app, "eval", job_flags.job_options(jobs.NOT_OF_EVAL), _EXAMPLES["eval"], panel=JOBS)(jobs.evaluate)
+command(app, "run", None, ["actograph run tools.yaml --dry-run"], panel=JOBS)(experiment.run)
+command(app, "schema", None, ["actograph schema > experiment.schema.json"], panel=JOBS, formats=False)(
+    experiment.schema
+)
 app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
 for analyse, typed in (

@@ -42,6 +42,10 @@ class Files(Resource, path="/v1/files"):
             )
         return parse(File, answer.content)
 
+    def list(self, purpose: str | None = None) -> Iterator[File]:
+        """List uploaded files, newest first."""
+        return self._items(File, purpose=purpose)
+
     def get(self, file_id: str) -> File:
         """Return a file's name, size and purpose."""
         return self._call(File, "GET", file_id)

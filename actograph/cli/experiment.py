@@ -1,0 +1,71 @@
+"""`actograph run` and `actograph schema`: whole experiments from a YAML file."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from actograph.cli.flags import DryRunOption, names
+from actograph.cli.job_tables import describe_estimate
+from actograph.cli.shell import ERROR, Shell, emit, end, note, on_interrupt
+from actograph.contract.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from actograph.contract.operations import Estimate
+
+
+def run(
+    shell: Shell,
+    file: Path = typer.Argument(metavar="EXPERIMENT.yaml"),
+    *,
+    stages: list[str] = typer.Option([], help="Stages to run (commas or repeated). Default: all."),
+    folder: Path | None = typer.Option(None, "--out", "-o", help="Run folder. Default: runs/NAME beside it."),
+    dry_run: DryRunOption = False,
+) -> None:
+    """Run an experiment: load the model, run all jobs, fetch their results.
+
+    The run folder holds the state: what is done is not done again, and what was broken off goes on.
+    """
+    from actograph.experiment.experiment import read
+    from actograph.experiment.run import Run, RunFolder
+
+    experiment = read(file)
+    chosen = names(stages) or experiment.stages
+    if missing := [stage for stage in chosen if stage not in experiment.stages]:
+        has = ", ".join(experiment.stages) or "none"
+        raise InvalidRequest(f"--stages: {file} has no stage {missing[0]!r}; it has {has}")
+    place = folder or file.parent / "runs" / experiment.name
+    progress = not shell.json
+    here = Run(shell.client, experiment, RunFolder(place), file.parent, note=note, progress=progress)
+    ordered = [stage for stage in experiment.stages if stage in chosen]
+    if dry_run:
+        _show_plan(shell, here.plan(ordered), dict(here.estimates()))
+        return
+    with on_interrupt(f"interrupted; run the same command again to go on (state: {place})"):
+        here.run(ordered)
+    emit(json.dumps({"folder": str(place)}) if shell.json else str(place))
+
+
+def _show_plan(shell: Shell, plan: dict[str, bool], estimates: dict[str, "Estimate"]) -> None:
+    if shell.json:
+        jobs = {name: estimate.model_dump(mode="json") for name, estimate in estimates.items()}
+        emit(json.dumps({"done": plan, "jobs": jobs}))
+    else:
+        for stage, done in plan.items():
+            emit(f"{stage}: {'done' if done else 'to do'}")
+        for name, estimate in estimates.items():
+            emit(f"\n{name}\n{describe_estimate(estimate)}")
+    end(ERROR if any(estimate.fits is False for estimate in estimates.values()) else 0)
+
+
+def schema(
+    shell: Shell,
+    what: Literal["experiment", "job"] = typer.Argument("experiment"),
+) -> None:
+    """Print the JSON schema of an experiment file or of a job, for editors."""
+    from actograph.contract.job_specs import job_spec_adapter
+    from actograph.experiment import experiment
+
+    found = experiment.schema() if what == "experiment" else job_spec_adapter.json_schema()
+    emit(json.dumps(found, indent=1))

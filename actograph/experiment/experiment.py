@@ -1,0 +1,232 @@
+"""The experiment file: its stages, the jobs that it describes, and what is wrong with it, by line."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from actograph.contract.base import Name, Spec
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
+from actograph.contract.model_loads import ModelLoadRequest
+
+STAGES = ("model", "evaluate", "fetch")
+#: fields of a job that may name a file beside the experiment
+FILE_FIELDS = ("dataset", "fewshot_dataset")
+_UNSENT_FILE = {"file_id": "file_" + "0" * 32}
+
+Fields = dict[str, Any]
+#: keys and numbers that lead to a value
+Place = tuple[Any, ...]
+
+
+class Evaluate(Spec):
+    """Jobs: `base`, changed by each of `jobs`, once for every combination of `sweep`."""
+
+    base: Fields = Field({}, description="Fields of all jobs. `dataset` may be a file beside the experiment.")
+    jobs: dict[Name, Fields | None] = Field(
+        {"main": None},
+        min_length=1,
+        max_length=1000,
+        description="Name -> fields that replace those of base.",
+    )
+    sweep: dict[str, list[Any]] = Field({}, description="Field, with dots for nested ones -> values.")
+
+    @field_validator("sweep")
+    @classmethod
+    def _has_values(cls, sweep: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for field, values in sweep.items():
+            if not values:
+                raise ValueError(f"{field}: give at least one value")
+        return sweep
+
+    def bodies(self) -> dict[str, Fields]:
+        """Name -> body of every job. With a sweep, the name has the values."""
+        found = {}
+        for name, changes in self.jobs.items():
+            for values in itertools.product(*self.sweep.values()):
+                swept = dict(zip(self.sweep, values, strict=True))
+                body = merged(merged({"kind": "evaluation"} | self.base, changes or {}), swept)
+                parts = [f"{field.rpartition('.')[2]}-{_plain(value)}" for field, value in swept.items()]
+                found[".".join([name, *parts])] = body
+        return found
+
+
+class Fetch(Spec):
+    """Downloads the results of all jobs."""
+
+    activations: Literal["none", "meta", "sampled", "all"] = Field(
+        "meta", description="meta: shapes and sizes; sampled: 50 features of each row; all: every file."
+    )
+
+
+class Experiment(Spec):
+    """One experiment. A stage that is missing is not run."""
+
+    name: Name = Field(description="Name of the experiment and of its run folder.")
+    model: ModelLoadRequest | None = Field(None, description="Model to load first.")
+    evaluate: Evaluate | None = Field(None, description="Jobs to run.")
+    fetch: Fetch | None = Field(None, description="Results to download.")
+
+    @property
+    def stages(self) -> list[str]:
+        """Stages that the file has, in their order."""
+        return [name for name in STAGES if getattr(self, name) is not None]
+
+    @property
+    def bodies(self) -> dict[str, Fields]:
+        """Name -> body of every job, with its tag."""
+        found = {} if self.evaluate is None else self.evaluate.bodies()
+        return {name: body | {"tags": [*body.get("tags", ()), self.name]} for name, body in found.items()}
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of experiment files, for editors. Fields of jobs are those of their spec, all optional."""
+    found = Experiment.model_json_schema()
+    jobs = job_spec_adapter.json_schema()
+    found["$defs"] |= jobs.pop("$defs")
+    kinds = [found["$defs"][option["$ref"].rpartition("/")[2]] for option in jobs["oneOf"]]
+    fields: Fields = {}
+    for kind in kinds:
+        for name, field in kind["properties"].items():
+            fields.setdefault(name, {"anyOf": []})["anyOf"].append(field)
+    for name in FILE_FIELDS:
+        fields[name]["anyOf"].append({"type": "string", "description": "File beside the experiment."})
+    found["$defs"]["JobFields"] = {"type": "object", "properties": fields, "additionalProperties": False}
+    stage = found["$defs"]["Evaluate"]["properties"]
+    stage["base"] |= {"$ref": "#/$defs/JobFields"}
+    stage["jobs"]["additionalProperties"] = {"anyOf": [{"$ref": "#/$defs/JobFields"}, {"type": "null"}]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+
+
+def read(path: Path) -> Experiment:
+    """Read and check an experiment file with all its jobs.
+
+    Raises:
+        InvalidRequest: it is not valid; the message has `file:line: field: reason` for each fault.
+        OSError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        value = yaml.safe_load(text)
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{path}: it is not UTF-8") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise InvalidRequest(f"{path}:{line}: {error.problem or 'this is not YAML'}") from None
+    if root is None or not isinstance(value, dict):
+        raise InvalidRequest(f"{path}:1: an experiment is a mapping with a name and stages")
+    faults = [f"{line}: {key} is there twice" for key, line in _doubles(root)]
+    if not faults:
+        try:
+            experiment = Experiment.model_validate(value)
+        except ValidationError as error:
+            faults = _faults(root, error, [()])
+        else:
+            faults = _faults_of_jobs(root, experiment, path.parent)
+    if faults:
+        raise InvalidRequest("; ".join(f"{path}:{fault}" for fault in faults))
+    return experiment
+
+
+def _faults_of_jobs(root: yaml.Node, experiment: Experiment, folder: Path) -> list[str]:
+    faults = []
+    for name, body in experiment.bodies.items():
+        places: list[Place] = [
+            ("evaluate", "jobs", name.partition(".")[0]), ("evaluate", "base"), ("evaluate", "sweep")
+        ]  # fmt: skip
+        files = files_of(body, folder)
+        try:
+            job_spec_adapter.validate_python({"model": "any"} | body | dict.fromkeys(files, _UNSENT_FILE))
+        except ValidationError as error:
+            faults += [f"{fault} (job {name})" for fault in _faults(root, error, places)]
+        for field, file in files.items():
+            if not file.is_file():
+                faults.append(
+                    f"{_line(root, places, (field,))}: {field}: there is no file {file} (job {name})"
+                )
+    return faults
+
+
+def files_of(body: Mapping[str, Any], folder: Path) -> dict[str, Path]:
+    """The local files that a job's fields name, by field; other datasets are the service's or the Hub's."""
+    return {field: folder / body[field] for field in FILE_FIELDS if isinstance(body.get(field), str)}
+
+
+def merged(body: Mapping[str, Any], changes: Mapping[str, Any]) -> Fields:
+    """A job with changes: mappings are merged, and a dot in a name leads into a nested one."""
+    found: Fields = json.loads(json.dumps(body))
+    for field, value in changes.items():
+        outer, _, inner = field.partition(".")
+        change = {inner: value} if inner else value
+        nested = found.get(outer)
+        if isinstance(change, dict) and (inner or isinstance(nested, dict)):
+            found[outer] = merged(nested if isinstance(nested, dict) else {}, change)
+        else:
+            found[outer] = change
+    return found
+
+
+def _plain(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", text)[:40]
+
+
+def _faults(root: yaml.Node, error: ValidationError, places: Sequence[Place]) -> list[str]:
+    faults = []
+    for fault in error.errors(include_url=False, include_input=False):
+        location = tuple(part for part in fault["loc"] if part not in JOB_KINDS)
+        field = ".".join(map(str, location)) or "experiment"
+        faults.append(f"{_line(root, places, location)}: {field}: {fault['msg']}")
+    return faults
+
+
+def _line(root: yaml.Node, places: Sequence[Place], location: Place) -> int:
+    """Line of the deepest node of a location, below the first of the places that has most of it."""
+    return max((_deepest(root, place, location) for place in places), key=lambda found: found[0])[1]
+
+
+def _deepest(root: yaml.Node, place: Place, location: Place) -> tuple[int, int]:
+    """How many parts of a location are there below a place, and the line of the last one."""
+    node, line, depth = root, 1, -len(place)
+    for part in (*place, *location):
+        child = next((value for key, value in _children(node) if key.value == str(part)), None)
+        if child is None:
+            break
+        node, line, depth = child, _line_of(node, child), depth + 1
+    swept = ".".join(map(str, location))
+    if place == ("evaluate", "sweep"):
+        for key, _ in _children(node):
+            if key.value == swept:
+                return len(location), int(key.start_mark.line) + 1
+    return depth, line
+
+
+def _children(node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+    """Keys and values of a mapping; of a sequence, its numbers as keys."""
+    if isinstance(node, yaml.MappingNode):
+        yield from ((key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode))
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            yield yaml.ScalarNode("number", str(number), value.start_mark), value
+
+
+def _line_of(node: yaml.Node, child: yaml.Node) -> int:
+    """The line of a value's key, or of an entry of a sequence."""
+    return next(int(key.start_mark.line) + 1 for key, value in _children(node) if value is child)
+
+
+def _doubles(node: yaml.Node) -> Iterator[tuple[str, int]]:
+    """Keys that a mapping has twice, of which YAML takes the last without a word."""
+    seen: set[str] = set()
+    for key, value in _children(node):
+        if key.value in seen:
+            yield key.value, int(key.start_mark.line) + 1
+        seen.add(key.value)
+        yield from _doubles(value)

@@ -1,0 +1,282 @@
+"""A run of an experiment: its folder, and its stages, each of which is done once for its fingerprint.
+
+A run that was broken off goes on where it was: the folder says what is done, and the service takes a job with
+the same idempotency key once only.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from actograph import __version__
+from actograph.client import Client
+from actograph.client.jobs import JobHandle
+from actograph.contract.base import canonical_digest
+from actograph.contract.errors import ActographError, Conflict
+from actograph.contract.model_loads import ModelLoadOptions, ModelLoadRequest
+from actograph.contract.operations import Estimate
+from actograph.contract.resources import JobStatus
+from actograph.experiment.experiment import Experiment, Fields, files_of
+
+STATE = "run.json"
+_LOOK_SECONDS = 0.5
+_FAILED = (JobStatus.FAILED, JobStatus.CANCELLED)
+
+
+class StageFailed(ActographError):
+    """A stage of an experiment failed; running it again goes on with what is missing."""
+
+
+class RunFolder:
+    """State and results of one run. Every change is on disk before the next step begins.
+
+    Attributes:
+        state: `id`, `stages` (fingerprint and what was made), `jobs` (name -> id), `files` (sha256 -> id).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state: Fields = self._read()
+
+    def _read(self) -> Fields:
+        if (self.path / STATE).is_file():
+            return dict(json.loads((self.path / STATE).read_text(encoding="utf-8")))
+        return {"id": secrets.token_hex(8), "stages": {}, "jobs": {}, "files": {}}
+
+    @contextmanager
+    def locked(self, service: str) -> Iterator[None]:
+        """Make the folder, and let no other process run the experiment in it.
+
+        With another service than before it begins anew: ids hold for one service.
+
+        Raises:
+            Conflict: another process runs it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Conflict(f"another process runs the experiment in {self.path}") from None
+            self.state = self._read()
+            if self.state.setdefault("service", service) != service:
+                self.state = {
+                    "id": self.state["id"],
+                    "service": service,
+                    "stages": {},
+                    "jobs": {},
+                    "files": {},
+                }
+            self.save()
+            yield
+
+    def save(self) -> None:
+        self.write(STATE, self.state)
+
+    def write(self, name: str, value: Any) -> None:
+        """Write JSON durably and in one step."""
+        aside = self.path / f".{name}.new"
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(value, indent=1, sort_keys=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self.path / name)
+
+    def is_done(self, stage: str, fingerprint: str) -> bool:
+        return bool(self.state["stages"].get(stage, {}).get("fingerprint") == fingerprint)
+
+
+class Run:
+    """An experiment in its run folder.
+
+    Args:
+        origin: the folder of the experiment file, where its datasets lie.
+        note: takes one line about each step.
+        progress: show bars.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        experiment: Experiment,
+        folder: RunFolder,
+        origin: Path,
+        *,
+        note: Callable[[str], None],
+        progress: bool = False,
+    ) -> None:
+        self._client, self._experiment, self._folder, self._origin = client, experiment, folder, origin
+        self._note, self._progress = note, progress
+        self._bodies = experiment.bodies
+        self._digests = {
+            file: _sha256(file.read_bytes())
+            for body in self._bodies.values()
+            for file in files_of(body, origin).values()
+        }
+
+    def plan(self, stages: Sequence[str]) -> dict[str, bool]:
+        """Stage -> whether it is done."""
+        return {stage: self._folder.is_done(stage, self._fingerprint(stage)) for stage in stages}
+
+    def estimates(self) -> Iterator[tuple[str, Estimate]]:
+        """The estimate of each job. Datasets are uploaded for it, and deleted again."""
+        for name, body in self._bodies.items():
+            sent = {field: self._client.files.upload(file).id for field, file in self._files(body)}
+            try:
+                asked = self._with_model(body) | {field: {"file_id": sent[field]} for field in sent}
+                yield name, self._client.jobs.estimate(self._without_savepoints(asked))
+            finally:
+                for file_id in sent.values():
+                    self._client.files.delete(file_id)
+
+    def run(self, stages: Sequence[str]) -> None:
+        """Run those stages that are not done.
+
+        Raises:
+            StageFailed: a job or the load of the model failed.
+            Conflict: another process runs the experiment.
+        """
+        work = {"model": self._model, "evaluate": self._evaluate, "fetch": self._fetch}
+        with self._folder.locked(self._client.base_url):
+            for stage in stages:
+                fingerprint = self._fingerprint(stage)
+                if self._folder.is_done(stage, fingerprint):
+                    self._note(f"{stage}: done before")
+                    continue
+                self._note(f"{stage}: running")
+                made = {"fingerprint": fingerprint, **work[stage](), "version": __version__}
+                self._folder.state["stages"][stage] = made
+                self._folder.save()
+
+    def _fingerprint(self, stage: str) -> str:
+        """Digest of all that a stage depends on: its own fields, the service, and the stages before it."""
+        if stage == "model":
+            return canonical_digest([self._dump("model"), self._client.base_url])
+        marks = {name: self._mark(body) for name, body in self._bodies.items()}
+        return canonical_digest([self._fingerprint("model"), marks, self._dump("fetch") * (stage == "fetch")])
+
+    def _dump(self, stage: str) -> list[Any]:
+        fields = getattr(self._experiment, stage)
+        return [] if fields is None else [fields.model_dump(mode="json")]
+
+    def _mark(self, body: Fields) -> str:
+        return canonical_digest([body, {field: self._digests[file] for field, file in self._files(body)}])
+
+    def _files(self, body: Fields) -> list[tuple[str, Path]]:
+        return list(files_of(body, self._origin).items())
+
+    def _with_model(self, body: Fields) -> Fields:
+        if "model" in body:
+            return dict(body)
+        if self._experiment.model is not None:
+            return body | {"model": self._experiment.model.model_id}
+        served = [model.id for model in self._client.models.list()]
+        if len(served) != 1:
+            raise StageFailed(f"a job names no model; the service has {', '.join(served) or 'none'}")
+        return body | {"model": served[0]}
+
+    def _without_savepoints(self, body: Fields) -> Fields:
+        """A job with hooks in place of savepoints, which the model has only once it is loaded."""
+        capture, model = body.get("capture"), self._experiment.model
+        if model is None or not isinstance(capture, dict) or "hooks" not in capture:
+            return body
+        selectors = {savepoint.name: savepoint.selector for savepoint in model.savepoints}
+        hooks = [selectors.get(hook, hook) for hook in capture["hooks"]]
+        return body | {"capture": capture | {"hooks": hooks}}
+
+    # stages
+
+    def _model(self) -> Fields:
+        """Load the model, unless its last load had the same options."""
+        wanted = self._experiment.model
+        assert wanted is not None
+        loads = (job for job in self._client.jobs.list(kind="load") if job.model == wanted.model_id)
+        last = next(loads, None)
+        if last is None or last.status in _FAILED or not _has_options(last, wanted):
+            options = wanted.options.model_dump(mode="json", exclude_unset=True)
+            load = self._client.models.load(wanted.model_id, **options)
+        else:
+            load = self._client.models.get_load(last.id)
+        while not load.status.is_terminal():
+            time.sleep(_LOOK_SECONDS)
+            load = self._client.models.get_load(load.id)
+        if load.status is not JobStatus.COMPLETED:
+            reason = load.error.message if load.error else load.status
+            raise StageFailed(f"model {load.model} was not loaded: {reason}")
+        identity = self._client.models.structure(load.model).identity
+        return {"load": load.id, "identity": identity and identity.model_dump(mode="json")}
+
+    def _evaluate(self) -> Fields:
+        """Submit all jobs, then wait for each; what failed in an earlier run is tried again."""
+        known, begun = self._folder.state["jobs"], set(self._folder.state["jobs"])
+        for name, body in self._bodies.items():
+            sent = {field: {"file_id": self._uploaded(file)} for field, file in self._files(body)}
+            key = f"{self._folder.state['id']}-{name}-{self._mark(body)}"[:200]
+            job = self._client.submit(self._with_model(body) | sent, idempotency_key=key)
+            if known.get(name) != job.id:
+                known[name] = job.id
+                self._folder.save()
+                self._note(f"  {name}: {job.id}")
+            elif name in begun and _is_incomplete(job):
+                self._note(f"  {name}: {job.id}, tried again")
+                job.retry()
+        ended = {name: self._client.jobs.wait(known[name], progress=self._progress) for name in self._bodies}
+        bad = [f"{name} ({job.id}) {_ending(job)}" for name, job in ended.items() if _is_incomplete(job)]
+        if bad:
+            raise StageFailed(f"{'; '.join(bad)}; run the experiment again to try them again")
+        return {"jobs": {name: job.id for name, job in ended.items()}}
+
+    def _uploaded(self, file: Path) -> str:
+        """The id of a dataset. What the service has already is not uploaded again."""
+        files, digest = self._folder.state["files"], self._digests[file]
+        if digest not in files:
+            alike = (
+                one.id
+                for one in self._client.files.list(purpose="dataset")
+                if (one.filename, one.bytes) == (file.name, file.stat().st_size)
+            )
+            same = (one for one in alike if _sha256(self._client.files.content(one)) == digest)
+            found = next(same, None) or self._client.files.upload(file, progress=self._progress).id
+            files[digest] = found
+            self._folder.save()
+        return str(files[digest])
+
+    def _fetch(self) -> Fields:
+        assert self._experiment.fetch is not None
+        folders = {}
+        for name in self._bodies:
+            job_id = self._folder.state["jobs"].get(name)
+            if job_id is None:
+                raise StageFailed(f"job {name} has not run; run the stage evaluate first")
+            folder = self._folder.path / "results" / name
+            folder.parent.mkdir(exist_ok=True)
+            job = self._client.jobs.get(job_id)
+            pulled = job.pull_results(folder, activations=self._experiment.fetch.activations)
+            self._note(f"  {name}: {pulled.samples} samples in {folder}")
+            folders[name] = str(folder.relative_to(self._folder.path))
+        return {"folders": folders}
+
+
+def _has_options(load: JobHandle, wanted: ModelLoadRequest) -> bool:
+    return ModelLoadOptions.model_validate(load.spec) == wanted.options
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _is_incomplete(job: JobHandle) -> bool:
+    return job.status.is_terminal() and (job.status is not JobStatus.COMPLETED or job.progress.failed > 0)
+
+
+def _ending(job: JobHandle) -> str:
+    if job.error is not None:
+        return f"{job.status}: {job.error.message}"
+    return f"{job.status} with {job.progress.failed} failed samples"
