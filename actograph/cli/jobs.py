@@ -175,6 +175,20 @@ def export(
     emit(json.dumps(shown) if shell.json else str(pulled.folder))
 
 
+@command(app, "arrays", examples=["actograph jobs arrays job_3fa2 --out texts.safetensors --sequence 2048"])
+def write_arrays(
+    shell: Shell,
+    job: IdArgument,
+    *,
+    out: Path = typer.Option(..., "--out", "-o", help="File that ends in .safetensors or .npz."),
+    hooks: list[str] = typer.Option([], help="Hooks (commas or repeated). Default: all."),
+    sequence: int | None = typer.Option(None, min=1, help="Pack texts into sequences of so many tokens."),
+) -> None:
+    """Download a job's rows as arrays [batch, sequence, width], one per hook, in one file."""
+    made = _job(shell, job).write_arrays(out, hooks=names(hooks), sequence=sequence, progress=True)
+    emit(json.dumps({"file": str(made)}) if shell.json else str(made))
+
+
 @command(
     app,
     "compare",

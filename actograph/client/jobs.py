@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 from pydantic import BaseModel
 
+from actograph.client import arrays
 from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout, package
 from actograph.client.matrix import Matrix, samples_frame
 from actograph.client.pulls import Activations, PulledResults, pull
@@ -135,6 +136,34 @@ class JobHandle(Handle, resources.Job):
         with meter(show=progress) as update:
             options: Any = {"activations": activations, "on_progress": update}
             return pull(transport, download, self.refresh(), Path(folder), **options)
+
+    def write_arrays(
+        self,
+        path: str | Path,
+        *,
+        hooks: Sequence[str] = (),
+        sequence: int | None = None,
+        progress: bool = False,
+    ) -> Path:
+        """Write the rows of the job's sessions to one file, as arrays `[batch, sequence, width]` by hook.
+
+        `attn_in.3` is `layer_3_ln_attn` there, `mlp_in.3` is `layer_3_ln_mlp`, and other hooks keep their
+        names. `token_ids` and `segment_ids` `[batch, sequence]` say whose rows they are: texts count from 1
+        in the order of the job, and 0 is padding. The metadata has the model, `layers_extracted`, the hooks.
+        The files of all sessions are kept beside `path` meanwhile.
+
+        Args:
+            path: ends in .safetensors (the stored dtypes) or .npz (bfloat16 as float32).
+            hooks: by default all.
+            sequence: tokens of a sequence, into which texts are packed; by default each text has its own.
+
+        Raises:
+            InvalidRequest: the name has another ending, or the rows are reduced, or of different tokens.
+            NotFound: there is no session, or one lacks a hook.
+        """
+        sessions = sorted(self.sessions(), key=lambda one: (one.sample_index, one.condition or "", one.epoch))
+        with meter(show=progress) as update:
+            return arrays.write(sessions, Path(path), hooks=hooks, sequence=sequence, on_progress=update)
 
     def matrix(
         self,
