@@ -27,11 +27,11 @@ FORBIDDEN = {
 #: packages of a room from the bottom to the top
 PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
-    "results upkeep",
-    "worker": "engine text evals runners sample signals drain process __main__",
+    "results analyses upkeep",
+    "worker": "engine text evals runners sample signals drain process analysis __main__",
     "worker.engine": "requests model locations edits tokens structure runs capture packed traced stream "
     "forwards engine",
-    "api": "errors bodies auth served_models dependencies estimate check submit openai reading "
+    "api": "errors bodies auth served_models dependencies estimate check submit analyses openai reading "
     "background metrics routes app keys __main__",
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
