@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from sqlalchemy.orm import Session
 
-from actograph.contract.analysis_specs import ANALYSIS, AnalysisSpec, CompareSpec, SessionQuery
+from actograph.contract.analyses.specs import ANALYSIS, AnalysisSpec, CompareSpec, SessionQuery
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.operations import Estimate
 from actograph.contract.specs import ExpiresAfter

@@ -126,7 +126,7 @@ def complete(client: "Client", body: dict[str, Any]) -> None:
     """
     from pydantic import ValidationError
 
-    from actograph.contract.analysis_specs import ANALYSIS_KINDS
+    from actograph.contract.analyses.specs import ANALYSIS_KINDS
     from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
 
     if "model" not in body and body.get("kind") not in ANALYSIS_KINDS:

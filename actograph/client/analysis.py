@@ -13,14 +13,14 @@ from actograph.client.errors import AnalysisFailed, package
 from actograph.client.jobs import JobHandle, Jobs
 from actograph.client.sessions import SessionHandle
 from actograph.client.transport import LONG_SECONDS, Resource, Transport, parse, path_of
-from actograph.contract.analysis_specs import (
-    ANALYSIS_KINDS,
+from actograph.contract.analyses.results import (
     RESULT_FILE,
     AnalysisResult,
     ComparisonResult,
     OutliersResult,
     ProbesResult,
 )
+from actograph.contract.analyses.specs import ANALYSIS_KINDS
 from actograph.progress import meter
 
 R = TypeVar("R", bound=AnalysisResult)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from actograph.contract.analysis_specs import (
+from actograph.contract.analyses.specs import (
     ANALYSIS_KINDS,
     AnalysisSpec,
     CompareSpec,

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Header, Query
 from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from actograph.contract.analysis_specs import AnalysisSpecBase
+from actograph.contract.analyses.specs import AnalysisSpecBase
 from actograph.contract.base import Deleted, ListPage
 from actograph.contract.errors import NotFound
 from actograph.contract.job_specs import JobSpec

@@ -6,7 +6,7 @@ from typing import Any, TypedDict, Unpack, cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.analysis_specs import AnalysisSpec
+from actograph.contract.analyses.specs import AnalysisSpec
 from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import ActographError, Conflict
 from actograph.contract.job_specs import AnyJobSpec

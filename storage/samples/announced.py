@@ -10,7 +10,7 @@ from typing import cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.analysis_specs import ANALYSIS_KINDS
+from actograph.contract.analyses.specs import ANALYSIS_KINDS
 from storage.index import visible
 from storage.index.database import now
 from storage.index.ids import new_session_id

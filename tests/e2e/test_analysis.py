@@ -51,8 +51,9 @@ def test_planted_outliers_are_found_and_a_killed_worker_comes_back(
         arrays = {hook: np.concatenate([one[hook][:] for one in sessions]) for hook in found.hooks}
         expected = outliers_of_arrays(arrays)
         assert found.outlier_features == json.loads(json.dumps(expected["outlier_features"]))
-        (one,) = [one for one in found.outlier_features if one["feature"] == FEATURE]
-        assert one["layers"] == [1, 2], "from the second layer on"
+        largest = max(found.outlier_features, key=lambda one: float(one["largest"]))
+        assert largest["feature"] == FEATURE
+        assert {1, 2} <= set(largest["layers"]), "from the second layer on"
         for hook, numbers in expected["arrays"].items():
             assert found.hooks[hook]["variance"] == pytest.approx(numbers["variance"], rel=1e-5)
         killed = service.child("worker.analysis")

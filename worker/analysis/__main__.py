@@ -14,7 +14,7 @@ from typing import Any
 from celery import Celery, signals
 
 from actograph import redaction
-from actograph.contract.analysis_specs import ANALYSIS
+from actograph.contract.analyses.specs import ANALYSIS
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings
 from storage.artifacts.factory import open_store

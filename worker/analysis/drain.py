@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from actograph.client.errors import package
-from actograph.contract.analysis_specs import ANALYSIS, CompareSpec, OutliersSpec, ProbeSpec
+from actograph.contract.analyses.specs import ANALYSIS, CompareSpec, OutliersSpec, ProbeSpec
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.contract.job_specs import job_spec_adapter
 from actograph.settings import Settings

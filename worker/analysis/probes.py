@@ -3,7 +3,8 @@
 from typing import Any
 
 from actograph.analysis.probe import probe
-from actograph.contract.analysis_specs import ProbeSpec, ProbesResult
+from actograph.contract.analyses.results import ProbesResult
+from actograph.contract.analyses.specs import ProbeSpec
 from actograph.contract.errors import InvalidRequest
 from storage.analyses import queries
 from storage.results.matrix import Source

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from actograph.contract.analysis_specs import ANALYSIS, RESULT_FILE
+from actograph.contract.analyses.results import RESULT_FILE
+from actograph.contract.analyses.specs import ANALYSIS
 from actograph.contract.base import canonical_digest
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import SessionFile

@@ -152,20 +152,20 @@ def test_a_killed_analysis_resumes_after_its_last_save(
 ) -> None:
     job_id = store_sessions(world.database, world.store, planted)
     body = {"kind": "outliers", "sessions": {"jobs": [job_id]}}
-    undisturbed = world.result(world.run(**body))
     # ten rows of all hooks at once: three blocks for each session
     monkeypatch.setitem(outliers.run.__kwdefaults__, "block_bytes", 10 * LAYERS * WIDTH * 4)
+    undisturbed = world.result(world.run(**body))
     analysis = insert_analysis(world.database, body)
     store = WatchedStore(world.store)
 
     def kill() -> None:
         raise Killed
 
-    # a session takes two reads of its header, and one per block and hook
-    store.at, store.act = 2 * (2 + 3 * LAYERS) + 5, kill
+    # a session takes one read of its header, and one per block and hook
+    store.at, store.act = 2 * (1 + 3 * LAYERS) + 5, kill
     with pytest.raises(Killed):
         drain_of(world.settings, world.database, store, "wrk_1", save_seconds=0).look()  # type: ignore[arg-type]
-    before = list(store.read_keys)
+    before, store.at = list(store.read_keys), -1
     leasing.lose(world.database)
     drain_of(world.settings, world.database, store, "wrk_2", save_seconds=0).look()  # type: ignore[arg-type]
     assert world.result(analysis) == undisturbed
@@ -254,9 +254,10 @@ def test_a_probe_equals_plain_scikit_learn(world: World, problems: Any) -> None:
     )
     weights = whole_fit[-1].coef_[0] / whole_fit[0].scale_
     with world.database.read() as session:
-        stored_vectors = {row.hook: row for row in vectors.find(session, name="right", limit=10)[0]}
-        assert set(stored_vectors) == {"resid_post.0", "resid_post.1"}
-        row = vectors.get(session, stored_vectors["resid_post.1"].id)
+        ids = {row.hook: row.id for row in vectors.find(session, name="right", limit=10)[0]}
+    assert set(ids) == {"resid_post.0", "resid_post.1"}
+    with world.database.read() as session:
+        row = vectors.get(session, ids["resid_post.1"])
         assert np.allclose(vectors.numbers(row), weights, rtol=1e-5)
         check_stored("add", vectors.resource(row), "demo", "interventions.0.vector_id")
     lines = world.files(analysis)["probes.csv"].decode().splitlines()
@@ -284,8 +285,8 @@ def test_conditions_are_compared_problem_by_problem_and_finished_hooks_are_kept(
     }  # fmt: skip
     analysis = insert_analysis(world.database, body)
     store = WatchedStore(world.store)
-    # the first hook takes one read of a row and two of a header from each of the 60 sessions
-    store.at = 60 * 3 + 5
+    # a hook takes two reads from each of the 60 sessions: the header and a row
+    store.at = 60 * 2 + 5
 
     def kill() -> None:
         raise Killed
@@ -297,7 +298,7 @@ def test_conditions_are_compared_problem_by_problem_and_finished_hooks_are_kept(
     store.at = -1
     del store.read_keys[:]
     drain_of(world.settings, world.database, store, "wrk_2", save_seconds=0).look()  # type: ignore[arg-type]
-    assert len(store.read_keys) == 60 * 3, "only the second hook is read"
+    assert len(store.read_keys) == 60 * 2, "only the second hook is read"
     found = world.result(analysis)["hooks"]
     for hook in ("resid_post.0", "resid_post.1"):
         rows = [np.stack([one[hook][-1] for one in side]) for side in (first, second)]

@@ -3,17 +3,16 @@
 Such a job has one sample. A worker of its own runs it (`python -m worker.analysis`), without a model.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from actograph.contract.base import MAX_TAGS, HookList, Metadata, Name, Resource, Spec, Tag, example
+from actograph.contract.base import MAX_TAGS, HookList, Metadata, Name, Spec, Tag, example
 from actograph.contract.row_selection import Positions, Reduce
 from actograph.contract.specs import Expiry
 
 #: `model` of these jobs and of their workers; served models have no "=" in their names, see `parse_served`
 ANALYSIS = "=analysis"
-RESULT_FILE = "result.json"
 JobId = Annotated[str, Field(pattern=r"^job_[0-9a-f]{32}$")]
 Bytes = Annotated[int, Field(ge=1, le=4 << 30)]
 
@@ -125,50 +124,5 @@ class CompareSpec(RowsSpec):
 
 
 AnalysisSpec = OutliersSpec | ProbeSpec | CompareSpec
-A = TypeVar("A", bound=AnalysisSpec)
 #: values of `kind`
 ANALYSIS_KINDS = ("outliers", "probe", "compare")
-
-
-class SkippedSession(Resource):
-    """A session that was left out, and the reason."""
-
-    session_id: str
-    reason: str
-
-
-class AnalysisResult(Resource):
-    """Content of `result.json`, the first file of an analysis's session."""
-
-    kind: str
-    spec: dict[str, Any]
-    sessions: int = Field(description="Sessions with rows.")
-    skipped: list[SkippedSession] = Field([], description="The first 100.")
-    skipped_sessions: int = 0
-
-
-class OutliersResult(AnalysisResult):
-    kind: Literal["outliers"] = "outliers"
-    positions: int = Field(description="Tokens that were read.")
-    outlier_features: list[dict[str, Any]] = Field(
-        description="`points`, `feature`, `layers`, `layer_share`, `position_share`, `largest`."
-    )
-    massive_activations: list[dict[str, Any]] = Field(
-        description="`hook`, `session_id`, `position`, `feature`, `value`, `ratio`; the largest first."
-    )
-    massive_dropped: int = Field(description="Values over the magnitude that were too many to keep.")
-    hooks: dict[str, dict[str, Any]] = Field(
-        description="`values`, `mean`, `variance`, `kurtosis`, `largest`, `median_magnitude`."
-    )
-
-
-class ProbesResult(AnalysisResult):
-    kind: Literal["probe"] = "probe"
-    hooks: dict[str, dict[str, Any]] = Field(
-        description="Scores, `baselines`, `classes`, `c` and `bias`; the weights are in `directions.npz`."
-    )
-
-
-class ComparisonResult(AnalysisResult):
-    kind: Literal["compare"] = "compare"
-    hooks: dict[str, dict[str, Any]] = Field(description="Fields of `actograph.analysis.comparison`.")
