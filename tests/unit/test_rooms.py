@@ -36,7 +36,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 12_350, "api": 4_560, "storage": 10_210, "worker": 11_400, "tests": 32_610}
+MOST_LINES = {"actograph": 12_850, "api": 4_650, "storage": 10_470, "worker": 12_470, "tests": 33_250}
 
 
 class Source(NamedTuple):
@@ -199,8 +199,8 @@ def test_nnsight_is_used_by_the_engine_alone() -> None:
 
 def test_importing_it_loads_nothing_heavy() -> None:
     modules = ["actograph.client.client", "actograph.cli.main", "actograph.demo", "api.app"]
-    modules.append("worker.process.celery_app")
-    heavy = sorted(HEAVY | {"datasets", "boto3", "botocore"})
+    modules += ["worker.process.celery_app", "worker.analysis.__main__"]
+    heavy = sorted(HEAVY | {"datasets", "boto3", "botocore", "sklearn"})
     program = (
         "import sys, importlib\n"
         f"for name in {modules!r}:\n"

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from actograph.analysis.probe import probe
 from actograph.contract.analyses.results import ProbesResult
 from actograph.contract.analyses.specs import ProbeSpec
@@ -57,7 +59,7 @@ def _fit(run: Run, spec: ProbeSpec, done: ByHook, hook: str) -> Analysed:
         seed=spec.seed,
         resamples=spec.resamples,
         level=spec.level,
-        lengths=[_generated(one) for one in origins],
+        lengths=np.array([_generated(one) for one in origins]),
     )
     direction = fitted.direction
     return fitted.as_json() | {"bias": direction.bias}, direction.weights
