@@ -89,6 +89,12 @@ def world(sqlite: Database, tmp_path: Path) -> World:
 
 
 @pytest.fixture
+def world_on_both(database: Database, tmp_path: Path) -> World:
+    (tmp_path / "store").mkdir()
+    return World(database, tmp_path)
+
+
+@pytest.fixture
 def planted() -> list[dict[str, NDArray[np.float32]]]:
     """Features 5 and 9 are outliers; 3 has too few positions, 7 reaches 6.0 nowhere, 11 is massive once."""
     generator = np.random.default_rng(7)
@@ -148,8 +154,9 @@ def test_a_point_names_its_layers_and_positions_select_tokens(world: World, plan
 
 
 def test_a_killed_analysis_resumes_after_its_last_save(
-    world: World, planted: Any, monkeypatch: pytest.MonkeyPatch
+    world_on_both: World, planted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    world = world_on_both
     job_id = store_sessions(world.database, world.store, planted)
     body = {"kind": "outliers", "sessions": {"jobs": [job_id]}}
     # ten rows of all hooks at once: three blocks for each session
@@ -175,7 +182,8 @@ def test_a_killed_analysis_resumes_after_its_last_save(
     assert not list(world.store.list_prefixes("files")), "the state is gone"
 
 
-def test_a_cancelled_analysis_leaves_nothing(world: World, planted: Any) -> None:
+def test_a_cancelled_analysis_leaves_nothing_and_can_be_retried(world_on_both: World, planted: Any) -> None:
+    world = world_on_both
     job_id = store_sessions(world.database, world.store, planted)
     analysis = insert_analysis(world.database, {"kind": "outliers", "sessions": {"jobs": [job_id]}})
     store = WatchedStore(world.store)
@@ -273,7 +281,7 @@ def test_a_probe_without_two_labels_fails_with_the_reason(world: World, problems
 
 
 def test_conditions_are_compared_problem_by_problem_and_finished_hooks_are_kept(
-    world: World, problems: Any, monkeypatch: pytest.MonkeyPatch
+    world: World, problems: Any
 ) -> None:
     first, second = problems[0][:30], problems[0][30:]
     both = [rows for pair in zip(first, second, strict=True) for rows in pair]
