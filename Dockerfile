@@ -1,4 +1,4 @@
-# Two images from one file: `--target api` holds no torch, `--target worker` holds the model.
+# Two images from one file: `--target api` holds no torch and runs analyses too, `--target worker` holds the model.
 FROM python:3.13-slim AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 ACTOGRAPH_HOME=/data
 RUN useradd --create-home --uid 1000 actograph && mkdir /data && chown actograph /data
@@ -11,7 +11,7 @@ COPY worker worker
 VOLUME /data
 
 FROM base AS api
-RUN pip install -c constraints.txt -e '.[server]' && python -m compileall -q actograph api storage
+RUN pip install -c constraints.txt -e '.[analysis,server]' && python -m compileall -q actograph api storage worker
 USER 1000
 EXPOSE 8420
 # bring the schema up to date, then serve

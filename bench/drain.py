@@ -86,7 +86,7 @@ def drain(model: Path, arguments: argparse.Namespace, home: Path) -> tuple[dict[
         seconds = time.monotonic() - started
         if job.status is not JobStatus.COMPLETED or job.progress.failed:
             raise SystemExit(f"the job ended as {job.status} with {job.progress.failed} failed samples")
-        (worker,) = [w for w in client.workers.list() if w.status in ("ready", "busy")]
+        (worker,) = [w for w in client.workers.list() if w.status in ("ready", "busy") and w.device]
         peak = int(_proc_status(worker.pid, "VmHWM").split()[0]) * 1024
         samples = list(client.jobs.get(job.id).samples())
         sessions = list(client.sessions.list(job_id=job.id))

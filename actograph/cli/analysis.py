@@ -1,22 +1,46 @@
-"""`actograph outliers` and `actograph probe`: analyses of arrays in files, as JSON on stdout."""
+"""`actograph outliers`, `probe` and `compare`: analyses of stored sessions as jobs, or of arrays in files."""
 
+from collections.abc import Mapping, Sequence
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from actograph.cli.shell import Shell, emit, note
-from actograph.contract.errors import InvalidDataset
+from actograph.cli.flags import IdArgument, names
+from actograph.cli.shell import Shell, emit, note, on_interrupt
+from actograph.cli.tables import Columns, describe, shorten, table
+from actograph.contract.errors import InvalidDataset, InvalidRequest
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False)]
+SourcesArgument = Annotated[
+    list[str], typer.Argument(metavar="JOB|FILE", help="Ids of jobs, or one .npz or .safetensors file.")
+]
+Hooks = Annotated[
+    list[str],
+    typer.Option(help="Stored hooks, or points for all layers (commas or repeated). Default: all."),
+]
+Condition = Annotated[str | None, typer.Option(help="Read sessions of this condition.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of sessions of each job.")]
+Seed = Annotated[int, typer.Option(help="Seed of folds, shuffles and resamples.")]
+SaveVectorAs = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Store each hook's direction as a vector.")
+]
+Reduce = Annotated[
+    Literal["none", "mean", "max", "last"], typer.Option(help="Reduce each session's rows to one.")
+]
+_SUFFIXES = (".npz", ".safetensors")
 
 
 def outliers(
-    _: Shell,
-    file: FileArgument,
+    shell: Shell,
+    sources: SourcesArgument,
     *,
-    positions: Literal["union", "mean"] = typer.Option(
-        "union", help="A position counts if any layer has it there, or layers are averaged."
+    hooks: Hooks = [],  # noqa: B006 (typer copies it)
+    positions: str = typer.Option("all", help="Tokens to read of jobs: all, generated, last, or a segment."),
+    condition: Condition = None,
+    limit: Limit = None,
+    position_reading: Literal["union", "mean"] = typer.Option(
+        "union", help="A position counts if any layer has an outlier there, or layers are averaged."
     ),
     threshold: float = typer.Option(6.0, help="Least magnitude of an outlier value."),
     layer_share: float = typer.Option(0.25, min=0, max=1, help="Least share of layers."),
@@ -25,39 +49,139 @@ def outliers(
     massive_magnitude: float = typer.Option(100.0, help="Massive activations are larger."),
     massive_ratio: float = typer.Option(1000.0, help="Least multiple of the layer's median."),
 ) -> None:
-    """Find outlier features and massive activations in a .npz or .safetensors file.
+    """Find outlier features and massive activations in the sessions of jobs, or in a file.
 
-    The file has one array per layer and point, [positions, width] or [batch, sequence, width]; the first
-    number of its name is the layer.
+    A file has one array per layer and point, [positions, width] or [batch, sequence, width]; the first
+    number of its name is the layer. Its results are printed as JSON.
     """
     from actograph.analysis.files import read_arrays
     from actograph.analysis.outlier_features import OutlierRule
     from actograph.analysis.outliers import outliers_of_arrays
 
-    rule = OutlierRule(
-        threshold=threshold, layer_share=layer_share, position_share=position_share, positions=positions
-    )
     massive = {"massive_magnitude": massive_magnitude, "massive_ratio": massive_ratio}
-    _print(outliers_of_arrays(read_arrays(file), rule, together=together, **massive))
+    rule = {"threshold": threshold, "layer_share": layer_share, "position_share": position_share}
+    if (file := _file(sources)) is not None:
+        numbers = OutlierRule(**rule, positions=position_reading)
+        _print(outliers_of_arrays(read_arrays(file), numbers, together=together, **massive))
+        return
+    fields = {"positions": positions, "position_reading": position_reading, "together": together}
+    query = _query(shell, sources, condition, limit)
+    _analyse(shell, "outliers", query, hooks, fields | rule | massive)
 
 
 def probe(
-    _: Shell,
-    file: FileArgument,
+    shell: Shell,
+    sources: SourcesArgument,
     *,
-    kind: Literal["logistic", "ridge", "mean_difference"] = typer.Option("logistic", help="Kind of probe."),
+    hooks: Hooks = [],  # noqa: B006
+    positions: str = typer.Option(
+        "last_prompt", help="Tokens to read of jobs: generated, last, or a segment."
+    ),
+    reduce: Reduce = "none",
+    condition: Condition = None,
+    limit: Limit = None,
+    label: str = typer.Option("correct", help="Label of jobs: correct, condition, or a metric key."),
+    method: Literal["logistic", "ridge", "mean_difference"] = typer.Option("logistic", help="Kind of probe."),
     folds: int = typer.Option(5, min=2, help="Number of folds."),
     c: float | None = typer.Option(
         None, "--c", help="C of scikit-learn. (default: chosen by inner validation)"
     ),
-    seed: int = typer.Option(0, help="Seed of folds, shuffles and resamples."),
+    seed: Seed = 0,
+    save_vector_as: SaveVectorAs = None,
 ) -> None:
-    """Fit and score a linear probe on a .npz or .safetensors file, beside its baselines.
+    """Fit and score linear probes on the sessions of jobs, or on a file, beside their baselines.
 
-    The file has `features` [n, width] and `labels` [n] of two values; `groups` [n] (rows of one group stay
+    A file has `features` [n, width] and `labels` [n] of two values; `groups` [n] (rows of one group stay
     on one side of each split), `lengths` [n] and `texts` [n] are optional. Rows with the label NaN are left
-    out.
+    out. Its results are printed as JSON.
     """
+    if (file := _file(sources)) is not None:
+        _probe_file(file, kind=method, folds=folds, c=c, seed=seed)
+        return
+    fields = {
+        "positions": positions, "reduce": reduce, "label": label, "method": method, "folds": folds, "c": c,
+        "seed": seed, "save_vector_as": save_vector_as,
+    }  # fmt: skip
+    _analyse(shell, "probe", _query(shell, sources, condition, limit), hooks, fields)
+
+
+def compare(
+    shell: Shell,
+    job: IdArgument,
+    other: Annotated[str | None, typer.Argument(metavar="OTHER", help="Another job. Default: JOB.")] = None,
+    *,
+    hooks: Hooks = [],  # noqa: B006
+    positions: str = typer.Option("last_prompt", help="Tokens to read: generated, last, or a segment."),
+    reduce: Reduce = "none",
+    condition: Condition = None,
+    other_condition: str | None = typer.Option(None, help="Condition of the other side."),
+    limit: Limit = None,
+    permutations: int = typer.Option(999, min=1, help="Permutations of the test."),
+    seed: Seed = 0,
+    save_vector_as: SaveVectorAs = None,
+) -> None:
+    """Compare the activations of two jobs or conditions problem by problem, hook by hook."""
+    fields = {
+        "other": _query(shell, [other or job], other_condition, limit), "positions": positions,
+        "reduce": reduce, "permutations": permutations, "seed": seed, "save_vector_as": save_vector_as,
+    }  # fmt: skip
+    _analyse(shell, "compare", _query(shell, [job], condition, limit), hooks, fields)
+
+
+def _file(sources: Sequence[str]) -> Path | None:
+    """The file among the arguments; None if they are jobs."""
+    files = [Path(source) for source in sources if source.endswith(_SUFFIXES)]
+    if files and len(sources) > 1:
+        raise InvalidRequest("give one file, or ids of jobs")
+    if files and not files[0].is_file():
+        raise InvalidDataset(f"{files[0]}: no such file")
+    return files[0] if files else None
+
+
+def _query(shell: Shell, jobs: Sequence[str], condition: str | None, limit: int | None) -> dict[str, Any]:
+    found = [shell.id("job", job) for job in jobs]
+    return {"jobs": found, "condition": condition, "limit": limit}
+
+
+def _analyse(
+    shell: Shell, kind: str, query: Mapping[str, Any], hooks: Sequence[str], fields: Mapping[str, Any]
+) -> None:
+    """Submit an analysis, follow it and print its results."""
+    body = {"kind": kind, "sessions": query, "hooks": names(hooks), **fields}
+    job = shell.client.submit(body)
+    note(f"job {job.id}")
+    later = f"actograph jobs watch {shorten(job.id)}"
+    with on_interrupt(f"job {job.id} continues; follow it with: {later}"):
+        finished = shell.client.analysis.follow(job.id)
+    shell.show(finished.result, _text)
+    note(f"files: actograph sessions pull {shorten(finished.session.id)} --out .")
+
+
+def _text(result: Any) -> str:
+    """Describe a result: its numbers, then a table for each list and for the hooks."""
+    lists = ("outlier_features", "massive_activations")
+    tables = {name: getattr(result, name, []) for name in lists}
+    tables["hooks"] = [{"hook": hook} | _numbers(one) for hook, one in result.hooks.items()]
+    parts = [describe(result, ["spec", *tables])]
+    for name, lines in tables.items():
+        if lines:
+            columns: Columns = [(column, methodcaller("get", column)) for column in lines[0]]
+            parts.append(f"{name.replace('_', ' ')}\n{table(columns, lines)}")
+    return "\n\n".join(parts)
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a hook, and those of a probe's lists that people look for first."""
+    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    if "baselines" in found:
+        low, high = found["auroc_interval"]
+        baselines = {name: one["auroc"] for name, one in found["baselines"].items()}
+        shown = ("auroc", "accuracy", "rows", "groups")
+        return {name: numbers[name] for name in shown} | {"low": low, "high": high} | baselines
+    return numbers
+
+
+def _probe_file(file: Path, **options: Any) -> None:
     import numpy as np
 
     from actograph.analysis.files import read_arrays
@@ -73,9 +197,9 @@ def probe(
     known = ~np.isnan(labels) if labels.dtype.kind == "f" else np.ones(len(labels), bool)
     if not known.all():
         note(f"{(~known).sum()} rows without a label are left out")
-    names = ("features", "labels", "groups", "lengths", "texts")
-    given: dict[str, Any] = {name: arrays[name][known] for name in names if name in arrays}
-    _print(fit(**given, kind=kind, folds=folds, c=c, seed=seed).as_json())
+    given_names = ("features", "labels", "groups", "lengths", "texts")
+    given: dict[str, Any] = {name: arrays[name][known] for name in given_names if name in arrays}
+    _print(fit(**given, **options).as_json())
 
 
 def _print(value: Any) -> None:

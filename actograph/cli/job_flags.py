@@ -126,9 +126,10 @@ def complete(client: "Client", body: dict[str, Any]) -> None:
     """
     from pydantic import ValidationError
 
+    from actograph.contract.analyses.specs import ANALYSIS_KINDS
     from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
 
-    if "model" not in body:
+    if "model" not in body and body.get("kind") not in ANALYSIS_KINDS:
         served = [model.id for model in client.models.list()]
         if len(served) != 1:
             raise InvalidRequest(f"choose a model with --model; served: {', '.join(served) or 'none'}")

@@ -47,10 +47,11 @@ command(app, "schema", None, ["actograph schema > experiment.schema.json"], pane
 app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
 for analyse, typed in (
-    (analysis.outliers, "outliers layers.safetensors"),
-    (analysis.probe, "probe matrix.npz"),
+    (analysis.outliers, ("outliers job_3fa2 --hooks resid_post", "outliers layers.safetensors")),
+    (analysis.probe, ("probe job_3fa2 --positions generated --reduce mean", "probe matrix.npz")),
+    (analysis.compare, ("compare job_3fa2 --condition plain --other-condition EP02 --hooks resid_post",)),
 ):
-    command(app, None, None, [f"actograph {typed}"], panel=JOBS, formats=False)(analyse)
+    command(app, None, None, [f"actograph {one}" for one in typed], panel=JOBS)(analyse)
 command(app, "smoke", None, ["actograph smoke http://box:8420"], panel=OPERATE)(ops.smoke)
 command(app, "workers", panel=OPERATE)(ops.workers)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)

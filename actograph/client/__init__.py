@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from actograph.client.errors import (
+    AnalysisFailed,
     ApiError,
     DownloadDamaged,
     ServiceUnreachable,
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from actograph.client.client import Client
 
 __all__ = [
+    "AnalysisFailed",
     "ApiError",
     "Client",
     "DownloadDamaged",

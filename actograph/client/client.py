@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
+from actograph.client.analysis import Analysis
 from actograph.client.chat import Chat
 from actograph.client.errors import ApiError
 from actograph.client.jobs import JobHandle, Jobs
@@ -27,7 +28,7 @@ class Client:
     """A connection to one service; usable from several threads.
 
     Calls are grouped by resource: `jobs`, `sessions`, `files`, `models`, `batches`, `vectors`, `chat`,
-    `queue`, `workers`, `keys`, `store`.
+    `analysis`, `queue`, `workers`, `keys`, `store`.
 
     Args:
         base_url: the service; by default `ACTOGRAPH_URL`, else this machine.
@@ -62,6 +63,7 @@ class Client:
         self.files, self.models, self.batches = Files(transport), Models(transport), Batches(transport)
         self.vectors, self.queue, self.workers = Vectors(transport), Queue(transport), Workers(transport)
         self.keys, self.store = Keys(transport), Store(transport)
+        self.analysis = Analysis(transport, self.jobs)
 
     def submit(self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None) -> JobHandle:
         """Submit a job: short for `client.jobs.submit`."""

@@ -58,6 +58,10 @@ class WaitTimeout(ActographError, code="wait_timeout", status=504):
     """A wait timed out."""
 
 
+class AnalysisFailed(ActographError, code="analysis_failed"):
+    """An analysis ended without results."""
+
+
 class PackageMissing(ActographError, code="package_missing", status=501):
     """A package that this call needs is not installed."""
 

@@ -9,6 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
+from actograph.contract.analyses.specs import (
+    ANALYSIS_KINDS,
+    AnalysisSpec,
+    CompareSpec,
+    OutliersSpec,
+    ProbeSpec,
+)
 from actograph.contract.base import PromptText, Spec, Text, example
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import each
@@ -192,10 +199,13 @@ class CaptureJobSpec(InputJobSpec):
 
 
 AnyJobSpec = EvaluationSpec | CaptureJobSpec
-#: values of `kind`
-JOB_KINDS = ("evaluation", "capture")
-JobSpec = Annotated[AnyJobSpec, Field(discriminator="kind")]
-job_spec_adapter: TypeAdapter[AnyJobSpec] = TypeAdapter(JobSpec)
+#: values of `kind` of jobs that run a model, and of all jobs
+MODEL_KINDS = ("evaluation", "capture")
+JOB_KINDS = (*MODEL_KINDS, *ANALYSIS_KINDS)
+JobSpec = Annotated[
+    EvaluationSpec | CaptureJobSpec | OutliersSpec | ProbeSpec | CompareSpec, Field(discriminator="kind")
+]
+job_spec_adapter: TypeAdapter[AnyJobSpec | AnalysisSpec] = TypeAdapter(JobSpec)
 
 
 def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelStructure) -> None:

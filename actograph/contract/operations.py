@@ -157,6 +157,8 @@ class Estimate(Resource):
     prompt_tokens_longest: int | None = None
     prompt_tokens_source: PromptTokensSource | None = None
     generated_tokens: int = Field(description="Maximum per sample (max_tokens); 0 if prompts are only read.")
+    rows_to_read: int | None = Field(None, description="Most rows of each hook that an analysis reads.")
+    bytes_to_read: int | None = Field(None, description="Most bytes that an analysis reads.")
     bytes_per_token: int | None = Field(None, description="One stored row of all hooks; 0 if reduced.")
     bytes_per_sample: int | None = Field(None, description="A session with a prompt of mean length.")
     slots: int | None = Field(None, description="Samples that run at once.")

@@ -124,6 +124,9 @@ class Stack:
                 if self._supervisor.check() and not announced:
                     announced = True
                     emit(f"{READY}{self.url}")
+                    # only now, so that it takes no time from the first start
+                    analysis = self._program("analysis", "worker.analysis", self._has_loaded, **_NO_KEYS)
+                    self._workers.append(self._supervisor.start(analysis))
                     self._report(f"logs: {self._settings.home / 'logs'}; stop with Ctrl-C")
                     if self.url != Settings.model_construct().effective_url:
                         self._report(f"for other commands: export ACTOGRAPH_URL={self.url}")

@@ -6,6 +6,7 @@ from typing import Any, TypedDict, Unpack, cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph.contract.analyses.specs import AnalysisSpec
 from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import ActographError, Conflict
 from actograph.contract.job_specs import AnyJobSpec
@@ -42,7 +43,7 @@ class JobFields(TypedDict, total=False):
     request_key: RequestKey | None
 
 
-def create(session: Session, spec: Spec, **fields: Unpack[JobFields]) -> JobRow:
+def create(session: Session, spec: Spec | AnalysisSpec, **fields: Unpack[JobFields]) -> JobRow:
     """Insert a queued job. The session does not track the returned row."""
     moment, total = now(session), fields.get("total")
     hooks, pinned, request_key = fields.get("hooks"), fields.get("pinned"), fields.get("request_key")

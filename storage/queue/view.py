@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import base, resources
+from actograph.contract.analyses.specs import ANALYSIS
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.accounts.quotas import Quotas
@@ -150,5 +151,6 @@ def gauges(session: Session) -> dict[str, float]:
 
 
 def worker_counts(known: Sequence[WorkerRow]) -> dict[str, int]:
-    """Number of workers in each status."""
-    return {str(status): sum(row.status == status for row in known) for status in WorkerStatus}
+    """Number of workers with a model in each status."""
+    statuses = [row.status for row in known if row.model != ANALYSIS]
+    return {str(status): statuses.count(status) for status in WorkerStatus}

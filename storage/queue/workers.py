@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import base, models, operations
+from actograph.contract.analyses.specs import ANALYSIS
 from actograph.contract.errors import ActographError
 from actograph.contract.operations import WorkerStatus
 from storage.index import events
@@ -168,11 +169,14 @@ def another_holds(session: Session, worker_id: str, pinned: models.PinnedModel) 
 def held_models(session: Session, statuses: Collection[WorkerStatus] = ALIVE) -> set[str]:
     """Models that workers hold or load now. With `LIVE`, only the loaded ones."""
     statement = sa.select(WorkerRow.model).where(WorkerRow.status.in_(statuses)).distinct()
-    return {model for model in session.scalars(statement) if model}
+    return {model for model in session.scalars(statement) if model} - {ANALYSIS}
 
 
 def served_models(session: Session, *where: sa.ColumnElement[bool]) -> set[str]:
-    """Models that workers hold or may load: of live workers, or of those that meet the conditions."""
+    """Models that workers hold or may load: of live workers, or of those that meet the conditions.
+
+    The model of analysis workers is `ANALYSIS`.
+    """
     chosen = where or (WorkerRow.status.in_(ALIVE),)
     rows = session.execute(sa.select(WorkerRow.model, WorkerRow.served).where(*chosen))
     return {name for row in rows for name in (row.model, *(row.served or ())) if name}
@@ -182,6 +186,9 @@ def why_unserved(model: str, served: Collection[str]) -> str | None:
     """The reason why no live worker can run jobs of this model; None if one can."""
     if model in served:
         return None
+    if model == ANALYSIS:
+        return "no analysis worker is alive; `actograph up` starts one, as does `python -m worker.analysis`"
+    served = set(served) - {ANALYSIS}
     if not served:
         return "no worker is alive; the job waits until one is"
     return (

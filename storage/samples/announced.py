@@ -10,6 +10,7 @@ from typing import cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph.contract.analyses.specs import ANALYSIS_KINDS
 from storage.index import visible
 from storage.index.database import now
 from storage.index.ids import new_session_id
@@ -19,7 +20,7 @@ _SESSIONS = cast(sa.Table, SessionRow.__table__)
 
 
 def announce(session: Session, job: JobRow, samples: Iterable[sa.RowMapping]) -> dict[str, str]:
-    """Announce a session for each claimed sample with a capture: sample id -> session id."""
+    """Announce a session for each claimed sample that stores something: sample id -> session id."""
     moment = now(session)
     rows = [
         {
@@ -40,7 +41,7 @@ def announce(session: Session, job: JobRow, samples: Iterable[sa.RowMapping]) ->
             "hooks": {},
         }
         for sample in samples
-        if job.spec.get("capture") or sample["input"].get("capture")
+        if job.kind in ANALYSIS_KINDS or job.spec.get("capture") or sample["input"].get("capture")
     ]
     if rows:
         session.connection().execute(sa.insert(_SESSIONS), rows)

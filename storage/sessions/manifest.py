@@ -95,7 +95,7 @@ class SessionManifest(ManifestPart):
     capture: dict[str, Any] = Field(description="The capture spec as the client sent it.")
     capture_sha256: str
     dtype: str = Field(description="Requested dtype; each tensor names its own.")
-    prompt_tokens: int = Field(ge=1)
+    prompt_tokens: int = Field(ge=0, description="0 for the results of an analysis, which has no tensors.")
     generated_tokens: int = Field(ge=0)
     truncated_from: int | None = Field(
         None, description="Tokens that the text had before it was cut to the model's context; null: not cut."

@@ -93,8 +93,10 @@ class SessionReader:
         return TensorSlice(stored.dtype, (stop - start, width), data)
 
     def token_ids(self) -> list[int]:
-        """The P + G token ids of prompt and generation."""
+        """The P + G token ids of prompt and generation; none for the results of an analysis."""
         part = self.manifest.token_ids
+        if not self.manifest.num_tokens:
+            return []
         if part is None:
             raise StoreDamaged(f"the manifest of session {self.session_id} does not place its token ids")
         return self._numbers(part, self.manifest.num_tokens)

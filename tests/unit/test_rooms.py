@@ -27,16 +27,16 @@ FORBIDDEN = {
 #: packages of a room from the bottom to the top
 PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
-    "results upkeep",
-    "worker": "engine text evals runners sample signals drain process __main__",
+    "results analyses upkeep",
+    "worker": "engine text evals runners sample signals drain process analysis __main__",
     "worker.engine": "requests model locations edits tokens structure runs capture packed traced stream "
     "forwards engine",
-    "api": "errors bodies auth served_models dependencies estimate check submit openai reading "
+    "api": "errors bodies auth served_models dependencies estimate check submit analyses openai reading "
     "background metrics routes app keys __main__",
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 13_170, "api": 4_560, "storage": 10_210, "worker": 11_410, "tests": 32_900}
+MOST_LINES = {"actograph": 13_700, "api": 4_650, "storage": 10_480, "worker": 12_480, "tests": 33_600}
 
 
 class Source(NamedTuple):
@@ -199,8 +199,8 @@ def test_nnsight_is_used_by_the_engine_alone() -> None:
 
 def test_importing_it_loads_nothing_heavy() -> None:
     modules = ["actograph.client.client", "actograph.cli.main", "actograph.demo", "api.app"]
-    modules.append("worker.process.celery_app")
-    heavy = sorted(HEAVY | {"datasets", "boto3", "botocore"})
+    modules += ["worker.process.celery_app", "worker.analysis.__main__"]
+    heavy = sorted(HEAVY | {"datasets", "boto3", "botocore", "sklearn"})
     program = (
         "import sys, importlib\n"
         f"for name in {modules!r}:\n"

@@ -2,28 +2,26 @@
 
 import logging
 import os
-import socket
+import signal
 from collections.abc import Sequence
 from functools import cached_property
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError, ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import ModelStructure, parse_served
 from actograph.settings import Settings
-from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
-from storage.index import deployment
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import model_loads, workers
 from storage.upkeep.healing import Healing
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
-from worker.process.periodic import Periodic, heartbeat, idle_look
+from worker.process.entry import enter
+from worker.process.periodic import FORGOTTEN, Periodic, heartbeat, idle_look
 from worker.process.setup_attempts import SetupAttempts
 from worker.signals.stop_signal import StopSignal
 
@@ -58,25 +56,8 @@ class WorkerProcess:
             ActographError: the model or the schema is refused; the reason is in the index.
         """
         settings = self._settings
-        # wait for a database that is being restarted
-        self._database.insist(lambda session: session.execute(sa.select(1)), give_up=self._stop.is_set)
-        migrate.require_current(self._database)
-        deployment.check_store(self._database, settings.effective_artifact_url)
-        hostname = socket.gethostname()
         name = parse_served(settings.model).name if settings.model else ""
-
-        def register(session: Session) -> None:
-            workers.bury(session, hostname, _is_alive)
-            workers.register(
-                session,
-                self.worker_id,
-                hostname=hostname,
-                pid=os.getpid(),
-                model=name,
-                served=self._served,
-            )
-
-        self._database.insist(register, give_up=self._stop.is_set)
+        enter(settings, self._database, self._stop, self.worker_id, model=name, served=self._served)
         self._heartbeat.start()
         attempts = SetupAttempts(self._stop.folder / "setup-attempts")
         try:
@@ -136,9 +117,8 @@ class WorkerProcess:
 
     def _forgotten(self) -> None:
         if not self._stop.is_set():
-            self._stop.set(
-                "this worker was silent for so long that the index forgot it; it ends, to be started again"
-            )
+            self._stop.set(FORGOTTEN)
+            os.kill(os.getppid(), signal.SIGTERM)
 
     def _options_of(self, model: str) -> ModelLoadOptions:
         with self._database.read() as session:
@@ -151,13 +131,3 @@ class WorkerProcess:
             workers.heartbeat(session, self.worker_id, self._models.memory())
 
         self._database.insist(show, give_up=self._stop.is_set)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -10,6 +10,9 @@ from storage.index.database import Database
 from storage.queue import workers
 from worker.signals.attempts import Attempts
 
+#: why a worker ends, to be started again
+FORGOTTEN = "the worker was silent for so long that the index forgot it"
+
 
 class Periodic:
     """A thread that calls `work` at once, then at least every `seconds`, until it is stopped."""
@@ -19,23 +22,31 @@ class Periodic:
         self._work = work
         self._seconds = seconds
         self._attempts = Attempts(failure)
-        self._done = threading.Event()
+        self._done = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def wake(self) -> None:
+        """Work at once, or again after the current work."""
+        self._wake.set()
+
     def stop(self) -> None:
         """End the thread after its current work."""
-        self._done.set()
+        self._done = True
+        self._wake.set()
         self._thread.join()
 
     def _run(self) -> None:
-        pause = 0.0
-        while not self._done.wait(pause):
+        while True:
+            self._wake.clear()  # before the look at `_done`, so that `stop` is not missed
+            if self._done:
+                return
             self._attempts.run(self._work)
             # jittered, so that many workers do not ask at the same moment
-            pause = self._seconds * random.uniform(0.5, 1.0)
+            self._wake.wait(self._seconds * random.uniform(0.5, 1.0))
 
 
 def idle_look(look: Callable[[], object], *, seconds: float) -> Periodic:

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from actograph.contract import resources
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.job_specs import JOB_KINDS
+from actograph.contract.job_specs import MODEL_KINDS
 from actograph.contract.resources import JobComparison, SampleStatus
 from storage.index.database import Database, now
 from storage.jobs import jobs
@@ -57,7 +57,7 @@ def prepare(database: Database, job_id: str, detail: Detail) -> ExportPlan:
     """
     with database.snapshot() as session:
         row = jobs.get(session, job_id)
-        if row.kind not in JOB_KINDS:
+        if row.kind not in MODEL_KINDS:
             raise InvalidRequest(f"job {job_id} is of kind {row.kind}, which has no results to export")
         statement = (
             sa.select(SampleRow.position)

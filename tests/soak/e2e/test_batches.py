@@ -70,7 +70,8 @@ def begin(client: openai.OpenAI, count: int) -> str:
 def kill_worker_in(plain: Client, job_id: str) -> None:
     """Kill the worker while it runs samples of this job."""
     while True:
-        (worker,) = [one for one in plain.workers.list() if one.status is not WorkerStatus.OFFLINE]
+        live = [one for one in plain.workers.list() if one.status is not WorkerStatus.OFFLINE]
+        (worker,) = [one for one in live if one.model != "=analysis"]
         os.kill(worker.pid, signal.SIGSTOP)
         if any(sample.status == "leased" for sample in plain.jobs.get(job_id).samples()):
             os.kill(worker.pid, signal.SIGKILL)

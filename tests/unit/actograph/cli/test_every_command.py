@@ -15,7 +15,7 @@ from tests.support.command_line import Run
 #: `up` and `demo` run a service, `chat` a conversation
 WITHOUT_ANSWER = {"up", "demo", "chat"}
 #: always JSON, for other programs
-ALWAYS_JSON = {"batches results", "outliers", "probe"}
+ALWAYS_JSON = {"batches results"}
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:

@@ -1,0 +1,160 @@
+"""`client.analysis`: outlier features, probes and comparisons of stored sessions, as jobs."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from io import BytesIO
+from tempfile import TemporaryFile
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actograph.client.errors import AnalysisFailed, package
+from actograph.client.jobs import JobHandle, Jobs
+from actograph.client.sessions import SessionHandle
+from actograph.client.transport import LONG_SECONDS, Resource, Transport, parse, path_of
+from actograph.contract.analyses.results import (
+    RESULT_FILE,
+    AnalysisResult,
+    ComparisonResult,
+    OutliersResult,
+    ProbesResult,
+)
+from actograph.contract.analyses.specs import ANALYSIS_KINDS
+from actograph.progress import meter
+
+R = TypeVar("R", bound=AnalysisResult)
+#: jobs by id or handle, or the fields of a session query
+Query = str | JobHandle | Iterable[str | JobHandle] | Mapping[str, Any]
+#: kind -> content of `result.json`, and the table that `frame` shows by default
+_FORMS: dict[str, tuple[type[AnalysisResult], str]] = {
+    "outliers": (OutliersResult, "outlier_features"),
+    "probe": (ProbesResult, "probes"),
+    "compare": (ComparisonResult, "hooks"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished(Generic[R]):
+    """A finished analysis: its job, the session with its files, and the content of `result.json`."""
+
+    job: JobHandle
+    session: SessionHandle
+    result: R
+    analysis: "Analysis" = field(repr=False)
+
+    def frame(self, table: str | None = None) -> Any:
+        """Return a CSV file as a `pandas.DataFrame`.
+
+        Args:
+            table: `outlier_features`, `massive_activations`, `hooks`, `probes` or `features`; by default the
+                main one of the kind.
+
+        Raises:
+            PackageMissing: pandas is not installed.
+            ApiError: 404 if the analysis has no such table.
+        """
+        pandas = package("pandas", "a data frame")
+        data = self.analysis.read(self.session, f"{table or _FORMS[self.job.kind][1]}.csv")
+        return pandas.read_csv(BytesIO(data)) if data.strip() else pandas.DataFrame()
+
+    def directions(self) -> dict[str, NDArray[np.float64]]:
+        """Return the direction of each hook, [width]: weights of a probe, or a mean difference."""
+        data = self.analysis.read(self.session, "directions.npz")
+        with np.load(BytesIO(data), allow_pickle=False) as arrays:
+            return dict(arrays)
+
+
+class Analysis(Resource, path="/v1/jobs"):
+    """Analyse stored sessions as jobs, and read the results; see docs/guides/analysis.md.
+
+    Every call submits a job and waits for its end. `client.submit` takes the same specs without waiting.
+
+    Args (every call):
+        sessions: jobs by id or handle, or a mapping with `jobs` and filters (`condition`, `tag`, `correct`,
+            `limit`).
+        hooks: stored hooks, or points such as `resid_post` for all of its layers; empty: all.
+        progress: show a bar on stderr, or lines if stderr is no terminal.
+        options: further fields of the job's spec.
+
+    Raises (every call):
+        AnalysisFailed: the job failed or was cancelled.
+    """
+
+    def __init__(self, transport: Transport, jobs: Jobs) -> None:
+        super().__init__(transport)
+        self._jobs = jobs
+
+    def outliers(
+        self, sessions: Query, *, hooks: Iterable[str] = (), progress: bool = False, **options: Any
+    ) -> Finished[OutliersResult]:
+        """Find outlier features and massive activations.
+
+        Options: `positions`, `threshold`, `layer_share`, `position_share`, `position_reading`, `together`,
+        `massive_magnitude`, `massive_ratio`.
+        """
+        return self._run("outliers", sessions, hooks, progress, options)
+
+    def probe(
+        self, sessions: Query, *, hooks: Iterable[str] = (), progress: bool = False, **options: Any
+    ) -> Finished[ProbesResult]:
+        """Fit and score a linear probe on each hook.
+
+        Options: `positions`, `reduce`, `label`, `method`, `folds`, `c`, `seed`, `resamples`, `level`,
+        `max_bytes`, `save_vector_as`.
+        """
+        return self._run("probe", sessions, hooks, progress, options)
+
+    def compare(
+        self,
+        sessions: Query,
+        other: Query,
+        *,
+        hooks: Iterable[str] = (),
+        progress: bool = False,
+        **options: Any,
+    ) -> Finished[ComparisonResult]:
+        """Compare two sets of sessions problem by problem; differences are `other` minus `sessions`.
+
+        Options: `positions`, `reduce`, `permutations`, `top`, `seed`, `max_bytes`, `save_vector_as`.
+        """
+        return self._run("compare", sessions, hooks, progress, options | {"other": _query(other)})
+
+    def result(self, job_id: str) -> Finished[Any]:
+        """Return the results of a finished analysis. Raises AnalysisFailed if it has none."""
+        job = self._jobs.get(job_id)
+        session = next(job.sessions(), None)
+        if job.kind not in ANALYSIS_KINDS or session is None:
+            reason = f": {job.error.message}" if job.error else ""
+            raise AnalysisFailed(f"job {job.id} of kind {job.kind} is {job.status}, without results{reason}")
+        result = parse(_FORMS[job.kind][0], self.read(session, RESULT_FILE))
+        return Finished(job=job, session=session, result=result, analysis=self)
+
+    def read(self, session: SessionHandle, name: str) -> bytes:
+        """Return the bytes of a file of an analysis. Raises ApiError with status 404 if there is none."""
+        path = path_of("/v1/activations/sessions", session.id, "files", name)
+        with TemporaryFile() as file:
+            self._transport.download(path, file, read_timeout=LONG_SECONDS)
+            file.seek(0)
+            return file.read()
+
+    def _run(
+        self, kind: str, sessions: Query, hooks: Iterable[str], progress: bool, options: Mapping[str, Any]
+    ) -> Finished[Any]:
+        body = {"kind": kind, "sessions": _query(sessions), "hooks": list(hooks), **options}
+        return self.follow(self._jobs.submit(body).id, progress=progress)
+
+    def follow(self, job_id: str, *, progress: bool = True) -> Finished[Any]:
+        """Wait for the end of an analysis and return its results."""
+        with meter("parts", show=progress) as update:
+            for event in self._jobs.events(job_id):
+                if event.event == "analysis.progress":
+                    update("reading", event.data["done"], event.data["total"])
+        return self.result(job_id)
+
+
+def _query(given: Query) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    found = [given] if isinstance(given, str | JobHandle) else list(given)
+    return {"jobs": [one if isinstance(one, str) else one.id for one in found]}

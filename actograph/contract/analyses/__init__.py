@@ -1,0 +1,1 @@
+"""Analyses of stored sessions: specs of their jobs, and their results."""

@@ -1,0 +1,128 @@
+"""Jobs that analyse stored sessions: outlier features, probes, comparisons. See docs/guides/analysis.md.
+
+Such a job has one sample. A worker of its own runs it (`python -m worker.analysis`), without a model.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from actograph.contract.base import MAX_TAGS, HookList, Metadata, Name, Spec, Tag, example
+from actograph.contract.row_selection import Positions, Reduce
+from actograph.contract.specs import Expiry
+
+#: `model` of these jobs and of their workers; served models have no "=" in their names, see `parse_served`
+ANALYSIS = "=analysis"
+JobId = Annotated[str, Field(pattern=r"^job_[0-9a-f]{32}$")]
+Bytes = Annotated[int, Field(ge=1, le=4 << 30)]
+
+
+class SessionQuery(Spec):
+    """The sessions of jobs; null means any value."""
+
+    jobs: list[JobId] = Field(min_length=1, max_length=100, description="Ids of jobs.")
+    condition: str | None = Field(None, max_length=64)
+    sample_index: int | None = Field(None, ge=0, le=2**31 - 1)
+    correct: bool | None = Field(None, description="Result of the task's first scorer.")
+    tag: str | None = Field(None, max_length=64)
+    limit: int | None = Field(None, ge=1, description="Most sessions of each job, oldest first.")
+
+
+class AnalysisSpecBase(Spec):
+    """Fields of all analyses."""
+
+    sessions: SessionQuery
+    hooks: HookList = Field(
+        [], description="Stored hooks, or points such as `resid_post` for all of its layers. Empty: all."
+    )
+    priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
+    deadline_seconds: float | None = Field(None, gt=0, le=1e9, description="From submission or retry.")
+    tags: list[Tag] = Field([], max_length=MAX_TAGS, description="Of the job and its results.")
+    expires_after: Expiry = None
+    metadata: Metadata = Field({}, description="Your own keys and values.")
+
+    @property
+    def model(self) -> str:
+        """The queue of the job."""
+        return ANALYSIS
+
+
+class OutliersSpec(AnalysisSpecBase):
+    """Find outlier features and massive activations of hooks with a layer."""
+
+    model_config = example(
+        kind="outliers", sessions={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"]}, hooks=["resid_post"]
+    )
+
+    kind: Literal["outliers"] = Field(description="Kind of the job.")
+    positions: Positions = Field("all", description="Tokens to read, as in a capture spec.")
+    threshold: float = Field(6.0, gt=0, allow_inf_nan=False, description="Least magnitude of an outlier.")
+    layer_share: float = Field(0.25, ge=0, le=1, description="Least share of layers.")
+    position_share: float = Field(0.06, ge=0, le=1, description="Least share of positions.")
+    position_reading: Literal["union", "mean"] = Field(
+        "union", description="A position counts if any layer has an outlier there, or layers are averaged."
+    )
+    together: bool = Field(False, description="Count points of a layer together.")
+    massive_magnitude: float = Field(100.0, gt=0, allow_inf_nan=False, description="Massive ones are larger.")
+    massive_ratio: float = Field(
+        1000.0, gt=0, allow_inf_nan=False, description="Least multiple of the median."
+    )
+
+
+class RowsSpec(AnalysisSpecBase):
+    """Fields of analyses of a matrix per hook, see GET /v1/jobs/{id}/matrix."""
+
+    positions: Positions = Field("last_prompt", description="Tokens to read, as in a capture spec.")
+    reduce: Reduce = Field("none", description="Reduce each session's rows to one.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of folds, shuffles and resamples.")
+    max_bytes: Bytes = Field(1 << 30, description="Most bytes of rows of one hook.")
+    save_vector_as: Name | None = Field(None, description="Store each hook's direction as a vector.")
+
+
+class ProbeSpec(RowsSpec):
+    """Fit and score a linear probe on each hook. Rows of one problem stay on one side of every split."""
+
+    model_config = example(
+        kind="probe",
+        sessions={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"]},
+        hooks=["resid_post"],
+        positions="generated",
+        reduce="mean",
+        save_vector_as="correctness",
+    )
+
+    kind: Literal["probe"] = Field(description="Kind of the job.")
+    label: str = Field(
+        "correct",
+        min_length=1,
+        max_length=256,
+        description="`correct`, `condition`, or a metric key of the samples' scores.",
+    )
+    method: Literal["logistic", "ridge", "mean_difference"] = Field("logistic", description="Kind of probe.")
+    folds: int = Field(5, ge=2, le=100, description="Number of folds.")
+    c: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="C of scikit-learn; null: by inner validation."
+    )
+    resamples: int = Field(1000, ge=1, le=10_000, description="Resamples of the intervals.")
+    level: float = Field(0.95, gt=0, lt=1, description="Coverage of the intervals.")
+
+
+class CompareSpec(RowsSpec):
+    """Compare two sets of sessions problem by problem; differences are `other` minus `sessions`."""
+
+    model_config = example(
+        kind="compare",
+        sessions={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"], "condition": "baseline"},
+        other={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"], "condition": "ep02"},
+        hooks=["resid_post.12"],
+    )
+
+    kind: Literal["compare"] = Field(description="Kind of the job.")
+    other: SessionQuery
+    permutations: int = Field(999, ge=1, le=100_000, description="Of the sign-flip test.")
+    top: int = Field(10, ge=0, le=10_000, description="Features to list, by effect.")
+
+
+AnalysisSpec = OutliersSpec | ProbeSpec | CompareSpec
+#: values of `kind`
+ANALYSIS_KINDS = ("outliers", "probe", "compare")

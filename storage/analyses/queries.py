@@ -1,0 +1,171 @@
+"""The stored sessions that an analysis reads, by the index."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from actograph.contract import hooks
+from actograph.contract.analyses.specs import SessionQuery
+from actograph.contract.errors import InvalidRequest, MixedIdentities, UnknownHook
+from actograph.contract.models import short
+from actograph.contract.resources import TensorInfo
+from actograph.tensor_files import Array, itemsize
+from storage.results import matrix
+from storage.results.matrix import Source
+from storage.sessions import sessions
+from storage.sessions.filter import SampleFilter, SessionFilter
+from storage.tables.models import SessionRow
+
+#: label that is the condition of the session
+CONDITION = "condition"
+OUTLIERS = "outliers"
+_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What the index knows of the sessions of a query.
+
+    Attributes:
+        model: of the first session.
+        tensors: chosen hooks of the first session.
+        sessions, rows: number of sessions, and of the tokens that the model has read in them.
+    """
+
+    model: str
+    tensors: Mapping[str, TensorInfo]
+    sessions: int
+    rows: int
+
+    @property
+    def bytes(self) -> int:
+        """Most bytes of rows to read."""
+        return self.rows * sum(info.shape[1] * itemsize(info.dtype) for info in self.tensors.values())
+
+
+def filters(query: SessionQuery) -> Iterator[SessionFilter]:
+    """The filter of each job's sessions."""
+    conditions = query.model_dump(include=set(SampleFilter.model_fields))
+    for job_id in dict.fromkeys(query.jobs):
+        yield SessionFilter(job_id=job_id, **conditions)
+
+
+def survey(session: Session, query: SessionQuery, wanted: Sequence[str], *, kind: str) -> Survey:
+    """Find the chosen hooks and the amount of data.
+
+    Args:
+        wanted: as `hooks` of an analysis.
+        kind: of the analysis.
+
+    Raises:
+        InvalidRequest: no session matches, or the analysis cannot read a wanted hook.
+        UnknownHook: the first session has none of a wanted hook.
+    """
+    first: SessionRow | None = None
+    count = rows = 0
+    for one in filters(query):
+        found = sessions.totals(session, one)
+        if not found.sessions:
+            continue
+        if first is None:
+            oldest = one.narrow(sa.select(SessionRow)).order_by(SessionRow.created_at, SessionRow.id)
+            first = session.scalars(oldest.limit(1)).one()
+        kept = min(found.sessions, query.limit or found.sessions)
+        count, rows = count + kept, rows + found.rows * kept // found.sessions
+    if first is None:
+        raise InvalidRequest("no session matches; name jobs with captures", param="sessions")
+    stored = {name: TensorInfo.model_validate(info) for name, info in first.hooks.items()}
+    usable = {name: info for name, info in stored.items() if _is_usable(name, info, kind)}
+    names = matching(stored, wanted) if wanted else list(usable)
+    unusable = [name for name in names if name not in usable]
+    if unusable or not names:
+        needed = "hooks of a layer with a row per token" if kind == OUTLIERS else "rows of floats"
+        fault = f"{unusable[0]} cannot be read: the analysis needs" if unusable else "the sessions have no"
+        raise InvalidRequest(f"{fault} {needed}", param="hooks")
+    return Survey(
+        model=first.model, tensors={name: stored[name] for name in names}, sessions=count, rows=rows
+    )
+
+
+def matching(stored: Mapping[str, TensorInfo], wanted: Sequence[str]) -> list[str]:
+    """Names of stored tensors that are wanted, by name, alias or point. Raises UnknownHook."""
+    found: dict[str, None] = {}
+    for place, name in enumerate(wanted):
+        same = [one for one in stored if name in (one, hooks.point_of(one)) or one == hooks.canonical(name)]
+        if not same:
+            listed = ", ".join(list(stored)[:_SHOWN])
+            raise UnknownHook(f"no tensor {name} is stored; there are {listed}", param=f"hooks.{place}")
+        found.update(dict.fromkeys(same))
+    return list(found)
+
+
+def _is_usable(name: str, info: TensorInfo, kind: str) -> bool:
+    if not info.dtype.startswith(("F", "BF")):
+        return False
+    if kind == OUTLIERS:
+        return info.summary is None and hooks.layer_of(name) is not None
+    # per-channel statistics are no rows
+    return info.summary is None or not name.endswith(f".{info.summary}")
+
+
+def session_ids(session: Session, query: SessionQuery) -> list[str]:
+    """Ids of the sessions, oldest first within each job.
+
+    Raises:
+        MixedIdentities: sessions were recorded with different models.
+    """
+    found: list[str] = []
+    first: tuple[str, str | None] | None = None
+    for one in filters(query):
+        statement = one.narrow(sa.select(SessionRow.id, SessionRow.identity_sha256))
+        statement = statement.order_by(SessionRow.created_at, SessionRow.id).limit(query.limit)
+        for session_id, identity in session.execute(statement):
+            first = first or (session_id, identity)
+            if identity != first[1]:
+                raise MixedIdentities(
+                    f"sessions {first[0]} and {session_id} were recorded with different models (identities "
+                    f"{short(first[1])} and {short(identity)}); choose sessions of one model"
+                )
+            found.append(session_id)
+    return found
+
+
+def sources(session: Session, query: SessionQuery, hook: str) -> list[Source]:
+    """The sessions with the tensor of one hook, oldest first within each job."""
+    return [
+        source
+        for one in filters(query)
+        for source in matrix.sources(session, one, [hook], epoch=None, limit=query.limit)
+    ]
+
+
+def labelled(
+    session: Session, query: SessionQuery, hook: str, label: str
+) -> tuple[list[Source], dict[str, Any]]:
+    """The sessions with a label, and the label of each by its id.
+
+    Raises:
+        InvalidRequest: no sample has such a score.
+    """
+    found: list[Source] = []
+    labels: dict[str, Any] = {}
+    for one in filters(query):
+        of_job = matrix.sources(session, one, [hook], epoch=None, limit=query.limit)
+        if label == CONDITION:
+            labels |= {source.id: source.condition for source in of_job}
+        elif of_job:
+            assert one.job_id is not None
+            labels |= matrix.labels(session, one.job_id, of_job, label)
+        found += of_job
+    known = {name: value for name, value in labels.items() if value == value}  # noqa: PLR0124 (NaN: no label)
+    return [source for source in found if source.id in known], known
+
+
+def stacked(found: matrix.Matrix) -> tuple[Array, list[Source]]:
+    """The rows of a matrix as one array [n, width], and the session of each row."""
+    rows = np.concatenate([piece.rows for piece in found.pieces])
+    return rows, [piece.source for piece in found.pieces for _ in piece.tokens]

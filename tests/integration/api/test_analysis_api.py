@@ -1,0 +1,134 @@
+"""Analyses through the API: submitted, estimated, followed and read like every job."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actograph.analysis.outliers import outliers_of_arrays
+from actograph.client import AnalysisFailed, Client
+from storage.upkeep import store_verify
+from tests.integration.api.conftest import Keyed, Problem, Service
+from tests.support.analysed import drain_of, store_sessions
+from tests.support.command_line import Run
+from worker.process.periodic import idle_look
+
+
+@pytest.fixture
+def rows() -> list[dict[str, Any]]:
+    generator = np.random.default_rng(1)
+    names = [f"resid_post.{layer}" for layer in range(3)]
+    found = [{name: generator.normal(size=(6, 8)).astype(np.float32) for name in names} for _ in range(20)]
+    for one in found:
+        one["resid_post.1"][:, 4] = 9
+    return found
+
+
+def run_analyses(service: Service) -> None:
+    drain_of(service.services.settings, service.database, service.services.store).look()
+
+
+def test_an_analysis_is_a_job_and_its_results_are_a_session(service: Service, rows: Any) -> None:
+    source = store_sessions(service.database, service.services.store, rows)
+    body = {"kind": "outliers", "sessions": {"jobs": [source]}, "tags": ["night"]}
+    planned = service.client.post("/v1/estimate", json=body).json()
+    assert (planned["rows_to_read"], planned["bytes_to_read"]) == (20 * 6, 20 * 6 * 3 * 8 * 4)
+    answer = service.client.post("/v1/jobs", json=body, headers={"Idempotency-Key": "a"})
+    assert answer.status_code == 202, answer.text
+    assert service.client.post("/v1/jobs", json=body, headers={"Idempotency-Key": "a"}).status_code == 200
+    job = answer.json()
+    assert "no analysis worker is alive" in job["waiting_reason"]
+    assert service.woken() == ["=analysis"]
+    assert service.next_job() is None, "a worker with a model leaves it alone"
+    run_analyses(service)
+    job = service.client.get(f"/v1/jobs/{job['id']}").json()
+    assert (job["status"], job["waiting_reason"]) == ("completed", None)
+    (session,) = service.client.get("/v1/activations/sessions", params={"job_id": job["id"]}).json()["data"]
+    assert (session["tags"], session["hooks"], session["rows"]) == (["night"], {}, 0)
+    assert {file["name"] for file in session["files"]} == {
+        *("result.json", "manifest.json", "outlier_features.csv", "massive_activations.csv", "hooks.csv")
+    }
+    path = f"/v1/activations/sessions/{session['id']}"
+    found = json.loads(service.client.get(f"{path}/files/result.json").content)
+    arrays = {hook: np.concatenate([one[hook] for one in rows]) for hook in rows[0]}
+    assert found["outlier_features"] == outliers_of_arrays(arrays)["outlier_features"]
+    assert service.client.get(f"{path}/manifest").status_code == 200
+    verified = store_verify.verify(service.database, service.services.store, sample=1.0, seed=0)
+    assert not verified.problems, verified
+    assert service.client.get(f"/v1/jobs/{job['id']}/export").status_code == 422
+    assert service.client.delete(f"/v1/jobs/{job['id']}").status_code == 200
+    service.drain()
+    assert not service.services.store.exists(f"sessions/{session['id']}")
+
+
+def test_analyses_that_cannot_run_are_refused(
+    service: Service, problem: Problem, rows: Any, subtests: pytest.Subtests
+) -> None:
+    source = store_sessions(service.database, service.services.store, rows[:2])
+    empty = service.submit()
+    unknown = f"job_{0:032x}"
+    for changes, pointer, says in [
+        ({"sessions": {"jobs": [source, unknown]}}, "/sessions/jobs/1", "there is no job"),
+        ({"sessions": {"jobs": [empty]}}, "/sessions", "no session matches"),
+        ({"sessions": {"jobs": []}}, "/sessions/jobs", ""),
+        ({"hooks": ["resid_pst"]}, "/hooks/0", "there are resid_post.0"),
+        ({"threshold": 0}, "/threshold", ""),
+        ({"model": "demo"}, "/model", "unknown field"),
+    ]:
+        with subtests.test(pointer=pointer):
+            body = {"kind": "outliers", "sessions": {"jobs": [source]}, **changes}
+            for route in ("/v1/jobs", "/v1/estimate"):
+                problem(service.client.post(route, json=body), 422, pointer=pointer, says=says)
+
+
+def test_sessions_of_others_are_not_analysed(keyed: Keyed, problem: Problem, rows: Any) -> None:
+    source = store_sessions(keyed.database, keyed.services.store, rows[:2])  # nobody's
+    key = keyed.make_key("submit", owner="alice")
+    body = {"kind": "outliers", "sessions": {"jobs": [source]}}
+    answer = keyed.client.post("/v1/jobs", json=body, headers=keyed.headers(key))
+    problem(answer, 422, pointer="/sessions/jobs/0", says="there is no job")
+    assert keyed.client.post("/v1/jobs", json=body, headers=keyed.headers()).status_code == 202
+
+
+def test_the_client_reads_results_as_types_frames_and_directions(
+    service: Service, url: str, rows: Any
+) -> None:
+    correct = [number % 3 == 0 for number in range(20)]
+    source = store_sessions(service.database, service.services.store, rows, correct=correct)
+    with Client(url) as client:
+        sent = {"kind": "probe", "sessions": {"jobs": [source]}, "positions": "last", "folds": 3}
+        job = client.submit(sent | {"resamples": 10, "save_vector_as": "right"})
+        with pytest.raises(AnalysisFailed, match="queued, without results"):
+            client.analysis.result(job.id)
+        run_analyses(service)
+        finished = client.analysis.follow(job.id, progress=False)
+        assert finished.result.sessions == 20
+        assert list(finished.frame()["hook"]) == list(rows[0])
+        directions = finished.directions()
+        (vector,) = (one for one in client.vectors.list(name="right") if one.hook == "resid_post.1")
+        assert np.allclose(client.vectors.get(vector.id).vector, directions["resid_post.1"])
+
+
+def test_the_commands_follow_and_print_tables(service: Service, run: Run, rows: Any) -> None:
+    correct = [number % 2 == 0 for number in range(20)]
+    source = store_sessions(service.database, service.services.store, rows, correct=correct)
+    drain = drain_of(service.services.settings, service.database, service.services.store)
+    worker = idle_look(drain.look, seconds=0.05)
+    worker.start()
+    try:
+        code, out, err = run("outliers", source[:20], "--hooks", "resid_post")
+        assert (code, "POSITION SHARE" in out) == (0, True), (out, err)
+        assert "actograph sessions pull" in err
+        code, out, _ = run("probe", source, "--positions", "last", "--folds", 3, "--format", "json")
+        assert code == 0
+        assert set(json.loads(out)["hooks"]) == set(rows[0])
+        code, out, _ = run("compare", source, "--hooks", "resid_post.1", "--positions", "last")
+        assert (code, "PAIRS" in out) == (0, True), out
+        code, out, err = run("outliers", source, "--positions", "generated")
+        assert (code, out) == (1, "")
+        assert "no row at positions generated" in err.splitlines()[-1]
+    finally:
+        worker.stop()
+    code, _, err = run("compare", source, "--hooks", "embed")
+    assert (code, "no tensor embed is stored" in err) == (1, True)

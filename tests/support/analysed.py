@@ -1,0 +1,86 @@
+"""Stored sessions of synthetic rows, and a drain of analyses on them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.resources import TensorInfo
+from actograph.settings import Settings
+from storage.artifacts.store import ArtifactStore
+from storage.index.database import Database
+from storage.queue import workers
+from storage.samples import NewSample
+from storage.sessions.manifest import StoredTensor
+from storage.sessions.writer import SessionWriter, TensorRows
+from tests.support import leasing
+from tests.support.samples import manifest_of, result, session_of
+from tests.support.submitting import insert, insert_capture
+from worker.analysis.drain import AnalysisDrain
+from worker.signals.stop_signal import StopSignal
+
+Rows = Mapping[str, NDArray[np.float32]]
+WORKER = "wrk_analysis"
+
+
+def store_sessions(
+    database: Database,
+    store: ArtifactStore,
+    sessions: Sequence[Rows],
+    *,
+    correct: Sequence[bool | None] | None = None,
+    conditions: Sequence[str] = (),
+) -> str:
+    """Store a session of a prompt for each item, as a job with these conditions. Returns its id."""
+    names = [{"name": name} for name in conditions]
+    count = len(sessions) // max(1, len(conditions))
+    job_id = insert_capture(database, ["p"] * count, conditions=names)
+    for lease, rows in zip(leasing.begin(database, job_id, len(sessions)), sessions, strict=True):
+        assert lease.session_id is not None
+        (tokens,) = {len(array) for array in rows.values()}
+        infos = {name: StoredTensor(shape=array.shape, dtype="F32") for name, array in rows.items()}
+        about = {"prompt_tokens": tokens, "generated_tokens": 0, "sample_index": lease.sample_index}
+        manifest = manifest_of(
+            lease.session_id, infos, job_id=job_id, sample_id=lease.id, **about, segments=[]
+        )
+        with SessionWriter(store, lease.session_id) as writer:
+            writer.write_shard(
+                [
+                    TensorRows(name, "F32", array.shape, 0, np.ascontiguousarray(array))
+                    for name, array in rows.items()
+                ]
+            )
+            files = writer.finish(manifest, range(tokens))
+        new = session_of(
+            lease,
+            condition=lease.condition,
+            correct=None if correct is None else correct[lease.sample_index],
+            rows=tokens,
+            files=files,
+            hooks={name: TensorInfo(shape=array.shape, dtype="F32") for name, array in rows.items()},
+            prompt_tokens=tokens,
+            generated_tokens=0,
+        )
+        with database.write() as session:
+            leasing.complete(session, lease, result(session_id=lease.session_id), new)
+    return job_id
+
+
+def insert_analysis(database: Database, body: Mapping[str, Any], owner: str = "") -> str:
+    """Insert an analysis, unchecked. Returns its id."""
+    sample = NewSample(sample_index=0, condition="", epoch=0, input={}, seed=0)
+    return insert(database, job_spec_adapter.validate_python(body), [sample], owner=owner)
+
+
+def drain_of(
+    settings: Settings, database: Database, store: ArtifactStore, worker_id: str = WORKER, **options: Any
+) -> AnalysisDrain:
+    """The drain of a registered worker."""
+    with database.write() as session:
+        workers.register(session, worker_id, hostname="here", pid=1, model="=analysis")
+    stop = StopSignal(settings.home / f"stop-{worker_id}")
+    return AnalysisDrain(
+        settings=settings, database=database, store=store, worker_id=worker_id, stop=stop, **options
+    )

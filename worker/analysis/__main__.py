@@ -1,0 +1,141 @@
+"""`python -m worker.analysis`: the worker for analyses, configured by ACTOGRAPH_* variables.
+
+One process without a model: Celery's thread takes wake-ups, a second one runs the analyses, and a third one
+beats. It yields the processor to workers that hold a model.
+"""
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, signals
+
+from actograph import redaction
+from actograph.contract.analyses.specs import ANALYSIS
+from actograph.contract.errors import ActographError
+from actograph.settings import Settings
+from storage.artifacts.factory import open_store
+from storage.broker.broker import WAKE_TASK, celery_app
+from storage.index.database import Database
+from storage.index.ids import new_worker_id
+from storage.queue import workers
+from worker.analysis.drain import AnalysisDrain
+from worker.process.entry import enter
+from worker.process.periodic import FORGOTTEN, heartbeat, idle_look
+from worker.signals.stop_signal import StopSignal
+
+HEARTBEAT_SECONDS = 5.0
+#: of `os.nice`: models on the same processors go first
+NICENESS = 10
+
+
+class AnalysisWorker:
+    """Index, store, drain and threads of the process."""
+
+    def __init__(self, settings: Settings, stop: StopSignal) -> None:
+        """Register the worker.
+
+        Raises:
+            ServiceUnavailable: see `enter`.
+        """
+        self._database, self.worker_id, self._stop = Database.of(settings), new_worker_id(), stop
+        enter(settings, self._database, stop, self.worker_id, model=ANALYSIS, served=[ANALYSIS])
+        drain = AnalysisDrain(
+            settings=settings,
+            database=self._database,
+            store=open_store(settings.effective_artifact_url),
+            worker_id=self.worker_id,
+            stop=stop,
+        )
+        self._heartbeat = heartbeat(
+            self._database,
+            self.worker_id,
+            seconds=min(HEARTBEAT_SECONDS, settings.lease_seconds / 3),
+            memory=dict,
+            is_stalled=lambda: False,
+            forgotten=self._forgotten,
+        )
+        self._look = idle_look(drain.look, seconds=settings.idle_poll_seconds)
+
+    def _forgotten(self) -> None:
+        if not self._stop.is_set():
+            self._stop.set(FORGOTTEN)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def start(self) -> None:
+        """Show the worker as ready, and look for analyses."""
+        with self._database.write() as session:
+            workers.set_idle(session, self.worker_id, ANALYSIS)
+        self._heartbeat.start()
+        self._look.start()
+
+    def wake(self) -> None:
+        """Look for analyses now."""
+        self._look.wake()
+
+    def stop(self) -> None:
+        """Wait for the running analysis, which saves its state, and show the worker as offline."""
+        self._look.stop()
+        self._heartbeat.stop()
+        with self._database.write() as session:
+            workers.set_offline(session, self.worker_id)
+        self._database.close()
+
+
+def main() -> int:
+    """Run the worker. Returns 0 after an orderly stop, 1 if it cannot work with this index or store."""
+    settings = Settings()
+    redaction.set_up_logging(settings)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    os.nice(NICENESS)
+    with tempfile.TemporaryDirectory(prefix="actograph-analysis-") as folder:
+        stop = StopSignal.create(Path(folder))
+        try:
+            worker = AnalysisWorker(settings, stop)
+        except ActographError as error:
+            # one line: `actograph up` shows the last one
+            sys.stderr.write(f"worker: {' '.join(str(error).split())}\n")
+            return 1
+        worker.start()
+        app = _app(settings, worker, stop)
+        try:
+            options = ["--without-gossip", "--without-mingle", "--pool=solo"]
+            app.worker_main(["worker", "--loglevel", settings.log_level, *options])
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                return 1
+        finally:
+            stop.set()
+            worker.stop()
+        if failure := stop.failure():
+            sys.stderr.write(f"worker: {failure}\n")
+            return 1
+    return 0
+
+
+def _app(settings: Settings, worker: AnalysisWorker, stop: StopSignal) -> Celery:
+    """The Celery app that takes wake-ups for analyses."""
+    app = celery_app(settings.broker_url, [ANALYSIS])
+
+    @app.task(name=WAKE_TASK)  # type: ignore[untyped-decorator]
+    def wake(_model: str) -> None:
+        worker.wake()
+
+    def keep_logging(**_: Any) -> None:
+        for noisy in ("celery.app.trace", "celery.worker.strategy"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+
+    def end(**_: Any) -> None:
+        stop.set()
+
+    signals.setup_logging.connect(keep_logging, weak=False)
+    signals.worker_shutting_down.connect(end, weak=False)
+    return app
+
+
+if __name__ == "__main__":
+    sys.exit(main())
