@@ -1,12 +1,14 @@
-"""`actograph run` and `actograph schema`: whole experiments from a YAML file."""
+"""`actograph run`, `schema` and `report`: whole experiments from a YAML file, and what came of jobs."""
 
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from actograph.cli.flags import DryRunOption, names
+from actograph.cli.flags import DryRunOption, IdArguments, names
 from actograph.cli.job_tables import describe_estimate
 from actograph.cli.shell import ERROR, Shell, emit, end, note, on_interrupt
 from actograph.contract.errors import InvalidRequest
@@ -57,6 +59,26 @@ def _show_plan(shell: Shell, plan: dict[str, bool], estimates: dict[str, "Estima
         for name, estimate in estimates.items():
             emit(f"\n{name}\n{describe_estimate(estimate)}")
     end(ERROR if any(estimate.fits is False for estimate in estimates.values()) else 0)
+
+
+def report(
+    shell: Shell,
+    jobs: IdArguments,
+    *,
+    out: Path = typer.Option(Path("report.html"), "--out", "-o", help="HTML file; figures go beside it."),
+    title: str = typer.Option("Report", help="Title of the page."),
+) -> None:
+    """Write one HTML page about jobs and analyses, and its figures as SVG and PNG.
+
+    The page loads nothing from the network. It needs matplotlib: pip install 'actograph[report]'.
+    """
+    from actograph.report import report
+
+    command = shlex.join(["actograph", *sys.argv[1:]])
+    ids = [shell.id("job", job) for job in jobs]
+    made = report.of_jobs(shell.client, ids, title=title, command=command)
+    made.write(out)
+    emit(json.dumps({"file": str(out)}) if shell.json else str(out))
 
 
 def schema(

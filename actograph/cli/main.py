@@ -41,6 +41,9 @@ command(app, "estimate", job_flags.job_options(), panel=JOBS)(jobs.estimate)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=JOBS)
 command(app, "eval", job_flags.job_options(jobs.NOT_OF_EVAL), _EXAMPLES["eval"], panel=JOBS)(jobs.evaluate)
 command(app, "run", None, ["actograph run tools.yaml --dry-run"], panel=JOBS)(experiment.run)
+command(app, "report", None, ["actograph report job_3fa2 job_81c0 --out night.html"], panel=JOBS)(
+    experiment.report
+)
 command(app, "schema", None, ["actograph schema > experiment.schema.json"], panel=JOBS, formats=False)(
     experiment.schema
 )

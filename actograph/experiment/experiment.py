@@ -15,9 +15,11 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
 from actograph.contract.model_loads import ModelLoadRequest
 
-STAGES = ("model", "evaluate", "fetch")
+STAGES = ("model", "evaluate", "analyse", "fetch", "report")
 #: fields of a job that may name a file beside the experiment
 FILE_FIELDS = ("dataset", "fewshot_dataset")
+#: fields of an analysis that choose sessions
+QUERY_FIELDS = ("sessions", "other")
 _UNSENT_FILE = {"file_id": "file_" + "0" * 32}
 
 Fields = dict[str, Any]
@@ -57,6 +59,16 @@ class Evaluate(Spec):
         return found
 
 
+class Analyse(Spec):
+    """Analyses of what the jobs stored. They need an analysis worker."""
+
+    jobs: dict[Name, Fields] = Field(
+        min_length=1,
+        max_length=100,
+        description="Name -> fields of an analysis. Its `sessions.jobs` name jobs above; default: all.",
+    )
+
+
 class Fetch(Spec):
     """Downloads the results of all jobs."""
 
@@ -65,13 +77,21 @@ class Fetch(Spec):
     )
 
 
+class Report(Spec):
+    """One HTML page about all jobs and analyses."""
+
+    title: str | None = Field(None, max_length=200, description="null: the experiment's name.")
+
+
 class Experiment(Spec):
     """One experiment. A stage that is missing is not run."""
 
     name: Name = Field(description="Name of the experiment and of its run folder.")
     model: ModelLoadRequest | None = Field(None, description="Model to load first.")
     evaluate: Evaluate | None = Field(None, description="Jobs to run.")
+    analyse: Analyse | None = Field(None, description="Analyses to run.")
     fetch: Fetch | None = Field(None, description="Results to download.")
+    report: Report | None = Field(None, description="Page to write.")
 
     @property
     def stages(self) -> list[str]:
@@ -81,8 +101,34 @@ class Experiment(Spec):
     @property
     def bodies(self) -> dict[str, Fields]:
         """Name -> body of every job, with its tag."""
-        found = {} if self.evaluate is None else self.evaluate.bodies()
-        return {name: body | {"tags": [*body.get("tags", ()), self.name]} for name, body in found.items()}
+        return self._tagged({} if self.evaluate is None else self.evaluate.bodies())
+
+    @property
+    def analyses(self) -> dict[str, Fields]:
+        """Name -> body of every analysis, with names in place of the ids of jobs. Raises InvalidRequest."""
+        found = {} if self.analyse is None else self.analyse.jobs
+        return self._tagged({name: self._with_jobs(body) for name, body in found.items()})
+
+    def _tagged(self, bodies: Mapping[str, Fields]) -> dict[str, Fields]:
+        return {name: body | {"tags": [*body.get("tags", ()), self.name]} for name, body in bodies.items()}
+
+    def _with_jobs(self, body: Fields) -> Fields:
+        """An analysis with the full names of the jobs that it reads; a name stands for all its values."""
+        made, known = dict(body), list(self.bodies)
+        for field in QUERY_FIELDS:
+            query = body.get(field, {} if field == "sessions" else None)
+            if not isinstance(query, dict):
+                continue
+            names: dict[str, None] = {}
+            for wanted in query.get("jobs", known):
+                same = [name for name in known if name == wanted or name.startswith(f"{wanted}.")]
+                if not same:
+                    raise InvalidRequest(
+                        f"there is no job {wanted!r}; there are {', '.join(known) or 'none'}"
+                    )
+                names.update(dict.fromkeys(same))
+            made[field] = query | {"jobs": list(names)}
+        return made
 
 
 def schema() -> dict[str, Any]:
@@ -129,14 +175,14 @@ def read(path: Path) -> Experiment:
         except ValidationError as error:
             faults = _faults(root, error, [()])
         else:
-            faults = _faults_of_jobs(root, experiment, path.parent)
+            faults = _faults_of_jobs(root, experiment, path.parent) or _faults_of_analyses(root, experiment)
     if faults:
         raise InvalidRequest("; ".join(f"{path}:{fault}" for fault in faults))
     return experiment
 
 
 def _faults_of_jobs(root: yaml.Node, experiment: Experiment, folder: Path) -> list[str]:
-    faults = []
+    faults: list[str] = []
     for name, body in experiment.bodies.items():
         places: list[Place] = [
             ("evaluate", "jobs", name.partition(".")[0]), ("evaluate", "base"), ("evaluate", "sweep")
@@ -152,6 +198,30 @@ def _faults_of_jobs(root: yaml.Node, experiment: Experiment, folder: Path) -> li
                     f"{_line(root, places, (field,))}: {field}: there is no file {file} (job {name})"
                 )
     return faults
+
+
+def _faults_of_analyses(root: yaml.Node, experiment: Experiment) -> list[str]:
+    faults: list[str] = []
+    try:
+        analyses = experiment.analyses
+    except InvalidRequest as error:
+        return [f"{_line(root, [()], ('analyse', 'jobs'))}: {error.message}"]
+    for name, body in analyses.items():
+        ids = dict.fromkeys(experiment.bodies, "job_" + "0" * 32)
+        try:
+            job_spec_adapter.validate_python(with_ids(body, ids))
+        except ValidationError as error:
+            found = _faults(root, error, [("analyse", "jobs", name)])
+            faults += [f"{fault} (analysis {name})" for fault in found]
+    return faults
+
+
+def with_ids(body: Mapping[str, Any], ids: Mapping[str, str]) -> Fields:
+    """An analysis with the ids of jobs in place of their names."""
+    queries = {field: body[field] for field in QUERY_FIELDS if isinstance(body.get(field), dict)}
+    return dict(body) | {
+        field: query | {"jobs": [ids[name] for name in query["jobs"]]} for field, query in queries.items()
+    }
 
 
 def files_of(body: Mapping[str, Any], folder: Path) -> dict[str, Path]:

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from actograph.contract.errors import ActographError, Conflict
 from actograph.contract.model_loads import ModelLoadOptions, ModelLoadRequest
 from actograph.contract.operations import Estimate
 from actograph.contract.resources import JobStatus
-from actograph.experiment.experiment import Experiment, Fields, files_of
+from actograph.experiment.experiment import QUERY_FIELDS, Experiment, Fields, files_of, with_ids
+from actograph.report import report
 
 STATE = "run.json"
 _LOOK_SECONDS = 0.5
@@ -114,7 +115,7 @@ class Run:
     ) -> None:
         self._client, self._experiment, self._folder, self._origin = client, experiment, folder, origin
         self._note, self._progress = note, progress
-        self._bodies = experiment.bodies
+        self._bodies, self._analyses = experiment.bodies, experiment.analyses
         self._digests = {
             file: _sha256(file.read_bytes())
             for body in self._bodies.values()
@@ -143,7 +144,10 @@ class Run:
             StageFailed: a job or the load of the model failed.
             Conflict: another process runs the experiment.
         """
-        work = {"model": self._model, "evaluate": self._evaluate, "fetch": self._fetch}
+        work = {
+            "model": self._model, "evaluate": self._evaluate, "analyse": self._analyse,
+            "fetch": self._fetch, "report": self._report,
+        }  # fmt: skip
         with self._folder.locked(self._client.base_url):
             for stage in stages:
                 fingerprint = self._fingerprint(stage)
@@ -156,18 +160,25 @@ class Run:
                 self._folder.save()
 
     def _fingerprint(self, stage: str) -> str:
-        """Digest of all that a stage depends on: its own fields, the service, and the stages before it."""
-        if stage == "model":
-            return canonical_digest([self._dump("model"), self._client.base_url])
-        marks = {name: self._mark(body) for name, body in self._bodies.items()}
-        return canonical_digest([self._fingerprint("model"), marks, self._dump("fetch") * (stage == "fetch")])
-
-    def _dump(self, stage: str) -> list[Any]:
+        """Digest of all that a stage depends on: its fields, the service, and the jobs before it."""
         fields = getattr(self._experiment, stage)
-        return [] if fields is None else [fields.model_dump(mode="json")]
+        parts = [fields and fields.model_dump(mode="json"), self._client.base_url]
+        if stage != "model":
+            parts += [self._mark(name) for name in self._bodies]
+        if stage in ("analyse", "report"):
+            parts += [self._mark(name) for name in self._analyses]
+        return canonical_digest(parts)
 
-    def _mark(self, body: Fields) -> str:
-        return canonical_digest([body, {field: self._digests[file] for field, file in self._files(body)}])
+    def _mark(self, name: str) -> str:
+        """Digest of a job: its fields, its datasets, and the jobs that it reads."""
+        if name in self._analyses:
+            body = self._analyses[name]
+            read = [self._mark(job) for field in QUERY_FIELDS for job in body.get(field, {}).get("jobs", ())]
+            return canonical_digest([body, read])
+        body = self._bodies[name]
+        digests = {field: self._digests[file] for field, file in self._files(body)}
+        model = self._experiment.model
+        return canonical_digest([body, digests, model and model.model_dump(mode="json")])
 
     def _files(self, body: Fields) -> list[tuple[str, Path]]:
         return list(files_of(body, self._origin).items())
@@ -214,24 +225,44 @@ class Run:
         return {"load": load.id, "identity": identity and identity.model_dump(mode="json")}
 
     def _evaluate(self) -> Fields:
-        """Submit all jobs, then wait for each; what failed in an earlier run is tried again."""
-        known, begun = self._folder.state["jobs"], set(self._folder.state["jobs"])
         for name, body in self._bodies.items():
             sent = {field: {"file_id": self._uploaded(file)} for field, file in self._files(body)}
-            key = f"{self._folder.state['id']}-{name}-{self._mark(body)}"[:200]
-            job = self._client.submit(self._with_model(body) | sent, idempotency_key=key)
-            if known.get(name) != job.id:
-                known[name] = job.id
-                self._folder.save()
-                self._note(f"  {name}: {job.id}")
-            elif name in begun and _is_incomplete(job):
-                self._note(f"  {name}: {job.id}, tried again")
-                job.retry()
-        ended = {name: self._client.jobs.wait(known[name], progress=self._progress) for name in self._bodies}
+            self._submit(name, self._with_model(body) | sent)
+        return self._ended(self._bodies)
+
+    def _analyse(self) -> Fields:
+        for name, body in self._analyses.items():
+            self._submit(name, with_ids(body, self._ids(self._bodies)))
+        return self._ended(self._analyses)
+
+    def _submit(self, name: str, body: Fields) -> None:
+        """Submit a job once; what failed in an earlier run is tried again."""
+        known = self._folder.state["jobs"]
+        key = f"{self._folder.state['id']}-{name}-{self._mark(name)}"[:200]
+        job = self._client.submit(body, idempotency_key=key)
+        if known.get(name) != job.id:
+            known[name] = job.id
+            self._folder.save()
+            self._note(f"  {name}: {job.id}")
+        elif _is_incomplete(job):
+            self._note(f"  {name}: {job.id}, tried again")
+            job.retry()
+
+    def _ended(self, names: Iterable[str]) -> Fields:
+        """Wait for jobs. Raises StageFailed."""
+        ids = self._ids(names)
+        ended = {name: self._client.jobs.wait(ids[name], progress=self._progress) for name in ids}
         bad = [f"{name} ({job.id}) {_ending(job)}" for name, job in ended.items() if _is_incomplete(job)]
         if bad:
             raise StageFailed(f"{'; '.join(bad)}; run the experiment again to try them again")
-        return {"jobs": {name: job.id for name, job in ended.items()}}
+        return {"jobs": ids}
+
+    def _ids(self, names: Iterable[str]) -> dict[str, str]:
+        known = self._folder.state["jobs"]
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise StageFailed(f"{missing[0]} has not run; run the stages evaluate and analyse first")
+        return {name: known[name] for name in names}
 
     def _uploaded(self, file: Path) -> str:
         """The id of a dataset. What the service has already is not uploaded again."""
@@ -251,10 +282,7 @@ class Run:
     def _fetch(self) -> Fields:
         assert self._experiment.fetch is not None
         folders = {}
-        for name in self._bodies:
-            job_id = self._folder.state["jobs"].get(name)
-            if job_id is None:
-                raise StageFailed(f"job {name} has not run; run the stage evaluate first")
+        for name, job_id in self._ids(self._bodies).items():
             folder = self._folder.path / "results" / name
             folder.parent.mkdir(exist_ok=True)
             job = self._client.jobs.get(job_id)
@@ -262,6 +290,16 @@ class Run:
             self._note(f"  {name}: {pulled.samples} samples in {folder}")
             folders[name] = str(folder.relative_to(self._folder.path))
         return {"folders": folders}
+
+    def _report(self) -> Fields:
+        assert self._experiment.report is not None
+        ids = self._ids([*self._bodies, *self._analyses])
+        title = self._experiment.report.title or self._experiment.name
+        command = f"actograph run ({self._folder.path / STATE} has the ids)"
+        made = report.of_jobs(self._client, list(ids.values()), title=title, command=command)
+        made.write(self._folder.path / "report.html")
+        self._note(f"  {self._folder.path / 'report.html'}")
+        return {"file": "report.html"}
 
 
 def _has_options(load: JobHandle, wanted: ModelLoadRequest) -> bool:

@@ -1,6 +1,7 @@
 """An experiment against the real service: it ends after each request that makes something, and goes on."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,15 @@ evaluate:
   jobs:
     plain: {conditions: [{name: plain}, {name: career, suffix: This matters to me.}]}
     tools: {tools: calculator, tool_format: annotations}
+analyse:
+  jobs:
+    outliers: {kind: outliers, sessions: {jobs: [plain]}, layer_share: 0, position_share: 0, threshold: 1.5}
+    careers:
+      kind: compare
+      sessions: {jobs: [plain], condition: plain}
+      other: {jobs: [plain], condition: career}
 fetch: {activations: sampled}
+report: {title: A <founding> experiment}
 """
 
 
@@ -71,7 +80,8 @@ def test_nothing_is_done_twice_and_nothing_is_missing(
         assert {name: one.samples for name, one in of_file().estimates()} == {"plain": 10, "tools": 5}
         assert not list(client.files.list())
         assert not folder.exists()
-        for path, times in (("/v1/models/load", 1), ("/v1/files", 1), ("/v1/jobs", 1), ("/v1/jobs", 2)):
+        posts = [("/v1/models/load", 1), ("/v1/files", 1), *(("/v1/jobs", number) for number in (1, 2))]
+        for path, times in (*posts, ("/v1/jobs", 3), ("/v1/jobs", 2)):
             die_after(path, times)
             with pytest.raises(Killed):
                 run()
@@ -79,24 +89,33 @@ def test_nothing_is_done_twice_and_nothing_is_missing(
         run()
         jobs = [job for job in client.jobs.list() if job.kind != "load"]
         assert sorted((job.status, job.progress.completed) for job in jobs) == [
-            ("completed", 5), ("completed", 10),
+            ("completed", 1), ("completed", 1), ("completed", 5), ("completed", 10),
         ]  # fmt: skip
         assert len(list(client.jobs.list(kind="load"))) == 1
         assert len(list(client.files.list())) == 1
-        assert len(list(client.sessions.list())) == 15
+        assert len(list(client.sessions.list())) == 17
         said.clear()
         run()
-        assert said == [f"{stage}: done before" for stage in ("model", "evaluate", "fetch")]
-        assert len(list(client.jobs.list())) == 3
+        assert said == [f"{stage}: done before" for stage in read(file).stages]
+        assert len(list(client.jobs.list())) == 5
         file.write_text(TEXT.replace("sampled", "everything"))
-        with pytest.raises(InvalidRequest, match=r"founding.yaml:8: fetch.activations"):
+        with pytest.raises(InvalidRequest, match=r"founding.yaml:15: fetch.activations"):
             run()
         file.write_text(TEXT.replace("sampled", "all"))
         run()
-        assert said[-4:-2] == ["evaluate: done before", "fetch: running"]
+        again = {stage: "running" if stage == "fetch" else "done before" for stage in read(file).stages}
+        assert [one for one in said if not one.startswith(" ")][5:] == [
+            f"{stage}: {how}" for stage, how in again.items()
+        ]
     state = json.loads((folder / "run.json").read_text())
     assert state["stages"]["model"]["identity"]["weights_sha256"]
-    assert set(state["jobs"]) == {"plain", "tools"}
+    assert set(state["jobs"]) == {"plain", "tools", "outliers", "careers"}
+    page = (folder / "report.html").read_text()
+    assert "<h1>A &lt;founding&gt; experiment</h1>" in page
+    assert all(job_id in page for job_id in state["jobs"].values())
+    assert not re.findall(r"""(?:src|href)=["']?(?!data:)""", page), "it loads nothing"
+    drawn = list((folder / "report-figures").glob("*.png"))
+    assert page.count("data:image/svg+xml;base64,") == len(drawn) == 5
     for name, samples in (("plain", 10), ("tools", 5)):
         states = list((folder / "results" / name / "agent_states").glob("*/*.safetensors"))
         assert len(states) == samples

@@ -1,0 +1,209 @@
+"""The report of jobs: scores, comparisons, lengths, and the results of analyses."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from actograph.client import Client
+from actograph.client.jobs import JobHandle
+from actograph.contract.analyses.results import ComparisonResult, OutliersResult, ProbesResult
+from actograph.contract.analyses.specs import ANALYSIS_KINDS
+from actograph.contract.resources import ConditionComparison, ConditionResults, JobComparison, JobResults
+from actograph.report import figures, page
+from actograph.report.figures import Bar, Figure
+
+#: of a normal distribution, for intervals of 95 %
+_Z = 1.96
+
+
+@dataclass
+class Report:
+    """A page and its figures."""
+
+    html: str
+    figures: list[Figure]
+
+    def write(self, path: Path) -> None:
+        """Write the page, and each figure as SVG and PNG into `<name>-figures` beside it."""
+        folder = path.with_name(f"{path.stem}-figures")
+        folder.mkdir(parents=True, exist_ok=True)
+        for one in self.figures:
+            (folder / f"{one.name}.svg").write_bytes(one.svg)
+            (folder / f"{one.name}.png").write_bytes(one.png)
+        path.write_text(self.html, encoding="utf-8")
+
+
+def of_jobs(client: Client, job_ids: Sequence[str], *, title: str, command: str) -> Report:
+    """Build the report of jobs and analyses, in this order.
+
+    Args:
+        command: the command that made it.
+
+    Raises:
+        AnalysisFailed: an analysis has no results.
+        PackageMissing: matplotlib is not installed.
+    """
+    drawn: list[Figure] = []
+    sections = [_section(client, client.jobs.get(job_id), drawn) for job_id in job_ids]
+    sections.append(page.heading("How this was made") + page.code(command))
+    return Report(page.page(title, sections), drawn)
+
+
+def _section(client: Client, job: JobHandle, drawn: list[Figure]) -> str:
+    progress = job.progress
+    facts = [
+        ("Model", None if job.kind in ANALYSIS_KINDS else job.model),
+        ("Model identity (sha256)", job.identity_sha256),
+        ("Kind", job.kind),
+        ("Status", f"{job.status}: {progress.completed} of {progress.total}, {progress.failed} failed"),
+        ("Created", datetime.fromtimestamp(job.created_at, UTC).strftime("%Y-%m-%d %H:%M UTC")),
+        ("Tags", ", ".join(job.tags)),
+    ]
+    text = [page.heading(f"Job {job.id}"), page.table(("", ""), [fact for fact in facts if fact[1]])]
+    if job.kind in ANALYSIS_KINDS:
+        text += _of_analysis(job.id, client.analysis.result(job.id).result, drawn)
+    else:
+        text += _of_samples(job, drawn)
+    spec = json.dumps(job.spec, indent=1, ensure_ascii=False)
+    return "\n".join([*text, page.heading("Spec", 3), page.code(spec)])
+
+
+def _of_samples(job: JobHandle, drawn: list[Figure]) -> list[str]:
+    results, text = job.results(), []
+    if results.conditions:
+        text += _scores(job.id, results, drawn)
+    if len(results.conditions) > 1:
+        text += _comparison(job.comparison())
+    lengths: dict[str, list[float]] = {}
+    for sample in job.samples(status="completed"):
+        if sample.generated_tokens is not None:
+            lengths.setdefault(sample.condition or "all", []).append(sample.generated_tokens)
+    if any(any(found) for found in lengths.values()):
+        shown = figures.histogram(f"{job.id}-lengths", "Lengths of answers", lengths, "tokens")
+        text += [page.heading("Lengths", 3), _add(drawn, shown)]
+    return text
+
+
+def _scores(name: str, results: JobResults, drawn: list[Figure]) -> list[str]:
+    metrics = dict.fromkeys(
+        metric
+        for one in results.conditions.values()
+        for metric, value in one.metrics.items()
+        if value is not None and "_stderr," not in metric
+    )
+    if not metrics:
+        return []
+    bars = {
+        metric: [
+            Bar(condition, value, *_interval(one, metric))
+            for condition, one in results.conditions.items()
+            if (value := one.metrics.get(metric)) is not None
+        ]
+        for metric in metrics
+    }
+    rows = [
+        [
+            condition,
+            metric,
+            one.metrics.get(metric),
+            _error(one, metric),
+            one.samples,
+            one.failed,
+            one.truncated,
+        ]
+        for condition, one in results.conditions.items()
+        for metric in metrics
+    ]
+    headers = ("Condition", "Metric", "Value", "Standard error", "Samples", "Failed", "Truncated")
+    return [
+        page.heading("Scores", 3),
+        _add(drawn, figures.bars(f"{name}-scores", "Scores, with 1.96 standard errors", bars)),
+        page.table(headers, rows),
+    ]
+
+
+def _error(results: ConditionResults, metric: str) -> float | None:
+    name, _, rest = metric.partition(",")
+    return results.metrics.get(f"{name}_stderr,{rest}")
+
+
+def _interval(results: ConditionResults, metric: str) -> tuple[float | None, float | None]:
+    value, error = results.metrics.get(metric), _error(results, metric)
+    return (None, None) if value is None or error is None else (value - _Z * error, value + _Z * error)
+
+
+def _comparison(found: JobComparison) -> list[str]:
+    def rows(condition: str, one: ConditionComparison) -> list[list[Any]]:
+        pairs: list[tuple[str, Any]] = [*one.metrics.items(), ("generated_tokens", one.generated_tokens)]
+        return [
+            [condition, metric, value.pairs, value.baseline, value.condition, value.difference,
+             None if value.low is None else (value.low, value.high), getattr(value, "mcnemar_p", None)]
+            for metric, value in pairs
+        ]  # fmt: skip
+
+    headers = (
+        "Condition", "Metric", "Pairs", "Baseline", "Value", "Difference",
+        f"{100 * found.level:g} % interval", "McNemar p",
+    )  # fmt: skip
+    listed = [row for condition, one in found.conditions.items() for row in rows(condition, one)]
+    return [page.heading(f"Compared with {found.baseline}", 3), page.table(headers, listed)]
+
+
+def _of_analysis(name: str, found: Any, drawn: list[Figure]) -> list[str]:
+    note = page.paragraph(f"Of {found.sessions} sessions; {found.skipped_sessions} were left out.")
+    if isinstance(found, ProbesResult):
+        return [note, *_probe(name, found.hooks, drawn)]
+    if isinstance(found, OutliersResult):
+        return [note, *_outliers(name, found, drawn)]
+    assert isinstance(found, ComparisonResult)
+    columns = {
+        "Pairs": "pairs", "First norm": "first_norm", "Second norm": "second_norm",
+        "Norm of the difference": "difference_norm", "Cosine": "mean_cosine", "CKA": "cka",
+        "Effect size": "effect_size", "p": "p_value",
+    }  # fmt: skip
+    rows = [[hook, *(one[key] for key in columns.values())] for hook, one in found.hooks.items()]
+    return [note, page.table(("Hook", *columns), rows)]
+
+
+def _probe(name: str, hooks: Mapping[str, Mapping[str, Any]], drawn: list[Figure]) -> list[str]:
+    def bar(hook: str, one: Mapping[str, Any]) -> Bar:
+        return Bar(hook, one["auroc"], *one["auroc_interval"])
+
+    series = {"probe": [bar(hook, one) for hook, one in hooks.items()]}
+    for baseline in dict.fromkeys(kind for one in hooks.values() for kind in one["baselines"]):
+        known = [(hook, one["baselines"].get(baseline)) for hook, one in hooks.items()]
+        series[baseline] = [bar(hook, one) for hook, one in known if one is not None]
+    rows = [
+        [hook, kind, one["auroc"], one["auroc_interval"], one["accuracy"], one["accuracy_interval"]]
+        for hook, result in hooks.items()
+        for kind, one in (("probe", result), *result["baselines"].items())
+    ]
+    headers = ("Hook", "Features", "AUROC", "Interval", "Accuracy", "Interval")
+    shown = figures.curves(f"{name}-probe", "Probe and baselines by hook", series, "AUROC")
+    return [_add(drawn, shown), page.table(headers, rows)]
+
+
+def _outliers(name: str, found: OutliersResult, drawn: list[Figure]) -> list[str]:
+    features: dict[int, list[int]] = {}
+    for one in found.outlier_features:
+        places = features.setdefault(int(one["feature"]), [])
+        places += sorted({int(layer) for layer in one["layers"]} - set(places))
+    if not features:
+        return [page.paragraph("No feature met the thresholds.")]
+    shown = figures.outlier_map(f"{name}-outliers", "Layers of each outlier feature", features)
+    columns = ("feature", "points", "layers", "layer_share", "position_share", "largest")
+    rows = [[_listed(one[key]) for key in columns] for one in found.outlier_features]
+    headers = ("Feature", "Points", "Layers", "Share of layers", "Share of positions", "Largest")
+    return [_add(drawn, shown), page.table(headers, rows)]
+
+
+def _listed(value: Any) -> Any:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _add(drawn: list[Figure], figure: Figure) -> str:
+    drawn.append(figure)
+    return page.picture(figure)
