@@ -36,7 +36,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 12_850, "api": 4_650, "storage": 10_470, "worker": 12_470, "tests": 33_250}
+MOST_LINES = {"actograph": 12_870, "api": 4_650, "storage": 10_470, "worker": 12_470, "tests": 33_250}
 
 
 class Source(NamedTuple):

@@ -3,13 +3,14 @@
 import threading
 import time
 from collections.abc import Callable
+from queue import Queue
 
 import pytest
 import torch
 
 from storage.index.database import Database
 from storage.queue import workers
-from worker.process.periodic import heartbeat
+from worker.process.periodic import Periodic, heartbeat
 
 
 @pytest.fixture
@@ -66,3 +67,14 @@ def test_heartbeats_outlive_an_error_of_any_kind(
     beat(tries, dict)
     assert len(tries) == 5, "none of a worker without progress"
     assert caplog.text.count("no heartbeat could be written") == 1
+
+
+def test_a_wake_up_is_served_at_once_and_a_stop_waits_for_no_pause() -> None:
+    rounds: Queue[None] = Queue()
+    thread = Periodic(lambda: rounds.put(None), name="look", seconds=100_000, failure="no look")
+    thread.start()
+    rounds.get(timeout=60)
+    thread.wake()
+    rounds.get(timeout=60)
+    thread.stop()
+    assert rounds.empty()
