@@ -26,7 +26,8 @@ SaveVectorAs = Annotated[
     str | None, typer.Option(metavar="NAME", help="Store each hook's direction as a vector.")
 ]
 Reduce = Annotated[
-    Literal["none", "mean", "max", "last"], typer.Option(help="Reduce each session's rows to one.")
+    Literal["none", "mean", "max", "last"] | None,
+    typer.Option(help="Reduce each session's rows to one. (default: none)"),
 ]
 _SUFFIXES = (".npz", ".safetensors")
 
@@ -36,7 +37,9 @@ def outliers(
     sources: SourcesArgument,
     *,
     hooks: Hooks = [],  # noqa: B006 (typer copies it)
-    positions: str = typer.Option("all", help="Tokens to read of jobs: all, generated, last, or a segment."),
+    positions: str | None = typer.Option(
+        None, help="Tokens to read of jobs: generated, last, or a segment. (default: all)"
+    ),
     condition: Condition = None,
     limit: Limit = None,
     position_reading: Literal["union", "mean"] = typer.Option(
@@ -60,7 +63,8 @@ def outliers(
 
     massive = {"massive_magnitude": massive_magnitude, "massive_ratio": massive_ratio}
     rule = {"threshold": threshold, "layer_share": layer_share, "position_share": position_share}
-    if (file := _file(sources)) is not None:
+    of_jobs = {"hooks": hooks, "positions": positions, "condition": condition, "limit": limit}
+    if (file := _file(sources, of_jobs)) is not None:
         numbers = OutlierRule(**rule, positions=position_reading)
         _print(outliers_of_arrays(read_arrays(file), numbers, together=together, **massive))
         return
@@ -74,13 +78,15 @@ def probe(
     sources: SourcesArgument,
     *,
     hooks: Hooks = [],  # noqa: B006
-    positions: str = typer.Option(
-        "last_prompt", help="Tokens to read of jobs: generated, last, or a segment."
+    positions: str | None = typer.Option(
+        None, help="Tokens to read of jobs: generated, last, or a segment. (default: last_prompt)"
     ),
-    reduce: Reduce = "none",
+    reduce: Reduce = None,
     condition: Condition = None,
     limit: Limit = None,
-    label: str = typer.Option("correct", help="Label of jobs: correct, condition, or a metric key."),
+    label: str | None = typer.Option(
+        None, help="Label of jobs: condition, or a metric key. (default: correct)"
+    ),
     method: Literal["logistic", "ridge", "mean_difference"] = typer.Option("logistic", help="Kind of probe."),
     folds: int = typer.Option(5, min=2, help="Number of folds."),
     c: float | None = typer.Option(
@@ -95,7 +101,11 @@ def probe(
     on one side of each split), `lengths` [n] and `texts` [n] are optional. Rows with the label NaN are left
     out. Its results are printed as JSON.
     """
-    if (file := _file(sources)) is not None:
+    of_jobs = {
+        "hooks": hooks, "positions": positions, "reduce": reduce, "condition": condition, "limit": limit,
+        "label": label, "save_vector_as": save_vector_as,
+    }  # fmt: skip
+    if (file := _file(sources, of_jobs)) is not None:
         _probe_file(file, kind=method, folds=folds, c=c, seed=seed)
         return
     fields = {
@@ -111,8 +121,10 @@ def compare(
     other: Annotated[str | None, typer.Argument(metavar="OTHER", help="Another job. Default: JOB.")] = None,
     *,
     hooks: Hooks = [],  # noqa: B006
-    positions: str = typer.Option("last_prompt", help="Tokens to read: generated, last, or a segment."),
-    reduce: Reduce = "none",
+    positions: str | None = typer.Option(
+        None, help="Tokens to read: generated, last, or a segment. (default: last_prompt)"
+    ),
+    reduce: Reduce = None,
     condition: Condition = None,
     other_condition: str | None = typer.Option(None, help="Condition of the other side."),
     limit: Limit = None,
@@ -128,11 +140,20 @@ def compare(
     _analyse(shell, "compare", _query(shell, [job], condition, limit), hooks, fields)
 
 
-def _file(sources: Sequence[str]) -> Path | None:
-    """The file among the arguments; None if they are jobs."""
+def _file(sources: Sequence[str], of_jobs: Mapping[str, Any]) -> Path | None:
+    """The file among the arguments; None if they are jobs.
+
+    Raises:
+        InvalidRequest: there is more than the file, or an option that only jobs have.
+    """
     files = [Path(source) for source in sources if source.endswith(_SUFFIXES)]
     if files and len(sources) > 1:
         raise InvalidRequest("give one file, or ids of jobs")
+    given = [name for name, value in of_jobs.items() if value not in (None, [])] if files else []
+    if given:
+        raise InvalidRequest(
+            f"--{given[0].replace('_', '-')} is for the sessions of jobs; leave it out for a file"
+        )
     if files and not files[0].is_file():
         raise InvalidDataset(f"{files[0]}: no such file")
     return files[0] if files else None
@@ -147,7 +168,8 @@ def _analyse(
     shell: Shell, kind: str, query: Mapping[str, Any], hooks: Sequence[str], fields: Mapping[str, Any]
 ) -> None:
     """Submit an analysis, follow it and print its results."""
-    body = {"kind": kind, "sessions": query, "hooks": names(hooks), **fields}
+    given = {name: value for name, value in fields.items() if value is not None}
+    body = {"kind": kind, "sessions": query, "hooks": names(hooks), **given}
     job = shell.client.submit(body)
     note(f"job {job.id}")
     later = f"actograph jobs watch {shorten(job.id)}"

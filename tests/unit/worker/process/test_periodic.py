@@ -3,13 +3,14 @@
 import threading
 import time
 from collections.abc import Callable
+from queue import Queue
 
 import pytest
 import torch
 
 from storage.index.database import Database
 from storage.queue import workers
-from worker.process.periodic import heartbeat
+from worker.process.periodic import Periodic, heartbeat
 
 
 @pytest.fixture
@@ -78,3 +79,14 @@ def test_a_worker_that_the_index_forgot_is_told(beat: Callable[..., None]) -> No
     told: list[None] = []
     beat(told, dict, lambda: told.append(None))
     assert len(told) == 5
+
+
+def test_a_wake_up_is_served_at_once_and_a_stop_waits_for_no_pause() -> None:
+    rounds: Queue[None] = Queue()
+    thread = Periodic(lambda: rounds.put(None), name="look", seconds=100_000, failure="no look")
+    thread.start()
+    rounds.get(timeout=60)
+    thread.wake()
+    rounds.get(timeout=60)
+    thread.stop()
+    assert rounds.empty()
