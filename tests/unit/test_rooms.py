@@ -27,7 +27,7 @@ FORBIDDEN = {
 #: packages of a room from the bottom to the top
 PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
-    "results upkeep",
+    "results upkeep backup",
     "worker": "engine text evals runners sample signals drain process __main__",
     "worker.engine": "requests model locations edits tokens structure runs capture packed traced stream "
     "forwards engine",
