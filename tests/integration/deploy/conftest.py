@@ -37,7 +37,7 @@ import http.server, json, os, sys
 
 options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
 if options["--model"] == "broken":
-    print("loading", options["--model"])
+    print("loading", options["--model"], flush=True)
     sys.exit("error: worker-1 could not start: no such model")
 
 

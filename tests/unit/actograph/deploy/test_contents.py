@@ -25,12 +25,13 @@ def test_a_version_is_its_files_and_a_lock_its_packages(
             (tmp_path / package / name).write_text(name)
     monkeypatch.setattr(payload, "CHECKOUT", tmp_path)
     found = payload.of_checkout()
+    version = found.version
     assert set(found.files) == {f"{package}/x.py" for package in payload.PACKAGES}
     assert found.requirements == ("a>=1", "b", "c")
     assert found.constraints == ("a==2", "b==1")
     (tmp_path / "api" / "x.py").write_text("changed")
     changed = payload.of_checkout()
-    assert (changed.version != found.version, changed.lock) == (True, found.lock)
+    assert (changed.version != version, changed.lock) == (True, found.lock)
     (tmp_path / "constraints.txt").write_text("b==1\na==3\n")
     assert payload.of_checkout().lock != found.lock
     (tmp_path / "constraints.txt").unlink()
