@@ -117,15 +117,17 @@ class SshServer:
     def _copy_python(self) -> None:
         """Copy this Python to where the user may run it, with all packages of this environment."""
         copy = self.folder / "python"
-        shutil.copytree(
-            sys.base_prefix, copy, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "test")
-        )
+        unused = shutil.ignore_patterns("__pycache__", "test", "site-packages", "share", "config-*", "*.a")
+        shutil.copytree(sys.base_prefix, copy, symlinks=True, ignore=unused)
         site = next((copy / "lib").glob("python3*")) / "site-packages"
+        site.mkdir()
         ours = [path for path in sys.path if path.endswith("site-packages")]
         (site / "tests.pth").write_text("".join(f"{path}\n" for path in ours))
         for path in ours:
-            command = kept(["test", "-r", f"{path}/pip"], signal.SIGTERM, self._user if self._is_root else "")
-            if subprocess.run(command, check=False).returncode:
+            user = self._user if self._is_root else ""
+            if subprocess.run(
+                kept(["/usr/bin/test", "-r", f"{path}/torch"], signal.SIGTERM, user), check=False
+            ).returncode:
                 raise Unavailable(f"the test's user cannot read {path}")
 
     def processes(self) -> list[psutil.Process]:
