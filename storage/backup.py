@@ -177,12 +177,13 @@ def _postgres(database: Database, program: str, *words: str) -> None:
     """Run one of Postgres's programs. The password goes through the environment."""
     if shutil.which(program) is None:
         raise ServiceUnavailable(f"{program} is not installed; it comes with Postgres's client programs")
-    url = database.url.set(drivername="postgresql", password=None).render_as_string()
-    variables = os.environ | {"PGPASSWORD": database.url.password or ""}
-    command = [program, f"--dbname={url}", *words]
+    full = database.url
+    url = sa.URL.create("postgresql", full.username, None, full.host, full.port, full.database, full.query)
+    variables = os.environ | ({"PGPASSWORD": str(full.password)} if full.password else {})
+    command = [program, f"--dbname={url.render_as_string()}", *words]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ServiceUnavailable(f"{program}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        raise ServiceUnavailable("; ".join(done.stderr.strip().splitlines()[-2:]) or f"{program} failed")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,6 +1,7 @@
 """Backups of a busy service, and drills: restored to another place, they are complete."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from storage.upkeep import reaper
 from storage.upkeep.store_verify import verify
 from tests.support import leasing
 from tests.support.samples import add_file, result, session_of, write_session
+from tests.support.servers import postgres
 from tests.support.submitting import insert_capture
 
 pytestmark = pytest.mark.integration
@@ -61,6 +63,13 @@ class Service:
         return file_id
 
 
+@pytest.fixture(autouse=True)
+def postgres_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the programs of the server's version on PATH."""
+    folder = next(postgres.installed()).folder
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
 @pytest.fixture
 def service(database: Database, tmp_path: Path) -> Service:
     return Service(database, BusyStore(tmp_path / "artifacts"))
@@ -94,7 +103,7 @@ def test_a_drill_while_the_service_is_busy(service: Service, empty: Database, tm
     assert backup.restore(empty, store, folder) == record
     found = verify(empty, store, after=None, sample=1.0, seed=0, seconds=60, older_than_seconds=-60)
     problems = [problem for problem in found.problems if problem.problem != "orphaned"]
-    assert (problems, found.checked >= 3) == ([], True)
+    assert (problems, found.checked >= 2) == ([], True)
     assert {kept, deleted} <= {one.id for one in store.list_prefixes("sessions")}
     assert b"".join(store.stream(f"files/{file_id}")) == b"problems"
     with pytest.raises(Conflict, match="the index is not empty"):
@@ -129,6 +138,7 @@ def test_postgres_needs_its_own_programs(
     database.close()
 
 
+@pytest.mark.soak
 def test_the_commands(sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Service(sqlite, BusyStore(tmp_path / "artifacts")).finish()
     monkeypatch.setenv("ACTOGRAPH_HOME", str(tmp_path))

@@ -14,6 +14,7 @@ from actograph.stack.doctor import CHECKS, Problem
 from actograph.stack.ports import free_port
 
 
+@pytest.mark.integration
 def test_each_problem_has_its_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
