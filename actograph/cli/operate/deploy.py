@@ -90,9 +90,10 @@ def to(
         raise InvalidRequest("choose one of --reuse, --fresh and --frozen")
     records = _records()
     variables = _variables(env)
-    given = {name: value for name, value in (("folder", folder), ("ssh", ssh)) if value is not None}
+    known = records.find(target)
+    known = replace(known, folder=folder or known.folder, ssh=ssh or known.ssh)
     ready = Deploy(
-        records=records, deployment=replace(records.find(target), **given), report=note, log=_log,
+        records=records, deployment=known, report=note, log=_log,
         mode=modes[0] if modes else Mode.REUSE, model=model, port=port, local_port=local_port,
         options=None if options is None else shlex.split(options), environment=variables,
         python=python, seconds=timeout, smoke=smoke,
@@ -150,7 +151,7 @@ def status(shell: Shell, target: BoxArgument = None) -> None:
 
 @command(app, formats=False)
 def logs(
-    _: Shell,
+    shell: Shell,
     target: BoxArgument = None,
     *,
     follow: bool = typer.Option(False, "--follow", "-f", help="Show further lines until Ctrl-C."),

@@ -124,7 +124,7 @@ def make_env(box: Box, request: dict[str, Any], variables: dict[str, str]) -> st
             for line in process.stdout or ():
                 text = line.strip() or text
                 if line.startswith(("Collecting", "Installing")):
-                    log(text[:160])
+                    log(text.partition(" (from")[0][:100])
         if process.returncode != 0:
             raise BoxError(f"{' '.join(command[1:4])}: {text}")
     (env / "complete").touch()

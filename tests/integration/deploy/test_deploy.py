@@ -54,6 +54,7 @@ def test_from_an_empty_home_to_its_removal(desk: Desk, monkeypatch: pytest.Monke
     assert names(desk.home) == set()
 
 
+@pytest.mark.soak
 def test_a_running_release_is_not_restarted(desk: Desk) -> None:
     assert desk.deploy("--model", "demo") == 0, desk.said
     first = desk.served()
@@ -90,6 +91,7 @@ def test_a_broken_release_leaves_the_former_one(desk: Desk) -> None:
     assert (desk.status()["release"], desk.status()["previous"]) == (1, None)
 
 
+@pytest.mark.soak
 def test_releases_are_changed_back(desk: Desk) -> None:
     assert desk.deploy("--model", "demo") == 0, desk.said
     assert desk.run("rollback") == 1
@@ -150,6 +152,7 @@ esac
 """
 
 
+@pytest.mark.soak
 def test_systemd_runs_the_service(desk: Desk) -> None:
     programs = desk.box / "bin"
     programs.mkdir()
