@@ -36,7 +36,10 @@ def become_service(box: Box) -> None:
     output = os.open(box.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    box.pid_file.write_text(f"{os.getpid()} {start_time(os.getpid())}\n")
+    # renamed: whoever sees the file must find the pid in it
+    part = box.root / "service.pid.part"
+    part.write_text(f"{os.getpid()} {start_time(os.getpid())}\n")
+    part.replace(box.pid_file)
     os.chdir(Path.home())
     command = [release["python"], "-m", "actograph", "up", "--home", str(box.home), "--host", "127.0.0.1"]
     command += ["--port", str(release["port"]), "--model", release["model"], *release["options"]]

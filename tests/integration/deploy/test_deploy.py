@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -114,9 +115,12 @@ def test_other_programs_are_left_alone(desk: Desk) -> None:
     assert desk.deploy("--model", "demo") == 0, desk.said
     pid_file = desk.root / "service.pid"
     ours = pid_file.read_text()
-    pid_file.write_text(f"{os.getpid()} {ours.split()[1]}\n")
-    assert desk.run("stop") == 0
-    assert "it did not run" in desk.said, "the pid is another program's by now"
+    with subprocess.Popen(["sleep", "600"]) as other:
+        pid_file.write_text(f"{other.pid} {ours.split()[1]}\n")
+        assert desk.run("stop") == 0
+        assert "it did not run" in desk.said, "the pid is another program's by now"
+        assert other.poll() is None
+        other.kill()
     pid_file.write_text(ours)
     assert desk.run("stop") == 0
     assert "stopped" in desk.said
