@@ -66,6 +66,8 @@ def _device(settings: Settings) -> str:
             f"torch {version} sees {seen} of {cards} NVIDIA GPUs: install a torch for the driver's CUDA "
             "(nvidia-smi shows it), or set --device cpu"
         )
+    if settings.device.startswith("cuda") and seen == "0":
+        raise Problem(f"--device {settings.device}, but this machine has no NVIDIA GPU; use --device cpu")
     return f"torch {version}, {seen} GPUs"
 
 

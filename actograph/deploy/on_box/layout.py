@@ -19,17 +19,11 @@ import sys
 from pathlib import Path
 from typing import Any, Mapping, Sequence  # noqa: UP035 (Python 3.8)
 
+#: names in ROOT
 OURS = {
-    "versions",
-    "envs",
-    "home",
-    "cache",
-    "state.json",
-    "state.json.part",
-    "service.pid",
-    "current",
-    "lock",
-}
+    "versions", "envs", "home", "cache", "current", "lock", "state.json", "state.json.part", "service.pid",
+    "service.pid.part",
+}  # fmt: skip
 
 
 class BoxError(Exception):

@@ -36,6 +36,13 @@ def test_each_problem_has_its_cure(
             CHECKS[check](Settings(**{"home": tmp_path / "home", **settings}))
 
 
+@pytest.mark.integration
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(Problem, match="--device cuda:1, but this machine has no NVIDIA GPU"):
+        CHECKS["device"](Settings(device="cuda:1"))
+
+
 def test_a_port_of_another_program(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
