@@ -36,7 +36,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 13_890, "api": 4_560, "storage": 10_420, "worker": 11_400, "tests": 33_570}
+MOST_LINES = {"actograph": 13_890, "api": 4_560, "storage": 10_420, "worker": 11_400, "tests": 33_590}
 
 
 class Source(NamedTuple):
