@@ -89,11 +89,9 @@ def test_from_an_empty_home_to_a_captured_sample_and_back(desk: Desk, wait: Call
     assert "  | ok     capture" in first.stderr
     assert desk.captured_and_read_back() > 4
 
-    began = time.monotonic()
     again = desk.deploy("--python", python, "--reuse")
     assert again.returncode == 0, again.stderr
     assert "nothing was restarted" in again.stderr
-    assert time.monotonic() - began < 20, "the promise of docs/operate/deploy.md"
 
     desk.checkout = _copy(desk.folder / "broken")
     (desk.checkout / "worker" / "__main__.py").write_text("raise SystemExit('this worker is broken')\n")
