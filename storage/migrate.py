@@ -1,7 +1,8 @@
-"""Bring the database to the schema of this version: `python -m storage.migrate`."""
+"""Bring the database to the schema of this version: `python -m storage.migrate`; `--check` only compares."""
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -85,10 +86,13 @@ def _config() -> Config:
     return config
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     database = Database(Settings().effective_database_url)
     try:
-        upgrade(database)
+        if "--check" in arguments:
+            require_current(database)
+        else:
+            upgrade(database)
     except ServiceUnavailable as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -98,4 +102,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

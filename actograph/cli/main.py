@@ -6,9 +6,10 @@ from typing import Any
 import typer
 
 from actograph import __version__
-from actograph.cli import analysis, batches, experiment, job_flags, jobs, models, ops, sessions, up
+from actograph.cli import analysis, batches, experiment, job_flags, jobs, models, sessions, up
 from actograph.cli.chat import chat
 from actograph.cli.demo import demo
+from actograph.cli.operate import deploy, ops, upkeep
 from actograph.cli.shell import ERROR, INTERRUPTED, OK, GlobalOptions, command, emit, error_code, note
 from actograph.contract.errors import ActographError
 
@@ -55,6 +56,12 @@ for analyse, typed in (
     (analysis.compare, ("compare job_3fa2 --condition plain --other-condition EP02 --hooks resid_post",)),
 ):
     command(app, None, None, [f"actograph {one}" for one in typed], panel=JOBS)(analyse)
+app.add_typer(deploy.app, name="deploy", rich_help_panel=OPERATE)
+command(app, "doctor", up.FLAGS, ["actograph doctor --model ./my-model"], panel=OPERATE)(upkeep.doctor)
+command(app, "backup", None, ["actograph backup /mnt/backup/lab"], panel=OPERATE)(upkeep.backup)
+command(app, "restore", None, ["actograph restore /mnt/backup/lab --home ~/again"], panel=OPERATE)(
+    upkeep.restore
+)
 command(app, "smoke", None, ["actograph smoke http://box:8420"], panel=OPERATE)(ops.smoke)
 command(app, "workers", panel=OPERATE)(ops.workers)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)

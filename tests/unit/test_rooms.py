@@ -27,7 +27,7 @@ FORBIDDEN = {
 #: packages of a room from the bottom to the top
 PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
-    "results analyses upkeep",
+    "results analyses upkeep backup",
     "worker": "engine text evals runners sample signals drain process analysis __main__",
     "worker.engine": "requests model locations edits tokens structure runs capture packed traced stream "
     "forwards engine",
@@ -36,7 +36,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 13_700, "api": 4_650, "storage": 10_480, "worker": 12_480, "tests": 33_600}
+MOST_LINES = {"actograph": 15_800, "api": 4_650, "storage": 10_680, "worker": 12_480, "tests": 34_520}
 
 
 class Source(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from actograph import __version__
 from actograph.contract import resources
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.specs import SamplingSpec
@@ -232,8 +233,8 @@ class RowPositions:
 
 @cache
 def library_versions() -> dict[str, str]:
-    names = ("actograph", "torch", "transformers", "nnsight")
-    return {name: importlib.metadata.version(name) for name in names}
+    found = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "nnsight")}
+    return {"actograph": __version__, **found}  # deployed source has no metadata
 
 
 def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:

@@ -12,8 +12,8 @@ import typer
 from actograph.cli.main import app
 from tests.support.command_line import Run
 
-#: `up` and `demo` run a service, `chat` a conversation
-WITHOUT_ANSWER = {"up", "demo", "chat"}
+#: `up` and `demo` run a service, `chat` is a conversation, and logs are text
+WITHOUT_ANSWER = {"up", "demo", "chat", "deploy logs"}
 #: always JSON, for other programs
 ALWAYS_JSON = {"batches results"}
 

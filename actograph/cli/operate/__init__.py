@@ -1,0 +1,1 @@
+"""Commands that install, check, save and restore a service."""

@@ -1,0 +1,1 @@
+"""`actograph deploy`: the service of this checkout on a machine reached by OpenSSH."""

@@ -1,0 +1,66 @@
+"""Findings of `actograph doctor`."""
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actograph.demo import MODEL_DIR
+from actograph.settings import Settings
+from actograph.stack import doctor
+from actograph.stack.doctor import CHECKS, Problem
+from actograph.stack.ports import free_port
+
+
+@pytest.mark.integration
+def test_each_problem_has_its_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    database = f"sqlite:///{tmp_path / 'foreign.db'}"
+    (tmp_path / "foreign.db").touch()
+    monkeypatch.setattr(doctor, "count_cards", lambda: 99)
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("device", {}, "of 99 NVIDIA GPUs: install a torch for the driver's CUDA"),
+        ("model", {"model": str(tmp_path)}, "has no config.json; name the folder of a checkpoint"),
+        ("home", {"home": tmp_path / "open"}, "chmod go-w"),
+        ("disk", {"disk_floor_bytes": 1 << 60}, "choose another --home"),
+        ("redis", {"broker_url": "redis://127.0.0.1:9/0"}, "does not answer; start it"),
+        ("index", {"database_url": database}, "run: python -m storage.migrate"),
+    ]
+    for check, settings, cure in cases:
+        with subtests.test(check), pytest.raises(Problem, match=cure):
+            CHECKS[check](Settings(**{"home": tmp_path / "home", **settings}))
+
+
+@pytest.mark.integration
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(Problem, match="--device cuda:1, but this machine has no NVIDIA GPU"):
+        CHECKS["device"](Settings(device="cuda:1"))
+
+
+def test_a_port_of_another_program(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        def hang_up() -> None:
+            taken.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(Problem, match=f"another program uses 127.0.0.1:{port}"):
+            CHECKS["port"](Settings(home=tmp_path, port=port))
+        thread.join()
+
+
+@pytest.mark.integration
+def test_a_machine_in_order(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "home", port=free_port("127.0.0.1"), model=f"demo={MODEL_DIR}")
+    found = list(doctor.examine(settings))
+    assert [finding.check for finding in found if not finding.is_ok] == []
+    assert [finding.check for finding in found] == list(CHECKS)
+    assert not (tmp_path / "home").exists()
