@@ -15,7 +15,7 @@ from tests.support.command_line import Run
 #: `up` and `demo` run a service, `chat` is a conversation, and logs are text
 WITHOUT_ANSWER = {"up", "demo", "chat", "deploy logs"}
 #: always JSON, for other programs
-ALWAYS_JSON = {"batches results"}
+ALWAYS_JSON = {"batches results", "schema"}
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
