@@ -10,11 +10,13 @@ import typer
 
 from actograph.cli.flags import DryRunOption, IdArguments, names
 from actograph.cli.job_tables import describe_estimate
+from actograph.cli.operate.deploy import deployed, tunnelled
 from actograph.cli.shell import ERROR, Shell, emit, end, note, on_interrupt
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from actograph.contract.operations import Estimate
+    from actograph.experiment.experiment import Experiment
 
 
 def run(
@@ -38,15 +40,30 @@ def run(
         has = ", ".join(experiment.stages) or "none"
         raise InvalidRequest(f"--stages: {file} has no stage {missing[0]!r}; it has {has}")
     place = folder or file.parent / "runs" / experiment.name
+    ordered = [stage for stage in experiment.stages if stage in chosen and stage != "deploy"]
+    service = _service(shell, experiment, deploys="deploy" in chosen and not dry_run)
     progress = not shell.json
-    here = Run(shell.client, experiment, RunFolder(place), file.parent, note=note, progress=progress)
-    ordered = [stage for stage in experiment.stages if stage in chosen]
+    here = Run(
+        shell.client, experiment, RunFolder(place), file.parent, service=service, note=note, progress=progress
+    )
     if dry_run:
         _show_plan(shell, here.plan(ordered), dict(here.estimates()))
         return
     with on_interrupt(f"interrupted; run the same command again to go on (state: {place})"):
         here.run(ordered)
     emit(json.dumps({"folder": str(place)}) if shell.json else str(place))
+
+
+def _service(shell: Shell, experiment: "Experiment", *, deploys: bool) -> str:
+    """Connect the shell to the experiment's box, if it has one. Returns what stands for the service."""
+    stage = experiment.deploy
+    if stage is None:
+        return shell.client.base_url
+    given = stage.model_dump(exclude={"target", "env"})
+    # what is on the box already is not sent again, and nothing is restarted
+    found = deployed(shell, stage.target, stage.env, **given) if deploys else tunnelled(stage.target)
+    shell.options.url = found.url
+    return f"{stage.target} {found.folder}"
 
 
 def _show_plan(shell: Shell, plan: dict[str, bool], estimates: dict[str, "Estimate"]) -> None:

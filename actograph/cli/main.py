@@ -45,9 +45,7 @@ command(app, "run", None, ["actograph run tools.yaml --dry-run"], panel=JOBS)(ex
 command(app, "report", None, ["actograph report job_3fa2 job_81c0 --out night.html"], panel=JOBS)(
     experiment.report
 )
-command(app, "schema", None, ["actograph schema job"], panel=JOBS, formats=False)(
-    experiment.schema
-)
+command(app, "schema", None, ["actograph schema job"], panel=JOBS, formats=False)(experiment.schema)
 app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
 for analyse, typed in (

@@ -15,7 +15,7 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
 from actograph.contract.model_loads import ModelLoadRequest
 
-STAGES = ("model", "evaluate", "analyse", "fetch", "report")
+STAGES = ("deploy", "model", "evaluate", "analyse", "fetch", "report")
 #: fields of a job that may name a file beside the experiment
 FILE_FIELDS = ("dataset", "fewshot_dataset")
 #: fields of an analysis that choose sessions
@@ -25,6 +25,19 @@ _UNSENT_FILE = {"file_id": "file_" + "0" * 32}
 Fields = dict[str, Any]
 #: keys and numbers that lead to a value
 Place = tuple[Any, ...]
+
+
+class Deploy(Spec):
+    """Puts the service on a box, as `actograph deploy` does. Without it the service is that of the client."""
+
+    target: str = Field(description="user@host[:port], or a host of ~/.ssh/config.")
+    mode: Literal["reuse", "fresh", "frozen"] = Field("reuse", description="Flag of `actograph deploy`.")
+    model: str | None = Field(None, description="Hub id, or folder on the box; null: as deployed last.")
+    options: str | None = Field(None, description="More options of `actograph up`.")
+    env: list[str] = Field([], description="Variables of this shell for the service, or NAME=VALUE.")
+    python: str | None = Field(None, description="Python on the box whose packages are used as they are.")
+    folder: str | None = Field(None, description="Folder on the box.")
+    ssh: str | None = Field(None, description="The ssh command.")
 
 
 class Evaluate(Spec):
@@ -87,6 +100,7 @@ class Experiment(Spec):
     """One experiment. A stage that is missing is not run."""
 
     name: Name = Field(description="Name of the experiment and of its run folder.")
+    deploy: Deploy | None = Field(None, description="Box of the service.")
     model: ModelLoadRequest | None = Field(None, description="Model to load first.")
     evaluate: Evaluate | None = Field(None, description="Jobs to run.")
     analyse: Analyse | None = Field(None, description="Analyses to run.")

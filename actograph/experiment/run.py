@@ -98,6 +98,7 @@ class Run:
     """An experiment in its run folder.
 
     Args:
+        service: what stands for the service in the run folder, such as its URL.
         origin: the folder of the experiment file, where its datasets lie.
         note: takes one line about each step.
         progress: show bars.
@@ -110,11 +111,12 @@ class Run:
         folder: RunFolder,
         origin: Path,
         *,
+        service: str,
         note: Callable[[str], None],
         progress: bool = False,
     ) -> None:
         self._client, self._experiment, self._folder, self._origin = client, experiment, folder, origin
-        self._note, self._progress = note, progress
+        self._service, self._note, self._progress = service, note, progress
         self._bodies, self._analyses = experiment.bodies, experiment.analyses
         self._digests = {
             file: _sha256(file.read_bytes())
@@ -148,7 +150,7 @@ class Run:
             "model": self._model, "evaluate": self._evaluate, "analyse": self._analyse,
             "fetch": self._fetch, "report": self._report,
         }  # fmt: skip
-        with self._folder.locked(self._client.base_url):
+        with self._folder.locked(self._service):
             for stage in stages:
                 fingerprint = self._fingerprint(stage)
                 if self._folder.is_done(stage, fingerprint):
@@ -162,7 +164,7 @@ class Run:
     def _fingerprint(self, stage: str) -> str:
         """Digest of all that a stage depends on: its fields, the service, and the jobs before it."""
         fields = getattr(self._experiment, stage)
-        parts = [fields and fields.model_dump(mode="json"), self._client.base_url]
+        parts = [fields and fields.model_dump(mode="json"), self._service]
         if stage != "model":
             parts += [self._mark(name) for name in self._bodies]
         if stage in ("analyse", "report"):

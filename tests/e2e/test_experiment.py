@@ -71,7 +71,7 @@ def test_nothing_is_done_twice_and_nothing_is_missing(
     with Client(service.url) as client:
 
         def of_file() -> Run:
-            return Run(client, read(file), RunFolder(folder), tmp_path, note=said.append)
+            return Run(client, read(file), RunFolder(folder), tmp_path, service="here", note=said.append)
 
         def run() -> None:
             of_file().run(read(file).stages)

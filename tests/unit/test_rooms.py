@@ -36,7 +36,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 15_800, "api": 4_650, "storage": 10_680, "worker": 12_480, "tests": 34_520}
+MOST_LINES = {"actograph": 15_850, "api": 4_650, "storage": 10_680, "worker": 12_480, "tests": 34_520}
 
 
 class Source(NamedTuple):

@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -83,26 +83,50 @@ def to(
     `actograph deploy TARGET` does the same. Options that are not set are those of the last deployment. If the
     new release does not start, the former one is started again.
     """
-    from actograph.deploy.deploy import Deploy, Mode
-
-    modes = [mode for mode, is_set in zip(Mode, (reuse, fresh, frozen), strict=True) if is_set]
+    modes = [name for name, is_set in (("reuse", reuse), ("fresh", fresh), ("frozen", frozen)) if is_set]
     if len(modes) > 1:
         raise InvalidRequest("choose one of --reuse, --fresh and --frozen")
-    records = _records()
-    variables = _variables(env)
-    known = records.find(target)
-    known = replace(known, folder=folder or known.folder, ssh=ssh or known.ssh)
-    ready = Deploy(
-        records=records, deployment=known, report=note, log=_log,
-        mode=modes[0] if modes else Mode.REUSE, model=model, port=port, local_port=local_port,
-        options=None if options is None else shlex.split(options), environment=variables,
-        python=python, seconds=timeout, smoke=smoke,
-        api_key=shell.options.api_key or load_settings().api_key or variables.get(_KEYS, "").split(",")[0],
-    ).run()  # fmt: skip
+    ready = deployed(
+        shell, target, env, mode=modes[0] if modes else "reuse", folder=folder, ssh=ssh, model=model,
+        port=port, local_port=local_port, options=options, python=python, seconds=timeout, smoke=smoke,
+    )  # fmt: skip
     emit(json.dumps({"target": target, "url": ready.url}) if shell.json else _next_commands(ready))
 
 
-def _variables(typed: list[str]) -> dict[str, str]:
+def deployed(
+    shell: Shell,
+    target: str,
+    env: Sequence[str] = (),
+    *,
+    mode: str = "reuse",
+    folder: str | None = None,
+    ssh: str | None = None,
+    options: str | None = None,
+    **given: Any,
+) -> "Deployment":
+    """Deploy to a box and return the deployment, whose tunnel is open. `given`: fields of `Deploy`."""
+    from actograph.deploy.deploy import Deploy, Mode
+
+    records, variables = _records(), _variables(env)
+    known = records.find(target)
+    known = replace(known, folder=folder or known.folder, ssh=ssh or known.ssh)
+    return Deploy(
+        records=records, deployment=known, report=note, log=_log, mode=Mode(mode), environment=variables,
+        options=None if options is None else shlex.split(options),
+        api_key=shell.options.api_key or load_settings().api_key or variables.get(_KEYS, "").split(",")[0],
+        **given,
+    ).run()  # fmt: skip
+
+
+def tunnelled(target: str) -> "Deployment":
+    """Return a deployment after opening its tunnel."""
+    with _connected(target) as (records, deployment, ssh):
+        opened = deployment.with_tunnel(ssh)
+        records.save(opened)
+        return opened
+
+
+def _variables(typed: Sequence[str]) -> dict[str, str]:
     """Return the values of `NAME`, from this process's environment, and of `NAME=VALUE`."""
     found = {}
     for text in typed:
