@@ -36,7 +36,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 12_350, "api": 4_560, "storage": 10_210, "worker": 11_400, "tests": 32_610}
+MOST_LINES = {"actograph": 12_990, "api": 4_600, "storage": 10_275, "worker": 11_400, "tests": 32_920}
 
 
 class Source(NamedTuple):

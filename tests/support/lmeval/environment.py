@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support.isolated_python import python_with
+from tests.support.isolated_python import REPO, python_with
 
 LM_EVAL = "lm_eval==0.4.13"
 #: what its GSM8K tasks and the models behind an API import; the whole of its dependencies has no wheels
@@ -50,6 +50,7 @@ class LmEval:
             text=True,
             env={
                 "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(REPO),  # our driver
                 "HF_HUB_OFFLINE": "1",
                 "HF_HOME": str(cache),
                 "OMP_NUM_THREADS": str(threads),

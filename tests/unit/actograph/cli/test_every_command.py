@@ -12,8 +12,8 @@ import typer
 from actograph.cli.main import app
 from tests.support.command_line import Run
 
-#: `up` and `demo` run a service, `chat` a conversation
-WITHOUT_ANSWER = {"up", "demo", "chat"}
+#: `up` and `demo` run a service, `chat` a conversation, `lm-eval` another program
+WITHOUT_ANSWER = {"up", "demo", "chat", "lm-eval"}
 #: always JSON, for other programs
 ALWAYS_JSON = {"batches results", "outliers", "probe"}
 
