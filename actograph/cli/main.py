@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from actograph import __version__
-from actograph.cli import analysis, batches, drivers, job_flags, jobs, models, ops, sessions, up
+from actograph.cli import analysis, batches, job_flags, jobs, models, ops, sessions, up
 from actograph.cli.chat import chat
 from actograph.cli.demo import demo
 from actograph.cli.shell import ERROR, INTERRUPTED, OK, GlobalOptions, command, emit, error_code, note
@@ -52,7 +52,7 @@ app.command(
     rich_help_panel=JOBS,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     epilog="Examples:\n\n$ actograph lm-eval --model_args model=demo,capture=resid_post@all --tasks gsm8k",
-)(drivers.lm_eval)
+)(jobs.lm_eval)
 command(app, "smoke", None, ["actograph smoke http://box:8420"], panel=OPERATE)(ops.smoke)
 command(app, "workers", panel=OPERATE)(ops.workers)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)

@@ -5,8 +5,10 @@ import os
 import random
 import re
 import subprocess
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ from actograph.client.matrix import Matrix
 from api.openai.batches import advance_all
 from tests.integration.openai.conftest import Service
 from tests.integration.openai.test_lm_eval_service import MAX_TOKENS, QUESTIONS, _questions
+from tests.support.availability import unavailable
+from tests.support.isolated_python import REPO
+from tests.support.lmeval import environment
+from tests.support.servers import Unavailable
 
 LmEval = Callable[..., list[dict[str, Any]]]
 LAYERS = ["resid_post.0", "resid_post.1"]
@@ -52,6 +58,7 @@ def probe_score(matrix: Matrix) -> float:
 def test_inspect_with_tools(
     service: Service,
     ours: Client,
+    *,
     run_inspect: Callable[..., "subprocess.CompletedProcess[str]"],
     read_inspect_logs: Callable[[Path], list[dict[str, Any]]],
     says: Callable[[str], None],
@@ -176,3 +183,37 @@ def test_generation_of_lm_eval(
     assert scored == {n: one["scores"]["flexible-extract"][1] for n, one in enumerate(driven["samples"])}
     assert all(sorted(one.hooks) == LAYERS for one in ours.sessions.list(tag="night"))
     assert probe_score(matrix) > 0.9
+
+
+def test_the_verb_runs_lm_eval_itself(service: Service, ours: Client, shared: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "choices.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in islice(_questions(service, shared), 2)))
+    config = Path(__file__).with_name("choices.yaml").read_text()
+    config += f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {rows}}}}}\n"
+    (tmp_path / "choices.yaml").write_text(config)
+    try:
+        python = environment.python()
+    except Unavailable as error:
+        unavailable(str(error))
+    program = (
+        "import sys; sys.path.append(sys.argv.pop(1)); from actograph.cli.main import main; sys.exit(main())"
+    )
+    model = shared / "models/tiny-qwen3"
+    done = subprocess.run(
+        [
+            str(python), "-c", program, sysconfig.get_paths()["purelib"], "--url", service.url, "lm-eval",
+            "--model_args", f"model=tiny-qwen3,tokenizer={model},capture=resid_post@all,run=verb",
+            "--tasks", "choices", "--include_path", str(tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(tmp_path / "cache"),
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "acc_norm" in done.stdout
+    sessions = list(ours.sessions.list(tag="verb"))
+    assert len(sessions) == 8 and all("acc,none" in one.scores for one in sessions)

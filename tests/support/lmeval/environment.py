@@ -14,7 +14,7 @@ LM_EVAL = "lm_eval==0.4.13"
 #: what its GSM8K tasks and the models behind an API import; the whole of its dependencies has no wheels
 NEEDS = (
     "requests", "pyyaml", "jinja2", "datasets==5.2.0", "numpy", "dill", "tqdm", "sacrebleu",
-    "more_itertools", "typing_extensions", "aiohttp", "tenacity",
+    "more_itertools", "typing_extensions", "aiohttp", "tenacity", "pytablewriter",
 )  # fmt: skip
 _PROGRAM = Path(__file__).with_name("program.py")
 
