@@ -1,8 +1,11 @@
 """`actograph jobs`: submit, list, show, watch, cancel, retry, remove, read samples, export."""
 
 import json
+import os
 import shutil
+import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +13,17 @@ import typer
 
 from actograph.cli import job_flags, job_tables
 from actograph.cli.flags import LIST_FLAGS, IdArgument, IdArguments, ScorersOption, names, scorers_of
-from actograph.cli.shell import ERROR, Shell, command, emit, end, job_status_code, note, on_interrupt
+from actograph.cli.shell import (
+    ERROR,
+    GlobalOptions,
+    Shell,
+    command,
+    emit,
+    end,
+    job_status_code,
+    note,
+    on_interrupt,
+)
 from actograph.cli.tables import Columns, clean, cut, shorten
 from actograph.contract.errors import InvalidRequest
 
@@ -301,3 +314,25 @@ def _text(sample: "Sample") -> str:
     if sample.error is not None:
         return f"{sample.error.type}: {sample.error.message}"
     return sample.completion or ""
+
+
+def lm_eval(ctx: typer.Context) -> None:
+    """Run lm-eval on a model of the service. Takes the arguments of `lm_eval`.
+
+    Needs `pip install 'actograph[lm-eval]'`. See docs/guides/drivers.md for the keys of --model_args.
+    """
+    if find_spec("lm_eval") is None:
+        raise InvalidRequest("lm-eval is not installed; use: pip install 'actograph[lm-eval]'")
+    from lm_eval.__main__ import cli_evaluate
+
+    from actograph.drivers import lm_eval_model  # registers the model, which lm-eval cannot find by itself
+
+    options = ctx.ensure_object(GlobalOptions)
+    for name, value in (("ACTOGRAPH_URL", options.url), ("ACTOGRAPH_API_KEY", options.api_key)):
+        if value is not None:
+            os.environ[name] = value
+    typed = list(ctx.args)
+    if not {"--model", "-M"} & {word.partition("=")[0] for word in typed}:
+        typed += ["--model", lm_eval_model.NAME]
+    sys.argv = ["lm_eval", *typed]
+    cli_evaluate()

@@ -60,6 +60,12 @@ command(app, "backup", None, ["actograph backup /mnt/backup/lab"], panel=OPERATE
 command(app, "restore", None, ["actograph restore /mnt/backup/lab --home ~/again"], panel=OPERATE)(
     upkeep.restore
 )
+app.command(
+    "lm-eval",
+    rich_help_panel=JOBS,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Examples:\n\n$ actograph lm-eval --model_args model=demo,capture=resid_post@all --tasks gsm8k",
+)(jobs.lm_eval)
 command(app, "smoke", None, ["actograph smoke http://box:8420"], panel=OPERATE)(ops.smoke)
 command(app, "workers", panel=OPERATE)(ops.workers)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)

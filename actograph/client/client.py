@@ -9,7 +9,7 @@ with Client() as client:
 """
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from pydantic import BaseModel
 
@@ -17,10 +17,12 @@ from actograph.client.analysis import Analysis
 from actograph.client.chat import Chat
 from actograph.client.errors import ApiError
 from actograph.client.jobs import JobHandle, Jobs
+from actograph.client.matrix import Matrix, Positions, fetch
 from actograph.client.service import Batches, Files, Keys, Models, Queue, Store, Vectors, Workers
-from actograph.client.sessions import Sessions
+from actograph.client.sessions import SessionFilters, Sessions
 from actograph.client.transport import Transport
 from actograph.contract.operations import Capabilities
+from actograph.contract.row_selection import Reduce
 from actograph.settings import Settings
 
 
@@ -68,6 +70,25 @@ class Client:
     def submit(self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None) -> JobHandle:
         """Submit a job: short for `client.jobs.submit`."""
         return self.jobs.submit(spec, idempotency_key=idempotency_key)
+
+    def matrix(
+        self,
+        hook: str,
+        *,
+        positions: Positions = "last_prompt",
+        reduce: Reduce = "none",
+        label: str = "correct",
+        epoch: int | None = None,
+        limit: int | None = None,
+        max_bytes: int | None = None,
+        **filters: Unpack[SessionFilters],
+    ) -> Matrix:
+        """Read rows of one hook over all matching sessions, whatever their jobs; see `JobHandle.matrix`."""
+        params = {
+            **filters, "hook": hook, "reduce": reduce, "label": label, "epoch": epoch, "limit": limit,
+            "max_bytes": max_bytes,
+        }  # fmt: skip
+        return fetch(self._transport, "/v1/activations/matrix", positions, params)
 
     def capabilities(self) -> Capabilities:
         """Return the job kinds, hook points, tasks and limits of the service."""

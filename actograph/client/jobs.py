@@ -1,12 +1,10 @@
 """`client.jobs`, and the job objects that it returns."""
 
-import json
 import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 from time import sleep
 from typing import Any, Unpack
 
@@ -14,7 +12,7 @@ from pydantic import BaseModel
 
 from actograph.client import arrays
 from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout, package
-from actograph.client.matrix import Matrix, samples_frame
+from actograph.client.matrix import Matrix, Positions, fetch, samples_frame
 from actograph.client.pulls import Activations, PulledResults, pull
 from actograph.client.sessions import Order, SessionFilters, SessionHandle
 from actograph.client.transport import (
@@ -34,8 +32,6 @@ from actograph.contract.row_selection import Reduce
 from actograph.progress import follower, meter
 
 Spec = Mapping[str, Any] | BaseModel
-#: positions of `matrix`: as in a capture spec, or the number of one token
-Positions = str | int | Sequence[int] | Sequence[str] | Mapping[str, Any] | BaseModel
 
 #: pauses between two polls of a job: they grow from the first to the last
 FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.1, 2.0
@@ -197,18 +193,12 @@ class JobHandle(Handle, resources.Job):
             ApiError: 404 if no session has such rows, with the first reason; 422 if the rows cannot be read
                 (a tensor stored as a mean), exceed `max_bytes` or come from different models.
         """
-        given = positions.model_dump() if isinstance(positions, BaseModel) else positions
         params = {
-            "hook": hook, "positions": given if isinstance(given, str) else json.dumps(given),
-            "reduce": reduce, "label": label, "condition": condition, "epoch": epoch,
+            "hook": hook, "reduce": reduce, "label": label, "condition": condition, "epoch": epoch,
             "sample_index": sample_index, "correct": correct, "tag": tag, "limit": limit,
             "max_bytes": max_bytes,
         }  # fmt: skip
-        with TemporaryFile() as file:
-            path = path_of(self._jobs._path, self.id, "matrix")
-            self._jobs._transport.download(path, file, params=params, read_timeout=LONG_SECONDS)
-            file.seek(0)
-            return Matrix.load(file)
+        return fetch(self._jobs._transport, path_of(self._jobs._path, self.id, "matrix"), positions, params)
 
     def frame(self) -> Any:
         """Return a `pandas.DataFrame`, one line per sample: its fields, `error`, and one column per score.

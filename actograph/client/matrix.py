@@ -1,16 +1,22 @@
 """Rows of many sessions as one matrix, with the label and origin of every row; samples as a data frame."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from actograph.client.errors import UnexpectedAnswer, package
+from actograph.client.transport import LONG_SECONDS, Params, Transport
 from actograph.contract.resources import Sample
 from actograph.tensor_files import Array
+
+#: positions of a matrix: as in a capture spec, or the number of one token
+Positions = str | int | Sequence[int] | Sequence[str] | Mapping[str, Any] | BaseModel
 
 _SAMPLE_COLUMNS = (
     "id", "index", "condition", "epoch", "status", "prompt", "completion", "finish_reason", "prompt_tokens",
@@ -73,6 +79,16 @@ class Matrix:
         columns = {name: getattr(self, name) for name in ("session_id", "sample_index", "condition", "epoch")}
         columns |= {"token": self.tokens, "label": self.labels}
         return package("pandas", "a data frame").DataFrame(columns)
+
+
+def fetch(transport: Transport, path: str, positions: Positions, params: Params) -> Matrix:
+    """Request a matrix."""
+    given = positions.model_dump() if isinstance(positions, BaseModel) else positions
+    asked = {**params, "positions": given if isinstance(given, str) else json.dumps(given)}
+    with TemporaryFile() as file:
+        transport.download(path, file, params=asked, read_timeout=LONG_SECONDS)
+        file.seek(0)
+        return Matrix.load(file)
 
 
 def samples_frame(samples: Iterable[Sample]) -> Any:

@@ -134,6 +134,25 @@ class Sessions(Resource, path="/v1/activations/sessions"):
         options: Any = {"params": params, "json": dict(change), "timeout": LONG_SECONDS}
         return self._call(resources.SessionChange, "PATCH", **options)
 
+    def score(self, scores: Sequence[Mapping[str, Any] | resources.SessionScores]) -> int:
+        """Store scores by another program, and verdicts. Returns the number of sessions.
+
+        Args:
+            scores: for each session `session_id`, `scores` (name -> `value`, and perhaps the judged `answer`)
+                and perhaps `correct`.
+
+        Raises:
+            ApiError: 404 if a session does not exist, 422 if it is an evaluation's. Of 1,000 sessions, which
+                one request has at most, none is changed then.
+        """
+        most = resources.MAX_SCORED_SESSIONS
+        for start in range(0, len(scores), most):
+            given = [
+                one if isinstance(one, Mapping) else one.model_dump() for one in scores[start : start + most]
+            ]
+            self._call(resources.SessionChange, "POST", "scores", json={"sessions": given})
+        return len(scores)
+
     def delete(self, session_id: str) -> base.Deleted:
         """Delete a session with its files."""
         return self._call(base.Deleted, "DELETE", session_id)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from actograph.contract.base import Spec, Tag
+from actograph.contract.base import Name, Spec, Tag
 from actograph.contract.interventions import InterventionList
 from actograph.contract.job_specs import InputJobSpec
 from actograph.contract.specs import CaptureSpec, Expiry, SamplingSpec
@@ -17,6 +17,14 @@ from actograph.contract.specs import CaptureSpec, Expiry, SamplingSpec
 BATCH = "batch"
 CHAT = "chat"
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+
+
+class OwnSample(Spec):
+    """A sample of the client's own evaluation, by which the sessions of a request are searched."""
+
+    index: int = Field(0, ge=0, lt=2**31, description="Row of the client's dataset.")
+    condition: Name | None = Field(None, description="For example the number of the turn.")
+    epoch: int = Field(0, ge=0, lt=2**31)
 
 
 class ChatInput(Spec):
@@ -31,6 +39,7 @@ class ChatInput(Spec):
         call_name: the only tool that the answer may call.
         one_call: True if only the first call of an answer counts.
         live: True if the text is published while it is generated.
+        sample: what its sessions show as their sample; None is the place of the prompt and the choice.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -46,6 +55,7 @@ class ChatInput(Spec):
     top_logprobs: int | None = Field(None, ge=0)
     echo: bool = False
     live: bool = False
+    sample: OwnSample | None = None
 
     @property
     def most_tokens(self) -> int:

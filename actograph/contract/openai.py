@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from actograph.contract.base import Metadata, ModelName, PromptText, Spec, Stop, Stops, Tag, Text, example
+from actograph.contract.chat_job import OwnSample
 from actograph.contract.interventions import InterventionList
 from actograph.contract.row_selection import needs_generation
 from actograph.contract.specs import CaptureSpec, Expiry, LogitBias, Penalty, SamplingSpec
@@ -153,6 +154,7 @@ class CompletionBase(Spec):
     interventions: InterventionList = Field([])
     tags: list[Tag] = Field([], max_length=16)
     expires_after: Expiry = None
+    sample: OwnSample | None = Field(None, description="Shown by the sessions as theirs.")
 
     @model_validator(mode="before")
     @classmethod

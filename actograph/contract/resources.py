@@ -6,11 +6,11 @@ Times are Unix seconds (UTC), sizes are bytes. Differences of comparisons are co
 from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from actograph.contract.base import ErrorRecord, HookList, Name, Resource, Spec, example
+from actograph.contract.base import ErrorRecord, HookList, Name, Resource, Spec, Text, example
 from actograph.contract.models import EngineName, ModelIdentity
 from actograph.contract.row_selection import Positions
 
@@ -241,11 +241,48 @@ class Session(Resource):
     hooks: dict[str, TensorInfo]
     files: list[SessionFile]
     tags: list[str] = Field([])
+    scores: dict[str, Score] = Field({}, description="Scores of its sample.")
     correct: bool | None = Field(None, description="Verdict of the task's first scorer.")
     owner: str | None = Field(None, description="`local`, or `key:...`.")
     expires_at: int | None = Field(None, description="null keeps it.")
     identity_sha256: str | None = None
     pinned: bool = False
+
+
+#: scores of a request
+MAX_SCORED_SESSIONS = 1000
+FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class ForeignScore(Spec):
+    """A score by another program."""
+
+    value: FiniteNumber
+    answer: Text | None = Field(None, description="The answer that was judged.")
+
+
+class SessionScores(Spec):
+    """Scores of one session's sample by another program. Its scores under other names are kept."""
+
+    session_id: str = Field(max_length=64)
+    scores: dict[Annotated[str, Field(min_length=1, max_length=256)], ForeignScore] = Field(max_length=64)
+    correct: bool | None = Field(None, description="Verdict; null leaves it as it is.")
+
+
+class SessionScoresRequest(Spec):
+    """Scores of many sessions; all are stored, or none."""
+
+    model_config = example(
+        sessions=[
+            {
+                "session_id": "ses_37605916fa3f6c13ca4eb7e0ccb6c41c",
+                "scores": {"match": {"value": 1.0, "answer": "42"}},
+                "correct": True,
+            }
+        ]
+    )
+
+    sessions: list[SessionScores] = Field(min_length=1, max_length=MAX_SCORED_SESSIONS)
 
 
 class SessionStats(Resource):

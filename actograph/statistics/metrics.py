@@ -27,10 +27,12 @@ def shown(values: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
     """
     metrics: dict[str, float | None] = {}
     for name, found in values.items():
-        metric, _, filter_name = name.partition(",")
+        metric, comma, filter_name = name.partition(",")
         several = len(found) > 1
         metrics[name] = fmean(found) if found else None
-        metrics[f"{metric}_stderr,{filter_name}"] = stdev(found) / math.sqrt(len(found)) if several else None
+        metrics[f"{metric}_stderr{comma}{filter_name}"] = (
+            stdev(found) / math.sqrt(len(found)) if several else None
+        )
     return metrics
 
 

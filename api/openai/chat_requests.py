@@ -53,6 +53,7 @@ def _conversation(request: ChatCompletionRequest, services: Services) -> ChatInp
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         # tool calls are sent whole
         live=bool(request.stream) and not request.logprobs and not request.must_call,
+        sample=request.sample,
     )
 
 
@@ -63,6 +64,7 @@ def _texts(request: CompletionRequest) -> list[ChatInput]:
         "default_max_tokens": COMPLETION_MAX_TOKENS,
         "echo": bool(request.echo),
         "live": bool(request.stream) and request.logprobs is None and not request.echo,
+        "sample": request.sample,
     }
     return [
         ChatInput(**{"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}, **shared)

@@ -1,29 +1,29 @@
-"""/v1/jobs/{id}/matrix: rows of one hook over the sessions of a job."""
+"""/v1/jobs/{id}/matrix and /v1/activations/matrix: rows of one hook over many sessions."""
 
 from contextlib import suppress
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Query
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.responses import Response, StreamingResponse
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.row_selection import NamedPositions, Positions, Reduce, SegmentName
 from api.auth import READ
-from api.dependencies import JobId, ServicesDep, slow
+from api.dependencies import JobId, Services, ServicesDep, slow
 from api.reading.downloads import binary
 from storage.jobs import jobs
 from storage.results import matrix
 from storage.sessions.filter import SampleFilter, SessionFilter
 
-router = APIRouter(prefix="/v1/jobs", tags=["sessions"], dependencies=[READ])
+router = APIRouter(prefix="/v1", tags=["sessions"], dependencies=[READ])
 
 _positions: TypeAdapter[Positions] = TypeAdapter(Positions)
 
 
-class MatrixQuery(SampleFilter):
-    """Rows to read, and sessions to read them from."""
+class RowsQuery(BaseModel):
+    """Rows to read of each session."""
 
     hook: str = Field(
         min_length=1,
@@ -44,8 +44,16 @@ class MatrixQuery(SampleFilter):
     max_bytes: int = Field(1 << 30, ge=1, le=4 << 30, description="Most bytes of rows.")
 
 
+class MatrixQuery(RowsQuery, SampleFilter):
+    """Rows to read, and sessions of a job to read them from."""
+
+
+class SessionsMatrixQuery(RowsQuery, SessionFilter):
+    """Rows to read, and sessions to read them from."""
+
+
 @router.get(
-    "/{job_id}/matrix",
+    "/jobs/{job_id}/matrix",
     summary="Rows of one hook over all sessions, as .npz",
     response_class=Response,
     responses=binary("An .npz file (numpy, without pickle)."),
@@ -57,17 +65,40 @@ def get_job_matrix(services: ServicesDep, job_id: JobId, wanted: Annotated[Matri
 
     `skipped` is JSON text: the sessions without such rows, and the reasons.
     """
-    choice = matrix.Choice(
-        positions=_parsed(wanted.positions), reduce=wanted.reduce, max_bytes=wanted.max_bytes
-    )
     samples = SessionFilter(job_id=job_id, **wanted.model_dump(include=set(SampleFilter.model_fields)))
     with services.database.read() as session:
         job = jobs.get(session, job_id)
         names = matrix.stored_names(job, wanted.hook, services.structures.find(session, job.model))
         found = matrix.sources(session, samples, names, epoch=wanted.epoch, limit=wanted.limit)
-        labels = matrix.labels(session, job_id, found, wanted.label)
+    return _answer(services, found, wanted, job_id)
+
+
+@router.get(
+    "/activations/matrix",
+    summary="Rows of one hook over the sessions of many jobs, as .npz",
+    response_class=Response,
+    responses=binary("An .npz file (numpy, without pickle)."),
+)
+@slow
+def get_sessions_matrix(services: ServicesDep, wanted: Annotated[SessionsMatrixQuery, Query()]) -> Response:
+    """Rows of all matching sessions, such as those of a tag, in the form of a job's matrix."""
+    samples = SessionFilter(**wanted.model_dump(include=set(SessionFilter.model_fields)))
+    if wanted.model and (name := services.models.find(wanted.model)):
+        samples = samples.model_copy(update={"model": name})
+    with services.database.read() as session:
+        structures = [services.structures.find(session, name) for name in matrix.models(session, samples)]
+        names = matrix.hook_names(wanted.hook, *structures)
+        found = matrix.sources(session, samples, names, epoch=wanted.epoch, limit=wanted.limit)
+    return _answer(services, found, wanted, "matrix")
+
+
+def _answer(services: Services, found: list[matrix.Source], wanted: RowsQuery, name: str) -> Response:
+    choice = matrix.Choice(
+        positions=_parsed(wanted.positions), reduce=wanted.reduce, max_bytes=wanted.max_bytes
+    )
+    labels = matrix.labels(found, wanted.label)
     rows = matrix.read(services.store, found, wanted.hook, choice)
-    headers = {"Content-Disposition": f'attachment; filename="{job_id}.npz"'}
+    headers = {"Content-Disposition": f'attachment; filename="{name}.npz"'}
     return StreamingResponse(rows.npz(labels), 200, headers, "application/octet-stream")
 
 

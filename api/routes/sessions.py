@@ -10,7 +10,7 @@ from actograph.contract import resources
 from actograph.contract.base import Deleted, ListPage
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.operations import StoreUsage
-from actograph.contract.resources import SessionChange, SessionDeletion, SessionStats
+from actograph.contract.resources import SessionChange, SessionDeletion, SessionScoresRequest, SessionStats
 from actograph.contract.specs import SessionUpdate
 from api.auth import READ, SUBMIT
 from api.dependencies import PageDep, Services, ServicesDep, SessionId
@@ -97,6 +97,14 @@ def update_sessions(
             return SessionChange(dry_run=True, sessions=sessions.totals(session, wanted).sessions)
     count = changes.update_matching(services.database, wanted, change)
     return SessionChange(dry_run=False, sessions=count)
+
+
+@router.post("/sessions/scores", summary="Store scores by another program", dependencies=[SUBMIT])
+def score_sessions(services: ServicesDep, request: SessionScoresRequest) -> SessionChange:
+    """Store scores and verdicts. Sessions show them, and matrices take them as labels."""
+    with services.database.write() as session:
+        changes.score(session, request.sessions)
+    return SessionChange(dry_run=False, sessions=len(request.sessions))
 
 
 @router.get("/sessions/stats", summary="Number and size of matching sessions")

@@ -151,16 +151,12 @@ def labelled(
     Raises:
         InvalidRequest: no sample has such a score.
     """
-    found: list[Source] = []
-    labels: dict[str, Any] = {}
-    for one in filters(query):
-        of_job = matrix.sources(session, one, [hook], epoch=None, limit=query.limit)
-        if label == CONDITION:
-            labels |= {source.id: source.condition for source in of_job}
-        elif of_job:
-            assert one.job_id is not None
-            labels |= matrix.labels(session, one.job_id, of_job, label)
-        found += of_job
+    found = sources(session, query, hook)
+    labels: dict[str, Any] = (
+        {source.id: source.condition for source in found}
+        if label == CONDITION
+        else matrix.labels(found, label)
+    )
     known = {name: value for name, value in labels.items() if value == value}  # noqa: PLR0124 (NaN: no label)
     return [source for source in found if source.id in known], known
 

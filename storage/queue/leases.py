@@ -51,6 +51,16 @@ class LeasedSample:
     #: announced with the claim; None without a capture
     session_id: str | None = None
 
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What its session shows as index, condition and epoch: its own, or those that a request names."""
+        named = self.input.get("sample", {})
+        return {
+            "sample_index": named.get("index", self.sample_index),
+            "condition": named.get("condition", self.condition),
+            "epoch": named.get("epoch", self.epoch),
+        }
+
 
 def ours(lease: LeasedSample) -> tuple[sa.ColumnElement[bool], ...]:
     """Condition that a lease is still valid."""

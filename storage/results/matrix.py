@@ -72,16 +72,29 @@ class Source:
     hook: str | None
     info: TensorInfo | None
     stored: Sequence[str]
+    #: scores of its sample by name
+    scores: Mapping[str, Any] = field(default_factory=dict)
 
 
 def stored_names(job: JobRow, hook: str, structure: ModelStructure | None = None) -> list[str]:
     """Names under which a job may store a hook: a savepoint, a hook point, an alias or a module path."""
-    savepoints = (job.pinned or {}).get("savepoints") or {}
-    names = [savepoints.get(hook), hook, hooks.canonical(hook)]
-    if structure is not None:
-        with suppress(InvalidRequest):  # the sessions that lack it are reported as skipped
-            names.append(hooks.resolve(hook, structure))
-    return list(dict.fromkeys(name for name in names if name))
+    savepoint = ((job.pinned or {}).get("savepoints") or {}).get(hook)
+    return ([savepoint] if savepoint else []) + hook_names(hook, structure)
+
+
+def hook_names(hook: str, *structures: ModelStructure | None) -> list[str]:
+    """Names under which sessions of these models may store it: a hook point, an alias or a module path."""
+    names = [hook, hooks.canonical(hook) or hook]
+    for structure in structures:
+        if structure is not None:
+            with suppress(InvalidRequest):  # the sessions that lack it are reported as skipped
+                names.append(hooks.resolve(hook, structure))
+    return list(dict.fromkeys(names))
+
+
+def models(session: Session, wanted: SessionFilter) -> Sequence[str]:
+    """Models of the matching sessions."""
+    return session.scalars(wanted.narrow(sa.select(SessionRow.model)).distinct()).all()
 
 
 def sources(
@@ -92,7 +105,9 @@ def sources(
         "id", "sample_id", "sample_index", "epoch", "condition", "correct", "prompt_tokens", "rows",
         "identity_sha256", "hooks",
     )  # fmt: skip
-    statement = wanted.narrow(sa.select(*(getattr(SessionRow, name) for name in fields)))
+    columns = [*(getattr(SessionRow, name) for name in fields), SampleRow.scores]
+    of_sample = SampleRow.id == SessionRow.sample_id
+    statement = wanted.narrow(sa.select(*columns).select_from(SessionRow).join(SampleRow, of_sample))
     if epoch is not None:
         statement = statement.where(SessionRow.epoch == epoch)
     statement = statement.order_by(SessionRow.created_at, SessionRow.id).limit(limit)
@@ -102,11 +117,12 @@ def sources(
         stored = about.pop("hooks")
         name = next((name for name in names if name in stored), None)
         info = None if name is None else TensorInfo.model_validate(stored[name])
+        about["scores"] = about["scores"] or {}
         found.append(Source(**about, hook=name, info=info, stored=list(stored)[:8]))
     return found
 
 
-def labels(session: Session, job_id: str, found: Sequence[Source], label: str) -> dict[str, float]:
+def labels(found: Sequence[Source], label: str) -> dict[str, float]:
     """Label of each session by its id: `correct`, or a score of its sample; NaN without one.
 
     Raises:
@@ -114,18 +130,11 @@ def labels(session: Session, job_id: str, found: Sequence[Source], label: str) -
     """
     if label == CORRECT:
         return {one.id: math.nan if one.correct is None else float(one.correct) for one in found}
-    values: dict[str, float] = {}
-    keys = dict[str, None]()
-    statement = sa.select(SampleRow.id, SampleRow.scores).where(SampleRow.job_id == job_id)
-    for sample_id, scores in session.execute(statement, execution_options={"yield_per": _FETCHED}):
-        keys.update(dict.fromkeys(scores or ()))
-        if scores and label in scores:
-            values[sample_id] = float(scores[label]["value"])
-    if not values:
-        raise InvalidRequest(
-            f"no sample has a score {label!r}; there are {', '.join([CORRECT, *keys])}", param="label"
-        )
-    return {one.id: values.get(one.sample_id, math.nan) for one in found}
+    values = {one.id: float(one.scores[label]["value"]) for one in found if label in one.scores}
+    if found and not values:
+        names = dict.fromkeys([CORRECT, *(name for one in found for name in one.scores)])
+        raise InvalidRequest(f"no sample has a score {label!r}; there are {', '.join(names)}", param="label")
+    return {one.id: values.get(one.id, math.nan) for one in found}
 
 
 @dataclass

@@ -35,8 +35,11 @@ class ConditionSums:
         #: equal numbers are counted, so that memory does not grow with the samples
         self.tool_uses: Counter[ToolUse] = Counter()
 
-    def add(self, samples: Sequence[sa.Row[Any]], epochs: int) -> None:
-        """Add the ended samples of one problem, in the order of epochs."""
+    def add(self, samples: Sequence[sa.Row[Any]], epochs: int, *, is_evaluation: bool) -> None:
+        """Add the ended samples of one problem, in the order of epochs.
+
+        Samples of other jobs than evaluations may have scores by other programs, or none.
+        """
         done = [sample for sample in samples if sample.status == SampleStatus.COMPLETED]
         self.completed += len(done)
         self.failed += len(samples) - len(done)
@@ -47,6 +50,10 @@ class ConditionSums:
             for sample in done
         ]
         if not scores:
+            return
+        if not is_evaluation:
+            for key in dict.fromkeys(key for sample in scores for key in sample):
+                self.means[key].append(fmean(sample[key].value for sample in scores if key in sample))
             return
         metrics.check_scorers([list(self.means), *scores] if self.completed > len(done) else scores)
         for key in scores[0]:
@@ -80,7 +87,8 @@ def of_job(session: Session, row: JobRow) -> resources.JobResults:
         for sample in problem:
             by_condition.setdefault(sample.condition or row.kind, []).append(sample)
         for name, samples in by_condition.items():
-            conditions.setdefault(name, ConditionSums()).add(samples, epochs)
+            sums = conditions.setdefault(name, ConditionSums())
+            sums.add(samples, epochs, is_evaluation=row.kind == "evaluation")
     return resources.JobResults(
         job_id=row.id,
         status=JobStatus(row.status),

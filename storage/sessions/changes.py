@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.errors import Conflict
+from actograph.contract.errors import Conflict, InvalidRequest, NotFound
+from actograph.contract.resources import SessionScores
 from actograph.contract.specs import SessionUpdate
 from storage.index import counters, events, visible
 from storage.index.database import Database, now
 from storage.jobs import jobs
 from storage.sessions.filter import SessionFilter
 from storage.sessions.sessions import get, ids
-from storage.tables.models import SessionRow, SessionTagRow
+from storage.tables.models import JobRow, SampleRow, SessionRow, SessionTagRow
 
 #: sessions that one transaction expires or changes
 BATCH = 500
@@ -115,6 +116,39 @@ def update_matching(database: Database, wanted: SessionFilter, change: SessionUp
         with database.write() as session:
             count += update(session, batch, change)
     return count
+
+
+def score(session: Session, given: Sequence[SessionScores]) -> None:
+    """Add scores by another program to the samples of sessions, and its verdicts to the sessions.
+
+    Raises:
+        NotFound: a session does not exist.
+        InvalidRequest: a session is an evaluation's, all of whose samples have the same scorers.
+    """
+    by_id = {one.session_id: one for one in given}
+    if missing := by_id.keys() - set(_lock(session, list(by_id))):
+        raise NotFound(f"no session {min(missing)}")
+    statement = (
+        sa.select(SessionRow.id, SampleRow.id.label("sample"), SampleRow.scores, JobRow.kind)
+        .join(SampleRow, SampleRow.id == SessionRow.sample_id)
+        .join(JobRow, JobRow.id == SessionRow.job_id)
+        .where(SessionRow.id.in_(by_id))
+    )
+    scored, judged = [], []
+    for row in session.execute(statement).all():
+        if row.kind == "evaluation":
+            raise InvalidRequest(f"session {row.id} is of an evaluation; score it by rescoring its job")
+        new = by_id[row.id]
+        scores = (row.scores or {}) | {key: score.model_dump() for key, score in new.scores.items()}
+        scored.append({"sample": row.sample, "new_scores": scores})
+        if new.correct is not None:
+            judged.append({"session": row.id, "verdict": new.correct})
+    of_sample = sa.update(SampleRow).where(SampleRow.id == sa.bindparam("sample"))
+    new_scores = sa.bindparam("new_scores", type_=SampleRow.scores.type)
+    session.connection().execute(of_sample.values(scores=new_scores), scored)
+    if judged:
+        of_session = sa.update(SessionRow).where(SessionRow.id == sa.bindparam("session"))
+        session.connection().execute(of_session.values(correct=sa.bindparam("verdict")), judged)
 
 
 def _doom(session: Session, reason: str, chosen: sa.Select[str]) -> dict[str, Count]:

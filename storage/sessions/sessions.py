@@ -16,7 +16,7 @@ from storage.index import pages, visible
 from storage.index.database import now
 from storage.index.pages import PageOptions
 from storage.sessions.filter import SessionFilter
-from storage.tables.models import JobRow, JobTagRow, SessionRow, SessionTagRow
+from storage.tables.models import JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
 
 __all__ = [
     "NewSession", "SessionFilter", "announced", "by_ids", "files_of", "find", "get", "ids", "publish",
@@ -33,6 +33,7 @@ _PUBLISH = sa.update(_SESSIONS).where(_SESSIONS.c.id == sa.bindparam("announced_
 _INSERT_TAGS = sa.insert(cast(sa.Table, SessionTagRow.__table__))
 _name = attrgetter("name")
 _hooks = TypeAdapter(dict[str, resources.TensorInfo])
+_scores = TypeAdapter(dict[str, resources.Score])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +168,19 @@ def totals(session: Session, wanted: SessionFilter) -> resources.SessionStats:
 
 
 def resources_of(session: Session, rows: Sequence[SessionRow]) -> list[resources.Session]:
-    """The resources of sessions, with their tags."""
+    """The resources of sessions, with their tags and the scores of their samples."""
     wanted = [row.id for row in rows]
     tags: dict[str, list[str]] = {}
     for tag in session.scalars(
         sa.select(SessionTagRow).where(SessionTagRow.session_id.in_(wanted)).order_by(SessionTagRow.tag)
     ):
         tags.setdefault(tag.session_id, []).append(tag.tag)
-    return [_resource(row, tags.get(row.id, [])) for row in rows]
+    samples = SampleRow.id.in_([row.sample_id for row in rows])
+    scores = {
+        one.id: one.scores
+        for one in session.execute(sa.select(SampleRow.id, SampleRow.scores).where(samples))
+    }
+    return [_resource(row, tags.get(row.id, []), scores.get(row.sample_id) or {}) for row in rows]
 
 
 def _expiry(after: Any, created_at: float) -> float | None:
@@ -182,7 +188,7 @@ def _expiry(after: Any, created_at: float) -> float | None:
     return created_at + ExpiresAfter.model_validate(after).seconds if isinstance(after, dict) else None
 
 
-def _resource(row: SessionRow, tags: list[str]) -> resources.Session:
+def _resource(row: SessionRow, tags: list[str], scores: dict[str, Any]) -> resources.Session:
     return resources.Session(
         id=row.id,
         job_id=row.job_id,
@@ -200,6 +206,7 @@ def _resource(row: SessionRow, tags: list[str]) -> resources.Session:
         hooks=_hooks.validate_python(row.hooks),
         files=list(files_of(row).values()),
         tags=tags,
+        scores=_scores.validate_python(scores),
         correct=row.correct,
         owner=row.owner or None,
         expires_at=int(row.expires_at) if row.expires_at is not None else None,

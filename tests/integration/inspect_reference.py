@@ -23,6 +23,7 @@ def described(info: Any) -> dict[str, Any]:
         "status": whole.status,
         "task": whole.eval.task,
         "model": whole.eval.model,
+        "run_id": whole.eval.run_id,
         "epochs": whole.eval.config.epochs,
         "summaries": [[one.id, one.epoch, one.completed, one.error] for one in summaries],
         "results": whole.results.model_dump(),

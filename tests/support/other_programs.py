@@ -5,9 +5,10 @@ python -m tests.support.other_programs NAME...    builds them beforehand
 
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
-from tests.support.isolated_python import python_with
+from tests.support.isolated_python import REPO, python_with
 from tests.support.lmeval import environment
 from tests.support.servers import swift
 
@@ -16,12 +17,14 @@ _INSPECT = ("inspect_ai==0.3.285", "openai==3.52.0")
 
 
 def inspect() -> Path:
-    """The Python of `.venv-inspect`.
+    """The Python of `.venv-inspect`, with our driver.
 
     Raises:
         Unavailable: it could not be built, for example without a network.
     """
-    return python_with("inspect", " ".join(_INSPECT), _INSPECT)
+    # entry points, by which Inspect finds our provider, are read when a package is installed
+    ours = sha256((REPO / "pyproject.toml").read_bytes()).hexdigest()
+    return python_with("inspect", " ".join((*_INSPECT, ours)), _INSPECT, ("-e", f"{REPO}[inspect]"))
 
 
 PROGRAMS: dict[str, Callable[[], Path]] = {

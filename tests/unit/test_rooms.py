@@ -24,6 +24,8 @@ FORBIDDEN = {
     "bench": set(),
     "tests": {"bench"},
 }
+#: what an extra of the client installs, and only its driver imports
+OF_EXTRAS = {"actograph/drivers/lm_eval_model.py": {"transformers"}}
 #: packages of a room from the bottom to the top
 PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
@@ -36,7 +38,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 15_850, "api": 4_650, "storage": 10_680, "worker": 12_480, "tests": 34_520}
+MOST_LINES = {"actograph": 16_520, "api": 4_700, "storage": 10_750, "worker": 12_480, "tests": 34_900}
 
 
 class Source(NamedTuple):
@@ -113,9 +115,12 @@ def test_no_file_of_a_room_imports_what_the_room_must_not(subtests: pytest.Subte
             files = list((REPO / room).rglob("*.py"))
             assert files
             offences = {
-                str(path.relative_to(REPO)): sorted(found)
+                name: sorted(found)
                 for path in files
-                if (found := imported_roots(path) & forbidden)
+                if (
+                    found := imported_roots(path)
+                    & forbidden - OF_EXTRAS.get(name := str(path.relative_to(REPO)), set())
+                )
             }
             assert offences == {}
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support.isolated_python import python_with
+from tests.support.isolated_python import REPO, python_with
 
 LM_EVAL = "lm_eval==0.4.13"
 #: what its GSM8K tasks and the models behind an API import; the whole of its dependencies has no wheels
 NEEDS = (
     "requests", "pyyaml", "jinja2", "datasets==5.2.0", "numpy", "dill", "tqdm", "sacrebleu",
-    "more_itertools", "typing_extensions", "aiohttp", "tenacity",
+    "more_itertools", "typing_extensions", "aiohttp", "tenacity", "pytablewriter",
 )  # fmt: skip
 _PROGRAM = Path(__file__).with_name("program.py")
 
@@ -50,6 +50,7 @@ class LmEval:
             text=True,
             env={
                 "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(REPO),  # our driver
                 "HF_HUB_OFFLINE": "1",
                 "HF_HOME": str(cache),
                 "OMP_NUM_THREADS": str(threads),

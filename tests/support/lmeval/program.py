@@ -81,9 +81,12 @@ def load_model(folder: str, batch_size: int, dtype: str, device: str, threads: i
 
 
 def remote_model(request: dict[str, Any]) -> Any:
-    """A model behind an OpenAI-compatible API: `local-chat-completions` or `local-completions`."""
+    """A model behind an OpenAI-compatible API: `local-chat-completions` or `local-completions`; or ours."""
     importlib.import_module("lm_eval.models")
     registry = importlib.import_module("lm_eval.api.registry")
+    if request["backend"] == "actograph":
+        importlib.import_module("actograph.drivers.lm_eval_model")
+        return registry.get_model("actograph").create_from_arg_obj(request["model_args"])
     options = {
         "model": request["served"],
         "base_url": request["base_url"],

@@ -1,0 +1,1 @@
+"""Evaluation programs as drivers: Inspect and lm-eval run on models of a service."""
