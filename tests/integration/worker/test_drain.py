@@ -33,7 +33,9 @@ def test_a_common_beginning_of_prompts_is_computed_once(bench: "Bench") -> None:
     bench.drain().look()
     with bench.database.read() as session:
         last = events.after(session, job_id, 0)[-1]
-    assert (last.event, last.data["cached_tokens"]) == ("job.completed", 4 * cached)
+    assert last.event == "job.completed"
+    # the first prompt may be read before the second one comes
+    assert last.data["cached_tokens"] in (3 * cached, 4 * cached)
     assert cached
 
 
