@@ -127,7 +127,7 @@ def complete(client: "Client", body: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
     from actograph.contract.analyses.specs import ANALYSIS_KINDS
-    from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
+    from actograph.contract.job_specs import field_of, job_spec_adapter
 
     if "model" not in body and body.get("kind") not in ANALYSIS_KINDS:
         served = [model.id for model in client.models.list()]
@@ -139,7 +139,7 @@ def complete(client: "Client", body: dict[str, Any]) -> None:
     except ValidationError as error:
         faults = []
         for fault in error.errors(include_url=False, include_input=False):
-            place = ".".join(str(part) for part in fault["loc"] if part not in JOB_KINDS) or "job"
+            place = ".".join(map(str, field_of(fault["loc"]))) or "job"
             faults.append(f"{place}: {fault['msg']}")
         raise InvalidRequest("; ".join(faults)) from error
 

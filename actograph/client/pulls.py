@@ -51,7 +51,7 @@ def plain_name(name: str) -> str:
 def fetch(transport: Transport, path: str, file: SessionFile, folder: Path) -> Path:
     """Download a session's file; see `Sessions.download`."""
     target = folder / plain_name(file.name)
-    if target.is_file() and _sha256_of(target) == file.sha256:
+    if target.is_file() and sha256_of(target) == file.sha256:
         return target
     part = target.with_name(target.name + ".part")
 
@@ -61,7 +61,7 @@ def fetch(transport: Transport, path: str, file: SessionFile, folder: Path) -> P
 
     try:
         transport.repeat(download)
-        found, size = _sha256_of(part), part.stat().st_size
+        found, size = sha256_of(part), part.stat().st_size
         if found != file.sha256:
             expected = f"expected {file.bytes} bytes with {file.sha256}"
             raise DownloadDamaged(f"{file.name}: got {size} bytes with sha256 {found}, {expected}")
@@ -70,7 +70,8 @@ def fetch(transport: Transport, path: str, file: SessionFile, folder: Path) -> P
         part.unlink(missing_ok=True)
 
 
-def _sha256_of(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

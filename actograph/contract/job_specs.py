@@ -208,6 +208,11 @@ JobSpec = Annotated[
 job_spec_adapter: TypeAdapter[AnyJobSpec | AnalysisSpec] = TypeAdapter(JobSpec)
 
 
+def field_of(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The field of a fault in a job, without the kind, with which pydantic begins its location."""
+    return location[1:] if location and location[0] in JOB_KINDS else location
+
+
 def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelStructure) -> None:
     """Check the requested features, reductions and statistics against the captured hooks.
 

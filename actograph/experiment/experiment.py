@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from actograph.contract.base import Name, Spec
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.job_specs import JOB_KINDS, job_spec_adapter
+from actograph.contract.job_specs import field_of, job_spec_adapter
 from actograph.contract.model_loads import ModelLoadRequest
 
 STAGES = ("deploy", "model", "evaluate", "analyse", "fetch", "report")
@@ -265,7 +265,7 @@ def _plain(value: Any) -> str:
 def _faults(root: yaml.Node, error: ValidationError, places: Sequence[Place]) -> list[str]:
     faults = []
     for fault in error.errors(include_url=False, include_input=False):
-        location = tuple(part for part in fault["loc"] if part not in JOB_KINDS)
+        location = field_of(fault["loc"])
         field = ".".join(map(str, location)) or "experiment"
         faults.append(f"{_line(root, places, location)}: {field}: {fault['msg']}")
     return faults

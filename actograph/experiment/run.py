@@ -5,19 +5,19 @@ the same idempotency key once only.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from actograph import __version__
 from actograph.client import Client
 from actograph.client.jobs import JobHandle
+from actograph.client.pulls import sha256_of
 from actograph.contract.base import canonical_digest
 from actograph.contract.errors import ActographError, Conflict
 from actograph.contract.model_loads import ModelLoadOptions, ModelLoadRequest
@@ -68,27 +68,18 @@ class RunFolder:
                 raise Conflict(f"another process runs the experiment in {self.path}") from None
             self.state = self._read()
             if self.state.setdefault("service", service) != service:
-                self.state = {
-                    "id": self.state["id"],
-                    "service": service,
-                    "stages": {},
-                    "jobs": {},
-                    "files": {},
-                }
+                self.state |= {"service": service, "stages": {}, "jobs": {}, "files": {}}
             self.save()
             yield
 
     def save(self) -> None:
-        self.write(STATE, self.state)
-
-    def write(self, name: str, value: Any) -> None:
-        """Write JSON durably and in one step."""
-        aside = self.path / f".{name}.new"
+        """Write the state durably and in one step."""
+        aside = self.path / f".{STATE}.new"
         with aside.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=1, sort_keys=True) + "\n")
+            file.write(json.dumps(self.state, indent=1, sort_keys=True) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(self.path / name)
+        aside.replace(self.path / STATE)
 
     def is_done(self, stage: str, fingerprint: str) -> bool:
         return bool(self.state["stages"].get(stage, {}).get("fingerprint") == fingerprint)
@@ -119,7 +110,7 @@ class Run:
         self._service, self._note, self._progress = service, note, progress
         self._bodies, self._analyses = experiment.bodies, experiment.analyses
         self._digests = {
-            file: _sha256(file.read_bytes())
+            file: sha256_of(file)
             for body in self._bodies.values()
             for file in files_of(body, origin).values()
         }
@@ -275,7 +266,7 @@ class Run:
                 for one in self._client.files.list(purpose="dataset")
                 if (one.filename, one.bytes) == (file.name, file.stat().st_size)
             )
-            same = (one for one in alike if _sha256(self._client.files.content(one)) == digest)
+            same = (one for one in alike if sha256(self._client.files.content(one)).hexdigest() == digest)
             found = next(same, None) or self._client.files.upload(file, progress=self._progress).id
             files[digest] = found
             self._folder.save()
@@ -306,10 +297,6 @@ class Run:
 
 def _has_options(load: JobHandle, wanted: ModelLoadRequest) -> bool:
     return ModelLoadOptions.model_validate(load.spec) == wanted.options
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _is_incomplete(job: JobHandle) -> bool:

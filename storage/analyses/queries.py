@@ -28,7 +28,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What the index knows of the sessions of a query.
+    """Model, hooks and sizes of the sessions of a query, by the index.
 
     Attributes:
         model: of the first session.

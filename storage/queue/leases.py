@@ -53,7 +53,7 @@ class LeasedSample:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What its session shows as index, condition and epoch: its own, or those that a request names."""
+        """Index, condition and epoch of its session: its own, or those that a request names."""
         named = self.input.get("sample", {})
         return {
             "sample_index": named.get("index", self.sample_index),

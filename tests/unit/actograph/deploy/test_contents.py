@@ -1,4 +1,4 @@
-"""What a deployment sends, and to whom."""
+"""Contents of a deployment, and targets that are refused."""
 
 import ast
 from pathlib import Path
