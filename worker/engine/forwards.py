@@ -31,20 +31,27 @@ class Forwards:
     def __init__(self, hooks: ModelHooks) -> None:
         self._hooks = hooks
 
-    @cached_property
+    @property
     def reason(self) -> str | None:
         """Why passes are not packed; None if they are. The first call verifies them."""
-        token_bytes = max(1, kv_bytes_per_token(self._hooks.model))
-        try:
-            verify(
-                PackedForward(
-                    self._hooks, Budget(2 * _VERIFIED_TOKENS * token_bytes), tokens=_VERIFIED_TOKENS
-                )
-            )
-        except UnknownAttention as error:
-            log.info("%s runs traced, one request per pass: %s", self._hooks.model.name, error)
-            return str(error)
-        return None
+        return self._verified[0]
+
+    @cached_property
+    def _verified(self) -> tuple[str | None, bool]:
+        """Why passes are not packed, and whether they attend for all requests in one call."""
+        name, problem = self._hooks.model.name, ""
+        for fused in (True, False) if self.on_gpu else (False,):
+            budget = Budget(2 * _VERIFIED_TOKENS * max(1, kv_bytes_per_token(self._hooks.model)))
+            try:
+                verify(PackedForward(self._hooks, budget, tokens=_VERIFIED_TOKENS, fused=fused))
+            except UnknownAttention as error:
+                problem = str(error)
+                if fused:
+                    log.warning("%s attends request by request, which is slower: %s", name, problem)
+                continue
+            return None, fused
+        log.info("%s runs traced, one request per pass: %s", name, problem)
+        return problem, False
 
     @property
     def on_gpu(self) -> bool:
@@ -76,5 +83,5 @@ class Forwards:
         else:
             device = rows = Budget(room.tokens * token_bytes + room.for_rows)
         if self.reason is None and not options.traced:
-            return PackedForward(self._hooks, device, tokens=room.tokens), rows
+            return PackedForward(self._hooks, device, tokens=room.tokens, fused=self._verified[1]), rows
         return TracedForward(self._hooks, device, tokens=room.tokens, token_bytes=token_bytes), rows

@@ -1,5 +1,7 @@
 """Attention over an arena: single tokens over their exact range, chunks of prompts with no dense mask.
 
+On a GPU one call of torch's attention over variable lengths serves all requests of a pass.
+
 A chunk sees its request's earlier tokens without a mask and itself causally; the two softmaxes are merged by
 their log-sum-exp (FlashAttention, arXiv 2205.14135). Windows (Mistral, arXiv 2310.06825), softcaps (Gemma 2,
 arXiv 2408.00118) and sinks (gpt-oss: a logit per head without a value) go through small query blocks.
@@ -11,10 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch import _scaled_dot_product_flash_attention_for_cpu as _flash
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
+from worker.engine.packed.step import Lengths
+
+#: width of a head, at most, of torch's attention over variable lengths
+_MOST_WIDTH = 256
 #: scores of one query block, at most
 _BLOCK_SCORES = 1 << 22
+#: numbers of a row's keys up to which one thread reads them sooner than several would share them
+_SHARED_NUMBERS = 1 << 20
 
 
 class Kind(NamedTuple):
@@ -28,6 +37,52 @@ class Kind(NamedTuple):
     @property
     def plain(self) -> bool:
         return self.softcap is None and self.sinks is None
+
+
+def can_fuse(keys: Tensor, values: Tensor) -> bool:
+    """Whether `fused` takes these keys and values: half precision on an NVIDIA GPU, from Ampere on."""
+    width = keys.shape[-1]
+    return (
+        keys.is_cuda
+        and torch.cuda.get_device_capability(keys.device) >= (8, 0)
+        and keys.dtype in (torch.float16, torch.bfloat16)
+        and width == values.shape[-1]
+        and width <= _MOST_WIDTH
+        and width % 8 == 0
+    )
+
+
+def fused(query: Tensor, keys: Tensor, values: Tensor, lengths: Lengths, kind: Kind) -> Tensor:
+    """Attention of all tokens of a pack over their requests' own ranges, each causally.
+
+    Keys are never split among thread blocks, so a request's rows do not depend on the others
+    (https://docs.pytorch.org/docs/stable/nn.attention.varlen.html).
+
+    Args:
+        query: [tokens, query heads, width].
+        keys: [key heads, arena tokens, width]; the new tokens' keys are written already.
+        values: as `keys`.
+        kind: a plain one.
+
+    Returns:
+        [tokens, query heads, width].
+    """
+    attended = varlen_attn(
+        query,
+        keys.transpose(0, 1),
+        values.transpose(0, 1),
+        lengths.queries,
+        lengths.begins,
+        lengths.most_queries,
+        lengths.most_used,
+        scale=kind.scale,
+        window_size=(kind.window - 1 if kind.window else -1, 0),
+        enable_gqa=query.shape[1] != keys.shape[0],
+        seqused_k=lengths.used,
+        num_splits=1,
+    )
+    assert isinstance(attended, Tensor)
+    return attended
 
 
 def decode(
@@ -44,6 +99,21 @@ def decode(
     Returns:
         [rows, query heads, value width].
     """
+    threads = torch.get_num_threads()
+    longest = max(end - begin for begin, end in spans)
+    alone = query.is_cpu and longest * keys.shape[0] * keys.shape[2] <= _SHARED_NUMBERS
+    if not alone or threads == 1:
+        return _decode(query, keys, values, spans, kind)
+    torch.set_num_threads(1)  # for this thread alone; it takes less than a microsecond
+    try:
+        return _decode(query, keys, values, spans, kind)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _decode(
+    query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[tuple[int, int]], kind: Kind
+) -> Tensor:
     rows, heads, width = query.shape
     flash = query.is_cpu and width == values.shape[-1]
     every_key, every_value = keys[None], values[None]

@@ -24,6 +24,7 @@ class PackedForward:
         budget: of the device's memory.
         tokens: of the arena.
         spare: tokens of the arena that only priority requests take.
+        fused: one call attends for all requests, where the device has it.
 
     Raises:
         MemoryError: the arena does not fit.
@@ -34,9 +35,11 @@ class PackedForward:
     forks = True
     chunks = True
 
-    def __init__(self, hooks: ModelHooks, budget: Budget, *, tokens: int, spare: int = 0) -> None:
+    def __init__(
+        self, hooks: ModelHooks, budget: Budget, *, tokens: int, spare: int = 0, fused: bool = True
+    ) -> None:
         self.hooks, self.budget = hooks, budget
-        self._spare = spare
+        self._spare, self._fused = spare, fused
         reason = refusal(hooks.model)
         if reason is not None:
             raise UnknownAttention(reason)
@@ -88,7 +91,7 @@ class PackedForward:
         inputs = torch.tensor([ids, positions], device=device)
         self._hook(taps)
         with (
-            running(Step(self.arena.keys, self.arena.values, spans, chunks)),
+            running(Step(self.arena.keys, self.arena.values, spans, chunks, self._fused)),
             arena_attention(self.hooks.model.text_config),
         ):
             output = self.hooks.model.hf(

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.packed import step
 from worker.engine.packed.arena import LayerShape
-from worker.engine.packed.attention import Kind, chunk, decode
+from worker.engine.packed.attention import Kind, can_fuse, chunk, decode, fused
 
 _NAME = "actograph_arena"
 _shapes: WeakKeyDictionary[nn.Module, list[LayerShape]] = WeakKeyDictionary()
@@ -76,6 +76,8 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     kind = Kind(scale, sliding_window, softcap, s_aux)
     packed, singles = query[0].transpose(0, 1), len(now.spans)
+    if now.fused and kind.plain and can_fuse(keys, values):
+        return fused(packed, keys, values, now.lengths(keys.device), kind)[None], None
     parts = []
     if singles:
         parts.append(decode(packed[:singles], keys, values, now.spans, kind))

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,16 @@ class Chunk(NamedTuple):
     start: int  # token number of the first one
 
 
+class Lengths(NamedTuple):
+    """Sequences of a pack as torch's attention over variable lengths takes them; int32."""
+
+    queries: Tensor  # [requests + 1]: the first token of each in the pack, and the end
+    begins: Tensor  # [requests + 1]: the arena place of each one's token 0; the last number is not read
+    used: Tensor  # [requests]: tokens of each, the new ones included
+    most_queries: int
+    most_used: int
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """A pack: single tokens first, then chunks."""
@@ -27,7 +38,9 @@ class Step:
     values: Sequence[Tensor]
     spans: Sequence[tuple[int, int]]  # of each single token: arena places of its request up to the token
     chunks: Sequence[Chunk]
+    fused: bool = False  # one call attends for all requests, see `attention.fused`
     _places: dict[torch.device, Tensor] = field(default_factory=dict)
+    _lengths: dict[torch.device, Lengths] = field(default_factory=dict)
 
     def places(self, device: torch.device) -> Tensor:
         """Arena place of each token, int64 [tokens]."""
@@ -38,6 +51,20 @@ class Step:
             ]
             self._places[device] = torch.tensor(single + places, device=device)
         return self._places[device]
+
+    def lengths(self, device: torch.device) -> Lengths:
+        """Where each request's tokens are in the pack and in the arena."""
+        if device not in self._lengths:
+            singles = [(begin, end - begin, 1) for begin, end in self.spans]
+            chunks = [(c.begin, c.start + c.stop - c.first, c.stop - c.first) for c in self.chunks]
+            begins, used, counts = zip(*singles, *chunks, strict=True)
+            # one transfer
+            numbers = torch.tensor(
+                [(0, *accumulate(counts)), (*begins, 0), (*used, 0)], dtype=torch.int32, device=device
+            )
+            queries, starts, lengths = numbers
+            self._lengths[device] = Lengths(queries, starts, lengths[:-1], max(counts), max(used))
+        return self._lengths[device]
 
 
 _running: ContextVar[Step] = ContextVar("running step")

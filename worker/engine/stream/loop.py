@@ -181,8 +181,12 @@ class Loop:
             self._end(live, "error", error)
         return False
 
-    def _run(self, pairs: Sequence[_Pair]) -> None:
-        """Run a pack. If that fails, run its halves, until the request at fault is alone."""
+    def _run(self, pairs: Sequence[_Pair], *, again: bool = False) -> None:
+        """Run a pack. If that fails, run its halves, until the request at fault is alone.
+
+        Args:
+            again: it is a lone request that ran out of memory just now.
+        """
         place = 0
         for _, part in pairs:
             part.first = place
@@ -199,7 +203,7 @@ class Loop:
             seen = memory_snapshot(self._forward.hooks.model.devices) if is_out_of_memory(raised) else {}
             failure = raised.with_traceback(None), seen
         if failure is not None:
-            self._split(pairs, *failure)
+            self._split(pairs, *failure, again=again)
             return
         self._places.taps.end()
         self._bad = 0
@@ -230,8 +234,8 @@ class Loop:
             return []
         return self._choice.choose(logits if len(last) == len(logits) else logits[last], choosing)
 
-    def _split(self, pairs: Sequence[_Pair], error: Exception, seen: dict[str, int]) -> None:
-        """Run the halves of a failed pack; a request that fails alone ends."""
+    def _split(self, pairs: Sequence[_Pair], error: Exception, seen: dict[str, int], *, again: bool) -> None:
+        """Run the halves of a failed pack; a request that fails alone, twice if it is for memory, ends."""
         self.statistics.retries += 1
         full = is_out_of_memory(error)
         if full:
@@ -246,6 +250,9 @@ class Loop:
         live, part = pairs[0]
         if full and self._forward.together and part.count > _LEAST_TOKENS:
             return  # the next pass takes fewer of its tokens
+        if full and not again:  # with the memory that was freed above
+            self._run(pairs, again=True)
+            return
         self._bad += 1
         if self._bad > _BAD_PASSES:
             raise error  # it is not the requests

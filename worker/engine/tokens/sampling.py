@@ -24,6 +24,8 @@ _GAMMA = signed(0x9E3779B97F4A7C15)
 _MIX_1 = signed(0xBF58476D1CE4E5B9)
 _MIX_2 = signed(0x94D049BB133111EB)
 _UNIT = 2.0**-52
+#: numbers of noise that are made at once, at most
+_MOST_NOISE = 1 << 23
 # Candidates looked at first for top-p: enough for nearly every step, and a partial sort of a
 # 150k vocabulary costs a tenth of a full one on a CPU.
 _TOP_P_FIRST = 1024
@@ -41,21 +43,22 @@ def mix64(value: torch.Tensor) -> torch.Tensor:
     return value.bitwise_xor_(_shift(value, 31))
 
 
-def uniform(seeds: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor:
+def uniform(seeds: torch.Tensor, step: int | torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Uniforms strictly inside (0, 1), float64, shape of `index`.
 
     Args:
         seeds: int64 [batch].
-        step: 0 for the first generated token.
+        step: 0 for the first generated token; int64 [batch] if it is not the same for all.
         index: int64 [batch, n] or [1, n]: vocabulary indices.
     """
-    row = mix64(mix64(seeds + _GAMMA) + signed((step + 1) * _GAMMA))
+    number = torch.as_tensor(step, device=seeds.device) + 1
+    row = mix64(mix64(seeds + _GAMMA) + number * _GAMMA)
     bits = mix64(row[:, None] + (index + 1) * _GAMMA)
     # 52 bits and a half: every value is exact in float64, the smallest 2**-53, the largest 1 - 2**-53
     return _shift(bits, 12).to(torch.float64).add_(0.5).mul_(_UNIT)
 
 
-def gumbel(seeds: torch.Tensor, step: int, index: torch.Tensor) -> torch.Tensor:
+def gumbel(seeds: torch.Tensor, step: int | torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float64; see `uniform` for the arguments."""
     return uniform(seeds, step, index).log_().neg_().log_().neg_()
 
@@ -122,11 +125,13 @@ def draw(
         temperature: above 0.
     """
     values, index = candidates(scores, temperature=temperature, top_k=top_k, top_p=top_p)
-    every = torch.arange(scores.shape[-1], device=scores.device)[None] if index is None else None
+    every = torch.arange(scores.shape[-1], device=scores.device)[None]
+    numbers = torch.tensor([[signed(seed) for seed in seeds], list(steps)], device=scores.device)
     drawn = []
-    for row, (seed, step) in enumerate(zip(seeds, steps, strict=True)):
-        own = every if index is None else index[row : row + 1]
-        assert own is not None
-        noise = gumbel(torch.tensor([signed(seed)], device=scores.device), step, own)
-        drawn.append(own[0, noise.add_(values[row]).argmax(-1)])
-    return torch.cat(drawn)
+    size = max(1, _MOST_NOISE // values.shape[-1])
+    for at in range(0, len(values), size):
+        some = slice(at, at + size)
+        own = every if index is None else index[some]
+        best = gumbel(numbers[0, some], numbers[1, some], own).add_(values[some]).argmax(-1, keepdim=True)
+        drawn.append(best if index is None else own.gather(1, best))
+    return torch.cat(drawn)[:, 0]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from worker.engine.packed import attention
 from worker.engine.packed.attention import Kind
+from worker.engine.packed.step import Chunk, Step
 
 
 def _expected(query: Tensor, keys: Tensor, values: Tensor, kind: Kind) -> Tensor:
@@ -53,3 +54,59 @@ def test_chunks_and_single_tokens_equal_one_masked_softmax(
             torch.testing.assert_close(
                 got, torch.stack([due[end - 4] for _, end in spans]), atol=1e-5, rtol=1e-5
             )
+
+
+def _varlen(  # noqa: PLR0917 (as torch has it)
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: Tensor,
+    num_splits: int,
+) -> Tensor:
+    """torch's attention over variable lengths as its documentation has it; torch has it on a GPU alone."""
+    assert cu_seq_q.dtype == cu_seq_k.dtype == seqused_k.dtype == torch.int32
+    assert len(cu_seq_q) == len(cu_seq_k) == len(seqused_k) + 1
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    assert window_size[1] == 0  # the last query sees the last key, and no query what comes after
+    assert num_splits == 1
+    out = torch.full_like(query, torch.nan)
+    for i, used in enumerate(seqused_k.tolist()):
+        first, stop, begin = int(cu_seq_q[i]), int(cu_seq_q[i + 1]), int(cu_seq_k[i])
+        assert 0 < stop - first <= max_q
+        assert used <= max_k
+        own = [x[begin : begin + used].transpose(0, 1) for x in (key, value)]
+        padded = torch.zeros(used, *query.shape[1:])
+        padded[used - (stop - first) :] = query[first:stop]
+        kind = Kind(scale, None if window_size[0] < 0 else window_size[0] + 1)
+        out[first:stop] = _expected(padded, own[0], own[1], kind)[used - (stop - first) :]
+    return out
+
+
+def test_one_call_on_a_gpu_gets_every_range_of_a_pack(
+    subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "varlen_attn", _varlen)
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(2, 60, 8, generator=generator) for _ in range(2))
+    spans = [(40, 47), (3, 4)]
+    # chunks: one from a prompt's start, one later on, one of a single token behind others
+    chunks = [Chunk(2, 7, 10, 0), Chunk(7, 9, 20, 6), Chunk(9, 10, 30, 4)]
+    query = torch.randn(10, 6, 8, generator=generator)
+    lengths = Step([keys], [values], spans, chunks).lengths(keys.device)
+    for window in (None, 3):
+        with subtests.test(window=window):
+            kind = Kind(0.4, window)
+            due = [attention.decode(query[:2], keys, values, spans, kind)]
+            for c in chunks:
+                k, v = (x[:, c.begin : c.begin + c.start + c.stop - c.first] for x in (keys, values))
+                due.append(attention.chunk(query[c.first : c.stop], k, v, c.start, kind))
+            got = attention.fused(query, keys, values, lengths, kind)
+            torch.testing.assert_close(got, torch.cat(due), atol=1e-5, rtol=1e-5)
