@@ -36,6 +36,11 @@ class Forwards:
         """Why passes are not packed; None if they are. The first call verifies them."""
         return self._verified[0]
 
+    @property
+    def attends_together(self) -> bool:
+        """Whether one call attends for all requests of a pass."""
+        return self._verified[1]
+
     @cached_property
     def _verified(self) -> tuple[str | None, bool]:
         """Why passes are not packed, and whether they attend for all requests in one call."""
@@ -83,5 +88,5 @@ class Forwards:
         else:
             device = rows = Budget(room.tokens * token_bytes + room.for_rows)
         if self.reason is None and not options.traced:
-            return PackedForward(self._hooks, device, tokens=room.tokens, fused=self._verified[1]), rows
+            return PackedForward(self._hooks, device, tokens=room.tokens, fused=self.attends_together), rows
         return TracedForward(self._hooks, device, tokens=room.tokens, token_bytes=token_bytes), rows

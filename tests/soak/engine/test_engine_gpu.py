@@ -76,6 +76,17 @@ def test_rows_equal_a_plain_forward(engine: Engine, options: RunOptions, dtype: 
     check_rows(engine, made, texts, tolerance)
 
 
+def test_half_precision_attends_for_all_requests_in_one_call(engine: Engine) -> None:
+    hf: Any = copy.deepcopy(engine.model.hf)
+    half = Engine(wrap_model(hf.to(torch.bfloat16), engine.model.tokenizer, name="half"))
+    assert half.forwards.reason is None
+    assert half.forwards.attends_together
+    hooks = list(half.structure.hooks)
+    sink, sampling = KeepingSink(), SamplingSpec(max_tokens=33)
+    made = generate(half, requests(40, 3, 17, 200), sampling=sampling, hooks=hooks, sink=sink)
+    check_rows(half, made, sink, 5e-2)
+
+
 def test_a_slow_sink_holds_decoding_back_and_loses_no_row(engine: Engine) -> None:
     """Blocks are used again as soon as they are written: none may be overwritten before."""
 
