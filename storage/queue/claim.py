@@ -30,12 +30,9 @@ ORDER = (JobRow.priority, JobRow.served_at, JobRow.created_at, JobRow.id)
 #: claims of urgent chats in a row, if another job waits
 CHATS_IN_A_ROW = 7
 _IS_URGENT_CHAT = sa.and_(JobRow.kind == CHAT, JobRow.priority == 0)
-#: built once: a worker with free slots asks this twenty times a second
-_CHAT_WAITS = (
-    sa.select(sa.literal(1))
-    .where(HAS_PENDING, JobRow.model == sa.bindparam("model"), _IS_URGENT_CHAT)
-    .limit(1)
-)
+#: built once, without the ORM: a worker with free slots asks this twenty times a second, mostly in vain
+_ANY_WAITS = sa.select(sa.literal(1)).where(HAS_PENDING).limit(1)
+_CHAT_WAITS = _ANY_WAITS.where(JobRow.model == sa.bindparam("model"), _IS_URGENT_CHAT)
 #: a worker is busy with the job
 _IS_RUN = sa.exists().where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
 
@@ -145,12 +142,13 @@ def choose(session: Session, asking: Asking) -> JobRow | None:
     wait for more urgent jobs alone.
     """
     held, own = asking.held, None
+    if asking.joins and held is not None:
+        waits = _CHAT_WAITS if asking.chats_only else _ANY_WAITS
+        if session.connection().execute(waits, {"model": held.model}).first() is None:
+            return None
     if held is not None:
         fits = JobRow.identity_sha256.is_(None) | (JobRow.identity_sha256 == held.identity_sha256)
         if asking.chats_only:
-            # most looks find nothing, and the whole statement takes five times as long
-            if session.connection().execute(_CHAT_WAITS, {"model": held.model}).first() is None:
-                return None
             return _head(session, asking, held.model, fits, _IS_URGENT_CHAT)
         own = _head(session, asking, held.model, fits)
         if own is not None and own.kind == CHAT and own.priority == 0 and asking.chats >= CHATS_IN_A_ROW:
