@@ -124,7 +124,7 @@ class OutOfDeviceMemory(ActographError, code="cuda_out_of_memory"):
     """The device ran out of memory."""
 
 
-class ModelRefused(ActographError, code="model_refused"):
+class ModelRefused(ActographError, code="model_refused", status=422):
     """The model could not be loaded, or its hook points could not be verified."""
 
 

@@ -80,10 +80,11 @@ class ModelLoadRequest(ModelLoadOptions):
     )
 
     model_id: ModelName
+    wait: bool = Field(False, description="Answer once the model is loaded, or refused.")
 
     @property
     def options(self) -> ModelLoadOptions:
-        return ModelLoadOptions.model_validate(self.model_dump(exclude={"model_id"}))
+        return ModelLoadOptions.model_validate(self.model_dump(exclude={"model_id", "wait"}))
 
 
 def resolve_savepoints(options: ModelLoadOptions, structure: ModelStructure) -> dict[str, str]:

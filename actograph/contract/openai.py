@@ -5,7 +5,7 @@ refused; those of its messages and tools are ignored, so that answers of other s
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
@@ -149,7 +149,11 @@ class CompletionBase(Spec):
     logit_bias: LogitBias | None = None
 
     top_k: int | None = Field(None, ge=1, description="null samples from all tokens.")
-    store_activations: bool | None = Field(None, description="Capture with the default spec.")
+    store_activations: bool | None = Field(
+        None,
+        description="true: keep the model's savepoints, or the default capture if it has none; "
+        "false: keep nothing.",
+    )
     capture: CaptureSpec | None = Field(None, description="See docs/guides/capture.md.")
     interventions: InterventionList = Field([])
     tags: list[Tag] = Field([], max_length=16)
@@ -165,18 +169,23 @@ class CompletionBase(Spec):
 
     @model_validator(mode="after")
     def _sensible(self) -> "CompletionBase":
-        if self.store_activations is False and self.capture is not None:
-            raise fault_of("store_activations", "store_activations is false, but there is a capture spec")
         if self.capture is not None and self.capture.mode != "generate":
             raise fault_of("capture", f"mode {self.capture.mode} is not supported here; send a capture job")
         if self.stream_options is not None and not self.stream:
             raise fault_of("stream_options", "stream_options needs stream: true")
         return self
 
-    @property
-    def captures(self) -> CaptureSpec | None:
-        """The capture spec; None captures nothing."""
-        return CaptureSpec() if self.capture is None and self.store_activations else self.capture
+    def captures(self, savepoints: Sequence[str] = ()) -> CaptureSpec | None:
+        """The capture spec; None captures nothing.
+
+        Args:
+            savepoints: of the loaded model.
+        """
+        if self.store_activations is False:
+            return None
+        if self.store_activations and self.capture is None:
+            return CaptureSpec(hooks=list(savepoints))
+        return self.capture
 
     @property
     def choices(self) -> int:

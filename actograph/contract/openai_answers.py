@@ -19,6 +19,9 @@ class ActivationFile(SessionFile):
     url: str = Field(description="Path of the file's content.")
 
 
+_OF_CAPTURES = ("session_id", "activation_files", "activations_meta", "run_id")
+
+
 class Captured(BaseModel):
     """Captured activations of a choice; left out without capture."""
 
@@ -30,9 +33,7 @@ class Captured(BaseModel):
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out empty fields, so that answers without capture have OpenAI's fields alone."""
         shown = handler(self).items()
-        return {
-            name: value for name, value in shown if value is not None or name not in Captured.model_fields
-        }
+        return {name: value for name, value in shown if value is not None or name not in _OF_CAPTURES}
 
 
 class CompletionUsage(Resource):
@@ -52,7 +53,10 @@ class ToolCall(Resource):
     function: Function
 
 
-class AssistantMessage(Resource):
+class AssistantMessage(Captured):
+    """An answer. What was captured stands here too, for scripts that read the message alone."""
+
+    run_id: str | None = Field(None, description="Id of the job; left out without capture.")
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None

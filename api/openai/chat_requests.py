@@ -23,6 +23,12 @@ def job_spec(request: CompletionBase, services: Services) -> ChatJobSpec:
     else:
         assert isinstance(request, CompletionRequest)
         inputs, metadata = _texts(request), {}
+    savepoints: Sequence[str] = ()
+    model = services.models.find(request.model)
+    if request.store_activations and model is not None:
+        with services.database.read() as session:
+            structure = services.structures.find(session, model)
+        savepoints = () if structure is None else tuple(structure.savepoints)
     seed = secrets.randbits(63) if request.seed is None else request.seed % 2**63
     # a job without generation needs a valid number too
     most = max(1, inputs[0].most_tokens)
@@ -31,7 +37,7 @@ def job_spec(request: CompletionBase, services: Services) -> ChatJobSpec:
         inputs=inputs,
         epochs=request.choices,
         sampling=request.sampling(max_tokens=most, seed=seed),
-        capture=request.captures,
+        capture=request.captures(savepoints),
         interventions=request.interventions,
         tags=request.tags,
         expires_after=request.expires_after,

@@ -2,17 +2,22 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+import anyio
+from anyio import to_thread
+from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy.orm import Session
 
 from actograph.contract.base import ListPage
-from actograph.contract.errors import NotFound
+from actograph.contract.errors import ModelRefused, NotFound
 from actograph.contract.model_loads import ModelLoadRequest, resolve_savepoints
 from actograph.contract.models import Model, ModelStructure
 from actograph.contract.resources import ModelLoad
 from api.auth import ADMIN, READ
 from api.dependencies import JobId, Services, ServicesDep
 from storage.queue import model_loads, workers
+
+#: between two looks at a load that a client waits for
+_LOOK_SECONDS = 0.25
 
 router = APIRouter(tags=["models"], dependencies=[READ])
 
@@ -35,12 +40,29 @@ def list_models(services: ServicesDep) -> ListPage[Model]:
     status_code=202,
     name="load_model_alias",
 )
-def load_model(services: ServicesDep, request: ModelLoadRequest) -> ModelLoad:
+async def load_model(
+    services: ServicesDep, request: ModelLoadRequest, http: Request, response: Response
+) -> ModelLoad:
     """A worker unloads its model once all running samples have ended, then loads and verifies this one.
 
     `GET /v1/models/load/{id}` shows the progress. If the model is refused, `error` has the reason and the
-    worker keeps its former model.
+    worker keeps its former model. With `wait` the answer comes once the model is loaded (200), and a refusal
+    is an error. A client that stops waiting cancels nothing.
     """
+    load = await to_thread.run_sync(_begin_load, services, request)
+    while request.wait and not load.status.is_terminal() and not services.stopping.is_set():
+        if await http.is_disconnected():
+            break
+        await anyio.sleep(_LOOK_SECONDS)
+        load = await to_thread.run_sync(_load, services, load.id)
+    if request.wait and load.error is not None:
+        raise ModelRefused(load.error.message)
+    if load.status.is_terminal():
+        response.status_code = 200
+    return load
+
+
+def _begin_load(services: Services, request: ModelLoadRequest) -> ModelLoad:
     model = services.models.require(request.model_id, "model_id")
     with services.database.read() as session:
         structure = services.structures.find(session, model)
@@ -55,6 +77,10 @@ def load_model(services: ServicesDep, request: ModelLoadRequest) -> ModelLoad:
 
 @router.get("/v1/models/load/{load_id}", summary="State of a model load", dependencies=[ADMIN])
 def get_model_load(services: ServicesDep, load_id: JobId) -> ModelLoad:
+    return _load(services, load_id)
+
+
+def _load(services: Services, load_id: str) -> ModelLoad:
     with services.database.read() as session:
         return model_loads.resource(session, model_loads.get(session, load_id))
 

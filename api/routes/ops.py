@@ -162,12 +162,17 @@ class Health(BaseModel):
     status: Literal["ok", "unavailable"]
     #: check -> "ok" or the fault; `worker` does not affect the status
     checks: dict[str, str]
+    #: that live workers hold
+    models: list[str]
 
 
 def _health(services: AllServicesDep, response: Response) -> Health:
+    held: set[str] = set()
+
     def find_worker() -> None:
         with services.database.read() as session:
-            if not workers.held_models(session, workers.LIVE):
+            held.update(workers.held_models(session, workers.LIVE))
+            if not held:
                 raise ServiceUnavailable("no worker has a model loaded; jobs wait until one has")
 
     checks = {"database": services.database.ping, "broker": services.broker.ping}
@@ -183,7 +188,7 @@ def _health(services: AllServicesDep, response: Response) -> Health:
     # the API serves requests without a worker
     is_ready = all(state == "ok" for name, state in found.items() if name != "worker")
     response.status_code = 200 if is_ready else 503
-    return Health(status="ok" if is_ready else "unavailable", checks=found)
+    return Health(status="ok" if is_ready else "unavailable", checks=found, models=sorted(held))
 
 
 HealthDep = Annotated[Health, Depends(_health)]

@@ -1,12 +1,16 @@
 """POST /v1/models/load: what is taken and refused, and how its progress is seen."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.openai import ChatCompletionRequest
+from api.openai.chat_requests import job_spec
 from storage.jobs import jobs
-from storage.queue import model_loads, workers
+from storage.queue import claim, model_loads, workers
 from tests.integration.api.conftest import Problem, Service, structure
 
 
@@ -45,11 +49,55 @@ def test_a_request_is_queued_before_all_else_and_seen_to_its_end(service: Servic
         assert model_loads.options_in_force(session, "demo") == ModelLoadOptions()
 
 
+def test_a_client_may_wait_until_the_model_is_loaded_or_refused(service: Service, problem: Problem) -> None:
+    worker_id = service.load_model()
+    assert service.client.get("/health").json()["models"] == ["demo"]
+
+    def ask() -> Any:
+        return service.client.post("/models/load", json={"model_id": "example/other", "wait": True})
+
+    def take() -> str:
+        """Begin the newest load once it is there."""
+        asking = claim.Asking(worker_id=worker_id, held=None, may_load=["other"])
+        while not asked.done():
+            with service.database.write() as session:
+                found = claim.choose(session, asking)
+                if found is not None:
+                    jobs.start(session, found.id)
+                    assert model_loads.begin(session, found, worker_id)
+                    return found.id
+        raise AssertionError(asked.result().text)
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        load_id = take()
+        assert not asked.done()
+        with service.database.write() as session:
+            model_loads.complete(session, load_id)
+        answer = asked.result(60)
+        assert answer.status_code == 200
+        assert (answer.json()["id"], answer.json()["status"]) == (load_id, "completed")
+        asked = pool.submit(ask)
+        load_id = take()
+        with service.database.write() as session:
+            jobs.fail(session, load_id, ModelRefused("its weights are not numbers"))
+        problem(asked.result(60), 422, "model_refused", says="its weights are not numbers")
+
+
 def test_a_savepoint_is_a_hook_name_in_jobs_of_its_model(service: Service, problem: Problem) -> None:
     service.load_model(savepoints={"mine": "resid_post.2"})
     job_id = service.submit(capture={"hooks": ["mine"]})
     with service.database.read() as session:
         assert jobs.get(session, job_id).hooks == ["resid_post.2"]
+    for asked, kept in (
+        ({"store_activations": True}, ["mine"]),
+        ({"store_activations": True, "capture": {"hooks": ["mlp_out.0"]}}, ["mlp_out.0"]),
+        ({"store_activations": False, "capture": {"hooks": ["mlp_out.0"]}}, None),
+        ({}, None),
+    ):
+        chat = {"model": "demo", "messages": [{"role": "user", "content": "a"}]} | asked
+        spec = job_spec(ChatCompletionRequest.model_validate(chat), service.services)
+        assert (spec.capture and spec.capture.hooks) == kept
     body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "a"}], "capture": {"hooks": ["yours"]}}
     problem(service.client.post("/v1/jobs", json=body), 422, "unknown_hook", "/capture/hooks")
 

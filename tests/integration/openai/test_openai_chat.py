@@ -132,6 +132,9 @@ def test_chats_that_wait_together_run_together_and_keep_their_own_activations(
         names = {file["name"] for file in answer.activation_files}
         assert "activations.safetensors" in names and "manifest.json" in names
         assert answer.choices[0].session_id == answer.session_id
+        message = answer.choices[0].message
+        assert (message.run_id, message.session_id) == (answer.run_id, answer.session_id)
+        assert message.activation_files == answer.activation_files
 
 
 def test_a_client_that_goes_away_ends_its_job_and_leaves_the_others_alone(

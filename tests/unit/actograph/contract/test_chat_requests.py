@@ -78,7 +78,6 @@ def test_what_cannot_be_done_is_refused_by_its_name(subtests: pytest.Subtests) -
         ({"moderation": {"model": "x"}}, "moderation"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"audio": {"voice": "x", "format": "wav"}}, "audio"),
-        ({"store_activations": False, "capture": {}}, "store_activations"),
         ({"capture": {"mode": "prefill"}}, "capture"),
         ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages.0.role"),
         ({"nonsense": 1}, "nonsense"),
