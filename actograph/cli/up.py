@@ -30,6 +30,7 @@ def up(
     _: Shell,
     *,
     data_root: list[str] = typer.Option([], help="Folder that jobs may read datasets from. Repeat for more."),
+    allow_model: list[str] = typer.Option([], help="A further model that jobs may load. Repeat for more."),
     workers: int = typer.Option(1, min=1, max=64, help="Number of workers; each loads the model."),
     **given: Any,
 ) -> None:
@@ -41,12 +42,17 @@ def up(
     from actograph.contract.models import parse_served
     from actograph.stack.up import run
 
-    settings = load_settings(data_roots=tuple(data_root) or None, **given)
-    if not settings.model:
+    settings = load_settings(
+        data_roots=tuple(data_root) or None, allowed_models=tuple(allow_model) or None, **given
+    )
+    served = [text for text in (settings.model, *settings.allowed_models) if text]
+    if not served:
         raise InvalidRequest(
-            "no model: set --model to a hub id (Qwen/Qwen3-0.6B), a folder, or NAME=<id or folder>"
+            "no model: set --model to a hub id (Qwen/Qwen3-0.6B), a folder, or NAME=<id or folder>; "
+            "--allow-model instead starts without one, and the first job loads it"
         )
-    source = parse_served(settings.model).source
-    if source.startswith(_PATH_STARTS) and not Path(source).is_dir():
-        raise InvalidRequest(f"--model {settings.model}: no folder {source!r}")
+    for text in served:
+        source = parse_served(text).source
+        if source.startswith(_PATH_STARTS) and not Path(source).is_dir():
+            raise InvalidRequest(f"model {text}: no folder {source!r}")
     end(INTERRUPTED if run(settings, workers, emit=emit, report=note) else 0)

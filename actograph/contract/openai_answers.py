@@ -22,18 +22,23 @@ class ActivationFile(SessionFile):
 _OF_CAPTURES = ("session_id", "activation_files", "activations_meta", "run_id")
 
 
-class Captured(BaseModel):
-    """Captured activations of a choice; left out without capture."""
+class Stored(BaseModel):
+    """The session of an answer; left out without capture."""
 
     session_id: str | None = None
     activation_files: list[ActivationFile] | None = None
-    activations_meta: dict[str, TensorInfo] | None = Field(None, description="By hook point.")
 
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out empty fields, so that answers without capture have OpenAI's fields alone."""
         shown = handler(self).items()
         return {name: value for name, value in shown if value is not None or name not in _OF_CAPTURES}
+
+
+class Captured(Stored):
+    """Captured activations of a choice; left out without capture."""
+
+    activations_meta: dict[str, TensorInfo] | None = Field(None, description="By hook point.")
 
 
 class CompletionUsage(Resource):
@@ -53,8 +58,8 @@ class ToolCall(Resource):
     function: Function
 
 
-class AssistantMessage(Captured):
-    """An answer. What was captured stands here too, for scripts that read the message alone."""
+class AssistantMessage(Stored):
+    """An answer. Its session stands here too, for scripts that read the message alone."""
 
     run_id: str | None = Field(None, description="Id of the job; left out without capture.")
     role: Literal["assistant"] = "assistant"

@@ -79,7 +79,7 @@ def run(
         signal.signal(number, lambda number, _: signals.append(number))
     with locked(home):
         stack = Stack(settings.model_copy(update={"home": home}), workers, report, signals)
-        report(f"starting on {home}; the worker loads {settings.model}")
+        report(f"starting on {home}; the worker loads {settings.model or 'the model of the first job'}")
         stack.run(emit)
     return len(signals) > 1
 

@@ -115,7 +115,10 @@ def _chat_choice(row: SampleRow, place: int, captured: dict[str, Any]) -> answer
     return answers.ChatChoice(
         index=place,
         message=answers.AssistantMessage(
-            content=content, tool_calls=calls or None, run_id=row.job_id if captured else None, **captured
+            content=content,
+            tool_calls=calls or None,
+            run_id=row.job_id if captured else None,
+            **{name: captured[name] for name in ("session_id", "activation_files") if name in captured},
         ),
         finish_reason="tool_calls" if calls else _finish_reason(row),
         logprobs=None if row.logprobs is None else answers.ChatLogprobs(content=list(row.logprobs)),

@@ -16,6 +16,8 @@ from starlette.responses import Response, StreamingResponse
 from actograph import tensor_files
 from actograph.contract import hooks
 from actograph.contract.errors import InvalidRequest, RangeNotSatisfiable
+from actograph.contract.models import ModelStructure
+from storage.results.matrix import hook_names
 from storage.sessions.reader import SessionReader, TensorSlice
 
 Format = Literal["safetensors", "npy", "json"]
@@ -55,8 +57,17 @@ class _Slice:
             yield self.read(low, min(low + at_once, self.shape[0]))
 
 
-def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> Response:
+def answer(
+    reader: SessionReader,
+    name: str,
+    rows: str | None,
+    form: Format,
+    structure: Callable[[], ModelStructure | None],
+) -> Response:
     """Answer with rows `a:b` of the tensor of hook `name`; all rows by default.
+
+    Args:
+        structure: reads that of the session's model, whose module paths are names too.
 
     Raises:
         NotFound: the session has no such tensor.
@@ -64,7 +75,7 @@ def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> 
         InvalidRequest: `rows` cannot be read, or has more values than JSON may have.
         StoreDamaged: the stored files are missing or cut off, or contradict the manifest.
     """
-    found = _find(reader, name, rows)
+    found = _find(reader, name, rows, structure)
     headers = {"X-Tensor-Dtype": found.dtype, "X-Tensor-First-Row": str(found.first)}
     if form != "safetensors" and found.dtype.startswith("F8"):
         raise InvalidRequest(f"{form} has no {found.dtype}; ask for format=safetensors", param="format")
@@ -87,7 +98,9 @@ def answer(reader: SessionReader, name: str, rows: str | None, form: Format) -> 
     return StreamingResponse(verified, 200, headers, "application/octet-stream")
 
 
-def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:
+def _find(
+    reader: SessionReader, name: str, rows: str | None, structure: Callable[[], ModelStructure | None]
+) -> _Slice:
     if name in (TOKEN_IDS, ROW_POSITIONS):
         numbers = array("q", reader.token_ids() if name == TOKEN_IDS else reader.row_positions())
         start, stop = _parse_rows(rows, len(numbers))
@@ -98,8 +111,10 @@ def _find(reader: SessionReader, name: str, rows: str | None) -> _Slice:
         return _Slice(hook=name, dtype="I64", shape=(stop - start,), first=start, read=of_numbers)
     # savepoints keep their meaning from the time of recording
     hook = reader.manifest.resolved_hooks.get(name) or hooks.canonical(name) or name
-    if hook not in reader.manifest.tensors and name in reader.manifest.tensors:
-        hook = name
+    stored = reader.manifest.tensors
+    if hook not in stored:
+        names = [name] if name in stored else hook_names(name, structure())
+        hook = next((one for one in names if one in stored), hook)
     info = reader.tensor_info(hook)
     start, stop = _parse_rows(rows, info.shape[0])
     first, tokens = info.first_row + start, None

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from actograph.contract import resources
 from actograph.contract.base import Deleted, ListPage
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
+from actograph.contract.models import ModelStructure
 from actograph.contract.operations import StoreUsage
 from actograph.contract.resources import SessionChange, SessionDeletion, SessionScoresRequest, SessionStats
 from actograph.contract.specs import SessionUpdate
@@ -168,7 +169,13 @@ def get_session_tensor(
     form: Annotated[Format, Query(alias="format")] = "safetensors",
 ) -> Response:
     """Read rows of `hook`: a tensor, an alias of one, `token_ids` or `row_positions`."""
-    return answer(_reader(services, session_id), hook, rows, form)
+    reader = _reader(services, session_id)
+
+    def structure() -> ModelStructure | None:
+        with services.database.read() as session:
+            return services.structures.find(session, reader.manifest.model)
+
+    return answer(reader, hook, rows, form, structure)
 
 
 @router.head("/sessions/{session_id}/files/{name}", include_in_schema=False)

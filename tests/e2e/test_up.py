@@ -15,6 +15,7 @@ import pytest
 
 from actograph.client import Client
 from actograph.contract.operations import WorkerStatus
+from actograph.contract.resources import JobStatus
 from actograph.demo import MODEL_DIR, PROBLEMS
 from actograph.stack import redis_server
 from tests.support.processes import is_broker, words_of
@@ -248,3 +249,13 @@ def test_folders_of_the_users_that_are_named_like_ours_are_not_run(up: Start, tm
         os.chdir(before)
     service.await_ready()
     assert service.stop() == 0
+
+
+def test_it_starts_without_a_model_and_loads_the_one_that_a_job_names(up: Start) -> None:
+    service = up("--allow-model", f"demo={MODEL_DIR}", model="")
+    service.await_ready()
+    with Client(service.url, "") as client:
+        assert [worker.model for worker in client.workers.list() if worker.model != "=analysis"] == [""]
+        body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "1+2="}]}
+        job = client.submit(body | {"sampling": {"max_tokens": 4}}).wait(timeout=120)
+        assert job.status is JobStatus.COMPLETED, job.error

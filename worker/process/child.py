@@ -62,13 +62,17 @@ class WorkerProcess:
         attempts = SetupAttempts(self._stop.folder / "setup-attempts")
         try:
             attempts.begin()
-            if not settings.model:
+            if not self._served:
                 raise ModelRefused("no model is set; set ACTOGRAPH_MODEL or use `up --model`")
             if settings.threads:
                 import torch
 
                 torch.set_num_threads(settings.threads)
-            self.drain.load(name)
+            if name:
+                self.drain.load(name)
+            else:  # the first job, or a request to load a model, names one
+                with self._database.write() as session:
+                    workers.set_idle(session, self.worker_id, "")
             attempts.succeeded()
             self._idle_look.start()
             self._healing.start()

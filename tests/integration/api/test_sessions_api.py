@@ -10,13 +10,14 @@ import pytest
 from actograph import tensor_files
 from storage.jobs import jobs
 from storage.sessions.writer import TensorRows
-from tests.integration.api.conftest import Problem, Service
+from tests.integration.api.conftest import Problem, Service, structure
 from tests.support.stored_files import stored_path
 
 BASE = "/v1/activations/sessions"
 FULL = np.linspace(-1, 1, 48, dtype="<f4").reshape(6, 8)
 #: the upper halves of float32 numbers
 HALVES = (FULL[3:].view("<u4") >> 16).astype("<u2")
+PATH = structure("demo").locations["resid_post.1"].replace(".1.", "[1].")
 LOCATION = "model.layers.0.mlp.up_proj.output"
 
 
@@ -130,9 +131,10 @@ def test_rows_come_in_three_formats(
 def test_rows_outside_the_tensor_are_refused(
     service: Service, session_id: str, problem: Problem, subtests: pytest.Subtests
 ) -> None:
+    service.load_model()  # whose module paths are names too
     for rows in ["7:8", "0:7", "4:2", "6:7", "0:99999999999"]:
         with subtests.test(rows=rows):
-            for hook in ("resid_post.1", LOCATION):
+            for hook in ("resid_post.1", PATH, LOCATION):
                 answer = service.client.get(f"{BASE}/{session_id}/tensors/{hook}", params={"rows": rows})
                 problem(answer, 416, "range_not_satisfiable", "/rows", says="0:6")
 
