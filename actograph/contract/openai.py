@@ -124,8 +124,24 @@ class StreamOptions(Part):
     include_usage: bool = False
 
 
+class JsonSchema(Part):
+    """A JSON schema with a name. The answer follows it whether or not `strict` says so."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, serialize_by_alias=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")
+    definition: JsonObject = Field({}, alias="schema")
+
+
 class ResponseFormat(Part):
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> "ResponseFormat":
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("the type json_schema needs json_schema")
+        return self
 
 
 class ChatTemplateKwargs(Spec):
@@ -233,7 +249,9 @@ class ChatCompletionRequest(CompletionBase):
     tool_choice: Literal["auto", "none", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = Field(None, description="false allows one call at most.")
     modalities: list[Literal["text"]] | None = None
-    response_format: ResponseFormat | None = Field(None, description="Generated text is not constrained.")
+    response_format: ResponseFormat | None = Field(
+        None, description="json_object, json_schema: no token is chosen that would leave the form."
+    )
     reasoning_effort: Literal["none"] | None = Field(None, description="See `enable_thinking`.")
     enable_thinking: bool | None = Field(None, description="Passed to the chat template; default false.")
     chat_template_kwargs: ChatTemplateKwargs | None = None
@@ -254,6 +272,9 @@ class ChatCompletionRequest(CompletionBase):
         if len({self.enable_thinking, self._template_thinking} - {None}) > 1:
             reason = "enable_thinking and chat_template_kwargs.enable_thinking differ"
             raise fault_of("enable_thinking", reason)
+        if self.json_schema is not None and (self.thinks or self.offered_tools):
+            other = "a thought" if self.thinks else "a tool call"
+            raise fault_of("response_format", f"an answer in this form cannot have {other} too")
         if self.reasoning_effort == "none" and self.thinks:
             raise fault_of("reasoning_effort", "reasoning_effort is none, but enable_thinking is true")
         return self
@@ -266,6 +287,14 @@ class ChatCompletionRequest(CompletionBase):
     def thinks(self) -> bool:
         """Value of enable_thinking for the chat template."""
         return bool(self.enable_thinking or self._template_thinking)
+
+    @property
+    def json_schema(self) -> dict[str, Any] | None:
+        """What the answer must follow as a JSON text."""
+        asked = self.response_format
+        if asked is None or asked.type == "text":
+            return None
+        return {"type": "object"} if asked.json_schema is None else asked.json_schema.definition
 
     @property
     def must_call(self) -> bool:

@@ -4,8 +4,11 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from llguidance import LLMatcher
+
+from actograph import json_grammar
 from actograph.contract.chat_job import ChatInput, ChatJobSpec
-from actograph.contract.errors import ActographError
+from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.contract.openai import ChatCompletionRequest, CompletionBase, CompletionRequest
 from api import submit
 from api.dependencies import Services
@@ -47,12 +50,17 @@ def job_spec(request: CompletionBase, services: Services) -> ChatJobSpec:
 
 
 def _conversation(request: ChatCompletionRequest, services: Services) -> ChatInput:
+    if request.json_schema is not None:
+        _check(json_grammar.of_json(request.json_schema), "response_format")
+    if request.must_call:
+        _check(json_grammar.of_call(json_grammar.arguments_of(request.offered_tools), ""), "tools")
     return ChatInput(
         messages=[message.for_template() for message in request.messages],
         tools=request.offered_tools or None,
         must_call=request.must_call,
         call_name=request.call_name,
         one_call=request.one_call,
+        json_schema=request.json_schema,
         enable_thinking=request.thinks,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         default_max_tokens=services.settings.chat_max_tokens,
@@ -61,6 +69,13 @@ def _conversation(request: ChatCompletionRequest, services: Services) -> ChatInp
         live=bool(request.stream) and not request.logprobs and not request.must_call,
         sample=request.sample,
     )
+
+
+def _check(grammar: str, param: str) -> None:
+    """Raises InvalidRequest for a JSON schema that text cannot be constrained by."""
+    if problem := LLMatcher.validate_grammar(grammar):
+        reason, *_ = problem.partition(": ")[2].splitlines()
+        raise InvalidRequest(f"{param}: {reason[:500]}", param=param)
 
 
 def _texts(request: CompletionRequest) -> list[ChatInput]:

@@ -79,6 +79,7 @@ class GenerationRequest:
     top_logprobs: int | None = None
     score_prompt: bool = False  # log probabilities of the prompt's tokens too, with `top_logprobs` likeliest
     stop_at: "TextEnd | None" = None  # beside the sampling's stop strings
+    grammar: str | None = None  # of the generated text, in llguidance's form of Lark's
     chooser: RowChooser | None = None  # of rows to keep, instead of the shaping's
     earlier: "EarlierRows | None" = None  # summaries of earlier turns
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from actograph import json_grammar
 from actograph.contract.chat_job import ChatInput, is_only_read
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.models import ModelStructure
@@ -61,21 +62,31 @@ class ChatRunner(Runner):
         if given.prompt is not None:
             return text.encode(self._tokenizer, given.prompt, is_chat=False)
         if given.must_call:
-            forced = begin_call(
-                self._tokenizer,
-                given.messages or [],
-                given.tools or [],
-                enable_thinking=given.enable_thinking,
-                name=given.call_name,
-            )
-            return replace(text.encode(self._tokenizer, forced.text, is_chat=True), begun=forced.begun)
+            return self._begun_call(given)
         rendered = render_chat(
             self._tokenizer,
             given.messages or [],
             enable_thinking=given.enable_thinking,
             tools=given.tools,
         )
-        return text.encode(self._tokenizer, rendered, is_chat=True)
+        grammar = None if given.json_schema is None else json_grammar.of_json(given.json_schema)
+        return replace(text.encode(self._tokenizer, rendered, is_chat=True), grammar=grammar)
+
+    def _begun_call(self, given: ChatInput) -> Prompt:
+        forced = begin_call(
+            self._tokenizer,
+            given.messages or [],
+            given.tools or [],
+            enable_thinking=given.enable_thinking,
+            name=given.call_name,
+        )
+        schemas = json_grammar.arguments_of(given.tools or [])
+        if given.call_name is None:
+            grammar = json_grammar.of_call(schemas, forced.between)
+        else:
+            grammar = json_grammar.of_arguments(schemas[given.call_name])
+        prompt = text.encode(self._tokenizer, forced.text, is_chat=True)
+        return replace(prompt, begun=forced.begun, grammar=grammar)
 
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
         if is_only_read(sample.input):

@@ -26,6 +26,8 @@ class Prompt:
     top_logprobs: int | None = None
     #: log probabilities of the prompt's tokens too
     score_prompt: bool = False
+    #: grammar that the answer follows, see `json_grammar`
+    grammar: str | None = None
     #: end of the text that already belongs to the answer
     begun: str = ""
 

@@ -139,6 +139,7 @@ class Talk:
             top_logprobs=self._prompt.top_logprobs,
             score_prompt=self._prompt.score_prompt,
             stop_at=self._prompt.stop_at,
+            grammar=self._prompt.grammar,
             earlier=self._earlier,
         )
 

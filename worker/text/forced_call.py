@@ -26,10 +26,12 @@ class ForcedCall:
     Attributes:
         text: all of it.
         begun: the last part of `text`, from `<tool_call>` on.
+        between: the text between the tool's name and the arguments.
     """
 
     text: str
     begun: str
+    between: str
 
 
 def begin_call(
@@ -71,10 +73,7 @@ def begin_call(
             "models do), so the call cannot be begun; leave tool_choice out or set it to auto",
             param="tool_choice",
         )
-    stop = at
-    if name is not None:
-        # up to the arguments' brace; tokens often hold the white space before it
-        stop = written.rindex("{", at, written.index(_KEY, at))
-        written = written[:at] + name + written[at + len(_NAME) : stop].rstrip()
-        stop = len(written)
-    return ForcedCall(text=written[:stop], begun=written[start:stop])
+    between = written[at + len(_NAME) : written.rindex("{", at, written.index(_KEY, at))]
+    # tokens often hold the white space before the arguments' brace
+    whole = written[:at] + ("" if name is None else name + between.rstrip())
+    return ForcedCall(text=whole, begun=whole[start:], between=between)

@@ -64,7 +64,7 @@ def test_what_cannot_be_answered_is_an_error_of_openai_s_kind(client: Any, subte
         ({"logit_bias": {"577": 1}}, openai.BadRequestError, "invalid_request", "logit_bias"),
         ({"tool_choice": "required"}, openai.BadRequestError, "invalid_request", "tool_choice"),
         ({"tool_choice": "any"}, openai.BadRequestError, "invalid_request", "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "invalid_request", None),
+        ({"response_format": {"type": "xml"}}, openai.BadRequestError, "invalid_request", None),
         ({"extra_body": {"typo": 1}}, openai.BadRequestError, "invalid_request", "typo"),
         ({"extra_body": {"capture": {"hooks": ["no.such"]}}}, openai.BadRequestError, "unknown_hook", None),
     ]:

@@ -50,23 +50,34 @@ def test_a_model_that_knows_the_tool_calls_it(service: Any, client: Any, choice:
 REST = ', "arguments": {"expression": "3+4"}}\n</tool_call>'
 
 
-@pytest.mark.parametrize(
-    ("said", "max_tokens", "reason"),
-    [
-        (f'nothing"{REST}', 96, "stop"),  # no tool of the request
-        ("calculator is what I want", 96, "stop"),
-        (f'calculator"{REST}', 5, "length"),
-    ],
-)
-def test_what_is_no_whole_call_is_told_as_text(
-    client: Any, says: Any, said: str, max_tokens: int, reason: str
-) -> None:
-    says(said)
-    options = OPTIONS | {"tool_choice": "required", "max_tokens": max_tokens}
+def test_a_call_follows_its_schema_whatever_the_model_would_say(client: Any, says: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"unit": {"enum": ["C", "F"]}},
+        "required": ["unit"],
+        "additionalProperties": False,
+    }
+    tools = [tool("calculator"), {"type": "function", "function": {"name": "weather", "parameters": schema}}]
+    named = {"type": "function", "function": {"name": "weather"}}
+    for said, choice in (
+        (f'nothing"{REST}', named),  # no tool of the request
+        ("weather is what I want", "required"),
+        (f'weather"{REST}', named),  # other arguments
+    ):
+        says(said)
+        (found,) = client.chat.completions.create(**OPTIONS | {"tools": tools, "tool_choice": choice}).choices
+        (call,) = found.message.tool_calls
+        assert (call.function.name, found.finish_reason) == ("weather", "tool_calls")
+        assert json.loads(call.function.arguments)["unit"] in ("C", "F")
+
+
+def test_a_call_that_is_cut_off_is_told_as_text(client: Any, says: Any) -> None:
+    says(f'calculator"{REST}')
+    options = OPTIONS | {"tool_choice": "required", "max_tokens": 5}
     (found,) = client.chat.completions.create(**options).choices
-    assert found.message.tool_calls is None and found.finish_reason == reason
-    written = '<tool_call>\n{"name": "' + said
-    assert written.startswith(found.message.content) and len(found.message.content) > 24
+    assert found.message.tool_calls is None and found.finish_reason == "length"
+    written = '<tool_call>\n{"name": "calculator' + REST
+    assert written.startswith(found.message.content[:24]) and len(found.message.content) > 24
 
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "3+4"}}\n</tool_call>'

@@ -1,7 +1,7 @@
 """Choice of each row's next token, by the row's own sampling.
 
-The order: the checkpoint's own processors, log probabilities, bias and penalties, then temperature, top-k,
-top-p and the draw, whose noise depends on seed, step and token alone.
+The order: the checkpoint's own processors, log probabilities, bias and penalties, the grammar, then
+temperature, top-k, top-p and the draw, whose noise depends on seed, step and token alone.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from worker.engine.model.loaded import LoadedModel
 from worker.engine.requests import TokenLogprobs
 from worker.engine.stream.live import Live
 from worker.engine.tokens import checkpoint_processors
+from worker.engine.tokens.grammar import Grammar
 from worker.engine.tokens.logprobs import logprobs_of
 from worker.engine.tokens.penalties import changes_logits, has_penalty, penalise
 from worker.engine.tokens.sampling import draw
@@ -36,6 +37,8 @@ class TokenChoice:
         """Give a request the checkpoint's processors, and its ids on the device if its choices read them."""
         if live.reads:
             return
+        if live.item.request.grammar is not None:
+            live.grammar = Grammar(self._model, live.item.request.grammar)
         live.processors = checkpoint_processors.of_one(self._model, live.prompt, live.item.max_tokens)
         if live.processors or has_penalty(live.sampling):
             live.hold_ids(self._model.device)
@@ -58,7 +61,8 @@ class TokenChoice:
 
     def _is_special(self, row: Live) -> bool:
         sampled = row.sampling.temperature > 0 or row.item.request.top_logprobs is not None
-        return sampled or bool(row.processors) or changes_logits(row.sampling)
+        constrained = row.grammar is not None or bool(row.processors)
+        return sampled or constrained or changes_logits(row.sampling)
 
     def _of(self, scores: Tensor, rows: Sequence[Live]) -> list[ChosenToken]:
         """Choose by float32 logits, which it may write to."""
@@ -71,6 +75,9 @@ class TokenChoice:
         for i, row in enumerate(rows):
             if changes_logits(row.sampling):
                 penalise(scores[i], row.sampling, row.generated_ids)
+            if row.grammar is not None:
+                ruled_out = row.grammar.ruled_out(scores.shape[-1]).to(scores.device)
+                scores[i].masked_fill_(ruled_out, -torch.inf)
         tokens = self._drawn(scores, rows)
         made = [ChosenToken(token) for token in tokens]
         if table is not None:

@@ -18,6 +18,7 @@ from worker.engine.requests import FinishReason, Generation, TextEnd, TokenLogpr
 from worker.engine.runs import RunRequest
 from worker.engine.stream.edits import RowEdits
 from worker.engine.stream.scores import PromptScore
+from worker.engine.tokens.grammar import Grammar
 from worker.engine.tokens.stopping import StopStrings, TextEnds
 
 #: kinds of stops remembered
@@ -32,6 +33,7 @@ class Live(Context):
         cached: first tokens of the prompt that another request had computed.
         ids: all ids on the device, [1, most + 1]; only if something that chooses reads them.
         processors: transformers' own, of the checkpoint's generation config.
+        grammar: where the generated text is in the grammar that it follows.
         begins: it computes a common beginning and has no result of its own.
     """
 
@@ -47,6 +49,7 @@ class Live(Context):
         self.logprobs: list[TokenLogprobs] = []
         self.ids: Tensor | None = None
         self.processors: list[Any] = []
+        self.grammar: Grammar | None = None
 
     @property
     def key(self) -> str:
@@ -90,6 +93,8 @@ class Live(Context):
         """Add a chosen token."""
         if self.ids is not None:
             self.ids[0, len(self.tokens)] = token
+        if self.grammar is not None:
+            self.grammar.take(token)
         self.tokens.append(token)
         self.generated.append(token)
         if logprobs is not None:
@@ -189,6 +194,8 @@ class Endings:
     def reason(self, live: Live) -> FinishReason | None:
         """Why a request ended with its newest token; None if it goes on."""
         if live.generated[-1] in self._eos or self._says_stop(live):
+            return "stop"
+        if live.grammar is not None and live.grammar.ended:
             return "stop"
         if len(live.generated) >= live.item.max_tokens:
             return "length"

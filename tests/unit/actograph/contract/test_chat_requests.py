@@ -66,7 +66,7 @@ def test_what_cannot_be_done_is_refused_by_its_name(subtests: pytest.Subtests) -
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"tools": [TOOL | {"type": "custom"}]}, "tools.0.type"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"reasoning_effort": "none", "enable_thinking": True}, "reasoning_effort"),
         ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "reasoning_effort"),
