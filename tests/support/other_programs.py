@@ -34,7 +34,8 @@ def sky() -> Path:
 
 def dstack() -> Path:
     """The Python of `.venv-dstack`. Raises Unavailable."""
-    return python_with("dstack", "dstack==0.22.5", ("dstack==0.22.5",))
+    # `cursor` comes without a wheel
+    return python_with("dstack", "dstack==0.22.5", ("--no-binary=cursor", "dstack==0.22.5"))
 
 
 PROGRAMS: dict[str, Callable[[], Path]] = {
