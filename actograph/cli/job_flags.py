@@ -134,10 +134,7 @@ def complete(client: "Client", body: dict[str, Any]) -> None:
     from actograph.contract.job_specs import field_errors, job_spec_adapter
 
     if "model" not in body and body.get("kind") not in ANALYSIS_KINDS:
-        served = [model.id for model in client.models.list()]
-        if len(served) != 1:
-            raise InvalidRequest(f"choose a model with --model; served: {', '.join(served) or 'none'}")
-        body["model"] = served[0]
+        body["model"] = client.models.only()
     try:
         job_spec_adapter.validate_python(body)
     except ValidationError as error:

@@ -34,9 +34,6 @@ _SETTINGS: dict[str, tuple[Any, str]] = {
 }
 FLAGS = {name: Annotated[kind | None, typer.Option(help=about)] for name, (kind, about) in _SETTINGS.items()}
 
-#: prefixes of folders; other models are Hub ids
-_PATH_STARTS = ("/", "./", "../", "~")
-
 
 def up(
     _: Shell,
@@ -58,9 +55,9 @@ def up(
         raise InvalidRequest(
             "no model: set --model to a hub id (Qwen/Qwen3-0.6B), a folder, or NAME=<id or folder>"
         )
-    source = parse_served(settings.model).source
-    if source.startswith(_PATH_STARTS) and not Path(source).is_dir():
-        raise InvalidRequest(f"--model {settings.model}: no folder {source!r}")
+    served = parse_served(settings.model)
+    if served.names_folder and not Path(served.source).is_dir():
+        raise InvalidRequest(f"--model {settings.model}: no folder {served.source!r}")
     end(INTERRUPTED if run(settings, workers, emit=emit, report=note) else 0)
 
 
