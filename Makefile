@@ -47,7 +47,7 @@ test: $(DEV)
 
 # before a release, and when a change touches its subject
 soak: $(DEV)
-	$(BIN)/python -m tests.support.other_programs inspect lm-eval swift
+	$(BIN)/python -m tests.support.other_programs dstack inspect lm-eval sky swift
 	$(PYTEST) --dist loadfile -m soak
 
 lint: $(DEV)

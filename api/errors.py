@@ -4,13 +4,12 @@ Unexpected errors are logged, and their answers show nothing internal.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
@@ -20,7 +19,7 @@ from starlette.responses import JSONResponse
 
 from actograph.contract.base import OpenAIError, Problem, ProblemItem
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceBusy, StorageFull, StoreDamaged
-from actograph.contract.job_specs import JOB_KINDS
+from actograph.contract.job_specs import MAX_REPORTED, FieldError, InvalidFields
 from actograph.redaction import redact
 from storage.index import disk_reserve
 from storage.index.database import is_full
@@ -29,15 +28,12 @@ from storage.sessions import damage
 
 log = logging.getLogger(__name__)
 
-M = TypeVar("M", bound=BaseModel)
-
 MEDIA_TYPE = "application/problem+json"
 INTERNAL = "something went wrong inside Actograph; the server's log has the reason"
 NO_DATABASE = "the database does not answer; try again in a moment"
 NO_CONNECTION = "all connections to the database are in use; try again in a moment"
 #: OpenAI's clients expect 400 for every invalid request, and 404 for an unknown model
 OPENAI_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-MAX_REPORTED = 20
 #: how every route documents its errors
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
     "default": {
@@ -53,79 +49,6 @@ _OPENAI_TYPES = {
     503: "service_unavailable_error",
     507: "storage_full_error",
 }
-
-
-class FieldError(NamedTuple):
-    """An error of one field; `path` holds keys and indices from the top of the body."""
-
-    path: tuple[str | int, ...]
-    detail: str
-
-    @property
-    def pointer(self) -> str:
-        """RFC 6901; the empty string is the body as a whole."""
-        return "".join("/" + str(p).replace("~", "~0").replace("/", "~1") for p in self.path)
-
-
-class InvalidFields(InvalidRequest):
-    """Some fields of the request are not valid."""
-
-    def __init__(self, errors: Iterable[Mapping[str, Any]], sent: Any) -> None:
-        """`errors` are pydantic's; `sent` is the body."""
-        self.errors = field_errors(errors, sent)
-        first = self.errors[0]
-        param = ".".join(str(step) for step in first.path)
-        more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
-        super().__init__(f"{param}: {first.detail}{more}".removeprefix(": "), param=param or None)
-
-
-def validated(kind: type[M], value: Any) -> M:
-    """A model of the contract from JSON that is no request's body. Raises InvalidFields."""
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise InvalidFields(error.errors(include_url=False), value) from None
-
-
-def field_errors(errors: Iterable[Mapping[str, Any]], sent: Any = None) -> list[FieldError]:
-    """Merge pydantic's errors per field.
-
-    pydantic's `loc` names members of unions beside fields (`dataset.FileDataset.file_id`). If `sent`, the
-    body, is a container, only steps in the body are kept.
-    """
-    details: dict[tuple[str | int, ...], list[str]] = {}
-    for error in errors:
-        loc, detail = tuple(error["loc"]), error["msg"].removeprefix("Value error, ")
-        kind, context = error["type"], error.get("ctx", {})
-        if loc and isinstance(sent, dict) and loc[0] == sent.get("kind"):
-            loc = loc[1:]  # the kind of a job stands before its fields
-        if kind == "json_invalid":
-            loc, detail = (), f"Invalid JSON: {context['error']}"
-        elif kind == "fault_of":
-            loc = (*loc, context["field"])
-        elif kind.startswith("union_tag") and not loc:
-            loc, detail = ("kind",), f"kind must be one of {', '.join(JOB_KINDS)}"
-        elif kind == "extra_forbidden":
-            detail = "unknown field"
-        if isinstance(sent, dict | list):
-            loc = _path_in(loc, sent, missing=kind == "missing" or loc == ("kind",))
-        found = details.setdefault(loc, [])
-        if detail not in found:
-            found.append(detail)
-    return [FieldError(path, " or ".join(found)) for path, found in details.items()][:MAX_REPORTED]
-
-
-def _path_in(loc: Sequence[str | int], sent: Any, *, missing: bool) -> tuple[str | int, ...]:
-    """The steps of `loc` that exist in `sent`; others are names of union members."""
-    path = []
-    for place, step in enumerate(loc):
-        is_key = isinstance(sent, dict) and step in sent
-        if is_key or (isinstance(sent, list) and isinstance(step, int) and step < len(sent)):
-            sent = sent[step]
-            path.append(step)
-        elif missing and place == len(loc) - 1:
-            path.append(step)
-    return tuple(path)
 
 
 def openai_error(error: ActographError, status: int | None = None) -> OpenAIError:

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, ServiceUnavailable
-from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
+from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, validated
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import ExpiresAfter, FileDataset, HubDataset, JobSpecBase, PathDataset
 from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
@@ -28,7 +28,6 @@ from actograph.tasks.rows import Task, row_form
 from api import estimate
 from api.check import check_hooks, check_length, check_prompts
 from api.dependencies import Services
-from api.errors import validated
 from api.estimate import Submission
 from storage.accounts import quotas
 from storage.files import dataset_sources

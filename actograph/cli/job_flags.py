@@ -79,6 +79,8 @@ def body_of(**flags: Any) -> tuple[dict[str, Any], dict[str, Path]]:
         InvalidRequest: a file without a JSON object, or an invalid flag.
         OSError: a file cannot be read.
     """
+    from actograph.contract.base import merged
+
     typed = {name: value for name, value in flags.items() if value not in (None, [])}
     body = _read_json(typed["spec"]) if "spec" in typed else {}
     if not isinstance(body, dict):
@@ -106,7 +108,9 @@ def body_of(**flags: Any) -> tuple[dict[str, Any], dict[str, Path]]:
         changes |= {f"capture.{name}": part for name, part in capture_of(typed["capture"]).items()}
     if "condition" in typed or "conditions" in typed:
         changes["conditions"] = conditions_of(typed.get("condition", ()), typed.get("conditions"))
-    return merge(body, changes), uploads
+    # a flag replaces an object of the file, such as the dataset
+    kept = {field: value for field, value in body.items() if not isinstance(changes.get(field), dict)}
+    return merged(kept, changes), uploads
 
 
 def upload(client: "Client", body: dict[str, Any], uploads: Mapping[str, Path]) -> list[str]:
@@ -127,40 +131,15 @@ def complete(client: "Client", body: dict[str, Any]) -> None:
     from pydantic import ValidationError
 
     from actograph.contract.analyses.specs import ANALYSIS_KINDS
-    from actograph.contract.job_specs import field_of, job_spec_adapter
+    from actograph.contract.job_specs import field_errors, job_spec_adapter
 
     if "model" not in body and body.get("kind") not in ANALYSIS_KINDS:
-        served = [model.id for model in client.models.list()]
-        if len(served) != 1:
-            raise InvalidRequest(f"choose a model with --model; served: {', '.join(served) or 'none'}")
-        body["model"] = served[0]
+        body["model"] = client.models.only()
     try:
         job_spec_adapter.validate_python(body)
     except ValidationError as error:
-        faults = []
-        for fault in error.errors(include_url=False, include_input=False):
-            place = ".".join(map(str, field_of(fault["loc"]))) or "job"
-            faults.append(f"{place}: {fault['msg']}")
-        raise InvalidRequest("; ".join(faults)) from error
-
-
-def merge(body: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the job with changes; a dot in a name leads into a nested object.
-
-    Raises:
-        InvalidRequest: a field of the file is not an object, but a flag sets a field in it.
-    """
-    merged = dict(body)
-    for name, value in changes.items():
-        outer, _, inner = name.rpartition(".")
-        place = merged
-        if outer:
-            nested = merged.get(outer) or {}
-            if not isinstance(nested, dict):
-                raise InvalidRequest(f"{outer} of the job file is not an object")
-            place = merged[outer] = dict(nested)
-        place[inner] = value
-    return merged
+        faults = field_errors(error.errors(include_url=False), body)
+        raise InvalidRequest("; ".join(map(str, faults))) from error
 
 
 def capture_of(text: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ _EXAMPLES = {
         "actograph up --home ~/lab --model q=Qwen/Qwen3-0.6B --data-root ~/data",
         "actograph up --model ./my-model --workers 2 --device cuda:0,cuda:1",
     ),
+    "drain": ("actograph drain night.yaml --model Qwen/Qwen3-0.6B --out /outputs/night",),
     "eval": (
         "actograph eval gsm8k --dataset test.jsonl --limit 100 --capture resid_post@all",
         "actograph eval gsm8k --condition plain --condition 'EP02:suffix=This matters to me.'",
@@ -36,6 +37,7 @@ app = typer.Typer(
     help="Evaluate language models and keep their activations.",
 )
 command(app, "up", up.FLAGS, _EXAMPLES["up"], panel=START, formats=False)(up.up)
+command(app, "drain", up.FLAGS, _EXAMPLES["drain"], panel=OPERATE)(up.drain)
 command(app, "demo", None, ["actograph demo --limit 50"], panel=START, formats=False)(demo)
 command(app, "chat", None, ["actograph chat 'What is 3 + 4?' --max-tokens 64"], panel=JOBS)(chat)
 command(app, "estimate", job_flags.job_options(), panel=JOBS)(jobs.estimate)

@@ -1,11 +1,23 @@
-"""`actograph up`: broker, API and workers on this machine, in the foreground."""
+"""`actograph up` and `drain`: broker, API and workers on this machine, in the foreground."""
 
+import json
+import os
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from actograph.cli.shell import INTERRUPTED, Shell, emit, end, load_settings, note
+from actograph.cli.shell import (
+    ERROR,
+    INTERRUPTED,
+    Shell,
+    emit,
+    end,
+    load_settings,
+    note,
+    on_interrupt,
+)
 from actograph.contract.errors import InvalidRequest
 
 #: settings by their names: type and help
@@ -21,9 +33,6 @@ _SETTINGS: dict[str, tuple[Any, str]] = {
     "log_level": (str, "debug, info, warning or error."),
 }
 FLAGS = {name: Annotated[kind | None, typer.Option(help=about)] for name, (kind, about) in _SETTINGS.items()}
-
-#: prefixes of folders; other models are Hub ids
-_PATH_STARTS = ("/", "./", "../", "~")
 
 
 def up(
@@ -51,8 +60,54 @@ def up(
             "no model: set --model to a hub id (Qwen/Qwen3-0.6B), a folder, or NAME=<id or folder>; "
             "--allow-model instead starts without one, and the first job loads it"
         )
-    for text in served:
-        source = parse_served(text).source
-        if source.startswith(_PATH_STARTS) and not Path(source).is_dir():
-            raise InvalidRequest(f"model {text}: no folder {source!r}")
+    for model in map(parse_served, served):
+        if model.names_folder and not Path(model.source).is_dir():
+            raise InvalidRequest(f"model {model.name}: no folder {model.source!r}")
     end(INTERRUPTED if run(settings, workers, emit=emit, report=note) else 0)
+
+
+def drain(
+    shell: Shell,
+    file: Path | None = typer.Argument(None, metavar="EXPERIMENT.yaml"),
+    *,
+    folder: Path | None = typer.Option(None, "--out", "-o", help="Run folder. Default: runs/NAME beside it."),
+    data_root: list[str] = typer.Option([], help="Folder that jobs may read datasets from. Repeat for more."),
+    workers: int = typer.Option(1, min=1, max=64, help="Number of workers; each loads the model."),
+    **given: Any,
+) -> None:
+    """Run the service until no job is open, then exit. For rented machines that end with the command.
+
+    Runs the jobs of an experiment, whose results go to its run folder, and those that the index has already.
+    After an interruption, the same command goes on. The stage `deploy` is left out. Exit status 1: a job
+    failed, or no job can run.
+    """
+    from actograph.experiment.experiment import read
+    from actograph.experiment.run import Run, RunFolder
+    from actograph.stack.drain import failed_jobs, wait_for_jobs
+    from actograph.stack.home import id_of
+    from actograph.stack.up import require_installed, up_process
+
+    require_installed()
+    experiment = None if file is None else read(file)
+    settings = load_settings(data_roots=tuple(data_root) or None, **given)
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+    arguments += [f"--workers={workers}", *(f"--data-root={root}" for root in data_root)]
+    options = shell.options
+    options.api_key = options.api_key or settings.api_key or next(iter(settings.api_keys), None)
+    # a machine is ended by SIGTERM; as with Ctrl-C, the workers finish their samples
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with (
+        on_interrupt("stopped; run the same command again to go on"),
+        up_process(arguments, os.environ) as url,
+    ):
+        options.url = url
+        before = failed_jobs(shell.client)
+        if experiment is not None and file is not None:
+            place = folder or file.parent / "runs" / experiment.name
+            service = id_of(settings.home.expanduser())
+            here = Run(shell.client, experiment, RunFolder(place), file.parent, service=service, note=note)
+            here.run([stage for stage in experiment.stages if stage != "deploy"])
+        wait_for_jobs(shell.client, note)
+        lost = sorted(failed_jobs(shell.client) - before)
+    emit(json.dumps({"failed": lost}) if shell.json else f"drained; failed jobs: {', '.join(lost) or 'none'}")
+    end(ERROR if lost else 0)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from actograph.client.transport import LONG_SECONDS, Resource, parse, path_of
 from actograph.contract import base, models, operations, resources
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import StoredVector, VectorInfo
 from actograph.contract.openai_answers import Batch
 from actograph.contract.operations import ApiKey, CreatedKey, File, KeyUpdate, NewKey
@@ -65,6 +66,13 @@ class Models(Resource, path="/v1/models"):
     def list(self) -> builtins.list[models.Model]:
         """List the served models."""
         return [*self._items(models.Model)]
+
+    def only(self) -> str:
+        """Return the name of the only served model. Raises InvalidRequest if there is none, or several."""
+        served = [model.id for model in self.list()]
+        if len(served) != 1:
+            raise InvalidRequest(f"name a model; served: {', '.join(served) or 'none'}", param="model")
+        return served[0]
 
     def load(self, model: str, **options: Any) -> resources.ModelLoad:
         """Ask a worker to load a served model; poll it with `get_load`.

@@ -1,10 +1,13 @@
 """Base classes of requests and answers, and the types of fields that many requests have."""
 
 import json
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from actograph.contract.errors import InvalidRequest
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_TAGS = 16
@@ -47,6 +50,32 @@ def canonical_digest(value: Any) -> str:
     """sha256 (hex) of a JSON value, independent of key order and white space."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return sha256(text.encode()).hexdigest()
+
+
+def merged(body: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with changes: objects are merged, and a dot in a name leads into a nested one.
+
+    Raises:
+        InvalidRequest: a name leads into a value that is not an object.
+    """
+    found = dict(body)
+    for name, value in changes.items():
+        *outer, last = name.split(".")
+        place = found
+        for step in outer:
+            nested = place.get(step)
+            if not (nested is None or isinstance(nested, Mapping)):
+                raise InvalidRequest(f"{name} cannot be set, as {step} is not an object")
+            place[step] = dict(nested or {})
+            place = place[step]
+        place[last] = _united(place.get(last), value)
+    return found
+
+
+def _united(old: Any, new: Any) -> Any:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return {**old, **{name: _united(old.get(name), value) for name, value in new.items()}}
+    return new
 
 
 T = TypeVar("T")

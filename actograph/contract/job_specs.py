@@ -1,13 +1,13 @@
-"""Job specs of clients, and their checks against a model's structure.
+"""Job specs of clients, their errors by field, and their checks against a model's structure.
 
 All fields but `kind`, `model` and the inputs have a default. Unknown fields are refused,
 so that a misspelt option is an error and not a silent default.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from actograph.contract.analyses.specs import (
     ANALYSIS_KINDS,
@@ -33,7 +33,11 @@ from actograph.contract.specs import (
 )
 from actograph.contract.tasks import OWN_EXAMPLES, ScorerList, TaskRef, TaskSpec
 
+M = TypeVar("M", bound=BaseModel)
+
 MAX_INPUTS = 100_000
+#: most errors of fields that are reported at once
+MAX_REPORTED = 20
 
 ToolForm = Literal["template", "annotations"]
 #: default of `max_turns` with `annotations`: an answer has a turn for each of its calculations
@@ -208,9 +212,84 @@ JobSpec = Annotated[
 job_spec_adapter: TypeAdapter[AnyJobSpec | AnalysisSpec] = TypeAdapter(JobSpec)
 
 
-def field_of(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The field of a fault in a job, without the kind, with which pydantic begins its location."""
-    return location[1:] if location and location[0] in JOB_KINDS else location
+class FieldError(NamedTuple):
+    """An error of one field; `path` holds keys and indices from the top of the body."""
+
+    path: tuple[str | int, ...]
+    detail: str
+
+    @property
+    def field(self) -> str:
+        """The path with dots, such as `sampling.seed`; empty for the body as a whole."""
+        return ".".join(map(str, self.path))
+
+    @property
+    def pointer(self) -> str:
+        """RFC 6901; the empty string is the body as a whole."""
+        return "".join("/" + str(p).replace("~", "~0").replace("/", "~1") for p in self.path)
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.detail}".removeprefix(": ")
+
+
+class InvalidFields(InvalidRequest):
+    """Some fields of the request are not valid."""
+
+    def __init__(self, errors: Iterable[Mapping[str, Any]], sent: Any) -> None:
+        """`errors` are pydantic's; `sent` is the body."""
+        self.errors = field_errors(errors, sent)
+        first = self.errors[0]
+        more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
+        super().__init__(f"{first}{more}", param=first.field or None)
+
+
+def validated(kind: type[M], value: Any) -> M:
+    """A model of the contract from JSON that is no request's body. Raises InvalidFields."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise InvalidFields(error.errors(include_url=False), value) from None
+
+
+def field_errors(errors: Iterable[Mapping[str, Any]], sent: Any = None) -> list[FieldError]:
+    """Merge pydantic's errors per field.
+
+    pydantic's `loc` names members of unions beside fields (`dataset.FileDataset.file_id`). If `sent`, the
+    body, is a container, only steps in the body are kept.
+    """
+    details: dict[tuple[str | int, ...], list[str]] = {}
+    for error in errors:
+        loc, detail = tuple(error["loc"]), error["msg"].removeprefix("Value error, ")
+        kind, context = error["type"], error.get("ctx", {})
+        if loc and isinstance(sent, dict) and loc[0] == sent.get("kind"):
+            loc = loc[1:]  # the kind of a job stands before its fields
+        if kind == "json_invalid":
+            loc, detail = (), f"Invalid JSON: {context['error']}"
+        elif kind == "fault_of":
+            loc = (*loc, context["field"])
+        elif kind.startswith("union_tag") and not loc:
+            loc, detail = ("kind",), f"kind must be one of {', '.join(JOB_KINDS)}"
+        elif kind == "extra_forbidden":
+            detail = "unknown field"
+        if isinstance(sent, dict | list):
+            loc = _path_in(loc, sent, missing=kind == "missing" or loc == ("kind",))
+        found = details.setdefault(loc, [])
+        if detail not in found:
+            found.append(detail)
+    return [FieldError(path, " or ".join(found)) for path, found in details.items()][:MAX_REPORTED]
+
+
+def _path_in(loc: Sequence[str | int], sent: Any, *, missing: bool) -> tuple[str | int, ...]:
+    """The steps of `loc` that exist in `sent`; others are names of union members."""
+    path = []
+    for place, step in enumerate(loc):
+        is_key = isinstance(sent, dict) and step in sent
+        if is_key or (isinstance(sent, list) and isinstance(step, int) and step < len(sent)):
+            sent = sent[step]
+            path.append(step)
+        elif missing and place == len(loc) - 1:
+            path.append(step)
+    return tuple(path)
 
 
 def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelStructure) -> None:

@@ -162,6 +162,11 @@ class ServedModel:
     #: all names that jobs may use
     aliases: frozenset[str]
 
+    @property
+    def names_folder(self) -> bool:
+        """Whether the source is written as a folder; others are Hub ids, or folders of the same form."""
+        return self.source.startswith(("/", "./", "../", "~"))
+
 
 def parse_served(text: str) -> ServedModel:
     """Read `M` or `NAME=M`. A folder is also served under its last part."""

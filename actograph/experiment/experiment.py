@@ -10,9 +10,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from actograph.contract.base import Name, Spec
+from actograph.contract.base import Name, Spec, merged
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.job_specs import field_of, job_spec_adapter
+from actograph.contract.job_specs import field_errors, job_spec_adapter
 from actograph.contract.model_loads import ModelLoadRequest
 
 STAGES = ("deploy", "model", "evaluate", "analyse", "fetch", "report")
@@ -187,7 +187,7 @@ def read(path: Path) -> Experiment:
         try:
             experiment = Experiment.model_validate(value)
         except ValidationError as error:
-            faults = _faults(root, error, [()])
+            faults = _faults(root, error, [()], value)
         else:
             faults = _faults_of_jobs(root, experiment, path.parent) or _faults_of_analyses(root, experiment)
     if faults:
@@ -197,15 +197,20 @@ def read(path: Path) -> Experiment:
 
 def _faults_of_jobs(root: yaml.Node, experiment: Experiment, folder: Path) -> list[str]:
     faults: list[str] = []
-    for name, body in experiment.bodies.items():
+    try:
+        bodies = experiment.bodies
+    except InvalidRequest as error:
+        return [f"{_line(root, [()], ('evaluate',))}: {error.message}"]
+    for name, body in bodies.items():
         places: list[Place] = [
             ("evaluate", "jobs", name.partition(".")[0]), ("evaluate", "base"), ("evaluate", "sweep")
         ]  # fmt: skip
         files = files_of(body, folder)
+        sent = {"model": "any"} | body | dict.fromkeys(files, _UNSENT_FILE)
         try:
-            job_spec_adapter.validate_python({"model": "any"} | body | dict.fromkeys(files, _UNSENT_FILE))
+            job_spec_adapter.validate_python(sent)
         except ValidationError as error:
-            faults += [f"{fault} (job {name})" for fault in _faults(root, error, places)]
+            faults += [f"{fault} (job {name})" for fault in _faults(root, error, places, sent)]
         for field, file in files.items():
             if not file.is_file():
                 faults.append(
@@ -222,10 +227,11 @@ def _faults_of_analyses(root: yaml.Node, experiment: Experiment) -> list[str]:
         return [f"{_line(root, [()], ('analyse', 'jobs'))}: {error.message}"]
     for name, body in analyses.items():
         ids = dict.fromkeys(experiment.bodies, "job_" + "0" * 32)
+        sent = with_ids(body, ids)
         try:
-            job_spec_adapter.validate_python(with_ids(body, ids))
+            job_spec_adapter.validate_python(sent)
         except ValidationError as error:
-            found = _faults(root, error, [("analyse", "jobs", name)])
+            found = _faults(root, error, [("analyse", "jobs", name)], sent)
             faults += [f"{fault} (analysis {name})" for fault in found]
     return faults
 
@@ -243,32 +249,14 @@ def files_of(body: Mapping[str, Any], folder: Path) -> dict[str, Path]:
     return {field: folder / body[field] for field in FILE_FIELDS if isinstance(body.get(field), str)}
 
 
-def merged(body: Mapping[str, Any], changes: Mapping[str, Any]) -> Fields:
-    """A job with changes: mappings are merged, and a dot in a name leads into a nested one."""
-    found: Fields = json.loads(json.dumps(body))
-    for field, value in changes.items():
-        outer, _, inner = field.partition(".")
-        change = {inner: value} if inner else value
-        nested = found.get(outer)
-        if isinstance(change, dict) and (inner or isinstance(nested, dict)):
-            found[outer] = merged(nested if isinstance(nested, dict) else {}, change)
-        else:
-            found[outer] = change
-    return found
-
-
 def _plain(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return re.sub(r"[^A-Za-z0-9_-]+", "_", text)[:40]
 
 
-def _faults(root: yaml.Node, error: ValidationError, places: Sequence[Place]) -> list[str]:
-    faults = []
-    for fault in error.errors(include_url=False, include_input=False):
-        location = field_of(fault["loc"])
-        field = ".".join(map(str, location)) or "experiment"
-        faults.append(f"{_line(root, places, location)}: {field}: {fault['msg']}")
-    return faults
+def _faults(root: yaml.Node, error: ValidationError, places: Sequence[Place], sent: Fields) -> list[str]:
+    found = field_errors(error.errors(include_url=False), sent)
+    return [f"{_line(root, places, one.path)}: {one}" for one in found]
 
 
 def _line(root: yaml.Node, places: Sequence[Place], location: Place) -> int:

@@ -181,10 +181,7 @@ class Run:
             return dict(body)
         if self._experiment.model is not None:
             return body | {"model": self._experiment.model.model_id}
-        served = [model.id for model in self._client.models.list()]
-        if len(served) != 1:
-            raise StageFailed(f"a job names no model; the service has {', '.join(served) or 'none'}")
-        return body | {"model": served[0]}
+        return body | {"model": self._client.models.only()}
 
     def _without_savepoints(self, body: Fields) -> Fields:
         """A job with hooks in place of savepoints, which the model has only once it is loaded."""

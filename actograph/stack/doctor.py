@@ -17,7 +17,6 @@ from actograph.stack.ports import is_free
 from actograph.stack.up import count_cards, require_installed
 
 _TORCH = "import torch; print(torch.__version__, torch.cuda.device_count())"
-_PATH_STARTS = ("/", "./", "../", "~")
 
 
 class Problem(Exception):
@@ -131,8 +130,9 @@ def _index(settings: Settings) -> str:
 def _model(settings: Settings) -> str:
     if not settings.model:
         return "none is set; `actograph up --model` names one"
-    source = parse_served(settings.model).source
-    if source.startswith(_PATH_STARTS):
+    served = parse_served(settings.model)
+    source = served.source
+    if served.names_folder:
         if not (Path(source) / "config.json").is_file():
             raise Problem(f"{source} has no config.json; name the folder of a checkpoint")
         return source

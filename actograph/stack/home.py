@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,3 +32,11 @@ def locked(home: Path) -> Iterator[None]:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield
+
+
+def id_of(home: Path) -> str:
+    """Return the random id of a home folder. A later folder at the same path has another one."""
+    file = home / "id"
+    if not file.exists():
+        file.write_text(secrets.token_hex(8), encoding="ascii")
+    return file.read_text(encoding="ascii")

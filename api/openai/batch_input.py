@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from actograph.contract.base import canonical_digest
 from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
+from actograph.contract.job_specs import validated
 from actograph.contract.models import ModelStructure
 from actograph.contract.openai import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.openai_answers import BatchError, BatchLine, BatchRequest
@@ -25,7 +26,6 @@ from api import submit
 from api.bodies import nul_in
 from api.check import check_hooks, check_prompts
 from api.dependencies import Services
-from api.errors import validated
 from api.estimate import Submission
 from api.openai import chat_requests
 from storage.files import files

@@ -27,9 +27,22 @@ def inspect() -> Path:
     return python_with("inspect", " ".join((*_INSPECT, ours)), _INSPECT, ("-e", f"{REPO}[inspect]"))
 
 
+def sky() -> Path:
+    """The Python of `.venv-sky`, with SkyPilot. Raises Unavailable."""
+    return python_with("sky", "skypilot==0.14.1", ("skypilot==0.14.1",))
+
+
+def dstack() -> Path:
+    """The Python of `.venv-dstack`. Raises Unavailable."""
+    # `cursor` comes without a wheel
+    return python_with("dstack", "dstack==0.22.5", ("--no-binary=cursor", "dstack==0.22.5"))
+
+
 PROGRAMS: dict[str, Callable[[], Path]] = {
+    "dstack": dstack,
     "inspect": inspect,
     "lm-eval": environment.python,
+    "sky": sky,
     "swift": swift.programs,
 }
 

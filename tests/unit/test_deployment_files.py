@@ -1,13 +1,17 @@
-"""The compose file and Dockerfile speak of things that exist."""
+"""The compose file, the Dockerfile and the tasks of rented machines speak of things that exist."""
 
 import re
+import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from actograph.cli.main import app
 from actograph.settings import Settings
 
 REPO = Path(__file__).resolve().parents[2]
@@ -66,3 +70,27 @@ def test_the_dockerfile_copies_and_runs_what_exists() -> None:
     for module in re.findall(r"-m\W+((?:api|storage|worker)[a-z.]*)", text):
         path = REPO.joinpath(*module.split("."))
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+def test_tasks_of_rented_machines_name_flags_settings_and_extras_that_exist(
+    subtests: pytest.Subtests,
+) -> None:
+    """tests/soak/packaging has them read by SkyPilot and dstack."""
+    sky = yaml.safe_load((REPO / "deploy/sky.yaml").read_text())
+    dstack = yaml.safe_load((REPO / "deploy/dstack.yml").read_text())
+    extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    tasks = {
+        "sky": (sky["setup"] + sky["run"], {*sky["envs"], *sky["secrets"]}),
+        "dstack": ("\n".join(dstack["commands"]), {line.partition("=")[0] for line in dstack["env"]}),
+    }
+    for name, (script, known) in tasks.items():
+        with subtests.test(name):
+            assert set(re.findall(r"\$([A-Z_]+)", script)) <= known
+            ours = {one.removeprefix("ACTOGRAPH_").lower() for one in known if one.startswith("ACTOGRAPH_")}
+            assert ours and ours <= set(Settings.model_fields)
+            [installed] = re.findall(r"-e '\.\[([\w,]+)\]'", script)
+            assert set(installed.split(",")) <= set(extras)
+            [words] = re.findall(r"actograph drain (.+)", script)
+            drain = typer.main.get_command(app).commands["drain"]  # type: ignore[attr-defined]
+            given = drain.make_context("drain", shlex.split(words)).params
+            assert (str(given["file"]), str(given["folder"])) == ("$EXPERIMENT", "~/results")

@@ -81,11 +81,14 @@ class Desk:
         self.ssh = shlex.join([sys.executable, "-S", fake_ssh.__file__, str(self.box)])
         self.said = ""
 
-    def run(self, *words: object) -> int:
-        """Run `actograph deploy` with these words. `said` is its output, of both streams."""
-        code, out, err = self._run("deploy", *words)
+    def actograph(self, *words: object) -> int:
+        """Run `actograph` with these words. `said` is its output, of both streams."""
+        code, out, err = self._run(*words)
         self.said = err + out
         return code
+
+    def run(self, *words: object) -> int:
+        return self.actograph("deploy", *words)
 
     def deploy(self, *words: object, target: str = "me@box") -> int:
         options = ("--ssh", self.ssh, "--python", self.python, "--port", self.port, "--no-smoke")

@@ -68,6 +68,8 @@ def test_jobs_are_the_base_with_changes_once_for_every_value(write: Callable[[st
         ("dataset: problems.jsonl", "dataset: lost.jsonl", 5, "lost.jsonl"),
         ("    plain:\n", "    plain:\n    plain:\n", 10, "plain is there twice"),
         ("fetch: {", "fetch: now: {", 15, "mapping"),
+        ("sampling: {max_tokens: 96}", "sampling: 96", 3, "sampling.temperature cannot be set"),
+        ("{hooks: [middle]}", "{hook: [middle]}", 7, "capture.hook: unknown field (job "),
     ],
 )
 def test_a_fault_is_told_with_its_line(

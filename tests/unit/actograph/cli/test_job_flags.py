@@ -5,23 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from actograph.cli.job_flags import body_of, capture_of, conditions_of, merge
+from actograph.cli.job_flags import body_of, capture_of, conditions_of
 from actograph.contract.errors import InvalidRequest
 
 
-def test_flags_win_and_leave_the_rest_alone() -> None:
-    spec = {"kind": "capture", "sampling": {"seed": 3, "top_p": 0.5}, "tags": ["a"], "capture": None}
-    merged = merge(spec, {"sampling.top_p": 0.0, "capture.points": ["embed"], "enable_thinking": False})
-    assert merged == {
+def test_flags_win_and_leave_the_rest_alone(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    spec = {"kind": "capture", "sampling": {"seed": 3, "top_p": 0.5}, "dataset": {"hub": "o/n", "split": "x"}}
+    path.write_text(json.dumps(spec))
+    assert body_of(spec=str(path), top_p=0.0, dataset="path:a.jsonl")[0] == {
         "kind": "capture",
         "sampling": {"seed": 3, "top_p": 0.0},
-        "tags": ["a"],
-        "capture": {"points": ["embed"]},
-        "enable_thinking": False,
+        "dataset": {"path": "a.jsonl"},
     }
-    assert spec["sampling"] == {"seed": 3, "top_p": 0.5}
-    with pytest.raises(InvalidRequest, match="capture"):
-        merge({"capture": ["x"]}, {"capture.layers": "all"})
+    path.write_text('{"capture": ["x"]}')
+    with pytest.raises(InvalidRequest, match=r"capture.points cannot be set, as capture is not an object"):
+        body_of(spec=str(path), capture="resid_post@all")
 
 
 def test_flags_set_the_fields_of_the_spec() -> None:

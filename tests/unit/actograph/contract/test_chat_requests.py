@@ -6,8 +6,8 @@ import pytest
 from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 
+from actograph.contract.job_specs import InvalidFields, validated
 from actograph.contract.openai import IGNORED, ChatCompletionRequest, CompletionRequest
-from api.errors import InvalidFields, validated
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
