@@ -6,19 +6,25 @@ from actograph.client.errors import (
     AnalysisFailed,
     ApiError,
     DownloadDamaged,
+    JobFailed,
+    PackageMissing,
     ServiceUnreachable,
     UnexpectedAnswer,
     WaitTimeout,
 )
+from actograph.contract.errors import ActographError
 
 if TYPE_CHECKING:
     from actograph.client.client import Client
 
 __all__ = [
+    "ActographError",
     "AnalysisFailed",
     "ApiError",
     "Client",
     "DownloadDamaged",
+    "JobFailed",
+    "PackageMissing",
     "ServiceUnreachable",
     "UnexpectedAnswer",
     "WaitTimeout",

@@ -11,12 +11,26 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from actograph.client.errors import UnexpectedAnswer, package
-from actograph.client.transport import LONG_SECONDS, Params, Transport
+from actograph.client.sessions import SessionFilters
+from actograph.client.transport import LONG_SECONDS, Transport
 from actograph.contract.resources import Sample
+from actograph.contract.row_selection import Reduce
 from actograph.tensor_files import Array
 
-#: positions of a matrix: as in a capture spec, or the number of one token
+#: as in a capture spec
 Positions = str | int | Sequence[int] | Sequence[str] | Mapping[str, Any] | BaseModel
+
+
+class MatrixOptions(SessionFilters, total=False):
+    """Rows to read, and filters of sessions; see `JobHandle.matrix`."""
+
+    positions: Positions
+    reduce: Reduce
+    label: str
+    epoch: int | None
+    limit: int | None
+    max_bytes: int | None
+
 
 _SAMPLE_COLUMNS = (
     "id", "index", "condition", "epoch", "status", "prompt", "completion", "finish_reason", "prompt_tokens",
@@ -81,10 +95,13 @@ class Matrix:
         return package("pandas", "a data frame").DataFrame(columns)
 
 
-def fetch(transport: Transport, path: str, positions: Positions, params: Params) -> Matrix:
+def fetch(transport: Transport, path: str, hook: str, wanted: MatrixOptions) -> Matrix:
     """Request a matrix."""
-    given = positions.model_dump() if isinstance(positions, BaseModel) else positions
-    asked = {**params, "positions": given if isinstance(given, str) else json.dumps(given)}
+    asked: dict[str, Any] = {**wanted, "hook": hook}
+    positions = asked.get("positions", "last_prompt")
+    if isinstance(positions, BaseModel):
+        positions = positions.model_dump()
+    asked["positions"] = positions if isinstance(positions, str) else json.dumps(positions)
     with TemporaryFile() as file:
         transport.download(path, file, params=asked, read_timeout=LONG_SECONDS)
         file.seek(0)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -14,7 +14,7 @@ from actograph import tensor_files
 from actograph.client.errors import UnexpectedAnswer
 from actograph.client.pulls import fetch, plain_name
 from actograph.client.tensors import LazyTensor
-from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Handle, Resource, path_of
+from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Handle, Listing, Resource, path_of
 from actograph.contract import base, resources
 from actograph.contract.errors import NotFound
 from actograph.contract.hooks import canonical
@@ -109,8 +109,8 @@ class Sessions(Resource, path="/v1/activations/sessions"):
 
     def list(
         self, *, order: Order = "desc", page_size: int = PAGE_SIZE, **filters: Unpack[SessionFilters]
-    ) -> Iterator[SessionHandle]:
-        """List matching sessions, newest first. Pages are fetched as the iterator is read."""
+    ) -> Listing[SessionHandle]:
+        """List matching sessions, newest first. Pages are fetched as the list is read."""
         return self._items(SessionHandle, **filters, order=order, limit=page_size)
 
     def stats(self, **filters: Unpack[SessionFilters]) -> resources.SessionStats:

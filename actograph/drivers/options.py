@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actograph.cli.job_flags import capture_of as typed_capture
+from actograph.client.job_options import capture_of as typed_capture
 from actograph.contract.specs import CaptureSpec
 
 #: letters of Inspect's scorers: correct, partially correct, incorrect, no answer

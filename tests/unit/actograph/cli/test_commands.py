@@ -102,7 +102,7 @@ def test_submit_finds_mistakes_before_it_uploads(service: Any, run: Run, tmp_pat
 def test_submit_without_a_model_where_several_are_served(service: Any, run: Run) -> None:
     service.models = [models.Model(id=name, created=1) for name in ("a", "b")]
     code, _, err = run("jobs", "submit", "--prompt", "p")
-    assert (code, err) == (1, "error: choose a model with --model; served: a, b\n")
+    assert (code, err) == (1, "error: model: choose one; served: a, b\n")
 
 
 @pytest.mark.parametrize(("status", "expected"), [("completed", 0), ("failed", 1), ("cancelled", 2)])
