@@ -19,6 +19,8 @@ _STATISTIC_BYTES = 8
 #: manifest and file headers of a session, and the part of each hook
 _SESSION_BYTES = 2560
 _HOOK_BYTES = 416
+#: of the text of a token in the manifest
+_TEXT_BYTES = 10
 
 
 def item_bytes(dtype: str) -> int:
@@ -127,7 +129,8 @@ def stored_bytes(
         # the tokens of rows that need not be consecutive
         numbers += max(rows_of(structure, hook, capture, prompt_tokens, generated_tokens) for hook in hooks)
     sizes = {"prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens}
-    headers = _SESSION_BYTES + _LONG_BYTES * numbers + len(hooks) * per_hook * _HOOK_BYTES
+    texts = _TEXT_BYTES * (prompt_tokens + generated_tokens)
+    headers = _SESSION_BYTES + texts + _LONG_BYTES * numbers + len(hooks) * per_hook * _HOOK_BYTES
     return headers + tensor_bytes(structure, hooks, capture, **sizes)
 
 

@@ -79,6 +79,14 @@ class Matrix:
     def __len__(self) -> int:
         return len(self.features)
 
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """The problem of each row [n]. Keep rows of one problem on one side of a split, as `GroupKFold` does.
+
+        It is `sample_index`: conditions and epochs of a problem share it, and so do all jobs on a dataset.
+        """
+        return self.sample_index
+
     def __repr__(self) -> str:
         skipped = f", {len(self.skipped)} sessions skipped" if self.skipped else ""
         return f"Matrix({self.hook}, features {list(self.features.shape)} {self.features.dtype}{skipped})"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actograph import plans
-from actograph.client.tensors import open_folder
+from actograph.client.stored_session import open_folder
 from actograph.contract.job_specs import CaptureJobSpec
 from actograph.contract.specs import CaptureSpec
 from storage import samples

@@ -133,3 +133,13 @@ def test_a_turn_that_keeps_everything_runs_the_token_that_ended_the_last(qwen: A
     assert talk.due_tokens("generated", tail_only=False) == [3, 4]
     assert talk.due_tokens("tool_result", tail_only=False) == [5, 6]
     assert (talk.turns[1].context, talk.turns[1].prompt_tokens) == (5, 2)
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen", "stories"])
+def test_texts_of_tokens_make_the_text(tokenizer: str, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(tokenizer)
+    ids = model.encode("a naïve 🙂 日本 #### 42", add_special_tokens=False)
+    texts = Markup(model).texts(ids)
+    assert len(texts) == len(ids)
+    assert "".join(texts).strip() == "a naïve 🙂 日本 #### 42"
+    assert Markup(model).texts(ids[:6])[:5] == texts[:5], "a character that is cut off is marked at its end"
