@@ -6,9 +6,10 @@ Sizes are bytes, lengths are tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from actograph.contract.models import ModelStructure
-from actograph.contract.row_selection import GENERATED_SEGMENTS, Features, FirstFeatures, Selection
+from actograph.contract.row_selection import Features, FirstFeatures, NamedPositions, Selection
 from actograph.contract.specs import CaptureSpec, Dtype
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
@@ -125,7 +126,7 @@ def stored_bytes(
         return 0
     per_hook = len(_statistics_bytes(capture)) + keeps_tensors(capture)
     numbers = prompt_tokens + generated_tokens
-    if not isinstance(capture.positions, str) or capture.positions in GENERATED_SEGMENTS:
+    if capture.positions not in get_args(NamedPositions):
         # the tokens of rows that need not be consecutive
         numbers += max(rows_of(structure, hook, capture, prompt_tokens, generated_tokens) for hook in hooks)
     sizes = {"prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens}

@@ -47,7 +47,7 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
         "capture",
         "POINTS[@LAYERS], such as attn_in,mlp_in@8:20:4, or hooks: mlp_in.3.",
     ),
-    "positions": (str, "positions", "Tokens to store: all, generated, answer[-5:], 0,-1, ... (default: all)"),
+    "positions": (str, "positions", "Tokens to store: generated, prompt[-3:], 0,-1, ... (default: all)"),
     "reduce": (str, "reduce", "Store one row per hook and sample: mean, max or last."),
     "mode": (str, "mode", "generate, or prefill: read the prompts and generate nothing."),
     "max_tokens": (int, "max_tokens", "Maximum number of generated tokens per sample."),

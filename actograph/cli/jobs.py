@@ -217,9 +217,7 @@ def compare(
         None, metavar="CONDITION", help="Compare this condition's activations with the baseline's."
     ),
     hooks: list[str] = typer.Option([], help="Hooks to compare (commas or repeated). Default: all."),
-    positions: str = typer.Option(
-        "all", help="Tokens to average: all, generated, last, last_prompt, or a segment."
-    ),
+    positions: str = typer.Option("all", help="Tokens to average: all, generated, answer[-5:], 0,-1, ..."),
     limit: int | None = typer.Option(None, min=1, help="Maximum number of pairs."),
     store_as: str | None = typer.Option(None, metavar="NAME", help="Store the mean differences as vectors."),
 ) -> None:

@@ -22,6 +22,8 @@ Fields = Mapping[str, Any] | BaseModel
 Capture = str | Fields
 #: a local file, `file_...`, `path:...`, `hub:OWNER/NAME[:CONFIG[:SPLIT]]`, or a spec
 Dataset = str | Path | Fields
+#: tokens, as in a capture spec
+Positions = str | int | Sequence[int] | Sequence[str] | Fields
 #: texts, or conversations as lists of messages
 Prompts = str | Sequence[str | Sequence[Mapping[str, str]]]
 #: each `NAME`, `NAME:FIELD=VALUE` or a spec; or name -> suffix of the question
@@ -41,7 +43,7 @@ class JobOptions(TypedDict, total=False):
     enable_thinking: bool | None
     capture: Capture | None
     mode: Literal["generate", "prefill"] | None
-    positions: Any
+    positions: Positions | None
     reduce: Reduce | None
     dtype: Dtype | None
     max_tokens: int | None
@@ -99,10 +101,7 @@ class Draft:
             InvalidRequest: the message lists every invalid field.
         """
         if "model" not in self.body and self.body.get("kind") not in ANALYSIS_KINDS:
-            served = [model.id for model in models.list()]
-            if len(served) != 1:
-                raise InvalidRequest(f"model: choose one; served: {', '.join(served) or 'none'}")
-            self.body["model"] = served[0]
+            self.body["model"] = served_model(models)
         try:
             job_spec_adapter.validate_python(self.body)
         except ValidationError as error:
@@ -119,6 +118,14 @@ class Draft:
             sent.append(files.upload(path, progress=progress).id)
             self.body[field] = {"file_id": sent[-1]}
         return sent
+
+
+def served_model(models: Models) -> str:
+    """Return the only served model. Raises InvalidRequest if there is none, or several."""
+    served = [model.id for model in models.list()]
+    if len(served) != 1:
+        raise InvalidRequest(f"model: choose one; served: {', '.join(served) or 'none'}")
+    return served[0]
 
 
 def draft(options: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> Draft:

@@ -1,7 +1,7 @@
 """Rows of many sessions as one matrix, with the label and origin of every row; samples as a data frame."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from actograph.client.errors import UnexpectedAnswer, package
+from actograph.client.job_options import Positions
 from actograph.client.sessions import SessionFilters
 from actograph.client.transport import LONG_SECONDS, Transport
 from actograph.contract.resources import Sample
 from actograph.contract.row_selection import Reduce
 from actograph.tensor_files import Array
-
-#: as in a capture spec
-Positions = str | int | Sequence[int] | Sequence[str] | Mapping[str, Any] | BaseModel
 
 
 class MatrixOptions(SessionFilters, total=False):
@@ -98,9 +96,21 @@ class Matrix:
 
     def frame(self) -> Any:
         """Return a `pandas.DataFrame` without the features, one line per row. Raises PackageMissing."""
+        return package("pandas", "a data frame").DataFrame(self._columns)
+
+    def to_dataset(self) -> Any:
+        """Return a `datasets.Dataset` with `features` too; its `save_to_disk` writes a folder.
+
+        Raises:
+            PackageMissing: Hugging Face's datasets is not installed.
+        """
+        columns = {**self._columns, "features": self.features}
+        return package("datasets", "a Hugging Face dataset").Dataset.from_dict(columns)
+
+    @property
+    def _columns(self) -> dict[str, Array]:
         columns = {name: getattr(self, name) for name in ("session_id", "sample_index", "condition", "epoch")}
-        columns |= {"token": self.tokens, "label": self.labels}
-        return package("pandas", "a data frame").DataFrame(columns)
+        return columns | {"token": self.tokens, "label": self.labels}
 
 
 def fetch(transport: Transport, path: str, hook: str, wanted: MatrixOptions) -> Matrix:

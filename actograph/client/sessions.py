@@ -1,7 +1,7 @@
 """`client.sessions`, and the session objects that it returns."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -45,7 +45,7 @@ class SessionHandle(StoredSession, Handle, resources.Session):
     _known: Manifest | None = PrivateAttr(None)
 
     @override
-    def _stored(self) -> Collection[str]:
+    def _stored(self) -> Mapping[str, resources.TensorInfo]:
         return self.hooks
 
     @override
@@ -60,10 +60,6 @@ class SessionHandle(StoredSession, Handle, resources.Session):
                 (one.position_offset or 0) + (one.over or one.shape[0]) for one in self.hooks.values()
             )
         return sessions.tensor(self.id, name, "I64", (count,))
-
-    @override
-    def _info(self, name: str) -> resources.TensorInfo:
-        return self.hooks[name]
 
     @override
     def _manifest(self) -> Manifest:

@@ -8,7 +8,7 @@ session.at("####")
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
@@ -50,16 +50,12 @@ class StoredSession(ABC):
     """Reads one session. `session["resid_post.8"]` is a `LazyTensor` that has not been read yet."""
 
     @abstractmethod
-    def _stored(self) -> Collection[str]:
-        """Names of the tensors by hook."""
+    def _stored(self) -> Mapping[str, TensorInfo | None]:
+        """Stored name of each hook -> the form of its tensor, if that is known."""
 
     @abstractmethod
     def _read(self, name: str) -> LazyTensor:
         """A tensor by its stored name, that of token ids and row positions included."""
-
-    @abstractmethod
-    def _info(self, name: str) -> TensorInfo:
-        """Form of the tensor of a hook by its stored name."""
 
     @abstractmethod
     def _manifest(self) -> Manifest:
@@ -127,8 +123,14 @@ class StoredSession(ABC):
         return range(int(first), int(last) + 1)
 
     def tokens_of(self, hook: str) -> NDArray[np.int64]:
-        """Return the token of every row of a tensor, ascending; for a summary, of every row it sums."""
-        info = self._info(self[hook].hook)
+        """Return the token of every row of a tensor, ascending; for a summary, of every row it sums.
+
+        Raises:
+            NotFound: the session has no such tensor, or a folder no manifest.
+        """
+        info = self._stored()[self[hook].hook]
+        if info is None:
+            raise NotFound("the folder has no manifest, which says what the tokens of the rows are")
         count = info.shape[0] if info.over is None else info.over
         if info.position_offset is None:
             return np.arange(info.first_row, info.first_row + count)
@@ -169,10 +171,6 @@ class SessionTensors(StoredSession, Mapping[str, LazyTensor]):
             raise StoreDamaged("no file contains token_ids: the last shard is missing")
 
     @cached_property
-    def _hooks(self) -> list[str]:
-        return [name for name in self._tensors if name not in (TOKEN_IDS, ROW_POSITIONS)]
-
-    @cached_property
     def _parsed(self) -> Manifest:
         try:
             return Manifest.model_validate_json(self._text)
@@ -184,22 +182,19 @@ class SessionTensors(StoredSession, Mapping[str, LazyTensor]):
         return self._parsed
 
     @override
-    def _stored(self) -> Collection[str]:
-        return self._hooks
+    def _stored(self) -> Mapping[str, TensorInfo | None]:
+        names = (name for name in self._tensors if name not in (TOKEN_IDS, ROW_POSITIONS))
+        return {name: self._parsed.tensors.get(name) for name in names}
 
     @override
     def _read(self, name: str) -> LazyTensor:
         return self._tensors[name]
 
-    @override
-    def _info(self, name: str) -> TensorInfo:
-        return self._parsed.tensors[name]
-
     def __iter__(self) -> Iterator[str]:
-        return iter(self._hooks)
+        return iter(self._stored())
 
     def __len__(self) -> int:
-        return len(self._hooks)
+        return len(self._stored())
 
 
 def open_folder(folder: str | os.PathLike[str]) -> SessionTensors:

@@ -1,6 +1,5 @@
 """Rows of many sessions as a torch dataset: shuffled, and read as they are needed."""
 
-import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -8,31 +7,22 @@ import numpy as np
 
 from actograph.client.errors import package
 from actograph.client.stored_session import StoredSession
-from actograph.client.tensors import LazyTensor
 from actograph.contract.errors import InvalidRequest, NotFound
-from actograph.tensor_files import Array
 
 #: consecutive rows of one session that are read at once
 BLOCK_ROWS = 64
-#: rows in memory, from which the next row is drawn
-BUFFER_ROWS = 16_384
+#: blocks in memory, whose rows are mixed
+BLOCKS = 256
 
 
 def to_torch_dataset(
-    sessions: Iterable[StoredSession],
-    hook: str,
-    *,
-    seed: int = 0,
-    shuffle: bool = True,
-    block_rows: int = BLOCK_ROWS,
-    buffer_rows: int = BUFFER_ROWS,
+    sessions: Iterable[StoredSession], hook: str, *, seed: int = 0, shuffle: bool = True
 ) -> Any:
     """Return a `torch.utils.data.IterableDataset` of all rows of a hook, each a float32 tensor [width].
 
-    Every pass yields each row once. Blocks of `block_rows` rows are read in random order into a buffer of
-    `buffer_rows` rows, from which rows are drawn at random. So at most a buffer is in memory, however many
-    rows there are. The order depends on `seed` and the number of the pass. Workers of a `DataLoader` share
-    the blocks; use them with folders, not with a client's sessions.
+    Every pass yields each row once. Blocks of 64 rows are read in random order, and the rows of 256 blocks
+    are mixed: so 16,384 rows are in memory, however many there are. The order depends on `seed` and the
+    number of the pass. Workers of a `DataLoader` share the blocks; use them with folders alone.
 
     Args:
         sessions: sessions of a client (`client.sessions.list(...)`) or of folders (`open_folder(...)`).
@@ -41,11 +31,9 @@ def to_torch_dataset(
 
     Raises:
         NotFound: no session has the hook.
-        InvalidRequest: the widths differ, or a size is less than 1.
+        InvalidRequest: the widths differ.
         PackageMissing: torch is not installed.
     """
-    if min(block_rows, buffer_rows) < 1:
-        raise InvalidRequest("block_rows and buffer_rows must be at least 1")
     torch = package("torch", "a torch dataset")
     tensors = [session[hook] for session in sessions if hook in session]
     if not tensors:
@@ -63,33 +51,16 @@ def to_torch_dataset(
             return sum(map(len, tensors))
 
         def __iter__(self) -> Iterator[Any]:
-            order = random.Random(f"{seed} {self.passes}")
+            order = np.random.default_rng([seed, self.passes])
             self.passes += 1
-            blocks = [(one, low) for one in tensors for low in range(0, len(one), block_rows)]
+            blocks = [(one, low) for one in tensors for low in range(0, len(one), BLOCK_ROWS)]
             if shuffle:
-                order.shuffle(blocks)
+                blocks = [blocks[place] for place in order.permutation(len(blocks))]
             worker = torch.utils.data.get_worker_info()
             mine = blocks if worker is None else blocks[worker.id :: worker.num_workers]
-            rows = (row for block in mine for row in _rows(*block, block_rows))
-            yield from map(torch.from_numpy, _drawn(rows, order, buffer_rows) if shuffle else rows)
+            for at in range(0, len(mine), BLOCKS):
+                read = [tensor[low : low + BLOCK_ROWS] for tensor, low in mine[at : at + BLOCKS]]
+                rows = np.concatenate(read).astype(np.float32, copy=False)
+                yield from torch.from_numpy(order.permutation(rows) if shuffle else rows)
 
     return Rows()
-
-
-def _rows(tensor: LazyTensor, low: int, count: int) -> Iterator[Array]:
-    for row in tensor[low : low + count]:
-        yield np.array(row, np.float32)  # a view would keep its block in memory
-
-
-def _drawn(rows: Iterator[Array], order: random.Random, size: int) -> Iterator[Array]:
-    """Yield the rows in random order, with `size` of them in memory."""
-    held: list[Array] = []
-    for row in rows:
-        if len(held) < size:
-            held.append(row)
-            continue
-        place = order.randrange(size)
-        yield held[place]
-        held[place] = row
-    order.shuffle(held)
-    yield from held

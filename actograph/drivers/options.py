@@ -19,9 +19,9 @@ def capture_of(given: str | Sequence[str] | Mapping[str, Any] | None) -> dict[st
     """
     if not given:
         return None
-    if not isinstance(given, Mapping):
-        given = typed_capture(given if isinstance(given, str) else ",".join(map(str, given)))
-    return CaptureSpec.model_validate(given).model_dump(mode="json", exclude_unset=True)
+    if not isinstance(given, str | Mapping):
+        given = ",".join(map(str, given))
+    return CaptureSpec.model_validate(typed_capture(given)).model_dump(mode="json", exclude_unset=True)
 
 
 def score_of(value: object) -> float | None:

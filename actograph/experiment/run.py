@@ -16,6 +16,7 @@ from pathlib import Path
 
 from actograph import __version__
 from actograph.client import Client
+from actograph.client.job_options import served_model
 from actograph.client.jobs import JobHandle
 from actograph.client.pulls import sha256_of
 from actograph.contract.base import canonical_digest
@@ -181,10 +182,7 @@ class Run:
             return dict(body)
         if self._experiment.model is not None:
             return body | {"model": self._experiment.model.model_id}
-        served = [model.id for model in self._client.models.list()]
-        if len(served) != 1:
-            raise StageFailed(f"a job names no model; the service has {', '.join(served) or 'none'}")
-        return body | {"model": served[0]}
+        return body | {"model": served_model(self._client.models)}
 
     def _without_savepoints(self, body: Fields) -> Fields:
         """A job with hooks in place of savepoints, which the model has only once it is loaded."""

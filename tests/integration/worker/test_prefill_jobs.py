@@ -124,8 +124,7 @@ def test_a_capture_job_in_prefill_mode_takes_the_same_way(prefill: Prefill) -> N
     plain, scaled, chat, _ = (open_folder(prefill.folder / s.id) for s in prefill.sessions(job_id))
     assert np.allclose(scaled["embed"][:], 2 * plain["embed"][:])
     count = len(plain.token_ids)
-    assert plain.row_positions is not None
-    assert plain.row_positions.tolist() == list(range(0, count, 2))
+    assert plain.tokens_of("embed").tolist() == list(range(0, count, 2))
     assert plain["resid_post.1.count"][:].item() == -(-count // 2)
     tokenizer = prefill.tokenizer
     assert str(tokenizer.decode(chat.token_ids.tolist())).rstrip().endswith("<|im_end|>")

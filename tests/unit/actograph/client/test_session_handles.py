@@ -88,14 +88,18 @@ def test_texts_of_tokens(service: Any, client: Client, session: Session) -> None
         client.sessions.get(session.id).at("7")
 
 
-def test_rows_of_many_sessions_in_random_order(service: Any, client: Client, session: Session) -> None:
-    dataset = to_torch_dataset([client.sessions.get(session.id)] * 2, "resid_post.1", block_rows=3, seed=1)
+def test_rows_of_many_sessions_in_random_order(
+    client: Client, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actograph.client.torch_rows.BLOCK_ROWS", 3)
+    monkeypatch.setattr("actograph.client.torch_rows.BLOCKS", 2)
+    dataset = to_torch_dataset([client.sessions.get(session.id)] * 2, "resid_post.1", seed=1)
     passes = [[row[0].item() for row in dataset] for _ in range(2)]
     due = sorted([*WHOLE[:, 0]] * 2)
     assert [sorted(one) for one in passes] == [due, due]
     assert passes[0] != passes[1]
     assert len(dataset) == 14
-    again = to_torch_dataset([client.sessions.get(session.id)] * 2, "resid_post.1", block_rows=3, seed=1)
+    again = to_torch_dataset([client.sessions.get(session.id)] * 2, "resid_post.1", seed=1)
     assert [row[0].item() for row in again] == passes[0]
     plain = to_torch_dataset([client.sessions.get(session.id)], "layers_output[1]", shuffle=False)
     assert [row[0].item() for row in plain] == WHOLE[:, 0].tolist()
