@@ -164,8 +164,8 @@ class Conversation:
         if selection.last_only:
             return rows[-1:]
         if selection.window is not None:
-            ran = len(self.names) - (len(self.names) - 1 in self._unrun)
-            chosen = frozenset(selection.among(self.names[:ran]))
+            stop = len(self.names) - (len(self.names) - 1 in self._unrun)
+            chosen = frozenset(selection.among(self.names[:stop]))
             return [number for number in rows if number in chosen]
         if selection.segments is None:
             return [number for number in rows if number in selection.numbers]
