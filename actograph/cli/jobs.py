@@ -54,7 +54,7 @@ def submit(
     **given: Any,
 ) -> "JobHandle":
     """Submit a job and print its id. Flags override the file."""
-    job = shell.client.submit(job_flags.draft_of(**given))
+    job = shell.client.submit(job_flags.draft_of(**given), progress=True)
     shell.show(job, lambda job: str(job.id))
     return follow(shell, job.id) if watch else job
 
@@ -243,7 +243,7 @@ def estimate(
     drafted.complete(shell.client.models)
     sent: list[str] = []
     try:
-        sent = drafted.upload(shell.client.files)
+        sent = drafted.upload(shell.client.files, progress=True)
         estimated = shell.client.jobs.estimate(drafted.body, prompt_tokens=prompt_tokens)
     finally:
         for file_id in sent:

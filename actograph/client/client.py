@@ -82,6 +82,7 @@ class Client:
 
         Raises:
             InvalidRequest: an option is not valid; nothing was sent.
+            OSError: a file cannot be read.
         """
         return self.submit(draft({**options, "task": task, "kind": "evaluation"}))
 
@@ -99,12 +100,19 @@ class Client:
         return self.submit(draft({**options, "inputs": prompts, "kind": "capture"}))
 
     def submit(
-        self, spec: Mapping[str, Any] | BaseModel | Draft, *, idempotency_key: str | None = None
+        self,
+        spec: Mapping[str, Any] | BaseModel | Draft,
+        *,
+        idempotency_key: str | None = None,
+        progress: bool = False,
     ) -> JobHandle:
-        """Submit a job. A repeated request creates one job only, by its idempotency key."""
+        """Submit a job. A repeated request creates one job only, by its idempotency key.
+
+        `progress` shows the upload of a large file.
+        """
         if isinstance(spec, Draft):
             spec.complete(self.models)
-            spec.upload(self.files)
+            spec.upload(self.files, progress=progress)
             spec = spec.body
         return self.jobs.submit(spec, idempotency_key=idempotency_key)
 

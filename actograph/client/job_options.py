@@ -111,7 +111,7 @@ class Draft:
             ]
             raise InvalidRequest("; ".join(faults)) from error
 
-    def upload(self, files: Files, *, progress: bool = True) -> list[str]:
+    def upload(self, files: Files, *, progress: bool = False) -> list[str]:
         """Upload the files and put their ids into the job. Returns the ids."""
         sent = []
         for field, path in self.uploads.items():

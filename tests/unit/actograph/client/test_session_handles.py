@@ -1,5 +1,6 @@
 """A session's tensors, indexed over HTTP."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,8 @@ def test_rows_of_many_sessions_in_random_order(
     due = sorted([*WHOLE[:, 0]] * 2)
     assert [sorted(one) for one in passes] == [due, due]
     assert passes[0] != passes[1]
+    # unmixed, each session's blocks of 3, 3 and 1 rows have 4 pairs of neighbours
+    assert sum(after - before == 4 for before, after in pairwise(passes[0])) < 8
     assert len(dataset) == 14
     again = to_torch_dataset([client.sessions.get(session.id)] * 2, "resid_post.1", seed=1)
     assert [row[0].item() for row in again] == passes[0]
