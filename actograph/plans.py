@@ -6,9 +6,10 @@ Sizes are bytes, lengths are tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from actograph.contract.models import ModelStructure
-from actograph.contract.row_selection import GENERATED_SEGMENTS, Features, FirstFeatures, Selection
+from actograph.contract.row_selection import Features, FirstFeatures, NamedPositions, Selection
 from actograph.contract.specs import CaptureSpec, Dtype
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
@@ -19,6 +20,8 @@ _STATISTIC_BYTES = 8
 #: manifest and file headers of a session, and the part of each hook
 _SESSION_BYTES = 2560
 _HOOK_BYTES = 416
+#: of the text of a token in the manifest
+_TEXT_BYTES = 10
 
 
 def item_bytes(dtype: str) -> int:
@@ -123,16 +126,17 @@ def stored_bytes(
         return 0
     per_hook = len(_statistics_bytes(capture)) + keeps_tensors(capture)
     numbers = prompt_tokens + generated_tokens
-    if not isinstance(capture.positions, str) or capture.positions in GENERATED_SEGMENTS:
+    if capture.positions not in get_args(NamedPositions):
         # the tokens of rows that need not be consecutive
         numbers += max(rows_of(structure, hook, capture, prompt_tokens, generated_tokens) for hook in hooks)
     sizes = {"prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens}
-    headers = _SESSION_BYTES + _LONG_BYTES * numbers + len(hooks) * per_hook * _HOOK_BYTES
+    texts = _TEXT_BYTES * (prompt_tokens + generated_tokens)
+    headers = _SESSION_BYTES + texts + _LONG_BYTES * numbers + len(hooks) * per_hook * _HOOK_BYTES
     return headers + tensor_bytes(structure, hooks, capture, **sizes)
 
 
-#: most requests at once by default; more would delay chats and lose more in a crash. On a CPU 64 take 0.9 of the
-#: time of 32, since the last layer reads its weights for more of them at once.
+#: most requests at once by default; more would delay chats and lose more in a crash. On a CPU 64 take 0.9 of
+#: the time of 32, since the last layer reads its weights for more of them at once.
 CPU_SLOTS = 64
 GPU_SLOTS = 256
 #: share of the free memory that a run takes for keys, values and rows; the rest is for logits and activations

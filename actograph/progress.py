@@ -1,10 +1,13 @@
 """Progress on stderr: a bar with rate and ETA on a terminal, a line every few seconds elsewhere."""
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self
+
+from actograph.durations import duration
 
 if TYPE_CHECKING:
     from actograph.contract.resources import Job
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
 ACTIVE = frozenset({"in_progress", "reading", "checking", "sending"})
 #: minimum time between two lines
 LINE_SECONDS = 2.0
+BAR_COLUMNS = 20
 
 
 class Update(Protocol):
@@ -42,30 +46,30 @@ class Lines:
 
 
 class Bar:
-    """Redraws a bar in one line of a terminal."""
+    """Redraws a bar in one line of a terminal or of a notebook's output."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        text = TextColumn("{task.description}", markup=False)
-        self._progress = Progress(BarColumn(), text, console=Console(stderr=True))
-        self._task = self._progress.add_task("", total=None)
+        self._last = ""
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._progress.stop()
+        sys.stderr.write("\n" if self._last else "")
 
     def show(self, status: str, text: str, done: int, total: int) -> None:
-        self._progress.update(self._task, description=text, completed=done, total=total or None)
+        filled = BAR_COLUMNS * done // max(total, 1)
+        line = f"{'━' * filled:{BAR_COLUMNS}} {text}"[: shutil.get_terminal_size().columns - 1]
+        # spaces cover the rest of a longer line before
+        sys.stderr.write(f"\r{line:{len(self._last)}}")
+        sys.stderr.flush()
+        self._last = line
 
 
 def view() -> Bar | Lines:
-    """Return a bar if stdout and stderr are terminals, else lines."""
-    return Bar() if sys.stdout.isatty() and sys.stderr.isatty() else Lines()
+    """Return a bar in notebooks, and if stdout and stderr are terminals; else lines."""
+    in_notebook = type(sys.stderr).__module__.startswith("ipykernel.")
+    return Bar() if in_notebook or (sys.stdout.isatty() and sys.stderr.isatty()) else Lines()
 
 
 @contextmanager
@@ -132,12 +136,3 @@ def progress_text(
     if rate and status in ACTIVE and total > done:
         text += f", ETA {duration((total - done) / rate)}"
     return text
-
-
-def duration(seconds: float) -> str:
-    """Return the two largest units, such as `3m20s`."""
-    left = max(0, round(seconds))
-    for name, length, rest_name, rest in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
-        if left >= length:
-            return f"{left // length}{name}{left % length // rest}{rest_name}"
-    return f"{left}s"

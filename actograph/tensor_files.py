@@ -221,15 +221,19 @@ def raw_array(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> Arr
 
 
 def value_array(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
-    """The bytes as numbers; bfloat16 is converted to float32, which is exact.
+    """The bytes as numbers, see `numbers_of`."""
+    return numbers_of(dtype, raw_array(dtype, shape, data))
+
+
+def numbers_of(dtype: str, raw: Array) -> Array:
+    """A `raw_array` as numbers; bfloat16 is converted to float32, which is exact.
 
     Raises:
         StoreDamaged: the dtype has no numpy form (the 8-bit floats): ask for the raw bytes.
     """
     if dtype.startswith("F8"):
         raise StoreDamaged(f"numpy cannot represent {dtype}; ask for safetensors")
-    array = raw_array(dtype, shape, data)
-    return bfloat16_to_float32(array) if dtype == "BF16" else array
+    return bfloat16_to_float32(raw) if dtype == "BF16" else raw
 
 
 def bfloat16_to_float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from actograph.client.tensors import open_folder
+from actograph.client.stored_session import open_folder
 from actograph.contract.resources import SessionFile
 from bench.marks import Mark, print_marks, write_result
 from storage.artifacts.factory import open_store

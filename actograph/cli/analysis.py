@@ -38,7 +38,7 @@ def outliers(
     *,
     hooks: Hooks = [],  # noqa: B006 (typer copies it)
     positions: str | None = typer.Option(
-        None, help="Tokens to read of jobs: generated, last, or a segment. (default: all)"
+        None, help="Tokens to read of jobs: generated, answer[-5:], 0,-1, ... (default: all)"
     ),
     condition: Condition = None,
     limit: Limit = None,
@@ -79,7 +79,7 @@ def probe(
     *,
     hooks: Hooks = [],  # noqa: B006
     positions: str | None = typer.Option(
-        None, help="Tokens to read of jobs: generated, last, or a segment. (default: last_prompt)"
+        None, help="Tokens to read of jobs: generated, answer[-5:], 0,-1, ... (default: last_prompt)"
     ),
     reduce: Reduce = None,
     condition: Condition = None,
@@ -122,7 +122,7 @@ def compare(
     *,
     hooks: Hooks = [],  # noqa: B006
     positions: str | None = typer.Option(
-        None, help="Tokens to read: generated, last, or a segment. (default: last_prompt)"
+        None, help="Tokens to read: generated, answer[-5:], 0,-1, ... (default: last_prompt)"
     ),
     reduce: Reduce = None,
     condition: Condition = None,

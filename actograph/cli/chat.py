@@ -6,7 +6,6 @@ from typing import Any
 
 import typer
 
-from actograph.cli.job_flags import capture_of
 from actograph.cli.shell import Shell, emit, note
 from actograph.contract.errors import InvalidRequest
 
@@ -37,7 +36,7 @@ def chat(
         "top_p": top_p,
         "seed": seed,
         "enable_thinking": thinking or None,
-        "capture": capture and capture_of(capture),
+        "capture": capture,
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     said: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []

@@ -1,7 +1,6 @@
 """Options that commands share, and their values."""
 
 import json
-import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -28,22 +27,6 @@ LIST_FLAGS: dict[str, Any] = {
     "everything": Annotated[bool | None, typer.Option("--all", "-a", help="List all entries.")],
     "quiet": QuietOption,
 }
-
-NEVER = "never"
-_SPAN = re.compile(r"([1-9]\d{0,8})([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def seconds_of(text: str, option: str) -> int:
-    """Return the seconds of `90s`, `30m`, `12h` or `7d`.
-
-    Raises:
-        InvalidRequest: `text` is not a duration; the message names `option`.
-    """
-    match = _SPAN.fullmatch(text.strip().lower())
-    if match is None:
-        raise InvalidRequest(f"{option}: {text!r} is not a duration; use 90s, 30m, 12h or 7d")
-    return int(match[1]) * _SECONDS[match[2]]
 
 
 def names(values: Iterable[str]) -> list[str]:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from actograph.cli.tables import clean, describe, render
-from actograph.progress import duration
+from actograph.durations import duration
 
 if TYPE_CHECKING:
     from actograph.contract.operations import Estimate

@@ -54,10 +54,7 @@ def submit(
     **given: Any,
 ) -> "JobHandle":
     """Submit a job and print its id. Flags override the file."""
-    body, uploads = job_flags.body_of(**given)
-    job_flags.complete(shell.client, body)
-    job_flags.upload(shell.client, body, uploads)
-    job = shell.client.submit(body)
+    job = shell.client.submit(job_flags.draft_of(**given), progress=True)
     shell.show(job, lambda job: str(job.id))
     return follow(shell, job.id) if watch else job
 
@@ -220,9 +217,7 @@ def compare(
         None, metavar="CONDITION", help="Compare this condition's activations with the baseline's."
     ),
     hooks: list[str] = typer.Option([], help="Hooks to compare (commas or repeated). Default: all."),
-    positions: str = typer.Option(
-        "all", help="Tokens to average: all, generated, last, last_prompt, or a segment."
-    ),
+    positions: str = typer.Option("all", help="Tokens to average: all, generated, answer[-5:], 0,-1, ..."),
     limit: int | None = typer.Option(None, min=1, help="Maximum number of pairs."),
     store_as: str | None = typer.Option(None, metavar="NAME", help="Store the mean differences as vectors."),
 ) -> None:
@@ -244,12 +239,12 @@ def estimate(
     **given: Any,
 ) -> None:
     """Estimate the memory and disk of a job. Exit status 1: it does not fit."""
-    body, uploads = job_flags.body_of(**given)
-    job_flags.complete(shell.client, body)
+    drafted = job_flags.draft_of(**given)
+    drafted.complete(shell.client.models)
     sent: list[str] = []
     try:
-        sent = job_flags.upload(shell.client, body, uploads)
-        estimated = shell.client.jobs.estimate(body, prompt_tokens=prompt_tokens)
+        sent = drafted.upload(shell.client.files, progress=True)
+        estimated = shell.client.jobs.estimate(drafted.body, prompt_tokens=prompt_tokens)
     finally:
         for file_id in sent:
             shell.client.files.delete(file_id)
@@ -263,7 +258,7 @@ def follow(shell: Shell, job_id: str) -> "JobHandle":
     With several conditions, a comparison with the first one follows, as JSON on a line of its own.
     """
     with on_interrupt(f"job {job_id} continues; follow it with: actograph jobs watch {shorten(job_id)}"):
-        job = shell.client.jobs.wait(job_id, progress=True)
+        job = shell.client.jobs.wait(job_id, progress=True, check=False)
         if job.progress.completed:
             _show_results(shell, job)
     if job.progress.failed and job.status != "failed":

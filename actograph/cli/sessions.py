@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli.flags import LIST_FLAGS, NEVER, DryRunOption, IdArgument, seconds_of
+from actograph.cli.flags import LIST_FLAGS, DryRunOption, IdArgument
 from actograph.cli.shell import OK, Shell, ask, command, emit, end, error_code, note, on_interrupt
 from actograph.cli.tables import Columns, size
 from actograph.contract.errors import ActographError, InvalidRequest
+from actograph.durations import NEVER, seconds_of
 from actograph.progress import meter
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
-from actograph.progress import duration
+from actograph.durations import duration
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -16,7 +16,7 @@ import numpy as np
 
 from actograph import tensor_files
 from actograph.client.sessions import SessionHandle
-from actograph.client.tensors import SessionTensors, open_folder
+from actograph.client.stored_session import SessionTensors, open_folder
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.progress import Update
 from actograph.tensor_files import Array

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from actograph.client.errors import ApiError
+from actograph.client.job_options import capture_of
 from actograph.client.transport import LONG_SECONDS, Resource, event_data, parse
 from actograph.contract.errors import NotFound
 from actograph.contract.models import Model
@@ -28,7 +29,8 @@ class Chat(Resource, path="/v1/chat/completions"):
             messages: the user's message, or the conversation so far.
             model: None uses the first served model.
             timeout: seconds to wait for the answer.
-            fields: request fields: `max_tokens`, `temperature`, `seed`, `capture`, `tools`, ...
+            fields: request fields: `max_tokens`, `temperature`, `seed`, `tools`, ...; `capture` may be
+                `POINTS@LAYERS`, such as `resid_post@all`.
 
         Raises:
             ApiError: the request was refused or failed, or its activations could not be captured.
@@ -52,6 +54,8 @@ class Chat(Resource, path="/v1/chat/completions"):
                 yield parse(ChatChunk, text)
 
     def _body(self, messages: Messages, model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if isinstance(fields.get("capture"), str):
+            fields = {**fields, "capture": capture_of(fields["capture"])}
         if model is None:
             served = next(self._transport.items(Model, "/v1/models"), None)
             if served is None:

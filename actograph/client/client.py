@@ -1,9 +1,7 @@
 """The service's HTTP interface as Python calls, typed by the contract.
 
 with Client() as client:
-    file = client.files.upload("problems.jsonl")
-    job = client.submit({"kind": "evaluation", "model": "demo", "dataset": {"file_id": file.id}})
-    job = job.wait(progress=True)
+    job = client.evaluate("gsm8k", dataset="problems.jsonl", capture="resid_post@all").wait(progress=True)
     for session in job.sessions(correct=True):
         rows = session["resid_post.3"][-10:]
 """
@@ -16,13 +14,13 @@ from pydantic import BaseModel
 from actograph.client.analysis import Analysis
 from actograph.client.chat import Chat
 from actograph.client.errors import ApiError
+from actograph.client.job_options import CaptureOptions, Draft, EvaluationOptions, Prompts, draft
 from actograph.client.jobs import JobHandle, Jobs
-from actograph.client.matrix import Matrix, Positions, fetch
+from actograph.client.matrix import Matrix, MatrixOptions, fetch
 from actograph.client.service import Batches, Files, Keys, Models, Queue, Store, Vectors, Workers
-from actograph.client.sessions import SessionFilters, Sessions
+from actograph.client.sessions import Sessions
 from actograph.client.transport import Transport
 from actograph.contract.operations import Capabilities
-from actograph.contract.row_selection import Reduce
 from actograph.settings import Settings
 
 
@@ -67,28 +65,60 @@ class Client:
         self.keys, self.store = Keys(transport), Store(transport)
         self.analysis = Analysis(transport, self.jobs)
 
-    def submit(self, spec: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None) -> JobHandle:
-        """Submit a job: short for `client.jobs.submit`."""
+    def evaluate(self, task: str = "gsm8k", **options: Unpack[EvaluationOptions]) -> JobHandle:
+        """Submit an evaluation: run a task on a dataset, score the answers, store the activations.
+
+        Options are the fields of the spec, in short forms as on the command line:
+
+        * `capture="resid_post@all"`, `"attn_in,mlp_in@8:20:4"`, `"mlp_in.3"` or a spec; `positions` and
+          `reduce` beside it.
+        * `dataset="problems.jsonl"` (uploaded), `path:...`, `hub:OWNER/NAME[:CONFIG[:SPLIT]]` or a spec.
+        * `conditions=["plain", "EP02:suffix=This matters."]`, specs, or a mapping of names to suffixes.
+        * `temperature`, `max_tokens` and others of `sampling`; `expires_after="7d"`.
+
+        Args:
+            task: name of a task, or a YAML file. Without a dataset a built-in task reads lm-eval's.
+            model: by default the only served one.
+
+        Raises:
+            InvalidRequest: an option is not valid; nothing was sent.
+            OSError: a file cannot be read.
+        """
+        return self.submit(draft({**options, "task": task, "kind": "evaluation"}))
+
+    def capture(self, prompts: Prompts | None = None, **options: Unpack[CaptureOptions]) -> JobHandle:
+        """Submit a job that stores the activations of prompts, and of their continuations.
+
+        Takes the options of `evaluate`; `mode="prefill"` generates nothing.
+
+        Args:
+            prompts: texts, or conversations as lists of messages; by default the rows of `dataset`.
+
+        Raises:
+            InvalidRequest: an option is not valid; nothing was sent.
+        """
+        return self.submit(draft({**options, "inputs": prompts, "kind": "capture"}))
+
+    def submit(
+        self,
+        spec: Mapping[str, Any] | BaseModel | Draft,
+        *,
+        idempotency_key: str | None = None,
+        progress: bool = False,
+    ) -> JobHandle:
+        """Submit a job. A repeated request creates one job only, by its idempotency key.
+
+        `progress` shows the upload of a large file.
+        """
+        if isinstance(spec, Draft):
+            spec.complete(self.models)
+            spec.upload(self.files, progress=progress)
+            spec = spec.body
         return self.jobs.submit(spec, idempotency_key=idempotency_key)
 
-    def matrix(
-        self,
-        hook: str,
-        *,
-        positions: Positions = "last_prompt",
-        reduce: Reduce = "none",
-        label: str = "correct",
-        epoch: int | None = None,
-        limit: int | None = None,
-        max_bytes: int | None = None,
-        **filters: Unpack[SessionFilters],
-    ) -> Matrix:
+    def matrix(self, hook: str, **wanted: Unpack[MatrixOptions]) -> Matrix:
         """Read rows of one hook over all matching sessions, whatever their jobs; see `JobHandle.matrix`."""
-        params = {
-            **filters, "hook": hook, "reduce": reduce, "label": label, "epoch": epoch, "limit": limit,
-            "max_bytes": max_bytes,
-        }  # fmt: skip
-        return fetch(self._transport, "/v1/activations/matrix", positions, params)
+        return fetch(self._transport, "/v1/activations/matrix", hook, wanted)
 
     def capabilities(self) -> Capabilities:
         """Return the job kinds, hook points, tasks and limits of the service."""

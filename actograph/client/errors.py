@@ -1,4 +1,4 @@
-"""Errors of the client."""
+"""Errors of the client: all are `ActographError`."""
 
 import importlib
 from collections.abc import Sequence
@@ -58,7 +58,11 @@ class WaitTimeout(ActographError, code="wait_timeout", status=504):
     """A wait timed out."""
 
 
-class AnalysisFailed(ActographError, code="analysis_failed"):
+class JobFailed(ActographError, code="job_failed"):
+    """The job failed or was cancelled."""
+
+
+class AnalysisFailed(JobFailed, code="analysis_failed"):
     """An analysis ended without results."""
 
 

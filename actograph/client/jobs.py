@@ -11,15 +11,16 @@ from typing import Any, Unpack
 from pydantic import BaseModel
 
 from actograph.client import arrays
-from actograph.client.errors import ApiError, ServiceUnreachable, WaitTimeout, package
-from actograph.client.matrix import Matrix, Positions, fetch, samples_frame
+from actograph.client.errors import ApiError, JobFailed, ServiceUnreachable, WaitTimeout, package
+from actograph.client.matrix import Matrix, MatrixOptions, fetch, samples_frame
 from actograph.client.pulls import Activations, PulledResults, pull
-from actograph.client.sessions import Order, SessionFilters, SessionHandle
+from actograph.client.sessions import Order, SessionFilters, SessionHandle, Sessions
 from actograph.client.transport import (
     LONG_SECONDS,
     PAGE_SIZE,
     RETRY_STATUS,
     Handle,
+    Listing,
     Resource,
     backoff,
     event_data,
@@ -28,7 +29,6 @@ from actograph.client.transport import (
 )
 from actograph.contract import base, operations, resources
 from actograph.contract.resources import ActivationComparison, JobComparison, JobStatus
-from actograph.contract.row_selection import Reduce
 from actograph.progress import follower, meter
 
 Spec = Mapping[str, Any] | BaseModel
@@ -55,9 +55,11 @@ class JobHandle(Handle, resources.Job):
         """Return the current state of the job."""
         return self._jobs.get(self.id)
 
-    def wait(self, *, progress: bool = False, timeout: float | None = None) -> "JobHandle":
+    def wait(
+        self, *, progress: bool = False, timeout: float | None = None, check: bool = True
+    ) -> "JobHandle":
         """Wait for the end of the job; see `Jobs.wait`."""
-        return self._jobs.wait(self.id, progress=progress, timeout=timeout)
+        return self._jobs.wait(self.id, progress=progress, timeout=timeout, check=check)
 
     def cancel(self) -> "JobHandle":
         """Cancel the job. Finished samples are kept."""
@@ -67,14 +69,15 @@ class JobHandle(Handle, resources.Job):
         """Run failed and missing samples again; see `Jobs.retry`."""
         return self._jobs.retry(self.id)
 
-    def sessions(self, **filters: Unpack[SessionFilters]) -> Iterator[SessionHandle]:
+    def sessions(self, **filters: Unpack[SessionFilters]) -> Listing[SessionHandle]:
         """List matching sessions, newest first."""
         filters["job_id"] = self.id
-        return iter(self._client.sessions.list(**filters))
+        sessions: Sessions = self._client.sessions
+        return sessions.list(**filters)
 
     def samples(
         self, *, status: str | None = None, condition: str | None = None
-    ) -> Iterator[resources.Sample]:
+    ) -> Listing[resources.Sample]:
         """List matching samples of a job in dataset order."""
         filters = {"status": status, "condition": condition, "order": "asc", "limit": PAGE_SIZE}
         return self._jobs._items(resources.Sample, self.id, "samples", **filters)
@@ -161,44 +164,26 @@ class JobHandle(Handle, resources.Job):
         with meter(show=progress) as update:
             return arrays.write(sessions, Path(path), hooks=hooks, sequence=sequence, on_progress=update)
 
-    def matrix(
-        self,
-        hook: str,
-        *,
-        positions: Positions = "last_prompt",
-        reduce: Reduce = "none",
-        label: str = "correct",
-        condition: str | None = None,
-        epoch: int | None = None,
-        sample_index: int | None = None,
-        correct: bool | None = None,
-        tag: str | None = None,
-        limit: int | None = None,
-        max_bytes: int | None = None,
-    ) -> Matrix:
+    def matrix(self, hook: str, **wanted: Unpack[MatrixOptions]) -> Matrix:
         """Read rows of one hook over the job's sessions: features, labels, and the origin of each row.
 
         The service selects the rows. Sessions without such rows are listed in `skipped`.
 
         Args:
             hook: a hook point, an alias, a savepoint, or a module path of the job's model.
-            positions: as in a capture spec, or the number of one token.
+            positions: tokens, as in a capture spec: `last_prompt` (the default), `answer[-5:]`, `[0, -1]`.
             reduce: `mean`, `max` or `last` reduces each session's rows to one.
-            label: `correct` (1 or 0), or a metric key of the samples' scores (`exact_match,strict-match`).
-            condition, epoch, sample_index, correct, tag: read only matching sessions.
+            label: `correct` (1 or 0, the default), or a metric key of the samples' scores
+                (`exact_match,strict-match`).
             limit: maximum number of sessions, oldest first.
             max_bytes: maximum size of the features; by default 1 GiB, at most 4 GiB.
+            condition, epoch, sample_index, correct, tag: read only matching sessions.
 
         Raises:
             ApiError: 404 if no session has such rows, with the first reason; 422 if the rows cannot be read
                 (a tensor stored as a mean), exceed `max_bytes` or come from different models.
         """
-        params = {
-            "hook": hook, "reduce": reduce, "label": label, "condition": condition, "epoch": epoch,
-            "sample_index": sample_index, "correct": correct, "tag": tag, "limit": limit,
-            "max_bytes": max_bytes,
-        }  # fmt: skip
-        return fetch(self._jobs._transport, path_of(self._jobs._path, self.id, "matrix"), positions, params)
+        return fetch(self._jobs._transport, path_of(self._jobs._path, self.id, "matrix"), hook, wanted)
 
     def frame(self) -> Any:
         """Return a `pandas.DataFrame`, one line per sample: its fields, `error`, and one column per score.
@@ -242,8 +227,8 @@ class Jobs(Resource, path="/v1/jobs"):
         tag: str | None = None,
         order: Order = "desc",
         page_size: int = PAGE_SIZE,
-    ) -> Iterator[JobHandle]:
-        """List matching jobs, newest first. Pages are fetched as the iterator is read."""
+    ) -> Listing[JobHandle]:
+        """List matching jobs, newest first. Pages are fetched as the list is read."""
         filters = {"id_prefix": id_prefix, "status": status, "kind": kind, "tag": tag}
         return self._items(JobHandle, **filters, order=order, limit=page_size)
 
@@ -294,16 +279,20 @@ class Jobs(Resource, path="/v1/jobs"):
                 failures += 1
             sleep(backoff(failures))
 
-    def wait(self, job_id: str, *, progress: bool = False, timeout: float | None = None) -> JobHandle:
-        """Wait until a job has ended in any way: check `status` of the returned job.
+    def wait(
+        self, job_id: str, *, progress: bool = False, timeout: float | None = None, check: bool = True
+    ) -> JobHandle:
+        """Wait until a job has ended, and return it.
 
         Continues after an outage of up to two minutes.
 
         Args:
-            progress: show a bar with rate and ETA on stderr, or lines if stderr is no terminal.
+            progress: show a bar with rate and ETA on stderr, or lines if stderr is no terminal or notebook.
             timeout: seconds to wait. The job continues after a timeout.
+            check: raise if the job failed or was cancelled. A completed job may have failed samples.
 
         Raises:
+            JobFailed: with `check`.
             WaitTimeout: the job has not ended in time.
         """
         current = self.get(job_id)
@@ -329,6 +318,9 @@ class Jobs(Resource, path="/v1/jobs"):
                 except (ApiError, ServiceUnreachable) as error:
                     if not _is_short_outage(error, answered_at):
                         raise
+        if check and current.status is not JobStatus.COMPLETED:
+            reason = f": {current.error.message}" if current.error else ""
+            raise JobFailed(f"job {current.id} {current.status}{reason}")
         return current
 
 

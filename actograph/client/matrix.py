@@ -1,7 +1,7 @@
 """Rows of many sessions as one matrix, with the label and origin of every row; samples as a data frame."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
@@ -11,12 +11,24 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from actograph.client.errors import UnexpectedAnswer, package
-from actograph.client.transport import LONG_SECONDS, Params, Transport
+from actograph.client.job_options import Positions
+from actograph.client.sessions import SessionFilters
+from actograph.client.transport import LONG_SECONDS, Transport
 from actograph.contract.resources import Sample
+from actograph.contract.row_selection import Reduce
 from actograph.tensor_files import Array
 
-#: positions of a matrix: as in a capture spec, or the number of one token
-Positions = str | int | Sequence[int] | Sequence[str] | Mapping[str, Any] | BaseModel
+
+class MatrixOptions(SessionFilters, total=False):
+    """Rows to read, and filters of sessions; see `JobHandle.matrix`."""
+
+    positions: Positions
+    reduce: Reduce
+    label: str
+    epoch: int | None
+    limit: int | None
+    max_bytes: int | None
+
 
 _SAMPLE_COLUMNS = (
     "id", "index", "condition", "epoch", "status", "prompt", "completion", "finish_reason", "prompt_tokens",
@@ -65,6 +77,14 @@ class Matrix:
     def __len__(self) -> int:
         return len(self.features)
 
+    @property
+    def groups(self) -> NDArray[np.int64]:
+        """The problem of each row [n]. Keep rows of one problem on one side of a split, as `GroupKFold` does.
+
+        It is `sample_index`: conditions and epochs of a problem share it, and so do all jobs on a dataset.
+        """
+        return self.sample_index
+
     def __repr__(self) -> str:
         skipped = f", {len(self.skipped)} sessions skipped" if self.skipped else ""
         return f"Matrix({self.hook}, features {list(self.features.shape)} {self.features.dtype}{skipped})"
@@ -76,15 +96,30 @@ class Matrix:
 
     def frame(self) -> Any:
         """Return a `pandas.DataFrame` without the features, one line per row. Raises PackageMissing."""
+        return package("pandas", "a data frame").DataFrame(self._columns)
+
+    def to_dataset(self) -> Any:
+        """Return a `datasets.Dataset` with `features` too; its `save_to_disk` writes a folder.
+
+        Raises:
+            PackageMissing: Hugging Face's datasets is not installed.
+        """
+        columns = {**self._columns, "features": self.features}
+        return package("datasets", "a Hugging Face dataset").Dataset.from_dict(columns)
+
+    @property
+    def _columns(self) -> dict[str, Array]:
         columns = {name: getattr(self, name) for name in ("session_id", "sample_index", "condition", "epoch")}
-        columns |= {"token": self.tokens, "label": self.labels}
-        return package("pandas", "a data frame").DataFrame(columns)
+        return columns | {"token": self.tokens, "label": self.labels}
 
 
-def fetch(transport: Transport, path: str, positions: Positions, params: Params) -> Matrix:
+def fetch(transport: Transport, path: str, hook: str, wanted: MatrixOptions) -> Matrix:
     """Request a matrix."""
-    given = positions.model_dump() if isinstance(positions, BaseModel) else positions
-    asked = {**params, "positions": given if isinstance(given, str) else json.dumps(given)}
+    asked: dict[str, Any] = {**wanted, "hook": hook}
+    positions = asked.get("positions", "last_prompt")
+    if isinstance(positions, BaseModel):
+        positions = positions.model_dump()
+    asked["positions"] = positions if isinstance(positions, str) else json.dumps(positions)
     with TemporaryFile() as file:
         transport.download(path, file, params=asked, read_timeout=LONG_SECONDS)
         file.seek(0)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actograph.client.transport import LONG_SECONDS, Resource, parse, path_of
+from actograph.client.transport import LONG_SECONDS, Listing, Resource, parse, path_of
 from actograph.contract import base, models, operations, resources
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import StoredVector, VectorInfo
@@ -43,7 +43,7 @@ class Files(Resource, path="/v1/files"):
             )
         return parse(File, answer.content)
 
-    def list(self, purpose: str | None = None) -> Iterator[File]:
+    def list(self, purpose: str | None = None) -> Listing[File]:
         """List uploaded files, newest first."""
         return self._items(File, purpose=purpose)
 
@@ -111,7 +111,7 @@ class Batches(Resource, path="/v1/batches"):
         """Return one batch with its current counts."""
         return self._call(Batch, "GET", batch_id)
 
-    def list(self) -> Iterator[Batch]:
+    def list(self) -> Listing[Batch]:
         """List batches, newest first."""
         return self._items(Batch)
 
@@ -142,7 +142,7 @@ class Vectors(Resource, path="/v1/vectors"):
         body = {"name": name, "hook": hook, "vector": numbers, "model": model, "metadata": metadata or {}}
         return self._call(VectorInfo, "POST", json=body)
 
-    def list(self, *, name: str | None = None, model: str | None = None) -> Iterator[VectorInfo]:
+    def list(self, *, name: str | None = None, model: str | None = None) -> Listing[VectorInfo]:
         """List stored vectors without their numbers, newest first."""
         return self._items(VectorInfo, name=name, model=model)
 
@@ -187,7 +187,7 @@ class Keys(Resource, path="/v1/keys"):
         body = new.model_dump(mode="json", exclude_unset=True)
         return self._call(CreatedKey, "POST", json=body, repeatable=False)
 
-    def list(self) -> Iterator[ApiKey]:
+    def list(self) -> Listing[ApiKey]:
         """List keys, newest first, with revoked and expired keys."""
         return self._items(ApiKey)
 

@@ -1,29 +1,25 @@
 """`client.sessions`, and the session objects that it returns."""
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-import numpy as np
-from numpy.typing import NDArray
+from pydantic import PrivateAttr
+from typing_extensions import override
 
 from actograph import tensor_files
 from actograph.client.errors import UnexpectedAnswer
 from actograph.client.pulls import fetch, plain_name
-from actograph.client.tensors import LazyTensor
-from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Handle, Resource, path_of
+from actograph.client.stored_session import Manifest, StoredSession
+from actograph.client.tensors import ROW_POSITIONS, LazyTensor
+from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Handle, Listing, Resource, path_of
 from actograph.contract import base, resources
-from actograph.contract.errors import NotFound
-from actograph.contract.hooks import canonical
 
 Order = Literal["asc", "desc"]
 #: maximum size of one answer; more rows take several requests
 ANSWER_BYTES = 64 << 20
-_INDEX = re.compile(r"\[(\d+)\]")
-_SHOWN = 8
 
 
 class SessionFilters(TypedDict, total=False):
@@ -43,46 +39,33 @@ class SessionFilters(TypedDict, total=False):
     expires_before: float | None
 
 
-def stored_name(name: str, hooks: Iterable[str]) -> str | None:
-    """Return the entry of `hooks` for a hook point, alias or module location; None if there is none."""
-    known = set(hooks)
-    location = _INDEX.sub(r".\1", name).removesuffix(".0")
-    return next((found for found in (name, canonical(name), location) if found in known), None)
-
-
-class SessionHandle(Handle, resources.Session):
+class SessionHandle(StoredSession, Handle, resources.Session):
     """A session as the service last reported it. Its tensors are read when they are indexed."""
 
-    def __getitem__(self, hook: str) -> LazyTensor:
-        """Return the tensor of a hook point or alias.
+    _known: Manifest | None = PrivateAttr(None)
 
-        Raises:
-            NotFound: the session has no such tensor.
-        """
-        name = stored_name(hook, self.hooks)
-        if name is None:
-            known = list(self.hooks)
-            more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-            listed = ", ".join(known[:_SHOWN]) or "none"
-            raise NotFound(f"no tensor {hook} is stored; the session has {listed}{more}")
-        info = self.hooks[name]
-        return self._tensor(name, info.dtype, info.shape)
+    @override
+    def _stored(self) -> Mapping[str, resources.TensorInfo]:
+        return self.hooks
 
-    def __contains__(self, hook: str) -> bool:
-        return stored_name(hook, self.hooks) is not None
+    @override
+    def _read(self, name: str) -> LazyTensor:
+        sessions: Sessions = self._client.sessions
+        if name in self.hooks:
+            info = self.hooks[name]
+            return sessions.tensor(self.id, name, info.dtype, info.shape)
+        count = self.prompt_tokens + self.generated_tokens
+        if name == ROW_POSITIONS:  # their number is not in the index
+            count = max(
+                (one.position_offset or 0) + (one.over or one.shape[0]) for one in self.hooks.values()
+            )
+        return sessions.tensor(self.id, name, "I64", (count,))
 
-    def token_ids(self) -> NDArray[np.int64]:
-        """Return the `[P + G]` token ids of prompt and generation."""
-        return self._tensor("token_ids", "I64", [self.prompt_tokens + self.generated_tokens])[:]
-
-    def tokens_of(self, hook: str) -> NDArray[np.int64]:
-        """Return the token index of every row of a tensor, ascending; for a summary, of every row it sums."""
-        info = self.hooks[self[hook].hook]
-        count = info.shape[0] if info.over is None else info.over
-        if info.position_offset is None:
-            return np.arange(info.first_row, info.first_row + count)
-        stop = info.position_offset + count
-        return self._tensor("row_positions", "I64", [stop])[info.position_offset : stop]
+    @override
+    def _manifest(self) -> Manifest:
+        if self._known is None:
+            self._known = self._client.sessions.manifest(self.id)
+        return self._known
 
     def download(self, folder: str | Path) -> Path:
         """Download every file to `<folder>/<id>`, verified by sha256. Returns that folder.
@@ -95,10 +78,6 @@ class SessionHandle(Handle, resources.Session):
             self._client.sessions.download(self.id, file, target)
         return target
 
-    def _tensor(self, name: str, dtype: str, shape: Sequence[int]) -> LazyTensor:
-        row_bytes = math.prod(shape[1:]) * tensor_files.itemsize(dtype)
-        return LazyTensor(name, dtype, shape, partial(self._client.sessions.read_rows, self, name, row_bytes))
-
 
 class Sessions(Resource, path="/v1/activations/sessions"):
     """List, read, change and delete sessions."""
@@ -109,8 +88,8 @@ class Sessions(Resource, path="/v1/activations/sessions"):
 
     def list(
         self, *, order: Order = "desc", page_size: int = PAGE_SIZE, **filters: Unpack[SessionFilters]
-    ) -> Iterator[SessionHandle]:
-        """List matching sessions, newest first. Pages are fetched as the iterator is read."""
+    ) -> Listing[SessionHandle]:
+        """List matching sessions, newest first. Pages are fetched as the list is read."""
         return self._items(SessionHandle, **filters, order=order, limit=page_size)
 
     def stats(self, **filters: Unpack[SessionFilters]) -> resources.SessionStats:
@@ -180,9 +159,19 @@ class Sessions(Resource, path="/v1/activations/sessions"):
         """
         return fetch(self._transport, path_of(self._path, session_id, "files", file.name), file, folder)
 
-    def read_rows(self, session: SessionHandle, name: str, row_bytes: int, start: int, stop: int) -> bytes:
+    def manifest(self, session_id: str) -> Manifest:
+        """Return the segments and the texts of a session's tokens."""
+        return self._call(Manifest, "GET", session_id, "manifest")
+
+    def tensor(self, session_id: str, name: str, dtype: str, shape: Sequence[int]) -> LazyTensor:
+        """Return a tensor of a session by its stored name, dtype and shape. Nothing is requested yet."""
+        row_bytes = math.prod(shape[1:]) * tensor_files.itemsize(dtype)
+        # it keeps no session, so a list of many tensors stays small
+        return LazyTensor(name, dtype, shape, partial(self._read_rows, session_id, name, row_bytes))
+
+    def _read_rows(self, session_id: str, name: str, row_bytes: int, start: int, stop: int) -> bytes:
         """Read rows of a tensor as stored."""
-        path = path_of(self._path, session.id, "tensors", name)
+        path = path_of(self._path, session_id, "tensors", name)
         at_once = max(1, ANSWER_BYTES // max(1, row_bytes))
         pieces = []
         for low in range(start, stop, at_once):

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from time import sleep
 from typing import Any, BinaryIO, ClassVar, TypeVar
 from urllib.parse import quote
@@ -13,7 +14,7 @@ from typing_extensions import override
 
 from actograph.client.errors import ApiError, ServiceUnreachable, UnexpectedAnswer, from_response
 from actograph.contract.base import ListPage
-from actograph.contract.errors import IdempotencyInFlight, InvalidRequest
+from actograph.contract.errors import IdempotencyInFlight, InvalidRequest, NotFound
 from actograph.loopback import is_loopback
 
 M = TypeVar("M", bound=BaseModel)
@@ -77,6 +78,30 @@ def _refuse(response: httpx.Response) -> None:
         raise from_response(response)
 
 
+class Listing(Iterator[M]):
+    """Items of a list. Pages are fetched as it is read, once."""
+
+    def __init__(self, items: Iterator[M]) -> None:
+        self._items = items
+
+    @override
+    def __next__(self) -> M:
+        return next(self._items)
+
+    def first(self) -> M | None:
+        """Return the next item; None if there is none."""
+        return next(self, None)
+
+    def one(self) -> M:
+        """Return the only item. Raises NotFound if there is none, and InvalidRequest if there are several."""
+        found = list(islice(self, 2))
+        if not found:
+            raise NotFound("nothing matches")
+        if len(found) > 1:
+            raise InvalidRequest("several items match; narrow the filters, or use first()")
+        return found[0]
+
+
 class Transport:
     """One connection pool to one service."""
 
@@ -115,8 +140,11 @@ class Transport:
         """Send a request and return its answer as a `form`. Takes the options of `request`."""
         return parse(form, self.request(method, path, **options).content, self._client)
 
-    def items(self, form: type[M], path: str, params: Params | None = None) -> Iterator[M]:
-        """Yield the items of a list, fetched page by page."""
+    def items(self, form: type[M], path: str, params: Params | None = None) -> "Listing[M]":
+        """Return the items of a list."""
+        return Listing(self._pages(form, path, params))
+
+    def _pages(self, form: type[M], path: str, params: Params | None) -> Iterator[M]:
         after: str | None = None
         while True:
             page: ListPage[M] = self.call(
@@ -239,7 +267,7 @@ class Resource:
         """Call `_path`/parts. Takes the options of `Transport.request`."""
         return self._transport.call(form, method, path_of(self._path, *parts), **options)
 
-    def _items(self, form: type[M], *parts: str, **params: Any) -> Iterator[M]:
+    def _items(self, form: type[M], *parts: str, **params: Any) -> "Listing[M]":
         return self._transport.items(form, path_of(self._path, *parts), params)
 
 

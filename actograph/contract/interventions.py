@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from actograph.contract import hooks
 from actograph.contract.base import HookName, Metadata, ModelName, Name, Resource, Spec, example
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.models import ModelStructure
-from actograph.contract.row_selection import Positions
+from actograph.contract.row_selection import Positions, known_in_the_pass
 
 MAX_WIDTH = 1_000_000
 MAX_INTERVENTIONS = 64
@@ -43,7 +43,7 @@ def _known_in_the_pass(value: Any) -> Any:
             "'last' is known only when the generation has ended, too late to change it. Use last_prompt for "
             "the prompt's last token, or generated for all tokens after it"
         )
-    return value
+    return known_in_the_pass(value)
 
 
 class Intervention(Spec):
@@ -59,8 +59,8 @@ class Intervention(Spec):
     vector: Vector | None = Field(None, description="As long as the hook is wide.")
     vector_id: VectorId | None = Field(None, description="Id of a stored vector, instead of `vector`.")
     coefficient: Number = Field(1.0, description="c in these formulas.")
-    positions: Annotated[Positions, BeforeValidator(_known_in_the_pass)] = Field(
-        "all", description="Tokens to change: a name, segments, {stride: k}, {start, stop}, or numbers."
+    positions: Annotated[Positions, AfterValidator(_known_in_the_pass)] = Field(
+        "all", description="Tokens to change, as in a capture spec; none counted from the end."
     )
 
     @model_validator(mode="after")

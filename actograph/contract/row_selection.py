@@ -3,11 +3,13 @@
 `positions` is interpreted here alone. `Selection` is its compiled form for one sample.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import from_json
 
 from actograph.contract.base import Resource, Spec
 
@@ -70,13 +72,67 @@ Tokens = Annotated[
 ]
 Segments = Annotated[list[SegmentName], Field(min_length=1, max_length=5)]
 NamedPositions = Literal["all", "prompt", "generated", "last", "last_prompt"]
-#: tokens of a sample and their rows, in capture specs, interventions, comparisons and matrices
-Positions = NamedPositions | SegmentName | Stride | TokenRange | Tokens | Segments
+
+_BOUNDS = r"\[(-?\d{1,8}|(-?\d{1,8})?:(-?\d{1,8})?(:[1-9]\d{0,7})?)\]"
+_NAMES = "all|prompt|generated|think|answer|tool_call|tool_result"
+_NUMBER = re.compile(r"-?\d+")
+
+
+def _bounds(text: str) -> tuple[str, slice]:
+    """Name and slice of `generated[0:3]`, `answer[-1]` or `turn.1`."""
+    name, bracket, rest = text.partition("[")
+    numbers = [int(part) if part else None for part in rest.rstrip("]").split(":")]
+    if len(numbers) > 1:
+        return name, slice(*numbers)
+    if not bracket or numbers[0] is None:
+        return name, slice(None)
+    return name, slice(numbers[0], numbers[0] + 1 or None)
+
+
+def _not_empty(text: str) -> str:
+    _, found = _bounds(text)
+    start, stop = found.start or 0, found.stop
+    if stop is not None and (start < 0) == (stop < 0) and stop <= start:
+        raise ValueError(f"{text} selects no token: the second number must be larger")
+    return text
+
+
+#: tokens of a name, or of a turn of the model, counted as Python counts: `generated[0:3]`, `answer[-1]`,
+#: `all[::4]`, `turn.0`, `turn.-1[:5]`
+TokenSlice = Annotated[
+    str,
+    Field(pattern=rf"^(({_NAMES}){_BOUNDS}|turn\.-?\d{{1,4}}({_BOUNDS})?)$"),
+    AfterValidator(_not_empty),
+]
+
+
+def _from_text(value: Any) -> Any:
+    """Read what stands in a text (`0,-1`, `think,answer`, JSON), and a single number, as a list."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return [value]
+    if not isinstance(value, str):
+        return value
+    if value[:1] in ("[", "{"):
+        try:
+            return _from_text(from_json(value, allow_inf_nan=False))
+        except ValueError:
+            return value
+    parts = [part.strip() for part in value.split(",")]
+    if all(map(_NUMBER.fullmatch, parts)):
+        return [int(part) for part in parts]
+    return parts if len(parts) > 1 else value
+
+
+#: tokens of a sample and their rows, in capture specs, interventions, comparisons, matrices and probes
+Positions = Annotated[
+    NamedPositions | SegmentName | TokenSlice | Stride | TokenRange | Tokens | Segments,
+    BeforeValidator(_from_text),
+]
 
 #: segments that a model generates
 GENERATED_SEGMENTS = frozenset({"think", "answer", "tool_call"})
 #: segments and names that exist only in generations
-_GENERATED = GENERATED_SEGMENTS | {"generated", "tool_result"}
+_GENERATED = GENERATED_SEGMENTS | {"generated", "tool_result", "turn"}
 #: more tokens than any sample has
 _ENDLESS = 1 << 40
 
@@ -84,7 +140,19 @@ _ENDLESS = 1 << 40
 def needs_generation(positions: object) -> str | None:
     """First of `positions` that only generated tokens can match; None if there is none."""
     names = positions if isinstance(positions, list) else [positions]
-    return next((name for name in names if isinstance(name, str) and name in _GENERATED), None)
+    return next(
+        (name for name in names if isinstance(name, str) and re.split(r"[.\[]", name)[0] in _GENERATED), None
+    )
+
+
+def known_in_the_pass(positions: Any) -> Any:
+    """Refuse positions that count from an end which is known only when the generation has ended."""
+    if isinstance(positions, str) and "-" in positions and not positions.startswith("prompt["):
+        raise ValueError(
+            f"{positions} counts from an end that is known only when the generation has ended. Use numbers "
+            "from the beginning here; matrices, probes and comparisons can read such positions"
+        )
+    return positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +163,16 @@ class Selection:
         segments: names of the selected segments; None if token numbers decide.
         numbers: selected token numbers, if `segments` is None.
         last_only: keep only the last selected token that has a row.
+        window: part of the selected tokens, in their order; None keeps all.
+        turn: number of the turn whose tokens are selected. Another turn begins where generated tokens follow
+            on others.
     """
 
     segments: frozenset[str] | None = None
     numbers: range | frozenset[int] = range(_ENDLESS)
     last_only: bool = False
+    window: slice | None = None
+    turn: int | None = None
 
     @classmethod
     def of(cls, positions: Positions, prompt_tokens: int) -> "Selection":
@@ -118,15 +191,58 @@ class Selection:
             case TokenRange():
                 stop = _ENDLESS if positions.stop is None else positions.stop
                 return cls(numbers=range(positions.start, stop))
+            case str() if "[" in positions or "." in positions:
+                return cls._of_slice(*_bounds(positions), prompt_tokens)
             case str():
                 return cls(segments=frozenset([positions]))
             case [str(), *_]:
                 return cls(segments=frozenset(str(name) for name in positions))
         return cls(numbers=frozenset(int(p) + prompt_tokens if int(p) < 0 else int(p) for p in positions))
 
+    @classmethod
+    def _of_slice(cls, name: str, window: slice, prompt_tokens: int) -> "Selection":
+        if name == "prompt":
+            return cls(numbers=range(prompt_tokens)[window])
+        if name == "all":
+            from_end = (window.start or 0) < 0 or (window.stop or 0) < 0
+            return cls(window=window) if from_end else cls(numbers=range(_ENDLESS)[window])
+        turn = int(name.partition(".")[2]) if name.startswith("turn.") else None
+        generated = name == "generated" or turn is not None
+        segments = GENERATED_SEGMENTS if generated else frozenset([name])
+        return cls(segments=segments, window=window, turn=turn)
+
     def holds(self, number: int, segment: str) -> bool:
-        """True if a token is selected, by its number and the name of its segment."""
+        """True if a token is selected, by its number and the name of its segment, without a `window`."""
         return number in self.numbers if self.segments is None else segment in self.segments
+
+    def follow(self) -> Callable[[int, str], bool]:
+        """Return `holds` for the tokens of a sample from the first on, called once for each, in order."""
+        if self.window is None:
+            return self.holds
+        window, count, turn, last = range(_ENDLESS)[self.window], 0, -1, False
+
+        def judge(number: int, segment: str) -> bool:
+            nonlocal count, turn, last
+            before, last = last, self.holds(number, segment)
+            if not last:
+                return False
+            if not before:
+                turn, count = turn + 1, count if self.turn is None else 0
+            count += 1
+            return self.turn in (None, turn) and count - 1 in window
+
+        return judge
+
+    def among(self, names: Sequence[str]) -> Iterable[int]:
+        """Selected tokens of a whole sample by the segments of its tokens, all of which the model ran."""
+        turns = list[list[int]]()
+        for number in (number for number, name in enumerate(names) if self.holds(number, name)):
+            if not turns or number != turns[-1][-1] + 1:
+                turns.append([])
+            turns[-1].append(number)
+        if self.turn is not None:
+            turns = [turns[self.turn]] if -len(turns) <= self.turn < len(turns) else []
+        return [number for turn in turns for number in turn][self.window or slice(None)]
 
     def rows(self, first: int, prompt_tokens: int, stop: int) -> Sequence[int]:
         """Selected tokens from `first` to `stop` in a sample of one turn.
@@ -134,6 +250,9 @@ class Selection:
         The sizes of segments are unknown in advance. Generated segments count as all generated tokens, and
         segments of several kinds as all tokens. All other selections are exact.
         """
+        if self.window is not None:
+            tokens = range(0 if self.segments is None else prompt_tokens, max(prompt_tokens, stop))
+            return [number for number in tokens[self.window] if number >= first]
         if self.last_only:
             return range(stop - 1, stop)
         if self.segments is None and isinstance(self.numbers, frozenset):
@@ -159,7 +278,8 @@ class Segment(Resource):
 
 def needs_segments(positions: Positions) -> bool:
     """Whether only the segments of a session tell which tokens are selected."""
-    return Selection.of(positions, 1).segments is not None
+    selection = Selection.of(positions, 1)
+    return selection.segments is not None or selection.window is not None
 
 
 def stored_rows(
@@ -175,6 +295,10 @@ def stored_rows(
     selection = Selection.of(positions, prompt_tokens)
     if selection.last_only:
         selection = Selection(numbers=range(ran - 1, ran))
+    if selection.window is not None:
+        names = [span.name for span in segments for _ in range(span.start, span.stop)]
+        chosen = frozenset(selection.among(names[:ran]))
+        return [row for row, token in enumerate(tokens) if token in chosen]
     if selection.segments is None:
         return [row for row, token in enumerate(tokens) if token in selection.numbers]
     spans = [span for span in segments if span.name in selection.segments]

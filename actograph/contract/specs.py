@@ -24,7 +24,14 @@ from actograph.contract.base import (
 )
 from actograph.contract.interventions import InterventionList
 from actograph.contract.models import EngineChoice
-from actograph.contract.row_selection import Features, Positions, Reduce, Stats, needs_generation
+from actograph.contract.row_selection import (
+    Features,
+    Positions,
+    Reduce,
+    Stats,
+    known_in_the_pass,
+    needs_generation,
+)
 
 Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)]
 TopP = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -84,7 +91,9 @@ class CaptureSpec(Spec):
     points: list[hooks.PointName] = Field([], max_length=100, description="Read in each of `layers`.")
     layers: Layers | None = Field(None, description="null: 1/4, 1/2 and 3/4 of the depth.")
     hooks: HookList = Field([], description="Hook names or aliases.")
-    positions: Positions = Field("all", description="Tokens to store.")
+    positions: Annotated[Positions, AfterValidator(known_in_the_pass)] = Field(
+        "all", description="Tokens to store."
+    )
     features: Features | None = Field(None, description="Columns to store.")
     reduce: Reduce = Field("none", description="Store one row per hook and sample.")
     stats: Stats = Field(None, description="Per-channel statistics of the tokens.")

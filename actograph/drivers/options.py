@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actograph.cli.job_flags import capture_of as typed_capture
+from actograph.client.job_options import capture_of as typed_capture
 from actograph.contract.specs import CaptureSpec
 
 #: letters of Inspect's scorers: correct, partially correct, incorrect, no answer
@@ -19,9 +19,9 @@ def capture_of(given: str | Sequence[str] | Mapping[str, Any] | None) -> dict[st
     """
     if not given:
         return None
-    if not isinstance(given, Mapping):
-        given = typed_capture(given if isinstance(given, str) else ",".join(map(str, given)))
-    return CaptureSpec.model_validate(given).model_dump(mode="json", exclude_unset=True)
+    if not isinstance(given, str | Mapping):
+        given = ",".join(map(str, given))
+    return CaptureSpec.model_validate(typed_capture(given)).model_dump(mode="json", exclude_unset=True)
 
 
 def score_of(value: object) -> float | None:

@@ -241,7 +241,9 @@ class Run:
     def _ended(self, names: Iterable[str]) -> Fields:
         """Wait for jobs. Raises StageFailed."""
         ids = self._ids(names)
-        ended = {name: self._client.jobs.wait(ids[name], progress=self._progress) for name in ids}
+        ended = {
+            name: self._client.jobs.wait(ids[name], progress=self._progress, check=False) for name in ids
+        }
         bad = [f"{name} ({job.id}) {_ending(job)}" for name, job in ended.items() if _is_incomplete(job)]
         if bad:
             raise StageFailed(f"{'; '.join(bad)}; run the experiment again to try them again")

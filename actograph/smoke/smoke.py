@@ -176,7 +176,7 @@ class Smoke:
         while self._jobs:
             job = self.client.jobs.get(self._jobs.pop())
             if not job.status.is_terminal():
-                job.cancel().wait(timeout=self.timeout)
+                job.cancel().wait(timeout=self.timeout, check=False)
             self.client.jobs.delete(job.id)
         while self._files:
             self.client.files.delete(self._files.pop())
@@ -196,7 +196,7 @@ class Smoke:
         job = self.client.submit(common | spec)
         self._jobs.append(job.id)
         try:
-            job = job.wait(timeout=self.timeout)
+            job = job.wait(timeout=self.timeout, check=False)
         except WaitTimeout as error:
             raise SmokeFailed(Kind.JOB, str(error)) from error
         if job.status is JobStatus.COMPLETED and job.progress.failed == 0:

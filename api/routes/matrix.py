@@ -1,11 +1,9 @@
 """/v1/jobs/{id}/matrix and /v1/activations/matrix: rows of one hook over many sessions."""
 
-from contextlib import suppress
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
-from pydantic_core import from_json
 from starlette.responses import Response, StreamingResponse
 
 from actograph.contract.errors import InvalidRequest
@@ -31,9 +29,7 @@ class RowsQuery(BaseModel):
         description="A hook point, an alias, a savepoint or a module path.",
         examples=["resid_post.12"],
     )
-    positions: str = Field(
-        "last_prompt", description="A name, a token number, or JSON: as in a capture spec."
-    )
+    positions: str = Field("last_prompt", description="As in a capture spec; lists are 0,-1 or JSON.")
     reduce: Reduce = Field("none", description="Reduce each session's rows to one.")
     label: str = Field(
         matrix.CORRECT, max_length=256, description="`correct`, or a metric key of the samples' scores."
@@ -104,15 +100,12 @@ def _answer(services: Services, found: list[matrix.Source], wanted: RowsQuery, n
 
 def _parsed(text: str) -> Positions:
     """Raises InvalidRequest."""
-    value: Any = text
-    with suppress(ValueError):  # a name is no JSON
-        value = from_json(text, allow_inf_nan=False)
     try:
-        return _positions.validate_python([value] if type(value) is int else value)
+        return _positions.validate_python(text)
     except ValidationError:
         names = ", ".join([*get_args(NamedPositions), *get_args(SegmentName)[1:]])
         raise InvalidRequest(
-            f"positions={text[:100]} is none of {names}, a token number, or JSON such as [0, -1], "
-            '{"stride": k} or {"start": a, "stop": b}',
+            f"positions={text[:100]} is none of {names}, a slice such as generated[-5:], "
+            "or numbers such as 0,-1",
             param="positions",
         ) from None

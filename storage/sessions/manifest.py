@@ -102,6 +102,9 @@ class SessionManifest(ManifestPart):
     )
     turns: list[Turn] = Field(default_factory=list)
     segments: list[Segment] = Field(default_factory=list)
+    token_texts: list[str] = Field(
+        default_factory=list, description="Text of each token; a character of several tokens is in the last."
+    )
     sampling: dict[str, Any] = Field(default_factory=dict)
     interventions: list[AppliedIntervention] = Field(
         default_factory=list, description="In the order in which they were applied."

@@ -37,15 +37,16 @@ class SampleTokens:
     markup: Markup
 
     def of_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:
-        selection = Selection.of(self.positions, len(prompt_ids))
-        return [token for token in range(len(prompt_ids)) if selection.holds(token, "prompt")]
+        judge = Selection.of(self.positions, len(prompt_ids)).follow()
+        return [token for token in range(len(prompt_ids)) if judge(token, "prompt")]
 
     def of_generation(self, prompt_ids: Sequence[int]) -> Callable[[int, int], bool]:
         selection = Selection.of(self.positions, len(prompt_ids))
+        judge = selection.follow()  # slices count no tokens of the prompt
         if selection.segments is None:
-            return lambda row, token_id: selection.holds(row, "")
+            return lambda row, token_id: judge(row, "")
         follower = SegmentFollower(self.markup, prompt_ids)
-        return lambda row, token_id: selection.holds(row, follower.next(token_id))
+        return lambda row, token_id: judge(row, follower.next(token_id))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,17 +67,24 @@ class TurnTokens:
     from_place: int = 0
 
     def of_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:
-        numbers, names = self.begun.numbers, self.conversation.prompt_names(self.begun)
-        places = range(self.from_place, len(self.begun.ids))
-        return [place for place in places if self._selection.holds(numbers[place], names[place])]
+        judge, numbers = self._selection.follow(), self.begun.numbers
+        held = [judge(number, name) for number, name in enumerate(self._names)]
+        return [place for place in range(self.from_place, len(self.begun.ids)) if held[numbers[place]]]
 
     def of_generation(self, prompt_ids: Sequence[int]) -> Callable[[int, int], bool]:
-        selection, begun = self._selection, self.begun
-        if selection.segments is None:
-            return lambda place, token_id: selection.holds(begun.number(place), "")
+        judge, begun = self._selection.follow(), self.begun
+        for number, name in enumerate(self._names):
+            judge(number, name)
+        if self._selection.segments is None:
+            return lambda place, token_id: judge(begun.number(place), "")
         follower = SegmentFollower(self.markup, prompt_ids)
-        return lambda place, token_id: selection.holds(begun.number(place), follower.next(token_id))
+        return lambda place, token_id: judge(begun.number(place), follower.next(token_id))
 
     @cached_property
     def _selection(self) -> Selection:
         return Selection.of(self.positions, self.conversation.first_prompt(self.begun))
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Segments of the sample's tokens up to the end of this turn's prompt."""
+        return self.conversation.names + self.conversation.prompt_names(self.begun)[self.begun.shared :]

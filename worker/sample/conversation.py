@@ -116,14 +116,15 @@ class Conversation:
 
     def prompt_names(self, begun: TurnPrompt) -> list[str]:
         """The segment of every place of a turn's prompt."""
-        names = self._segment_names()
+        names = self.names
         kept = [names[number] for number in begun.numbers[: begun.shared]]
         results = len(begun.ids) if begun.results_from is None else begun.results_from
         return kept + [
             TOOL_RESULT if place >= results else "prompt" for place in range(begun.shared, len(begun.ids))
         ]
 
-    def _segment_names(self) -> list[str]:
+    @property
+    def names(self) -> list[str]:
         """The segment of every token. Jobs without capture never ask for it."""
         unnamed, self._unnamed = self._unnamed, []
         for begun, generated in unnamed:
@@ -135,7 +136,7 @@ class Conversation:
     @property
     def segments(self) -> list[Segment]:
         """Segments of the sequence, without gaps."""
-        return list(runs(self._segment_names()))
+        return list(runs(self.names))
 
     @property
     def rows(self) -> int:
@@ -162,9 +163,13 @@ class Conversation:
         selection = Selection.of(positions, self.prompt_tokens)
         if selection.last_only:
             return rows[-1:]
+        if selection.window is not None:
+            stop = len(self.names) - (len(self.names) - 1 in self._unrun)
+            chosen = frozenset(selection.among(self.names[:stop]))
+            return [number for number in rows if number in chosen]
         if selection.segments is None:
             return [number for number in rows if number in selection.numbers]
-        names = self._segment_names()
+        names = self.names
         return [number for number in rows if names[number] in selection.segments]
 
     def _check_listed(self, positions: Sequence[object], ran: Sequence[int]) -> None:

@@ -170,6 +170,7 @@ class SampleRecorder:
             truncated_from=self._truncated_from,
             turns=list(finished.turns),
             segments=finished.segments,
+            token_texts=origin.markup.texts(finished.token_ids),
             sampling=sampling.model_dump(mode="json") if sampling else {},
             interventions=list(origin.steering.records(sample.condition)),
             seed=sample.seed,

@@ -10,7 +10,9 @@ one is part of the answer. If a prompt ends in an opening mark (the template sta
 call (`<tool_call>` and `{`), the generation begins inside that segment.
 """
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -18,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.row_selection import Segment
 from worker.engine.tokens.stopping import decode_exactly
+from worker.runners.token_names import TokenNames
 
 ANSWER = "answer"
 _NAMES = ("think", "tool_call")
@@ -64,6 +67,20 @@ class Markup:
         now, before = self._decode(tail), self._decode(tail[:-1])
         completed = [t for t in self._texts if now.count(t) > before.count(t)]
         return self._texts[max(completed, key=now.rfind)] if completed else None
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token; a character of several tokens is in the last of them."""
+        decoder, texts = getincrementaldecoder("utf-8")("replace"), list[str]()
+        for token in ids:
+            name, spelled = self._names.of(token)
+            texts.append(decoder.decode(name.encode(errors="replace") if spelled is None else bytes(spelled)))
+        if rest := decoder.decode(b"", final=True):
+            texts[-1] += rest
+        return texts
+
+    @cached_property
+    def _names(self) -> TokenNames:
+        return TokenNames(self._tokenizer)
 
     def open_at_end(self, prompt_ids: Sequence[int]) -> str | None:
         """The segment that a prompt leaves open: its last mark opens one, or it ends in a begun call.

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from actograph.cli.flags import DryRunOption, IdArgument, QuietOption, seconds_of
+from actograph.cli.flags import DryRunOption, IdArgument, QuietOption
 from actograph.cli.shell import ERROR, Shell, command, emit, end, note
 from actograph.cli.tables import Columns, age, describe, render, size, text_of
 from actograph.contract.errors import InvalidRequest
+from actograph.durations import seconds_of
 from actograph.progress import meter
 from actograph.roles import Role
 

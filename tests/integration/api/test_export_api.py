@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from actograph.client import Client, ServiceUnreachable
-from actograph.client.tensors import open_folder
+from actograph.client.stored_session import open_folder
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.resources import Score
 from storage.artifacts.store import ArtifactStore

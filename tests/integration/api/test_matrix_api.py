@@ -41,6 +41,8 @@ def test_rows_of_a_job_with_their_labels_and_filters(service: Service, url: str)
         assert len(job.matrix("model.layers[1].resid_post.output")) == 6, "a module path of the model"
         assert where(job.matrix(HOOK, condition="b", correct=True)) == {(0, "b"), (1, "b")}
         assert len(job.matrix(HOOK, limit=2, positions={"start": 4}, epoch=0)) == 4
+        assert set(job.matrix(HOOK, positions="answer[-1]").tokens) == {5}
+        assert client.matrix(HOOK, positions="3,4", job_id=job_id, limit=1).tokens.tolist() == [3, 4]
         scored = job.matrix(HOOK, positions="answer", reduce="mean", label=KEY, condition="a")
         values = dict(zip(scored.sample_index.tolist(), scored.labels.tolist(), strict=True))
         assert (values[1], values[2], np.isnan(values[0])) == (0.1, 0.2, True)

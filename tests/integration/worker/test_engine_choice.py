@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from actograph.client.tensors import open_folder
+from actograph.client.stored_session import open_folder
 from actograph.contract.models import ModelIdentity
 from actograph.contract.resources import JobStatus
 from storage.jobs import jobs

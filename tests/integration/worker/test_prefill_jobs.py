@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actograph import plans
-from actograph.client.tensors import open_folder
+from actograph.client.stored_session import open_folder
 from actograph.contract.job_specs import CaptureJobSpec
 from actograph.contract.specs import CaptureSpec
 from storage import samples
@@ -124,8 +124,7 @@ def test_a_capture_job_in_prefill_mode_takes_the_same_way(prefill: Prefill) -> N
     plain, scaled, chat, _ = (open_folder(prefill.folder / s.id) for s in prefill.sessions(job_id))
     assert np.allclose(scaled["embed"][:], 2 * plain["embed"][:])
     count = len(plain.token_ids)
-    assert plain.row_positions is not None
-    assert plain.row_positions.tolist() == list(range(0, count, 2))
+    assert plain.tokens_of("embed").tolist() == list(range(0, count, 2))
     assert plain["resid_post.1.count"][:].item() == -(-count // 2)
     tokenizer = prefill.tokenizer
     assert str(tokenizer.decode(chat.token_ids.tolist())).rstrip().endswith("<|im_end|>")

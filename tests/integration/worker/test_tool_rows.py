@@ -91,6 +91,7 @@ CHOICES: list[tuple[Any, Callable[[Session], set[int]]]] = [
     ("last", lambda s: {len(s.token_ids) - 2}),
     ("generated", lambda s: s.generated),
     (["tool_call", "tool_result"], lambda s: s.segment("tool_call", "tool_result")),
+    ("generated[1::3]", lambda s: set(sorted(s.generated)[1::3])),
 ]
 
 
@@ -176,6 +177,8 @@ STEERED: list[tuple[Any, Callable[[Session], set[int]]]] = [
     ("last_prompt", lambda s: {s.manifest.prompt_tokens - 1}),
     ({"start": 3, "stop": 150}, lambda s: set(range(3, 150))),
     ({"stride": 5}, lambda s: set(range(0, len(s.token_ids), 5))),
+    ("generated[2:40]", lambda s: set(sorted(s.generated)[2:40])),
+    ("tool_result[1:4]", lambda s: set(sorted(s.segment("tool_result"))[1:4])),
     ([2, -2, 140], lambda s: {2, s.manifest.prompt_tokens - 2, 140}),
 ]
 

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from actograph.client.tensors import open_folder
+from actograph.client.stored_session import open_folder
 from tests.support.processes import words_of
 
 pytestmark = pytest.mark.e2e

@@ -64,6 +64,7 @@ class ContractServer:
     events: dict[str, list[resources.Event]] = field(default_factory=dict)
     sessions: dict[str, resources.Session] = field(default_factory=dict)
     tensors: dict[tuple[str, str], tuple[str, np.ndarray[Any, Any]]] = field(default_factory=dict)
+    manifests: dict[str, BaseModel] = field(default_factory=dict)
     stored: dict[tuple[str, str], bytes] = field(default_factory=dict)
     uploads: dict[str, tuple[str, str, bytes]] = field(default_factory=dict)
     models: list[Model] = field(default_factory=list)
@@ -390,6 +391,7 @@ ROUTES: list[tuple[str, str, Callable[..., BaseModel | None]]] = [
     ("GET", f"{S}/stats", Handler.session_stats),
     ("GET", f"{S}/([^/]+)", lambda self, _, session_id: self._session(session_id)),
     ("DELETE", f"{S}/([^/]+)", Handler.delete_session),
+    ("GET", f"{S}/([^/]+)/manifest", lambda self, _, session_id: self.state.manifests[session_id]),
     ("GET", f"{S}/([^/]+)/tensors/(.+)", Handler.tensor),
     ("GET", f"{S}/([^/]+)/files/([^/]+)", Handler.download),
     ("GET", "/v1/models", lambda self, seen: page(self.state.models, seen.query)),

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from actograph import progress
@@ -26,3 +28,18 @@ def test_lines_are_spared_but_the_last_is_written(
             update("in_progress", done, 5)
     said = [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()]
     assert said == ["queued 0/5", "in_progress 0/5", "in_progress 4/5"]
+
+
+def test_a_bar_in_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    with progress.meter() as update:
+        update("in_progress", 5, 10, 2)
+        update("done", 10, 10)
+    said = capsys.readouterr().err
+    assert said.endswith("\n")
+    first, second = said.strip("\r\n").split("\r")
+    assert first == "━" * 10 + " " * 11 + "in_progress 5/10 (2 failed)"
+    assert second.rstrip() == "━" * 20 + " done 10/10"
+    assert len(second) == len(first)

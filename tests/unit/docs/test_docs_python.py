@@ -45,3 +45,9 @@ def check(block: Any) -> None:
         if isinstance(node, ast.Attribute) and (of := known.get(ast.unparse(node.value))) is not None:
             fields = getattr(of, "model_fields", {})
             assert hasattr(of, node.attr) or node.attr in fields, ast.unparse(node)
+
+
+def test_the_first_example_is_short(blocks: Callable[[str], list[Any]]) -> None:
+    first = next(block.text for block in blocks("python") if block.page == "README.md")
+    assert len([line for line in first.splitlines() if line]) <= 12
+    assert not any(isinstance(node, ast.Dict) for node in ast.walk(ast.parse(first)))

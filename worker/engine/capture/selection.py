@@ -57,7 +57,7 @@ class ChosenTokens:
             return early + [t for t in range(max(start, prompt), stop) if self._choice.holds(t - prompt)]
         if selection.last_only:
             return range(max(start, prompt - 1), stop)
-        if selection.segments is None:
+        if selection.segments is None or selection.window is not None:
             return selection.rows(start, prompt, stop)
         return [t for t in range(start, stop) if selection.holds(t, "prompt" if t < prompt else "answer")]
 

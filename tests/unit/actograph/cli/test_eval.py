@@ -50,7 +50,7 @@ def test_rows_of_a_task_that_comes_along_are_those_of_lm_eval(service: Any, run:
         (("--tools", "abacus"), "tools: "),
         (("--max-turns", "3"), "max_turns needs tools: calculator"),
         (("--tool-format", "annotations"), "tool_format needs tools: calculator"),
-        (("--capture", "embed@first"), "--capture: layers 'first' are not valid"),
+        (("--capture", "embed@first"), "capture: layers 'first' are not valid"),
         (("--condition", "a b"), "conditions.0.name: "),
     ],
 )

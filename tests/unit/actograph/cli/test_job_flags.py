@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from actograph.cli.job_flags import body_of, capture_of, conditions_of
+from actograph.cli.job_flags import draft_of
+from actograph.client.job_options import capture_of, conditions_of
 from actograph.contract.errors import InvalidRequest
 
 
@@ -13,14 +14,14 @@ def test_flags_win_and_leave_the_rest_alone(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     spec = {"kind": "capture", "sampling": {"seed": 3, "top_p": 0.5}, "dataset": {"hub": "o/n", "split": "x"}}
     path.write_text(json.dumps(spec))
-    assert body_of(spec=str(path), top_p=0.0, dataset="path:a.jsonl")[0] == {
+    assert draft_of(spec=str(path), top_p=0.0, dataset="path:a.jsonl").body == {
         "kind": "capture",
         "sampling": {"seed": 3, "top_p": 0.0},
         "dataset": {"path": "a.jsonl"},
     }
     path.write_text('{"capture": ["x"]}')
     with pytest.raises(InvalidRequest, match=r"capture.points cannot be set, as capture is not an object"):
-        body_of(spec=str(path), capture="resid_post@all")
+        draft_of(spec=str(path), capture="resid_post@all")
 
 
 def test_flags_set_the_fields_of_the_spec() -> None:
@@ -30,12 +31,12 @@ def test_flags_set_the_fields_of_the_spec() -> None:
         "truncate": True, "priority": 1,
     }  # fmt: skip
     sampling = {"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 11}
-    body, uploads = body_of(
+    drafted = draft_of(
         **same, **sampling, thinking=True, chat_template=False, tag=["a"], mode="prefill", prompt=["p"],
         expires_after="7d", scorer=["numeric"], capture="attn_in,resid_post.1@0,2",
     )  # fmt: skip
-    assert uploads == {}
-    assert body == same | {
+    assert drafted.uploads == {}
+    assert drafted.body == same | {
         "kind": "capture", "sampling": sampling, "enable_thinking": True, "apply_chat_template": False,
         "tags": ["a"], "inputs": [{"prompt": "p"}], "expires_after": {"seconds": 7 * 86400},
         "scorers": ["numeric"],
@@ -70,23 +71,27 @@ def test_conditions(subtests: pytest.Subtests) -> None:
         ),
     ]:
         with subtests.test(typed[0]):
-            assert conditions_of(typed, None) == found
+            assert conditions_of(typed) == found
     for text in (":suffix=x", "a:b", "a:colour=red", "a:top_k=many"):
-        with subtests.test(text), pytest.raises(InvalidRequest, match="--condition"):
-            conditions_of([text], None)
+        with subtests.test(text), pytest.raises(InvalidRequest, match="condition"):
+            conditions_of([text])
 
 
 def test_conditions_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "conditions.json"
+
+    def conditions(*typed: str) -> object:
+        return draft_of(condition=list(typed), conditions=path).body["conditions"]
+
     path.write_text(json.dumps({"paper": "x", "stimuli": {"EP02": "It matters."}}))
     stimuli = [{"name": "EP02", "suffix": "It matters."}]
-    assert conditions_of([], path) == [{"name": "baseline"}, *stimuli]
-    assert conditions_of(["plain"], path) == [{"name": "plain"}, *stimuli]
+    assert conditions() == [{"name": "baseline"}, *stimuli]
+    assert conditions("plain") == [{"name": "plain"}, *stimuli]
     path.write_text('[{"name": "a"}, {"name": "b", "system": "x"}]')
-    assert conditions_of([], path) == [{"name": "a"}, {"name": "b", "system": "x"}]
+    assert conditions() == [{"name": "a"}, {"name": "b", "system": "x"}]
     path.write_text('{"a": "b"}')
     with pytest.raises(InvalidRequest, match="stimuli"):
-        conditions_of([], path)
+        conditions()
 
 
 def test_datasets(tmp_path: Path, subtests: pytest.Subtests) -> None:
@@ -100,10 +105,10 @@ def test_datasets(tmp_path: Path, subtests: pytest.Subtests) -> None:
         "hub:o/n::test": {"hub": "o/n", "split": "test"},
     }.items():
         with subtests.test(typed):
-            assert body_of(dataset=typed) == ({"kind": "evaluation", "dataset": found}, {})
-    assert body_of(fewshot_dataset=str(path))[1] == {"fewshot_dataset": path}
-    with pytest.raises(InvalidRequest, match="--dataset: no file"):
-        body_of(dataset="none.jsonl")
+            assert draft_of(dataset=typed).body == {"kind": "evaluation", "dataset": found}
+    assert draft_of(fewshot_dataset=str(path)).uploads == {"fewshot_dataset": path}
+    with pytest.raises(InvalidRequest, match="dataset: no file"):
+        draft_of(dataset="none.jsonl")
 
 
 def test_files_that_hold_no_spec(tmp_path: Path, subtests: pytest.Subtests) -> None:
@@ -113,4 +118,4 @@ def test_files_that_hold_no_spec(tmp_path: Path, subtests: pytest.Subtests) -> N
         if content is not None:
             path.write_text(content)
         with subtests.test(reason), pytest.raises((InvalidRequest, OSError), match=reason):
-            body_of(spec=str(path))
+            draft_of(spec=str(path))

@@ -34,6 +34,10 @@ def test_torch_and_pandas_on_request() -> None:
     frame = found.frame()
     assert list(frame.columns) == ["session_id", "sample_index", "condition", "epoch", "token", "label"]
     assert frame.label.sum() == 1
+    dataset = found.to_dataset().with_format("numpy")
+    assert set(dataset.column_names) == {*frame.columns, "features"}
+    assert np.array_equal(dataset["features"][:], found.features)
+    assert found.groups.tolist() == [0, 1]
     assert repr(found) == "Matrix(resid_post.1, features [2, 4] float32, 1 sessions skipped)"
 
 

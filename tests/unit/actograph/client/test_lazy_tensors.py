@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from actograph.client.tensors import SessionTensors, open_folder
+from actograph.client.stored_session import SessionTensors, open_folder
 from actograph.contract.errors import RangeNotSatisfiable, StoreDamaged
 
 
@@ -44,15 +44,24 @@ def test_indexing_is_numpy_indexing(
     folder: str, values: torch.Tensor, request: pytest.FixtureRequest, subtests: pytest.Subtests
 ) -> None:
     tensor = open_folder(request.getfixturevalue(folder))["x.0"]
+    mask = np.isin(np.arange(10), [2, 5])
     indices: list[Any] = [
         0, -1, 4, 9, np.int64(3), slice(None), slice(3, 7), slice(-3, None), slice(8, 2),
-        slice(None, None, 3), slice(None, None, -1), slice(9, 2, -2), slice(0, 99),
+        slice(None, None, 3), slice(None, None, -1), slice(9, 2, -2), slice(0, 99), range(2, 4),
+        (slice(None), slice(None, 3)), [1, 5], [5, 1, -1], [[1, 2], [3, 4]], mask, ..., (..., 0), (3, 4),
+        (slice(2, 4), [0, 5]), ([1, 2], [3, 4]), (mask, 2), (slice(None, None, -1), [1, 2]), None,
+        (None, 2), values.numpy() > 0, (), [], (2, slice(1, 3)), (slice(3, 5), ..., 1),
     ]  # fmt: skip
     for index in indices:
         with subtests.test(index=index):
             got, expected = tensor[index], values.numpy()[index]
-            assert got.shape == expected.shape
+            assert type(got) is type(expected)
+            assert np.shape(got) == np.shape(expected)
             assert np.array_equal(got, expected)
+            assert np.array_equal(tensor.torch(index).numpy(), expected)
+            if isinstance(got, np.ndarray):
+                got[...] = 0  # a copy of one's own
+                assert np.array_equal(tensor[index], expected)
 
 
 def test_what_a_tensor_says_about_itself(single: Path, values: torch.Tensor) -> None:
@@ -65,18 +74,20 @@ def test_what_a_tensor_says_about_itself(single: Path, values: torch.Tensor) -> 
     assert len(tensor) == 10
     assert np.array_equal(np.asarray(tensor), values.bfloat16().float().numpy())
     assert [row.tolist() for row in tensor] == np.asarray(tensor).tolist()
+    assert torch.equal(tensor.torch([1, 5]), values.bfloat16()[[1, 5]])
 
 
 def test_a_row_that_is_not_there(single: Path) -> None:
     tensor = open_folder(single)["x.0"]
-    for index in (10, -11):
+    for index in (10, -11, [10], np.zeros(9, bool), (0, 0, 0), "a", 1.5):
         with pytest.raises(IndexError):
             tensor[index]
     with pytest.raises(RangeNotSatisfiable):
         tensor.read(5, 11)
 
 
-def test_only_the_bytes_of_the_rows_are_read(single: Path) -> None:
+def test_only_the_bytes_of_the_rows_are_read(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actograph.client.tensors.GAP_BYTES", 0)
     data = (single / "activations.safetensors").read_bytes()
     reads: list[int] = []
 
@@ -85,9 +96,18 @@ def test_only_the_bytes_of_the_rows_are_read(single: Path) -> None:
         return data[offset : offset + length]
 
     tensor = SessionTensors([(read_at, len(data))])["x.0"]
+    for index, read in [(slice(2, 5), [3]), ([1, 8], [1, 1]), ((slice(3, 4), 0), [1]), ([], [])]:
+        reads.clear()
+        _ = tensor[index]
+        assert reads == [rows * 6 * 4 for rows in read]
+    monkeypatch.setattr("actograph.client.tensors.GAP_BYTES", 3 * 24)
     reads.clear()
-    assert tensor[2:5].shape == (3, 6)
-    assert reads == [3 * 6 * 4]
+    _ = tensor[[1, 4, 9]]
+    assert reads == [4 * 24, 24], "rows between near ones are read along"
+    monkeypatch.setattr("actograph.client.tensors.BLOCK_BYTES", 4 * 24)
+    reads.clear()
+    assert len(list(tensor)) == 10
+    assert reads == [4 * 24, 4 * 24, 2 * 24], "blocks, and not a row a read"
 
 
 def test_a_missing_shard_is_named(sharded: Path) -> None:

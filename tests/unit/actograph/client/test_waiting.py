@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from actograph.client import Client
-from actograph.client.errors import WaitTimeout
+from actograph.client import ActographError, Client, JobFailed, WaitTimeout
 from actograph.contract.resources import Job, JobStatus
 
 
@@ -20,7 +19,16 @@ def test_it_waits_for_the_end_however_it_comes(
 
         monkeypatch.setattr("actograph.client.jobs.sleep", end)
         with subtests.test(status=status):
-            assert client.jobs.get(job.id).wait().status is status
+            assert client.jobs.get(job.id).wait(check=False).status is status
+
+
+def test_a_failed_job_is_an_error(service: Any, client: Client) -> None:
+    error = {"type": "x", "message": "it broke"}
+    job = service.add_job(1, status="failed", error=error)
+    with pytest.raises(JobFailed, match=f"job {job.id} failed: it broke"):
+        client.jobs.get(job.id).wait()
+    with pytest.raises(ActographError, match="cancelled"):
+        client.jobs.wait(service.add_job(2, status="cancelled").id)
 
 
 def test_a_short_outage_does_not_end_the_wait(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,12 @@ def selected(positions: Any, token: int, prompt: int, stop: int) -> bool:
         return bool(token % positions["stride"] == 0)
     if isinstance(positions, list):
         return token in positions or token - prompt in [p for p in positions if p < 0]
+    sliced = {
+        "prompt[-2:]": range(prompt)[-2:], "prompt[0]": range(1), "generated[0:3]": range(prompt, prompt + 3),
+        "generated[1::2]": range(prompt + 1, 1000, 2), "all[1:4]": range(1, 4),
+    }  # fmt: skip
+    if positions in sliced:
+        return token in sliced[positions]
     return {
         "all": True,
         "prompt": token < prompt,
@@ -41,6 +47,11 @@ def test_rows_are_the_selected_tokens(subtests: pytest.Subtests) -> None:
         [0, -1],
         [3, 5, 900],
         [-2],
+        "prompt[-2:]",
+        "prompt[0]",
+        "generated[0:3]",
+        "generated[1::2]",
+        "all[1:4]",
     ]:
         with subtests.test(positions=positions):
             spec = CaptureSpec(positions=positions)

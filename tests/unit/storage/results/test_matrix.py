@@ -108,6 +108,9 @@ def test_features_and_where_they_come_from(sessions: Sessions, subtests: pytest.
         (["think", "answer"], [5, 6]),
         ([2, -1], [2, 4]),
         (TokenRange(start=5), [5, 6]),
+        ("generated[-1:]", [6]),
+        ("all[-3:-1]", [4, 5]),
+        ("prompt[1:3]", [1, 2]),
     ]:
         with subtests.test(positions=positions):
             matrix = sessions.read(positions=positions)

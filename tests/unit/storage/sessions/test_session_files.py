@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actograph import tensor_files
-from actograph.client.tensors import open_folder
+from actograph.client.stored_session import open_folder
 from actograph.contract.errors import (
     CaptureFailed,
     NotFound,

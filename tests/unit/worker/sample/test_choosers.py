@@ -46,6 +46,9 @@ def test_rows_of_ten_prompt_and_five_generated_tokens(qwen: Any, subtests: pytes
         ("resid_post.3", [12, 0, -1, 3], [0, 3, 9, 12]),
         ("resid_post.3", [-1, 9], [9]),
         ("logits", [0, 11], [11]),
+        ("resid_post.3", "generated[1:3]", [11, 12]),
+        ("resid_post.3", "prompt[-2:]", [8, 9]),
+        ("logits", "all[8:11]", [9, 10]),
     ]:
         with subtests.test(hook=hook, positions=positions, rows=rows):
             spec = CaptureSpec(positions=positions)
@@ -132,4 +135,17 @@ def test_a_turn_that_keeps_everything_runs_the_token_that_ended_the_last(qwen: A
     assert talk.due_tokens("all", tail_only=True) == [2, 3, 6]
     assert talk.due_tokens("generated", tail_only=False) == [3, 4]
     assert talk.due_tokens("tool_result", tail_only=False) == [5, 6]
+    assert talk.due_tokens("generated[1:]", tail_only=False) == [4]
+    assert talk.due_tokens("turn.0[0]", tail_only=False) == [3]
+    assert talk.due_tokens("tool_result[1]", tail_only=False) == [6]
     assert (talk.turns[1].context, talk.turns[1].prompt_tokens) == (5, 2)
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen", "stories"])
+def test_texts_of_tokens_make_the_text(tokenizer: str, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(tokenizer)
+    ids = model.encode("a naïve 🙂 日本 #### 42", add_special_tokens=False)
+    texts = Markup(model).texts(ids)
+    assert len(texts) == len(ids)
+    assert "".join(texts).strip() == "a naïve 🙂 日本 #### 42"
+    assert Markup(model).texts(ids[:6])[:5] == texts[:5], "a character that is cut off is marked at its end"

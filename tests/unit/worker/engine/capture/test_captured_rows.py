@@ -18,6 +18,8 @@ POSITIONS: dict[str, Positions] = {
     "prompt": "prompt",
     "generated": "generated",
     "segments": ["think", "answer"],
+    "beginning": "generated[2:9]",
+    "end of the prompt": "prompt[-3:]",
 }
 
 
@@ -58,7 +60,7 @@ def test_every_kind_of_position_keeps_the_tokens_of_the_contract(
     due = plain_rows(hooks, prompt + run.ids("tokens")[:-1], [hook])[hook]
     for item, positions in zip(items, POSITIONS.values(), strict=True):
         with subtests.test(positions=item.key):
-            selection = Selection.of(positions, len(prompt))
-            kept = [t for t in range(94) if selection.holds(t, "prompt" if t < 75 else "answer")]
+            holds = Selection.of(positions, len(prompt)).follow()
+            kept = [t for t in range(94) if holds(t, "prompt" if t < 75 else "answer")]
             assert run.tokens(item.key, hook) == kept
             torch.testing.assert_close(run.rows(item.key, hook), due[kept], atol=1e-4, rtol=1e-4)

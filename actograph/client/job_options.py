@@ -1,0 +1,277 @@
+"""Jobs from options: for `client.evaluate` and `client.capture`, and for the command line."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypedDict, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from actograph.client.service import Files, Models
+from actograph.contract.analyses.specs import ANALYSIS_KINDS
+from actograph.contract.base import merged
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.job_specs import ToolForm, field_errors, job_spec_adapter
+from actograph.contract.models import EngineChoice
+from actograph.contract.row_selection import Reduce
+from actograph.contract.specs import Dtype, Tools
+from actograph.contract.tasks import TaskName
+from actograph.durations import NEVER, seconds_of
+from actograph.tasks.files import read_task_file, task_from
+
+Fields = Mapping[str, Any] | BaseModel
+Capture = str | Fields
+#: a local file, `file_...`, `path:...`, `hub:OWNER/NAME[:CONFIG[:SPLIT]]`, or a spec
+Dataset = str | Path | Fields
+#: tokens, as in a capture spec
+Positions = str | int | Sequence[int] | Sequence[str] | Fields
+#: texts, or conversations as lists of messages
+Prompts = str | Sequence[str | Sequence[Mapping[str, str]]]
+#: each `NAME`, `NAME:FIELD=VALUE` or a spec; or name -> suffix of the question
+Conditions = Sequence[str | Fields] | Mapping[str, str]
+
+
+class JobOptions(TypedDict, total=False):
+    """Fields of a job by name, those of `sampling` and `capture` too. None and absent ones have defaults."""
+
+    model: str | None
+    dataset: Dataset | None
+    limit: int | None
+    offset: int | None
+    epochs: int | None
+    conditions: Conditions | None
+    interventions: Sequence[Fields] | None
+    enable_thinking: bool | None
+    capture: Capture | None
+    mode: Literal["generate", "prefill"] | None
+    positions: Positions | None
+    reduce: Reduce | None
+    dtype: Dtype | None
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    seed: int | None
+    engine: EngineChoice | None
+    priority: int | None
+    tags: Sequence[str] | None
+    expires_after: str | None
+
+
+class EvaluationOptions(JobOptions, total=False):
+    """Options of `client.evaluate`."""
+
+    fewshot_dataset: Dataset | None
+    num_fewshot: int | None
+    scorers: Sequence[str | Fields] | None
+    tools: Tools | None
+    tool_format: ToolForm | None
+    max_turns: int | None
+    apply_chat_template: bool | None
+
+
+class CaptureOptions(JobOptions, total=False):
+    """Options of `client.capture`."""
+
+    text_field: str | None
+    truncate: bool | None
+
+
+#: option -> place in the spec, if that is not a field of its name
+_PLACES = {
+    **{name: f"sampling.{name}" for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")},
+    **{name: f"capture.{name}" for name in ("mode", "positions", "reduce", "dtype")},
+}
+#: placeholder of an upload while the rest of a spec is checked
+_UNSENT_FILE = "file_" + "0" * 32
+_CONDITION_NUMBERS = {"temperature": float, "top_p": float, "top_k": int}
+CONDITION_FIELDS = ("system", "prefix", "suffix", "tools", *_CONDITION_NUMBERS)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A job before it is sent: its spec, and files to upload by field."""
+
+    body: dict[str, Any]
+    uploads: Mapping[str, Path]
+
+    def complete(self, models: Models) -> None:
+        """Add the served model if the job has none, and check the job.
+
+        Raises:
+            InvalidRequest: the message lists every invalid field.
+        """
+        if "model" not in self.body and self.body.get("kind") not in ANALYSIS_KINDS:
+            self.body["model"] = models.only()
+        try:
+            job_spec_adapter.validate_python(self.body)
+        except ValidationError as error:
+            faults = field_errors(error.errors(include_url=False), self.body)
+            raise InvalidRequest("; ".join(map(str, faults))) from error
+
+    def upload(self, files: Files, *, progress: bool = False) -> list[str]:
+        """Upload the files and put their ids into the job. Returns the ids."""
+        sent = []
+        for field, path in self.uploads.items():
+            sent.append(files.upload(path, progress=progress).id)
+            self.body[field] = {"file_id": sent[-1]}
+        return sent
+
+
+def draft(options: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> Draft:
+    """Return the job that options describe; they override the fields of `body`.
+
+    Without a dataset a built-in task has lm-eval's.
+
+    Raises:
+        InvalidRequest: an option is not valid.
+        OSError: a file cannot be read.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    job = dict(body or {})
+    task = given.get("task")
+    if isinstance(task, str | Path) and Path(task).suffix in (".yaml", ".yml"):
+        given = _task_of(Path(given.pop("task"))) | given
+    if not {"dataset", "inputs"} & (given.keys() | job.keys()):
+        job = _datasets_of(task, fewshot=bool(given.get("num_fewshot"))) | job
+    if "kind" not in job:
+        given.setdefault("kind", "capture" if "inputs" in given else "evaluation")
+    uploads: dict[str, Path] = {}
+    for field in ("dataset", "fewshot_dataset"):
+        if field in given:
+            given[field], file = _dataset(given[field], field)
+            uploads |= {} if file is None else {field: file}
+    if "inputs" in given:
+        given["inputs"] = inputs_of(given["inputs"])
+    if "conditions" in given:
+        given["conditions"] = conditions_of(given["conditions"])
+    if given.get("expires_after", NEVER) != NEVER:
+        given["expires_after"] = {"seconds": seconds_of(given["expires_after"], "expires_after")}
+    captured = {f"capture.{name}": part for name, part in capture_of(given.pop("capture", {})).items()}
+    changes = captured | {_PLACES.get(name, name): _plain(value) for name, value in given.items()}
+    # an option replaces an object of the body, such as the dataset
+    kept = {field: value for field, value in job.items() if not isinstance(changes.get(field), dict)}
+    return Draft(merged(kept, changes), uploads)
+
+
+def capture_of(given: Capture) -> dict[str, Any]:
+    """Return the fields of a capture spec: of `points@layers`, such as `attn_in,mlp_in@8,12,16`, or as given.
+
+    A name with a dot or a bracket is a hook (`mlp_in.3`).
+
+    Raises:
+        InvalidRequest: there are no points before the @, or the layers are not valid.
+    """
+    if not isinstance(given, str):
+        return dict(_plain(given))
+    before, _, typed = given.partition("@")
+    found = _names(before)
+    hooks = [name for name in found if "." in name or "[" in name]
+    points = [name for name in found if name not in hooks]
+    if not found or (typed and not points):
+        raise InvalidRequest(
+            f"capture: {given!r} is not valid; use points@layers, such as attn_in,mlp_in@8,12,16"
+        )
+    layers: str | list[int] = typed.strip()
+    if layers != "all" and ":" not in layers:
+        try:
+            layers = [int(part) for part in _names(typed)]
+        except ValueError:
+            raise InvalidRequest(
+                f"capture: layers {typed!r} are not valid; use all, a slice such as 8:20:4, or 8,12,16"
+            ) from None
+    return {name: part for name, part in (("points", points), ("hooks", hooks), ("layers", layers)) if part}
+
+
+def conditions_of(given: Conditions) -> list[dict[str, Any]]:
+    """Return conditions as specs.
+
+    A name that is repeated adds a field. A plain `baseline` precedes suffixes by name, unless they have one.
+
+    Raises:
+        InvalidRequest: a condition is invalid.
+    """
+    if isinstance(given, Mapping):
+        suffixes = [{"name": name, "suffix": suffix} for name, suffix in given.items()]
+        return suffixes if "baseline" in given else [{"name": "baseline"}, *suffixes]
+    found: dict[str, dict[str, Any]] = {}
+    for one in given:
+        condition = _condition(one) if isinstance(one, str) else dict(_plain(one))
+        known = found.setdefault(condition.get("name", ""), {})
+        sampling = known.get("sampling", {}) | condition.get("sampling", {})
+        known |= condition | ({"sampling": sampling} if sampling else {})
+    return list(found.values())
+
+
+def _condition(text: str) -> dict[str, Any]:
+    """The condition of `NAME` or `NAME:FIELD=VALUE`."""
+    name, colon, rest = text.partition(":")
+    field, equals, value = rest.partition("=")
+    if not name or (colon and not (equals and field in CONDITION_FIELDS)):
+        known = ", ".join(CONDITION_FIELDS)
+        raise InvalidRequest(f"condition {text!r} is not NAME or NAME:FIELD=VALUE, with a field of {known}")
+    if field not in _CONDITION_NUMBERS:
+        return {"name": name} | ({field: value} if field else {})
+    try:
+        return {"name": name, "sampling": {field: _CONDITION_NUMBERS[field](value)}}
+    except ValueError:
+        raise InvalidRequest(f"condition {text!r}: {value!r} is not a number") from None
+
+
+def inputs_of(prompts: Prompts) -> list[dict[str, Any]]:
+    """Return prompts and conversations as inputs of a capture job."""
+    listed = [prompts] if isinstance(prompts, str) else prompts
+    return [{"prompt": one} if isinstance(one, str) else {"messages": list(one)} for one in listed]
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _plain(value: Any) -> Any:
+    """A spec, or a list with specs, as JSON values."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_unset=True)
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _dataset(given: Dataset, option: str) -> tuple[dict[str, Any], Path | None]:
+    """Return the dataset of a job spec, and the file to upload first, if any. Raises InvalidRequest."""
+    if not isinstance(given, str | Path):
+        return dict(_plain(given)), None
+    typed = str(given)
+    scheme, _, rest = typed.partition(":")
+    if typed.startswith("file_"):
+        return {"file_id": typed}, None
+    if scheme == "path" and rest:
+        return {"path": rest}, None
+    if scheme == "hub" and rest:
+        parts = zip(("hub", "config", "split"), rest.split(":", 2), strict=False)
+        return {name: part for name, part in parts if part}, None
+    if not Path(typed).is_file():
+        raise InvalidRequest(f"{option}: no file {typed!r}")
+    return {"file_id": _UNSENT_FILE}, Path(typed)
+
+
+def _datasets_of(task: Any, *, fewshot: bool) -> dict[str, Any]:
+    """Return lm-eval's datasets for a built-in task; {} for other tasks."""
+    if task not in get_args(TaskName):
+        return {}
+    datasets = {"dataset": {"hub": "openai/gsm8k", "config": "main", "split": "test"}}
+    return datasets | ({"fewshot_dataset": datasets["dataset"] | {"split": "train"}} if fewshot else {})
+
+
+def _task_of(path: Path) -> dict[str, Any]:
+    """Return the options `task` and `dataset` (if it names one) of a task file.
+
+    Raises:
+        InvalidRequest, OSError: the file cannot be used.
+    """
+    try:
+        fields = read_task_file(path.read_bytes())
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error.message}") from None
+    dataset = fields.pop("dataset", None)
+    task_from(fields)
+    found = {"task": fields, "dataset": path.parent / dataset if isinstance(dataset, str) else dataset}
+    return {name: value for name, value in found.items() if value is not None}

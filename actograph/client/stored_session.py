@@ -1,0 +1,218 @@
+"""A session's tokens, their texts and its tensors; sessions in folders.
+
+session = open_folder("sessions/ses_...")
+session["resid_post.8"][-1]  # the last row, as float32
+session.at("####")
+"""
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property, partial
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+from typing_extensions import override
+
+from actograph import tensor_files
+from actograph.client.tensors import ROW_POSITIONS, TOKEN_IDS, LazyTensor, joined
+from actograph.contract.base import Resource
+from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
+from actograph.contract.hooks import canonical
+from actograph.contract.resources import TensorInfo
+from actograph.contract.row_selection import Segment
+from actograph.tensor_files import ReadAt, TensorEntry
+
+_INDEX = re.compile(r"\[(\d+)\]")
+_SHOWN = 8
+
+
+class Manifest(Resource):
+    """The part of a session's manifest that says what its tokens are."""
+
+    segments: list[Segment] = Field([])
+    token_texts: list[str] = Field([])
+    tensors: dict[str, TensorInfo] = Field({})
+
+
+def stored_name(name: str, hooks: Iterable[str]) -> str | None:
+    """Return the entry of `hooks` for a hook point, alias or module location; None if there is none."""
+    known = set(hooks)
+    location = _INDEX.sub(r".\1", name).removesuffix(".0")
+    return next((found for found in (name, canonical(name), location) if found in known), None)
+
+
+class StoredSession(ABC):
+    """Reads one session. `session["resid_post.8"]` is a `LazyTensor` that has not been read yet."""
+
+    @abstractmethod
+    def _stored(self) -> Mapping[str, TensorInfo | None]:
+        """Stored name of each hook -> the form of its tensor, if that is known."""
+
+    @abstractmethod
+    def _read(self, name: str) -> LazyTensor:
+        """A tensor by its stored name, that of token ids and row positions included."""
+
+    @abstractmethod
+    def _manifest(self) -> Manifest:
+        """What the tokens are."""
+
+    def __getitem__(self, hook: str) -> LazyTensor:
+        """Return the tensor of a hook point, alias or module path.
+
+        Raises:
+            NotFound: the session has no such tensor.
+        """
+        known = self._stored()
+        name = stored_name(hook, known)
+        if name is None:
+            more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+            listed = ", ".join([*known][:_SHOWN]) or "none"
+            raise NotFound(f"no tensor {hook} is stored; the session has {listed}{more}")
+        return self._read(name)
+
+    def __contains__(self, hook: object) -> bool:
+        return isinstance(hook, str) and stored_name(hook, self._stored()) is not None
+
+    @property
+    def token_ids(self) -> NDArray[np.int64]:
+        """The `[P + G]` token ids of prompt and generation."""
+        ids: NDArray[np.int64] = self._read(TOKEN_IDS)[:]
+        return ids
+
+    @property
+    def tokens(self) -> list[str]:
+        """The text of each token, P + G of them. A character of several tokens is in the last of them.
+
+        Raises:
+            NotFound: the session was stored without them.
+        """
+        texts = self._manifest().token_texts
+        if not texts:
+            raise NotFound("the session was stored without the texts of its tokens")
+        return texts
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Prompt, thoughts, answers, calls and results: tokens [start, stop) with a name, without gaps."""
+        return self._manifest().segments
+
+    def at(self, text: str, occurrence: int = 0) -> range:
+        """Return the tokens that contain an occurrence of a text, such as `session.at("####")`.
+
+        Args:
+            text: it may begin and end within a token.
+            occurrence: 0 is the first, -1 the last.
+
+        Raises:
+            NotFound: the text does not occur so often.
+            InvalidRequest: the text is empty.
+        """
+        if not text:
+            raise InvalidRequest("the text to find is empty")
+        tokens = self.tokens
+        starts = [found.start() for found in re.finditer(f"(?={re.escape(text)})", "".join(tokens))]
+        if not -len(starts) <= occurrence < len(starts):
+            raise NotFound(f"the session has {len(starts)} occurrences of {text!r}")
+        start, ends = starts[occurrence], np.array([*accumulate(map(len, tokens))])
+        first, last = np.searchsorted(ends, start, "right"), np.searchsorted(ends, start + len(text))
+        return range(int(first), int(last) + 1)
+
+    def tokens_of(self, hook: str) -> NDArray[np.int64]:
+        """Return the token of every row of a tensor, ascending; for a summary, of every row it sums.
+
+        Raises:
+            NotFound: the session has no such tensor, or a folder no manifest.
+        """
+        info = self._stored()[self[hook].hook]
+        if info is None:
+            raise NotFound("the folder has no manifest, which says what the tokens of the rows are")
+        count = info.shape[0] if info.over is None else info.over
+        if info.position_offset is None:
+            return np.arange(info.first_row, info.first_row + count)
+        start = info.position_offset
+        positions: NDArray[np.int64] = self._read(ROW_POSITIONS)[start : start + count]
+        return positions
+
+
+class SessionTensors(StoredSession, Mapping[str, LazyTensor]):
+    """A session in files. It maps its hooks to tensors; aliases find them too.
+
+    `files`: a reader and the size of each safetensors file, in any order; `manifest`: the manifest's text.
+
+    Raises:
+        StoreDamaged: an invalid header, or a missing shard.
+    """
+
+    def __init__(self, files: Iterable[tuple[ReadAt, int]], manifest: str = "{}") -> None:
+        self._text = manifest
+        found: dict[str, dict[int, tuple[int, ReadAt, TensorEntry]]] = {}
+        for read_at, size in files:
+            header = tensor_files.read_header(read_at, size)
+            for name, entry in header.tensors.items():
+                hook, start, stop = tensor_files.parse_shard_tensor_name(name) or (name, 0, entry.rows)
+                if stop - start != entry.rows or start in found.setdefault(hook, {}):
+                    raise StoreDamaged(f"tensor {name} has {entry.rows} rows or occurs twice")
+                found[hook][start] = (stop, read_at, entry)
+        self._tensors: dict[str, LazyTensor] = {}
+        for hook, by_start in found.items():
+            end, parts = 0, []
+            for start, (stop, read_at, entry) in sorted(by_start.items(), key=lambda item: item[0]):
+                if start != end:
+                    raise StoreDamaged(f"{hook}: rows {end}:{start} are missing; is a shard absent?")
+                end = stop
+                parts.append((read_at, entry))
+            self._tensors[hook] = joined(hook, parts)
+        if TOKEN_IDS not in self._tensors:
+            raise StoreDamaged("no file contains token_ids: the last shard is missing")
+
+    @cached_property
+    def _parsed(self) -> Manifest:
+        try:
+            return Manifest.model_validate_json(self._text)
+        except ValidationError as error:
+            raise StoreDamaged(f"the manifest cannot be read: {error}") from error
+
+    @override
+    def _manifest(self) -> Manifest:
+        return self._parsed
+
+    @override
+    def _stored(self) -> Mapping[str, TensorInfo | None]:
+        names = (name for name in self._tensors if name not in (TOKEN_IDS, ROW_POSITIONS))
+        return {name: self._parsed.tensors.get(name) for name in names}
+
+    @override
+    def _read(self, name: str) -> LazyTensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored())
+
+    def __len__(self) -> int:
+        return len(self._stored())
+
+
+def open_folder(folder: str | os.PathLike[str]) -> SessionTensors:
+    """Open a session's folder, written by `sessions pull` or by the store.
+
+    Raises:
+        NotFound: the folder contains no safetensors file.
+        StoreDamaged: a file is damaged or a shard is missing.
+    """
+    paths = sorted(Path(folder).glob("*.safetensors"))
+    if not paths:
+        raise NotFound(f"{folder} has no .safetensors file")
+    manifest = Path(folder) / "manifest.json"
+    text = manifest.read_text(encoding="utf-8") if manifest.is_file() else "{}"
+    return SessionTensors(((partial(_read_at, path), path.stat().st_size) for path in paths), text)
+
+
+def _read_at(path: Path, offset: int, length: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(length)
