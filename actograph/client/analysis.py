@@ -1,4 +1,4 @@
-"""`client.analysis`: outlier features, probes and comparisons of stored sessions, as jobs."""
+"""`client.analysis`: outlier features, probes, comparisons and the lens of stored sessions, as jobs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from actograph.contract.analyses.results import (
     RESULT_FILE,
     AnalysisResult,
     ComparisonResult,
+    LensResult,
     OutliersResult,
     ProbesResult,
 )
@@ -31,6 +32,7 @@ _FORMS: dict[str, tuple[type[AnalysisResult], str]] = {
     "outliers": (OutliersResult, "outlier_features"),
     "probe": (ProbesResult, "probes"),
     "compare": (ComparisonResult, "hooks"),
+    "lens": (LensResult, "lens"),
 }
 
 
@@ -47,7 +49,7 @@ class Finished(Generic[R]):
         """Return a CSV file as a `pandas.DataFrame`.
 
         Args:
-            table: `outlier_features`, `massive_activations`, `hooks`, `probes` or `features`; by default the
+            table: name of the file without `.csv`, such as `massive_activations` or `hooks`; by default the
                 main one of the kind.
 
         Raises:
@@ -119,6 +121,15 @@ class Analysis(Resource, path="/v1/jobs"):
         Options: `positions`, `reduce`, `permutations`, `top`, `seed`, `max_bytes`, `save_vector_as`.
         """
         return self._run("compare", sessions, hooks, progress, options | {"other": _query(other)})
+
+    def lens(
+        self, sessions: Query, *, hooks: Iterable[str] = (), progress: bool = False, **options: Any
+    ) -> Finished[LensResult]:
+        """Read residual rows as next tokens, and attribute a token's logit to components.
+
+        Options: `positions`, `top`, `listed`, `token`, `against`.
+        """
+        return self._run("lens", sessions, hooks, progress, options)
 
     def result(self, job_id: str) -> Finished[Any]:
         """Return the results of a finished analysis. Raises AnalysisFailed if it has none."""

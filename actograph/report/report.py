@@ -9,7 +9,7 @@ from typing import Any
 
 from actograph.client import Client
 from actograph.client.jobs import JobHandle
-from actograph.contract.analyses.results import ComparisonResult, OutliersResult, ProbesResult
+from actograph.contract.analyses.results import ComparisonResult, LensResult, OutliersResult, ProbesResult
 from actograph.contract.analyses.specs import ANALYSIS_KINDS
 from actograph.contract.resources import ConditionComparison, ConditionResults, JobComparison, JobResults
 from actograph.report import figures, page
@@ -17,6 +17,12 @@ from actograph.report.figures import Bar, Figure
 
 #: of a normal distribution, for intervals of 95 %
 _Z = 1.96
+#: columns of a comparison
+_COMPARISON = {
+    "Pairs": "pairs", "First norm": "first_norm", "Second norm": "second_norm",
+    "Norm of the difference": "difference_norm", "Cosine": "mean_cosine", "CKA": "cka",
+    "Effect size": "effect_size", "p": "p_value",
+}  # fmt: skip
 
 
 @dataclass
@@ -158,14 +164,18 @@ def _of_analysis(name: str, found: Any, drawn: list[Figure]) -> list[str]:
         return [note, *_probe(name, found.hooks, drawn)]
     if isinstance(found, OutliersResult):
         return [note, *_outliers(name, found, drawn)]
-    assert isinstance(found, ComparisonResult)
-    columns = {
-        "Pairs": "pairs", "First norm": "first_norm", "Second norm": "second_norm",
-        "Norm of the difference": "difference_norm", "Cosine": "mean_cosine", "CKA": "cka",
-        "Effect size": "effect_size", "p": "p_value",
-    }  # fmt: skip
+    if isinstance(found, LensResult):
+        columns = {
+            "Rows": "rows", "Log probability of the next token": "next_log_probability",
+            "Next token on top": "next_is_top", "Agrees with the last hook": "agreement",
+        }  # fmt: skip
+        parts = [list(one.values()) for one in found.attribution]
+        shown = [page.table(("Component", "Mean", "Mean magnitude"), parts)] if parts else []
+    else:
+        assert isinstance(found, ComparisonResult)
+        columns, shown = _COMPARISON, []
     rows = [[hook, *(one[key] for key in columns.values())] for hook, one in found.hooks.items()]
-    return [note, page.table(("Hook", *columns), rows)]
+    return [note, page.table(("Hook", *columns), rows), *shown]
 
 
 def _probe(name: str, hooks: Mapping[str, Mapping[str, Any]], drawn: list[Figure]) -> list[str]:

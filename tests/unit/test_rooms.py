@@ -38,7 +38,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 16_520, "api": 4_700, "storage": 10_750, "worker": 12_480, "tests": 34_900}
+MOST_LINES = {"actograph": 16_600, "api": 4_700, "storage": 10_800, "worker": 12_820, "tests": 35_120}
 
 
 class Source(NamedTuple):

@@ -1,8 +1,6 @@
 """Outlier features, massive activations and moments of stored rows, in one pass over the sessions."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,8 @@ from actograph.contract.analyses.results import OutliersResult
 from actograph.contract.analyses.specs import OutliersSpec
 from actograph.contract.errors import InvalidRequest
 from storage.analyses import queries
-from worker.analysis.blocks import BLOCK_BYTES, Block, blocks
+from worker.analysis.blocks import BLOCK_BYTES, Block
+from worker.analysis.one_pass import Pass
 from worker.analysis.run import Arrays, Results, Run, left_out
 
 _MOMENTS = ("count", "mean", "m2", "m3", "m4", "largest")
@@ -113,41 +112,6 @@ class OutlierSums:
         }
 
 
-class _Pass:
-    """One pass over the sessions, and how far it has come."""
-
-    def __init__(self, ids: Sequence[str], sums: OutlierSums) -> None:
-        self.ids, self.sums = ids, sums
-        #: sessions that were read or skipped, and those with rows
-        self.done = self.sessions = 0
-        self.skipped: dict[str, str] = {}
-
-    def add(self, block: Block) -> None:
-        if block.skipped is None:
-            self.sums.add(block)
-            self.sessions += block.is_last
-        else:
-            self.skipped[self.ids[block.session]] = block.skipped
-        self.done += block.is_last
-
-    def arrays(self) -> Arrays:
-        """The state between two sessions."""
-        state = {"done": self.done, "sessions": self.sessions, "digest": self._digest(self.done)}
-        text = json.dumps(state | {"skipped": self.skipped})
-        return {"state": np.array(text), **self.sums.arrays()}
-
-    def resume(self, saved: Arrays) -> None:
-        """Continue from a saved state, unless sessions that it has read are gone."""
-        state = json.loads(str(saved["state"]))
-        if state["digest"] == self._digest(state["done"]):
-            self.done, self.sessions, self.skipped = (state[name] for name in ("done", "sessions", "skipped"))
-            self.sums.restore(saved)
-
-    def _digest(self, done: int) -> str:
-        """Digest of the first sessions, and of the hooks."""
-        return sha256("\n".join([*self.ids[:done], *self.sums.moments]).encode()).hexdigest()
-
-
 def run(run: Run, spec: OutliersSpec, *, block_bytes: int = BLOCK_BYTES) -> Results:
     """Read every selected row once.
 
@@ -159,23 +123,12 @@ def run(run: Run, spec: OutliersSpec, *, block_bytes: int = BLOCK_BYTES) -> Resu
         survey = queries.survey(session, spec.sessions, spec.hooks, kind=spec.kind)
         ids = queries.session_ids(session, spec.sessions)
     sums = OutlierSums(spec, {hook: info.shape[1] for hook, info in survey.tensors.items()})
-    progress = _Pass(ids, sums)
-    if (saved := run.saved()) is not None:
-        progress.resume(saved)
-    hooks_read = list(survey.tensors)
-    where = {"first": progress.done, "block_bytes": block_bytes}
-    for block in blocks(run.store, ids, hooks_read, spec.positions, **where):
-        progress.add(block)
-        if block.is_last:
-            run.step(progress.done, len(ids), progress.arrays)
-    if not progress.sessions:
-        reason = next(iter(progress.skipped.values()), "no session matches")
-        raise InvalidRequest(f"no session has rows of these hooks: {reason}")
-    return _results(spec, progress)
+    progress = Pass(ids, list(survey.tensors), sums)
+    progress.read(run, spec.positions, block_bytes=block_bytes)
+    return _results(spec, sums, progress)
 
 
-def _results(spec: OutliersSpec, progress: _Pass) -> Results:
-    sums = progress.sums
+def _results(spec: OutliersSpec, sums: OutlierSums, progress: Pass) -> Results:
     features = list(sums.features())
     massive = sums.massive_of(progress.ids, spec.massive_ratio)
     of_hooks = {hook: sums.moments_of(hook) for hook in sums.moments}

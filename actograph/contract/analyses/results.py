@@ -51,3 +51,14 @@ class ProbesResult(AnalysisResult):
 class ComparisonResult(AnalysisResult):
     kind: Literal["compare"] = "compare"
     hooks: dict[str, dict[str, Any]] = Field(description="Fields of `actograph.analysis.comparison`.")
+
+
+class LensResult(AnalysisResult):
+    kind: Literal["lens"] = "lens"
+    hooks: dict[str, dict[str, Any]] = Field(
+        description="`rows`, and means over them: `next_log_probability` and `next_is_top` of the token that "
+        "follows, `agreement` of the top token with that of the last hook."
+    )
+    attribution: list[dict[str, Any]] = Field(
+        [], description="`component`, and the `mean` and `mean_magnitude` of its contribution to the logit."
+    )

@@ -75,6 +75,7 @@ def test_analyses_that_cannot_run_are_refused(
         ({"hooks": ["resid_pst"]}, "/hooks/0", "there are resid_post.0"),
         ({"threshold": 0}, "/threshold", ""),
         ({"model": "demo"}, "/model", "unknown field"),
+        ({"kind": "lens", "token": 3}, "/token", "no component is stored"),
     ]:
         with subtests.test(pointer=pointer):
             body = {"kind": "outliers", "sessions": {"jobs": [source]}, **changes}

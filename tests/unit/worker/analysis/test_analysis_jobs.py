@@ -18,79 +18,25 @@ from actograph.analysis.comparison import compare_rows
 from actograph.analysis.outliers import outliers_of_arrays
 from actograph.contract.interventions import check_stored
 from actograph.contract.resources import JobStatus
-from actograph.settings import Settings
-from storage.artifacts.factory import open_store
-from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.sessions import sessions, vectors
 from storage.sessions.filter import SessionFilter
-from storage.sessions.reader import SessionReader
 from storage.upkeep import reaper
 from tests.support import leasing
-from tests.support.analysed import WORKER, drain_of, insert_analysis, store_sessions
+from tests.support.analysed import Killed, WatchedStore, World, drain_of, insert_analysis, store_sessions
 from worker.analysis import outliers
 
 LAYERS, WIDTH, TOKENS = 4, 16, 25
 
 
-class Killed(BaseException):
-    """Ends the process, as far as the code under test can tell."""
-
-
-class WatchedStore:
-    """Notes the sessions that are read, and runs `act` before the read of one."""
-
-    def __init__(self, store: ArtifactStore) -> None:
-        self._store = store
-        self.read_keys: list[str] = []
-        self.at, self.act = -1, lambda: None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def read(self, key: str, start: int, length: int) -> bytes:
-        if len(self.read_keys) == self.at:
-            self.act()
-        self.read_keys.append(key)
-        return self._store.read(key, start, length)
-
-
-class World:
-    def __init__(self, database: Database, folder: Path) -> None:
-        self.settings = Settings(home=folder)
-        self.database, self.store = database, open_store((folder / "store").as_uri())
-
-    def run(self, store: Any = None, worker_id: str = WORKER, **body: Any) -> str:
-        job_id = insert_analysis(self.database, body)
-        drain_of(self.settings, self.database, store or self.store, worker_id).look()
-        return job_id
-
-    def job(self, job_id: str) -> Any:
-        with self.database.read() as session:
-            return jobs.get(session, job_id)
-
-    def files(self, job_id: str) -> dict[str, bytes]:
-        """The files of the results, verified."""
-        with self.database.read() as session:
-            (row,) = sessions.find(session, SessionFilter(job_id=job_id), limit=10)[0]
-        SessionReader(self.store, row.id).verify()
-        return {name: b"".join(self.store.stream(f"sessions/{row.id}/{name}")) for name in row.files}
-
-    def result(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.files(job_id)["result.json"])
-        return found
-
-
 @pytest.fixture
 def world(sqlite: Database, tmp_path: Path) -> World:
-    (tmp_path / "store").mkdir()
     return World(sqlite, tmp_path)
 
 
 @pytest.fixture
 def world_on_both(database: Database, tmp_path: Path) -> World:
-    (tmp_path / "store").mkdir()
     return World(database, tmp_path)
 
 
