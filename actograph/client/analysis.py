@@ -57,12 +57,16 @@ class Finished(Generic[R]):
             ApiError: 404 if the analysis has no such table.
         """
         pandas = package("pandas", "a data frame")
-        data = self.analysis.read(self.session, f"{table or _FORMS[self.job.kind][1]}.csv")
+        data = self.file(f"{table or _FORMS[self.job.kind][1]}.csv")
         return pandas.read_csv(BytesIO(data)) if data.strip() else pandas.DataFrame()
+
+    def file(self, name: str) -> bytes:
+        """Return a file such as `probes.png`. Raises ApiError with status 404 if there is none."""
+        return self.analysis.read(self.session, name)
 
     def directions(self) -> dict[str, NDArray[np.float64]]:
         """Return the direction of each hook, [width]: weights of a probe, or a mean difference."""
-        data = self.analysis.read(self.session, "directions.npz")
+        data = self.file("directions.npz")
         with np.load(BytesIO(data), allow_pickle=False) as arrays:
             return dict(arrays)
 

@@ -121,7 +121,7 @@ def test_planted_outliers_are_found_and_a_killed_worker_comes_back(
         for hook, numbers in expected["arrays"].items():
             assert found.hooks[hook]["variance"] == pytest.approx(numbers["variance"], rel=1e-5)
         killed = service.child("worker.analysis")
-        assert killed.memory_info().rss < 150 << 20
+        assert killed.memory_info().rss < 220 << 20, "with matplotlib"
         killed.send_signal(signal.SIGKILL)
         wait(lambda: not killed.is_running() or killed.status() == "zombie")
         again = client.analysis.outliers(job, hooks=["resid_post"])
