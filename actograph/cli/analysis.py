@@ -209,6 +209,8 @@ def _text(result: Any) -> str:
     lists = ("outlier_features", "massive_activations", "attribution")
     tables = {name: getattr(result, name, []) for name in lists}
     tables["hooks"] = [{"hook": hook} | _numbers(one) for hook, one in result.hooks.items()]
+    experts = getattr(result, "experts", {})
+    tables["experts"] = [{"layer": layer} | _numbers(use) for layer, use in experts.items()]
     parts = [describe(result, ["spec", *tables])]
     for name, lines in tables.items():
         if lines:

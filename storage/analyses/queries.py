@@ -19,15 +19,19 @@ from storage.results import matrix
 from storage.results.matrix import Source
 from storage.sessions import sessions
 from storage.sessions.filter import SampleFilter, SessionFilter
-from storage.tables.models import JobRow, SessionRow
+from storage.tables.models import JobRow, SampleRow, SessionRow
 
 #: label that is the condition of the session
 CONDITION = "condition"
 OUTLIERS, LENS = "outliers", "lens"
 #: points that the lens reads, and those that add up to the last of them
 _RESIDUAL, _COMPONENTS = ("resid_pre", "resid_mid", "resid_post"), ("embed", "attn_out", "mlp_out")
+#: points of routers, of which `outliers` reports the use of experts
+ROUTED = ("router_logits", "expert_indices")
 _NEEDS = {OUTLIERS: "hooks of a layer with a row per token", LENS: "resid_pre, resid_mid or resid_post"}
 _SHOWN = 8
+#: ids in one statement
+_AT_ONCE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +142,15 @@ def matching(stored: Mapping[str, TensorInfo], wanted: Sequence[str]) -> list[st
 
 
 def _is_usable(name: str, info: TensorInfo, kind: str) -> bool:
+    point = hooks.point_of(name)
+    if kind == OUTLIERS and point in ROUTED:
+        return info.summary is None
     if not info.dtype.startswith(("F", "BF")):
         return False
     if kind == OUTLIERS:
-        return info.summary is None and hooks.layer_of(name) is not None
+        return info.summary is None and hooks.layer_of(name) is not None and point != "expert_weights"
     if kind == LENS:
-        return info.summary is None and hooks.point_of(name) in _RESIDUAL
+        return info.summary is None and point in _RESIDUAL
     # per-channel statistics are no rows
     return info.summary is None or not name.endswith(f".{info.summary}")
 
@@ -204,6 +211,17 @@ def labelled(
     )
     known = {name: value for name, value in labels.items() if value == value}  # noqa: PLR0124 (NaN: no label)
     return [source for source in found if source.id in known], known
+
+
+def completions(session: Session, found: Sequence[Source]) -> dict[str, str]:
+    """The text of each session's answer by its id; "" without one."""
+    texts: dict[str, str | None] = {}
+    ids = [one.sample_id for one in found]
+    for start in range(0, len(ids), _AT_ONCE):
+        part = ids[start : start + _AT_ONCE]
+        statement = sa.select(SampleRow.id, SampleRow.completion).where(SampleRow.id.in_(part))
+        texts.update((row.id, row.completion) for row in session.execute(statement))
+    return {one.id: texts.get(one.sample_id) or "" for one in found}
 
 
 def stacked(found: matrix.Matrix) -> tuple[Array, list[Source]]:

@@ -28,7 +28,7 @@ from tests.support.submitting import insert, insert_capture
 from worker.analysis.drain import AnalysisDrain
 from worker.signals.stop_signal import StopSignal
 
-Rows = Mapping[str, NDArray[np.float32]]
+Rows = Mapping[str, NDArray[Any]]
 WORKER = "wrk_analysis"
 
 
@@ -47,7 +47,8 @@ def store_sessions(
     for lease, rows in zip(leasing.begin(database, job_id, len(sessions)), sessions, strict=True):
         assert lease.session_id is not None
         (tokens,) = {len(array) for array in rows.values()}
-        infos = {name: StoredTensor(shape=array.shape, dtype="F32") for name, array in rows.items()}
+        kinds = {name: "I32" if array.dtype == np.int32 else "F32" for name, array in rows.items()}
+        infos = {name: StoredTensor(shape=array.shape, dtype=kinds[name]) for name, array in rows.items()}
         about = {"prompt_tokens": tokens, "generated_tokens": 0, "sample_index": lease.sample_index}
         manifest = manifest_of(
             lease.session_id, infos, job_id=job_id, sample_id=lease.id, **about, segments=[]
@@ -55,7 +56,7 @@ def store_sessions(
         with SessionWriter(store, lease.session_id) as writer:
             writer.write_shard(
                 [
-                    TensorRows(name, "F32", array.shape, 0, np.ascontiguousarray(array))
+                    TensorRows(name, kinds[name], array.shape, 0, np.ascontiguousarray(array))
                     for name, array in rows.items()
                 ]
             )
@@ -66,7 +67,7 @@ def store_sessions(
             correct=None if correct is None else correct[lease.sample_index],
             rows=tokens,
             files=files,
-            hooks={name: TensorInfo(shape=array.shape, dtype="F32") for name, array in rows.items()},
+            hooks={name: TensorInfo(shape=array.shape, dtype=kinds[name]) for name, array in rows.items()},
             prompt_tokens=tokens,
             generated_tokens=0,
         )

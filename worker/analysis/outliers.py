@@ -1,10 +1,11 @@
-"""Outlier features, massive activations and moments of stored rows, in one pass over the sessions."""
+"""Outlier features, massive activations, moments and use of experts, in one pass over the sessions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from actograph.analysis.experts import ExpertUse
 from actograph.analysis.massive import MassiveCandidates
 from actograph.analysis.moments import Moments
 from actograph.analysis.outlier_features import OutlierCounts, OutlierRule
@@ -26,8 +27,20 @@ class OutlierSums:
     def __init__(self, spec: OutliersSpec, widths: Mapping[str, int]) -> None:
         """
         Args:
-            widths: hook -> number of features.
+            widths: hook -> number of features; those of routers count the use of experts.
+
+        Raises:
+            InvalidRequest: the hooks are of routers alone, or of several widths.
         """
+        self.experts: dict[int, ExpertUse] = {}
+        self.routed = [hook for hook in widths if hooks.point_of(hook) in queries.ROUTED]
+        for hook in self.routed:
+            self.experts.setdefault(hooks.layer_of(hook) or 0, ExpertUse())
+        widths = {hook: width for hook, width in widths.items() if hook not in self.routed}
+        if not widths:
+            raise InvalidRequest(
+                f"{self.routed[0]}: choose other hooks beside those of routers", param="hooks"
+            )
         self.rule = OutlierRule(
             threshold=spec.threshold,
             layer_share=spec.layer_share,
@@ -50,7 +63,10 @@ class OutlierSums:
             self.counts[name] = OutlierCounts(sorted(layers), found.pop(), spec.threshold)
 
     def add(self, block: Block) -> None:
-        for hook, rows in block.rows.items():
+        for hook in self.routed:
+            self._add_routed(hook, block)
+        for hook in self.moments:
+            rows = block.rows[hook]
             self.moments[hook].add(rows)
             self.massive[hook].add(rows, block.session, block.tokens)
         for name, layers in self.groups.items():
@@ -58,9 +74,24 @@ class OutlierSums:
                 {layer: [block.rows[hook] for hook in together] for layer, together in layers.items()}
             )
 
+    def _add_routed(self, hook: str, block: Block) -> None:
+        layer = hooks.layer_of(hook) or 0
+        use, rows = self.experts[layer], block.rows[hook]
+        if hooks.point_of(hook) == "router_logits":
+            use.add_logits(rows)
+            return
+        use.add_chosen(rows)
+        inputs = block.rows.get(f"mlp_in.{layer}")
+        if inputs is not None:
+            use.add_inputs(rows, inputs, self.rule.threshold)
+
     def arrays(self) -> dict[str, Any]:
         """The sums as arrays, for `restore`."""
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {
+            f"experts/{layer}/{name}": array
+            for layer, use in self.experts.items()
+            for name, array in use.arrays().items()
+        }
         for hook, moments in self.moments.items():
             massive = self.massive[hook]
             found[f"{hook}/moments"] = np.array([getattr(moments, name) for name in _MOMENTS])
@@ -74,6 +105,9 @@ class OutlierSums:
 
     def restore(self, saved: Arrays) -> None:
         """Continue from saved sums of the same hooks."""
+        for layer, use in self.experts.items():
+            start = f"experts/{layer}/"
+            use.restore({name.removeprefix(start): saved[name] for name in saved if name.startswith(start)})
         for hook, moments in self.moments.items():
             massive = self.massive[hook]
             for name, value in zip(_MOMENTS, saved[f"{hook}/moments"].tolist(), strict=True):
@@ -140,6 +174,7 @@ def _results(spec: OutliersSpec, sums: OutlierSums, progress: Pass) -> Results:
         massive_activations=massive,
         massive_dropped=sum(one.dropped for one in sums.massive.values()),
         hooks=of_hooks,
+        experts={str(layer): use.summary() for layer, use in sorted(sums.experts.items())},
         **left_out(progress.skipped),
     )
     return Results(
@@ -148,7 +183,23 @@ def _results(spec: OutliersSpec, sums: OutlierSums, progress: Pass) -> Results:
             "outlier_features": features,
             "massive_activations": massive,
             "hooks": [{"hook": hook} | numbers for hook, numbers in of_hooks.items()],
-        },
+        }
+        | ({"experts": list(_expert_lines(body.experts))} if body.experts else {}),
         summary=f"{len(features)} outlier features and {len(massive)} massive activations in "
         f"{progress.sessions} sessions",
     )
+
+
+def _expert_lines(experts: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A line for each layer and expert."""
+    for layer, use in experts.items():
+        outliers = {one["expert"]: one for one in use["outliers"]}
+        for expert, load in enumerate(use["load"]):
+            one = outliers.get(expert, {})
+            yield {
+                "layer": int(layer),
+                "expert": expert,
+                "load": load,
+                "outlier_share": one.get("share"),
+                "largest": one.get("largest"),
+            }

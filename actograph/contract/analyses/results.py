@@ -39,6 +39,11 @@ class OutliersResult(AnalysisResult):
     hooks: dict[str, dict[str, Any]] = Field(
         description="`values`, `mean`, `variance`, `kurtosis`, `largest`, `median_magnitude`."
     )
+    experts: dict[str, dict[str, Any]] = Field(
+        {},
+        description="Layer -> `tokens`, `load`, `imbalance`, `router_entropy`, `pairs`, and `outliers` of "
+        "each expert's inputs.",
+    )
 
 
 class ProbesResult(AnalysisResult):

@@ -150,6 +150,38 @@ def test_a_cancelled_analysis_leaves_nothing_and_can_be_retried(world_on_both: W
     assert world.job(analysis).status == JobStatus.COMPLETED
 
 
+def test_the_use_of_experts_is_that_of_the_rows_also_after_a_kill(world: World, planted: Any) -> None:
+    generator = np.random.default_rng(2)
+    for rows in planted:
+        rows["mlp_in.1"] = rows["resid_post.1"]
+        rows["router_logits.1"] = generator.normal(size=(TOKENS, 6)).astype(np.float32)
+        rows["expert_indices.1"] = np.argsort(-rows["router_logits.1"], axis=1)[:, :2].astype(np.int32)
+    job_id = store_sessions(world.database, world.store, planted)
+    body = {"kind": "outliers", "sessions": {"jobs": [job_id]}}
+    analysis, store = insert_analysis(world.database, body), WatchedStore(world.store)
+
+    def kill() -> None:
+        raise Killed
+
+    # a session takes one read for its header and one for each of seven hooks
+    store.at, store.act = 2 * 8 + 3, kill
+    with pytest.raises(Killed):
+        drain_of(world.settings, world.database, store, "wrk_1", save_seconds=0).look()  # type: ignore[arg-type]
+    leasing.lose(world.database)
+    drain_of(world.settings, world.database, world.store, "wrk_2").look()
+    found = world.result(analysis)
+    assert not any("router" in hook or "expert" in hook for hook in found["hooks"])
+    expected = outliers_of_arrays(whole(planted))["experts"]["1"]
+    use = found["experts"]["1"]
+    assert use.pop("router_entropy") == pytest.approx(expected.pop("router_entropy"))
+    assert use == json.loads(json.dumps(expected))
+    assert expected["outliers"][0]["features"], "the planted values are among the inputs"
+    lines = world.files(analysis)["experts.csv"].decode().splitlines()
+    assert len(lines) == 1 + 6
+    failed = world.job(world.run(**body, hooks=["router_logits"]))
+    assert "choose other hooks beside those of routers" in failed.error["message"]
+
+
 def test_a_damaged_session_is_left_out_with_the_reason(world: World, planted: Any) -> None:
     job_id = store_sessions(world.database, world.store, planted)
     with world.database.read() as session:
@@ -203,6 +235,8 @@ def test_a_probe_equals_plain_scikit_learn(world: World, problems: Any) -> None:
     assert found["resid_post.1"]["auroc"] == pytest.approx(np.mean(areas), rel=1e-9)
     assert found["resid_post.1"]["accuracy"] == pytest.approx(np.mean(hits), rel=1e-9)
     assert found["resid_post.1"]["auroc"] > found["resid_post.0"]["auroc"] + 0.1
+    # the answers are all "c"
+    assert found["resid_post.1"]["baselines"]["bag_of_words"]["auroc"] == 0.5
     whole_fit = make_pipeline(StandardScaler(), LogisticRegression(C=0.5, max_iter=2000)).fit(
         features, labels
     )
