@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from actograph.analysis.outlier_features import OutlierRule
 from actograph.analysis.outliers import outliers_of_arrays
 from actograph.client import Client
 from actograph.demo import MODEL_DIR
@@ -111,10 +112,14 @@ def test_planted_outliers_are_found_and_a_killed_worker_comes_back(
         ).wait()
         assert job.status == "completed"
         found = client.analysis.outliers(job, hooks=["resid_post"]).result
+        mean = client.analysis.outliers(job, hooks=["resid_post"], position_reading="mean").result
         sessions = sorted(job.sessions(), key=lambda one: one.sample_index)
         arrays = {hook: np.concatenate([one[hook][:] for one in sessions]) for hook in found.hooks}
         expected = outliers_of_arrays(arrays)
         assert found.outlier_features == json.loads(json.dumps(expected["outlier_features"]))
+        rule = OutlierRule(positions="mean")
+        assert mean.outlier_features == outliers_of_arrays(arrays, rule)["outlier_features"]
+        assert mean.outlier_features != found.outlier_features
         largest = max(found.outlier_features, key=lambda one: float(one["largest"]))
         assert largest["feature"] == FEATURE
         assert {1, 2} <= set(largest["layers"]), "from the second layer on"

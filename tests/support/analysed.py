@@ -119,10 +119,11 @@ class WatchedStore:
 class World:
     """A service with a home folder, and without API or processes."""
 
-    def __init__(self, database: Database, folder: Path, **settings: Any) -> None:
+    def __init__(self, database: Database, folder: Path, store: str = "", **settings: Any) -> None:
+        """`store`: URL of the store; by default a folder."""
         self.settings = Settings(home=folder, **settings)
         (folder / "store").mkdir()
-        self.database, self.store = database, open_store((folder / "store").as_uri())
+        self.database, self.store = database, open_store(store or (folder / "store").as_uri())
 
     def run(self, store: Any = None, worker_id: str = WORKER, **body: Any) -> str:
         job_id = insert_analysis(self.database, body)

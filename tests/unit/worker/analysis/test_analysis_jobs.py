@@ -86,6 +86,14 @@ def test_planted_outliers_are_found_exactly(world: World, planted: Any) -> None:
         assert numbers["largest"] == np.abs(exact).max()
 
 
+def test_the_mean_reading_averages_layers(world: World, planted: Any) -> None:
+    job_id = store_sessions(world.database, world.store, planted)
+    body = {"kind": "outliers", "sessions": {"jobs": [job_id]}, "position_share": 0.07}
+    for reading, features in (("union", [9, 5]), ("mean", [9])):
+        found = world.result(world.run(**body, position_reading=reading))
+        assert [one["feature"] for one in found["outlier_features"]] == features
+
+
 def test_a_point_names_its_layers_and_positions_select_tokens(world: World, planted: Any) -> None:
     job_id = store_sessions(world.database, world.store, planted)
     query = {"jobs": [job_id], "limit": 3}
@@ -126,6 +134,29 @@ def test_a_killed_analysis_resumes_after_its_last_save(
     assert not set(before[:-5]) & set(after), "sessions that were saved are not read again"
     reaper.reap(world.database, world.store)
     assert not list(world.store.list_prefixes("files")), "the state is gone"
+
+
+def test_sessions_in_s3_are_read_by_range_and_a_killed_analysis_resumes_there(
+    sqlite: Database, tmp_path: Path, planted: Any, s3_bucket: str
+) -> None:
+    world = World(sqlite, tmp_path, f"s3://{s3_bucket}/lab")
+    job_id = store_sessions(world.database, world.store, planted)
+    body = {"kind": "outliers", "sessions": {"jobs": [job_id]}}
+    analysis, store = insert_analysis(world.database, body), WatchedStore(world.store)
+
+    def kill() -> None:
+        raise Killed
+
+    # a session takes one read of its header and one for each layer
+    store.at, store.act = 2 * (1 + LAYERS) + 2, kill
+    with pytest.raises(Killed):
+        drain_of(world.settings, world.database, store, "wrk_1", save_seconds=0).look()  # type: ignore[arg-type]
+    before, store.at = len(store.read_keys), -1
+    leasing.lose(world.database)
+    drain_of(world.settings, world.database, store, "wrk_2").look()  # type: ignore[arg-type]
+    assert len(store.read_keys) - before == 2 * (1 + LAYERS), "two sessions were saved"
+    expected = outliers_of_arrays(whole(planted))["outlier_features"]
+    assert world.result(analysis)["outlier_features"] == json.loads(json.dumps(expected))
 
 
 def test_a_cancelled_analysis_leaves_nothing_and_can_be_retried(world_on_both: World, planted: Any) -> None:
