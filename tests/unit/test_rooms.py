@@ -38,7 +38,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 16_600, "api": 4_700, "storage": 10_800, "worker": 12_820, "tests": 35_120}
+MOST_LINES = {"actograph": 16_670, "api": 4_700, "storage": 10_800, "worker": 12_880, "tests": 35_370}
 
 
 class Source(NamedTuple):
