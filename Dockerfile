@@ -11,7 +11,7 @@ COPY worker worker
 VOLUME /data
 
 FROM base AS api
-RUN pip install -c constraints.txt -e '.[analysis,server]' && python -m compileall -q actograph api storage worker
+RUN pip install -c constraints.txt -e '.[analysis,report,server]' && python -m compileall -q actograph api storage worker
 USER 1000
 EXPOSE 8420
 # bring the schema up to date, then serve

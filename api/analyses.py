@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from sqlalchemy.orm import Session
 
-from actograph.contract.analyses.specs import ANALYSIS, AnalysisSpec, CompareSpec, SessionQuery
+from actograph.contract.analyses.specs import ANALYSIS, AnalysisSpec, CompareSpec, LensSpec, SessionQuery
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.operations import Estimate
 from actograph.contract.specs import ExpiresAfter
@@ -65,6 +65,7 @@ def _check(session: Session, spec: AnalysisSpec) -> Iterator[Survey]:
     sides: list[tuple[str, SessionQuery]] = [("sessions", spec.sessions)]
     if isinstance(spec, CompareSpec):
         sides.append(("other", spec.other))
+    attributes = isinstance(spec, LensSpec) and spec.token is not None
     for field, query in sides:
         for place, job_id in enumerate(query.jobs):
             try:
@@ -72,7 +73,7 @@ def _check(session: Session, spec: AnalysisSpec) -> Iterator[Survey]:
             except NotFound:
                 raise InvalidRequest(f"there is no job {job_id}", param=f"{field}.jobs.{place}") from None
         try:
-            yield queries.survey(session, query, spec.hooks, kind=spec.kind)
+            yield queries.survey(session, query, spec.hooks, kind=spec.kind, with_components=attributes)
         except InvalidRequest as error:
             if error.param == "sessions":
                 raise InvalidRequest(error.message, param=field) from None

@@ -9,6 +9,7 @@ each fold. The probe also chooses C in each fold, makes its baselines, and draws
 
 import argparse
 import resource
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from actograph.analysis.probe import probe
-from bench.marks import Mark, median_and_quartiles, print_marks, write_result
+from bench.marks import Mark, print_marks, write_result
 
 FOLDS = 5
 #: for all layers of the full size, on two cores
@@ -71,8 +72,8 @@ def main() -> None:
             Mark(name="seconds of all layers", measured=seconds, at_most=MOST_SECONDS),
             Mark(name="bytes at the peak", measured=peak, at_most=MOST_BYTES),
         ]
-    median, quartiles = median_and_quartiles([line["probe_s"] / line["script_s"] for line in lines])
-    spread = f"{quartiles[0]:.2f} to {quartiles[1]:.2f}"
+    ratios = [line["probe_s"] / line["script_s"] for line in lines]
+    median, spread = statistics.median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f}"
     print(f"probe / script: {median:.2f} ({spread}); peak {peak / 2**30:.2f} GiB")
     print_marks(marks)
     sizes = {"rows": given.rows, "width": given.width}

@@ -1,6 +1,7 @@
 """Final norm and unembedding of a checkpoint, read from its safetensors files without torch."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +24,11 @@ _SHIFTED = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
 class Checkpoint:
     """A folder with `config.json` and safetensors files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: Sequence[Path] = ()) -> None:
         """Read config and headers.
+
+        Args:
+            files: safetensors files to read; by default all of the folder.
 
         Raises:
             InvalidRequest: the folder has no config or no safetensors files.
@@ -36,10 +40,18 @@ class Checkpoint:
             raise InvalidRequest(f"{folder}: config.json cannot be read: {error}") from None
         self.config: dict[str, Any] = config.get("text_config") or config
         self.tensors: dict[str, StoredArray] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in files or sorted(folder.glob("*.safetensors")):
             self.tensors |= stored_arrays(path)
         if not self.tensors:
             raise InvalidRequest(f"{folder} has no .safetensors files")
+
+    @property
+    def layers(self) -> int:
+        """Number of layers. Raises InvalidRequest if the config has none."""
+        for key in ("num_hidden_layers", "n_layer"):
+            if key in self.config:
+                return int(self.config[key])
+        raise InvalidRequest(f"{self.folder}: config.json has no number of layers")
 
     @cached_property
     def unembedding(self) -> StoredArray:

@@ -1,5 +1,6 @@
 """Use of the experts of a mixture-of-experts layer: load, router entropy, co-activation, outliers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ class ExpertUse:
         self.load = np.zeros(0, np.int64)
         #: [experts, experts]: tokens that two experts share
         self.together = np.zeros((0, 0), np.int64)
-        #: [experts]: tokens of each expert whose input has an outlier value; None without inputs
-        self.outliers: NDArray[np.int64] | None = None
+        #: [experts]: tokens of each expert whose input has an outlier value
+        self.outliers = np.zeros(0, np.int64)
         #: [experts]: largest magnitude of the inputs of each expert
         self.largest = np.zeros(0)
-        #: [experts, width]: tokens of each expert whose input has an outlier value of the feature
+        #: [experts, width]: tokens of each expert whose input has an outlier value of the feature; no columns
+        #: without inputs
         self.hits = np.zeros((0, 0), np.int64)
 
     def add_chosen(self, indices: NDArray[np.integer[Any]]) -> None:
@@ -46,8 +48,7 @@ class ExpertUse:
         if not indices.size:
             return
         self._grow(int(indices.max()) + 1)
-        if self.outliers is None:
-            self.outliers = np.zeros(len(self.load), np.int64)
+        if not self.hits.shape[1]:
             self.hits = np.zeros((len(self.load), rows.shape[1]), np.int64)
         chosen = np.zeros((len(indices), len(self.load)))
         np.put_along_axis(chosen, indices.astype(np.int64), 1, axis=1)
@@ -78,8 +79,16 @@ class ExpertUse:
             self.together = np.pad(self.together, ((0, more), (0, more)))
             self.largest = np.pad(self.largest, (0, more))
             self.hits = np.pad(self.hits, ((0, more), (0, 0)))
-            if self.outliers is not None:
-                self.outliers = np.pad(self.outliers, (0, more))
+            self.outliers = np.pad(self.outliers, (0, more))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The sums as arrays, for `restore`."""
+        return {name: np.asarray(value) for name, value in vars(self).items()}
+
+    def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from saved sums."""
+        for name in vars(self):
+            setattr(self, name, saved[name] if saved[name].ndim else saved[name].item())
 
     def summary(self) -> dict[str, Any]:
         """Load shares, router entropy, the most frequent pairs of experts, and outliers of each expert.
@@ -98,12 +107,11 @@ class ExpertUse:
             "pairs": [
                 {"experts": [a, b], "share": float(upper[a, b] / max(1, self.tokens))} for a, b in pairs
             ],
-            "outliers": [] if self.outliers is None else [self._of_expert(e) for e in range(len(self.load))],
+            "outliers": [self._of_expert(e) for e in range(len(self.load)) if self.hits.shape[1]],
         }
 
     def _of_expert(self, expert: int) -> dict[str, Any]:
         """Outlier values in the inputs of one expert, with its five most frequent features."""
-        assert self.outliers is not None
         tokens, hits = int(self.load[expert]), self.hits[expert]
         order = np.argsort(-hits, kind="stable")[:5]
         return {

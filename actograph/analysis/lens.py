@@ -63,15 +63,20 @@ def logit_lens(
     for start in range(0, vocabulary, block):
         stop = min(start + block, vocabulary)
         found = _capped((normalised @ unembedding.rows(start, stop).T).astype(np.float64), checkpoint)
-        total = np.logaddexp(total, np.logaddexp.reduce(found, axis=1))
+        peak = found.max(axis=1)
+        total = np.logaddexp(total, peak + np.log(np.exp(found - peak[:, None]).sum(axis=1)))
         numbers = np.broadcast_to(np.arange(start, stop), found.shape)
         tokens, logits = np.hstack([tokens, numbers]), np.hstack([logits, found])
         if targets is not None:
             inside = np.flatnonzero((targets >= start) & (targets < stop))
             of_targets[inside] = found[inside, targets[inside] - start]
-        best = np.argsort(-logits, axis=1, kind="stable")[:, :top]
-        tokens = np.take_along_axis(tokens, best, axis=1)
-        logits = np.take_along_axis(logits, best, axis=1)
+        if logits.shape[1] > top:
+            best = np.argpartition(-logits, top - 1, axis=1)[:, :top]
+            tokens = np.take_along_axis(tokens, best, axis=1)
+            logits = np.take_along_axis(logits, best, axis=1)
+    order = np.lexsort((tokens, -logits), axis=1)
+    tokens = np.take_along_axis(tokens, order, axis=1)
+    logits = np.take_along_axis(logits, order, axis=1)
     return TopTokens(tokens, logits, logits - total[:, None], None if targets is None else of_targets - total)
 
 

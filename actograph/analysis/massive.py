@@ -62,12 +62,6 @@ class MassiveCandidates:
             found = np.stack([np.full(at.size, source), tokens, feature, exact[at, feature]], axis=1)
             self._keep(np.concatenate([self.values, found.astype(np.float64)]))
 
-    def merge(self, other: "MassiveCandidates") -> None:
-        """Add the values of `other`."""
-        self.histogram += other.histogram
-        self.dropped += other.dropped
-        self._keep(np.concatenate([self.values, other.values]))
-
     def _keep(self, values: NDArray[np.float64]) -> None:
         # the order is complete, so the kept values do not depend on the order of the parts
         order = np.lexsort((values[:, 2], values[:, 1], values[:, 0], -np.abs(values[:, 3])))

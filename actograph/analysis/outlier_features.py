@@ -98,13 +98,6 @@ class OutlierCounts:
         self.any_hits += anywhere.sum(axis=0)
         self.positions += count
 
-    def merge(self, other: "OutlierCounts") -> None:
-        """Add the counts of other positions."""
-        self.positions += other.positions
-        self.hits += other.hits
-        self.any_hits += other.any_hits
-        np.maximum(self.largest, other.largest, out=self.largest)
-
     def shares(self, positions: PositionReading) -> NDArray[np.float64]:
         """Share of positions of each feature: [width]."""
         hits = self.any_hits if positions == "union" else self.hits.mean(axis=0)

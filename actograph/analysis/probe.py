@@ -34,6 +34,8 @@ ProbeKind = Literal["logistic", "ridge", "mean_difference"]
 C_GRID = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 #: words of the bag-of-words baseline
 WORDS = 5_000
+#: words of any length, numbers and signs
+_WORD = r"\w+|[^\w\s]"
 
 
 class _Projection(BaseEstimator, TransformerMixin):  # type: ignore[misc]
@@ -312,8 +314,11 @@ def _further_baselines(
         found[name] = splits.score(numbers, splits.out_of_fold(_matrix(rows, name), numbers, model, grid)[0])
     if texts is not None:
         _same_length(texts, len(numbers), "texts")
-        words = Pipeline([("words", TfidfVectorizer(max_features=WORDS)), ("last", _logistic(c or 1.0))])
-        chances, _ = splits.out_of_fold(np.asarray(texts, object), numbers, words)
+        vectors = TfidfVectorizer(max_features=WORDS, token_pattern=_WORD)
+        words = Pipeline([("words", vectors), ("last", _logistic(c or 1.0))])
+        # a word for an empty text, since a training set of empty texts would have no words
+        filled = np.array([text if text.strip() else "(none)" for text in texts], object)
+        chances, _ = splits.out_of_fold(filled, numbers, words)
         found["bag_of_words"] = splits.score(numbers, chances)
     return {name: one.brief() for name, one in found.items()}
 

@@ -1,4 +1,4 @@
-"""`actograph outliers`, `probe` and `compare`: analyses of stored sessions as jobs, or of arrays in files."""
+"""`actograph outliers`, `probe`, `compare`, `lens`: analyses of stored sessions as jobs, or of files."""
 
 from collections.abc import Mapping, Sequence
 from operator import methodcaller
@@ -140,6 +140,31 @@ def compare(
     _analyse(shell, "compare", _query(shell, [job], condition, limit), hooks, fields)
 
 
+def lens(
+    shell: Shell,
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids of jobs.")],
+    *,
+    hooks: Hooks = [],  # noqa: B006
+    positions: str | None = typer.Option(
+        None, help="Tokens to read: generated, last, or a segment. (default: all)"
+    ),
+    condition: Condition = None,
+    limit: Limit = None,
+    top: int = typer.Option(5, min=1, help="Tokens to list for each row."),
+    listed: int = typer.Option(100, min=0, help="Rows of each hook to list in lens.csv, the first."),
+    token: str | None = typer.Option(
+        None, metavar="ID|next", help="Attribute the logit of this token id, or of the next token."
+    ),
+    against: int | None = typer.Option(None, help="Attribute the difference from this token's logit."),
+) -> None:
+    """Read stored residual rows as next tokens: the logit lens. Without --hooks: resid_post of all layers."""
+    fields = {
+        "positions": positions, "top": top, "listed": listed, "against": against,
+        "token": int(token) if token is not None and token.isdecimal() else token,
+    }  # fmt: skip
+    _analyse(shell, "lens", _query(shell, jobs, condition, limit), hooks, fields)
+
+
 def _file(sources: Sequence[str], of_jobs: Mapping[str, Any]) -> Path | None:
     """The file among the arguments; None if they are jobs.
 
@@ -181,9 +206,11 @@ def _analyse(
 
 def _text(result: Any) -> str:
     """Describe a result: its numbers, then a table for each list and for the hooks."""
-    lists = ("outlier_features", "massive_activations")
+    lists = ("outlier_features", "massive_activations", "attribution")
     tables = {name: getattr(result, name, []) for name in lists}
     tables["hooks"] = [{"hook": hook} | _numbers(one) for hook, one in result.hooks.items()]
+    experts = getattr(result, "experts", {})
+    tables["experts"] = [{"layer": layer} | _numbers(use) for layer, use in experts.items()]
     parts = [describe(result, ["spec", *tables])]
     for name, lines in tables.items():
         if lines:

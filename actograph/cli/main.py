@@ -54,6 +54,7 @@ for analyse, typed in (
     (analysis.outliers, ("outliers job_3fa2 --hooks resid_post", "outliers layers.safetensors")),
     (analysis.probe, ("probe job_3fa2 --positions generated --reduce mean", "probe matrix.npz")),
     (analysis.compare, ("compare job_3fa2 --condition plain --other-condition EP02 --hooks resid_post",)),
+    (analysis.lens, ("lens job_3fa2 --positions generated", "lens job_3fa2 --limit 1 --token next")),
 ):
     command(app, None, None, [f"actograph {one}" for one in typed], panel=JOBS)(analyse)
 app.add_typer(deploy.app, name="deploy", rich_help_panel=OPERATE)

@@ -1,4 +1,4 @@
-"""`client.analysis`: outlier features, probes and comparisons of stored sessions, as jobs."""
+"""`client.analysis`: outlier features, probes, comparisons and the lens of stored sessions, as jobs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from actograph.contract.analyses.results import (
     RESULT_FILE,
     AnalysisResult,
     ComparisonResult,
+    LensResult,
     OutliersResult,
     ProbesResult,
 )
@@ -31,6 +32,7 @@ _FORMS: dict[str, tuple[type[AnalysisResult], str]] = {
     "outliers": (OutliersResult, "outlier_features"),
     "probe": (ProbesResult, "probes"),
     "compare": (ComparisonResult, "hooks"),
+    "lens": (LensResult, "lens"),
 }
 
 
@@ -47,7 +49,7 @@ class Finished(Generic[R]):
         """Return a CSV file as a `pandas.DataFrame`.
 
         Args:
-            table: `outlier_features`, `massive_activations`, `hooks`, `probes` or `features`; by default the
+            table: name of the file without `.csv`, such as `massive_activations` or `hooks`; by default the
                 main one of the kind.
 
         Raises:
@@ -55,12 +57,16 @@ class Finished(Generic[R]):
             ApiError: 404 if the analysis has no such table.
         """
         pandas = package("pandas", "a data frame")
-        data = self.analysis.read(self.session, f"{table or _FORMS[self.job.kind][1]}.csv")
+        data = self.file(f"{table or _FORMS[self.job.kind][1]}.csv")
         return pandas.read_csv(BytesIO(data)) if data.strip() else pandas.DataFrame()
+
+    def file(self, name: str) -> bytes:
+        """Return a file such as `probes.png`. Raises ApiError with status 404 if there is none."""
+        return self.analysis.read(self.session, name)
 
     def directions(self) -> dict[str, NDArray[np.float64]]:
         """Return the direction of each hook, [width]: weights of a probe, or a mean difference."""
-        data = self.analysis.read(self.session, "directions.npz")
+        data = self.file("directions.npz")
         with np.load(BytesIO(data), allow_pickle=False) as arrays:
             return dict(arrays)
 
@@ -119,6 +125,15 @@ class Analysis(Resource, path="/v1/jobs"):
         Options: `positions`, `reduce`, `permutations`, `top`, `seed`, `max_bytes`, `save_vector_as`.
         """
         return self._run("compare", sessions, hooks, progress, options | {"other": _query(other)})
+
+    def lens(
+        self, sessions: Query, *, hooks: Iterable[str] = (), progress: bool = False, **options: Any
+    ) -> Finished[LensResult]:
+        """Read residual rows as next tokens, and attribute a token's logit to components.
+
+        Options: `positions`, `top`, `listed`, `token`, `against`.
+        """
+        return self._run("lens", sessions, hooks, progress, options)
 
     def result(self, job_id: str) -> Finished[Any]:
         """Return the results of a finished analysis. Raises AnalysisFailed if it has none."""

@@ -13,6 +13,7 @@ from actograph.contract.analyses.specs import (
     ANALYSIS_KINDS,
     AnalysisSpec,
     CompareSpec,
+    LensSpec,
     OutliersSpec,
     ProbeSpec,
 )
@@ -207,7 +208,8 @@ AnyJobSpec = EvaluationSpec | CaptureJobSpec
 MODEL_KINDS = ("evaluation", "capture")
 JOB_KINDS = (*MODEL_KINDS, *ANALYSIS_KINDS)
 JobSpec = Annotated[
-    EvaluationSpec | CaptureJobSpec | OutliersSpec | ProbeSpec | CompareSpec, Field(discriminator="kind")
+    EvaluationSpec | CaptureJobSpec | OutliersSpec | ProbeSpec | CompareSpec | LensSpec,
+    Field(discriminator="kind"),
 ]
 job_spec_adapter: TypeAdapter[AnyJobSpec | AnalysisSpec] = TypeAdapter(JobSpec)
 

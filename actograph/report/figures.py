@@ -81,7 +81,10 @@ def curves(name: str, title: str, lines: Mapping[str, Sequence[Bar]], unit: str)
             axes.fill_between(
                 places, [bar.low for bar in found], [bar.high for bar in found], color=colour, alpha=0.15
             )
-    axes.set_xticks(range(len(labels)), labels, rotation=30 if len(labels) > 6 else 0)
+    step = -(-len(labels) // _MOST_TICKS)
+    rotation = 30 if len(labels) > 6 and not labels[0].isdecimal() else 0
+    axes.set_xticks(range(0, len(labels), step), labels[::step], rotation=rotation)
+    axes.set_xlabel("layer" if labels[0].isdecimal() else "hook")
     axes.set_ylabel(unit)
     _legend(axes, len(lines))
     return _drawn(figure, name, title)

@@ -9,14 +9,21 @@ from typing import Any
 
 from actograph.client import Client
 from actograph.client.jobs import JobHandle
-from actograph.contract.analyses.results import ComparisonResult, OutliersResult, ProbesResult
+from actograph.contract.analyses.results import ComparisonResult, LensResult, OutliersResult, ProbesResult
 from actograph.contract.analyses.specs import ANALYSIS_KINDS
 from actograph.contract.resources import ConditionComparison, ConditionResults, JobComparison, JobResults
 from actograph.report import figures, page
+from actograph.report.analysis_figures import figure_of
 from actograph.report.figures import Bar, Figure
 
 #: of a normal distribution, for intervals of 95 %
 _Z = 1.96
+#: columns of a comparison
+_COMPARISON = {
+    "Pairs": "pairs", "First norm": "first_norm", "Second norm": "second_norm",
+    "Norm of the difference": "difference_norm", "Cosine": "mean_cosine", "CKA": "cka",
+    "Effect size": "effect_size", "p": "p_value",
+}  # fmt: skip
 
 
 @dataclass
@@ -153,51 +160,44 @@ def _comparison(found: JobComparison) -> list[str]:
 
 
 def _of_analysis(name: str, found: Any, drawn: list[Figure]) -> list[str]:
-    note = page.paragraph(f"Of {found.sessions} sessions; {found.skipped_sessions} were left out.")
+    text = [page.paragraph(f"Of {found.sessions} sessions; {found.skipped_sessions} were left out.")]
+    if (shown := figure_of(found, f"{name}-{found.kind}")) is not None:
+        text.append(_add(drawn, shown))
     if isinstance(found, ProbesResult):
-        return [note, *_probe(name, found.hooks, drawn)]
+        return [*text, _probe(found.hooks)]
     if isinstance(found, OutliersResult):
-        return [note, *_outliers(name, found, drawn)]
-    assert isinstance(found, ComparisonResult)
-    columns = {
-        "Pairs": "pairs", "First norm": "first_norm", "Second norm": "second_norm",
-        "Norm of the difference": "difference_norm", "Cosine": "mean_cosine", "CKA": "cka",
-        "Effect size": "effect_size", "p": "p_value",
-    }  # fmt: skip
+        return [*text, _outliers(found)]
+    if isinstance(found, LensResult):
+        columns = {
+            "Rows": "rows", "Log probability of the next token": "next_log_probability",
+            "Next token on top": "next_is_top", "Agrees with the last hook": "agreement",
+        }  # fmt: skip
+        parts = [list(one.values()) for one in found.attribution]
+        more = [page.table(("Component", "Mean", "Mean magnitude"), parts)] if parts else []
+    else:
+        assert isinstance(found, ComparisonResult)
+        columns, more = _COMPARISON, []
     rows = [[hook, *(one[key] for key in columns.values())] for hook, one in found.hooks.items()]
-    return [note, page.table(("Hook", *columns), rows)]
+    return [*text, page.table(("Hook", *columns), rows), *more]
 
 
-def _probe(name: str, hooks: Mapping[str, Mapping[str, Any]], drawn: list[Figure]) -> list[str]:
-    def bar(hook: str, one: Mapping[str, Any]) -> Bar:
-        return Bar(hook, one["auroc"], *one["auroc_interval"])
-
-    series = {"probe": [bar(hook, one) for hook, one in hooks.items()]}
-    for baseline in dict.fromkeys(kind for one in hooks.values() for kind in one["baselines"]):
-        known = [(hook, one["baselines"].get(baseline)) for hook, one in hooks.items()]
-        series[baseline] = [bar(hook, one) for hook, one in known if one is not None]
+def _probe(hooks: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [
         [hook, kind, one["auroc"], one["auroc_interval"], one["accuracy"], one["accuracy_interval"]]
         for hook, result in hooks.items()
         for kind, one in (("probe", result), *result["baselines"].items())
     ]
     headers = ("Hook", "Features", "AUROC", "Interval", "Accuracy", "Interval")
-    shown = figures.curves(f"{name}-probe", "Probe and baselines by hook", series, "AUROC")
-    return [_add(drawn, shown), page.table(headers, rows)]
+    return page.table(headers, rows)
 
 
-def _outliers(name: str, found: OutliersResult, drawn: list[Figure]) -> list[str]:
-    features: dict[int, list[int]] = {}
-    for one in found.outlier_features:
-        places = features.setdefault(int(one["feature"]), [])
-        places += sorted({int(layer) for layer in one["layers"]} - set(places))
-    if not features:
-        return [page.paragraph("No feature met the thresholds.")]
-    shown = figures.outlier_map(f"{name}-outliers", "Layers of each outlier feature", features)
+def _outliers(found: OutliersResult) -> str:
+    if not found.outlier_features:
+        return page.paragraph("No feature met the thresholds.")
     columns = ("feature", "points", "layers", "layer_share", "position_share", "largest")
     rows = [[_listed(one[key]) for key in columns] for one in found.outlier_features]
     headers = ("Feature", "Points", "Layers", "Share of layers", "Share of positions", "Largest")
-    return [_add(drawn, shown), page.table(headers, rows)]
+    return page.table(headers, rows)
 
 
 def _listed(value: Any) -> Any:

@@ -11,19 +11,27 @@ from sqlalchemy.orm import Session
 from actograph.contract import hooks
 from actograph.contract.analyses.specs import SessionQuery
 from actograph.contract.errors import InvalidRequest, MixedIdentities, UnknownHook
-from actograph.contract.models import short
+from actograph.contract.models import ModelIdentity, short
 from actograph.contract.resources import TensorInfo
 from actograph.tensor_files import Array, itemsize
+from storage.jobs import jobs
 from storage.results import matrix
 from storage.results.matrix import Source
 from storage.sessions import sessions
 from storage.sessions.filter import SampleFilter, SessionFilter
-from storage.tables.models import SessionRow
+from storage.tables.models import JobRow, SampleRow, SessionRow
 
 #: label that is the condition of the session
 CONDITION = "condition"
-OUTLIERS = "outliers"
+OUTLIERS, LENS = "outliers", "lens"
+#: points that the lens reads, and those that add up to the last of them
+_RESIDUAL, _COMPONENTS = ("resid_pre", "resid_mid", "resid_post"), ("embed", "attn_out", "mlp_out")
+#: points of routers, of which `outliers` reports the use of experts
+ROUTED = ("router_logits", "expert_indices")
+_NEEDS = {OUTLIERS: "hooks of a layer with a row per token", LENS: "resid_pre, resid_mid or resid_post"}
 _SHOWN = 8
+#: ids in one statement
+_AT_ONCE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +62,23 @@ def filters(query: SessionQuery) -> Iterator[SessionFilter]:
         yield SessionFilter(job_id=job_id, **conditions)
 
 
-def survey(session: Session, query: SessionQuery, wanted: Sequence[str], *, kind: str) -> Survey:
+def survey(
+    session: Session,
+    query: SessionQuery,
+    wanted: Sequence[str],
+    *,
+    kind: str,
+    with_components: bool = False,
+) -> Survey:
     """Find the chosen hooks and the amount of data.
 
     Args:
         wanted: as `hooks` of an analysis.
         kind: of the analysis.
+        with_components: choose also the hooks of `components`, and the last `resid_post`.
 
     Raises:
-        InvalidRequest: no session matches, or the analysis cannot read a wanted hook.
+        InvalidRequest: no session matches, the analysis cannot read a wanted hook, or no component is stored.
         UnknownHook: the first session has none of a wanted hook.
     """
     first: SessionRow | None = None
@@ -80,15 +96,37 @@ def survey(session: Session, query: SessionQuery, wanted: Sequence[str], *, kind
         raise InvalidRequest("no session matches; name jobs with captures", param="sessions")
     stored = {name: TensorInfo.model_validate(info) for name, info in first.hooks.items()}
     usable = {name: info for name, info in stored.items() if _is_usable(name, info, kind)}
-    names = matching(stored, wanted) if wanted else list(usable)
+    default = [name for name in usable if kind != LENS or hooks.point_of(name) == "resid_post"]
+    names = matching(stored, wanted) if wanted else default
     unusable = [name for name in names if name not in usable]
     if unusable or not names:
-        needed = "hooks of a layer with a row per token" if kind == OUTLIERS else "rows of floats"
+        needed = _NEEDS.get(kind, "rows of floats")
         fault = f"{unusable[0]} cannot be read: the analysis needs" if unusable else "the sessions have no"
         raise InvalidRequest(f"{fault} {needed}", param="hooks")
+    if with_components:
+        last = max((name for name in default), key=_layer, default=None)
+        names += [*components(stored), *([] if last is None else [last])]
     return Survey(
         model=first.model, tensors={name: stored[name] for name in names}, sessions=count, rows=rows
     )
+
+
+def components(stored: Mapping[str, TensorInfo]) -> list[str]:
+    """Names of the stored terms of the residual stream, in its order. Raises InvalidRequest without any."""
+    found = [name for name, info in stored.items() if info.summary is None and _component(name) is not None]
+    if not found:
+        raise InvalidRequest(f"no component is stored; capture {', '.join(_COMPONENTS)}", param="token")
+    return sorted(found, key=lambda name: (_layer(name), _component(name)))
+
+
+def _component(name: str) -> int | None:
+    point = hooks.point_of(name)
+    return _COMPONENTS.index(point) if point in _COMPONENTS else None
+
+
+def _layer(name: str) -> int:
+    layer = hooks.layer_of(name)
+    return -1 if layer is None else layer
 
 
 def matching(stored: Mapping[str, TensorInfo], wanted: Sequence[str]) -> list[str]:
@@ -104,10 +142,15 @@ def matching(stored: Mapping[str, TensorInfo], wanted: Sequence[str]) -> list[st
 
 
 def _is_usable(name: str, info: TensorInfo, kind: str) -> bool:
+    point = hooks.point_of(name)
+    if kind == OUTLIERS and point in ROUTED:
+        return info.summary is None
     if not info.dtype.startswith(("F", "BF")):
         return False
     if kind == OUTLIERS:
-        return info.summary is None and hooks.layer_of(name) is not None
+        return info.summary is None and hooks.layer_of(name) is not None and point != "expert_weights"
+    if kind == LENS:
+        return info.summary is None and point in _RESIDUAL
     # per-channel statistics are no rows
     return info.summary is None or not name.endswith(f".{info.summary}")
 
@@ -132,6 +175,15 @@ def session_ids(session: Session, query: SessionQuery) -> list[str]:
                 )
             found.append(session_id)
     return found
+
+
+def identity(session: Session, session_id: str) -> ModelIdentity:
+    """The model that a session was recorded with. Raises InvalidRequest if it is unknown."""
+    of_session = sa.select(JobRow).join(SessionRow).where(SessionRow.id == session_id)
+    pinned = jobs.pin_of(session.scalars(of_session).one())
+    if pinned is None:
+        raise InvalidRequest(f"session {session_id} was recorded with an unknown model", param="sessions")
+    return pinned.identity
 
 
 def sources(session: Session, query: SessionQuery, hook: str) -> list[Source]:
@@ -159,6 +211,17 @@ def labelled(
     )
     known = {name: value for name, value in labels.items() if value == value}  # noqa: PLR0124 (NaN: no label)
     return [source for source in found if source.id in known], known
+
+
+def completions(session: Session, found: Sequence[Source]) -> dict[str, str]:
+    """The text of each session's answer by its id; "" without one."""
+    texts: dict[str, str | None] = {}
+    ids = [one.sample_id for one in found]
+    for start in range(0, len(ids), _AT_ONCE):
+        part = ids[start : start + _AT_ONCE]
+        statement = sa.select(SampleRow.id, SampleRow.completion).where(SampleRow.id.in_(part))
+        texts.update((row.id, row.completion) for row in session.execute(statement))
+    return {one.id: texts.get(one.sample_id) or "" for one in found}
 
 
 def stacked(found: matrix.Matrix) -> tuple[Array, list[Source]]:

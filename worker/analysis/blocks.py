@@ -1,7 +1,7 @@
 """Rows of several hooks over many sessions, in blocks of bounded size."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ class Block:
 
     Attributes:
         session: number of the session.
+        token_ids: of prompt and generation; empty if they were not asked for.
         tokens: token of each row, [k].
         rows: hook -> [k, width].
         is_last: whether it is the last block of its session.
@@ -30,6 +31,7 @@ class Block:
     """
 
     session: int
+    token_ids: Sequence[int] = ()
     tokens: Sequence[int] = ()
     rows: Mapping[str, Array] = field(default_factory=dict)
     is_last: bool = True
@@ -44,11 +46,15 @@ def blocks(
     *,
     first: int = 0,
     block_bytes: int = BLOCK_BYTES,
+    with_token_ids: bool = False,
 ) -> Iterator[Block]:
     """Read the selected rows of sessions in order, from the number `first` on."""
     for number in range(first, len(ids)):
         try:
-            yield from _of_session(SessionReader(store, ids[number]), number, hooks, positions, block_bytes)
+            reader = SessionReader(store, ids[number])
+            token_ids = reader.token_ids() if with_token_ids else ()
+            for block in _of_session(reader, number, hooks, positions, block_bytes):
+                yield replace(block, token_ids=token_ids)
         except (NotFound, StoreDamaged) as error:
             yield Block(session=number, skipped=error.message)
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -10,9 +10,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from actograph.client.errors import package
-from actograph.contract.analyses.specs import ANALYSIS, CompareSpec, OutliersSpec, ProbeSpec
+from actograph.contract.analyses.specs import ANALYSIS, CompareSpec, LensSpec, OutliersSpec, ProbeSpec
 from actograph.contract.errors import ActographError, ServiceUnavailable
 from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.models import ServedModel, parse_served
 from actograph.settings import Settings
 from storage.analyses import state
 from storage.artifacts.store import ArtifactStore
@@ -24,7 +25,7 @@ from storage.queue.leases import LeasedSample
 from storage.sessions import vectors
 from storage.sessions.writer import session_prefix
 from storage.tables.models import JobRow
-from worker.analysis import comparisons, outliers
+from worker.analysis import comparisons, lens, outliers
 from worker.analysis.run import SAVE_SECONDS, Interrupted, Results, Run
 from worker.analysis.stored_results import store_results
 from worker.drain.leases import LeaseKeeper
@@ -53,6 +54,7 @@ class AnalysisDrain:
         self._worker_id, self._stop = worker_id, stop
         self._save_seconds = save_seconds
         self._pauses = Pauses(settings, database, store)
+        self._served = [parse_served(text) for text in (settings.model, *settings.allowed_models) if text]
         #: True if the index may say that this worker holds a sample, although it runs none
         self._may_hold = False
 
@@ -121,7 +123,7 @@ class AnalysisDrain:
     ) -> tuple[commit.Ended | None, Results | None]:
         """Run an analysis and store its files. Returns None if the sample is given back."""
         try:
-            results = _analyse(run, job)
+            results = _analyse(run, job, self._served)
             new = store_results(self._store, lease, results)
         except Interrupted:
             return None, None
@@ -143,7 +145,7 @@ class AnalysisDrain:
         return self._database.insist(work, give_up=self._stop.is_set)
 
 
-def _analyse(run: Run, job: JobRow) -> Results:
+def _analyse(run: Run, job: JobRow, served: Sequence[ServedModel]) -> Results:
     spec = job_spec_adapter.validate_python(job.spec)
     match spec:
         case OutliersSpec():
@@ -156,6 +158,8 @@ def _analyse(run: Run, job: JobRow) -> Results:
             return probes.run(run, spec)
         case CompareSpec():
             return comparisons.run(run, spec)
+        case LensSpec():
+            return lens.run(run, spec, served)
     raise ActographError(f"job {job.id} of kind {job.kind} is no analysis")
 
 

@@ -1,12 +1,11 @@
-"""Outlier features, massive activations and moments of stored rows, in one pass over the sessions."""
+"""Outlier features, massive activations, moments and use of experts, in one pass over the sessions."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
+from actograph.analysis.experts import ExpertUse
 from actograph.analysis.massive import MassiveCandidates
 from actograph.analysis.moments import Moments
 from actograph.analysis.outlier_features import OutlierCounts, OutlierRule
@@ -15,7 +14,8 @@ from actograph.contract.analyses.results import OutliersResult
 from actograph.contract.analyses.specs import OutliersSpec
 from actograph.contract.errors import InvalidRequest
 from storage.analyses import queries
-from worker.analysis.blocks import BLOCK_BYTES, Block, blocks
+from worker.analysis.blocks import BLOCK_BYTES, Block
+from worker.analysis.one_pass import Pass
 from worker.analysis.run import Arrays, Results, Run, left_out
 
 _MOMENTS = ("count", "mean", "m2", "m3", "m4", "largest")
@@ -27,8 +27,20 @@ class OutlierSums:
     def __init__(self, spec: OutliersSpec, widths: Mapping[str, int]) -> None:
         """
         Args:
-            widths: hook -> number of features.
+            widths: hook -> number of features; those of routers count the use of experts.
+
+        Raises:
+            InvalidRequest: the hooks are of routers alone, or of several widths.
         """
+        self.experts: dict[int, ExpertUse] = {}
+        self.routed = [hook for hook in widths if hooks.point_of(hook) in queries.ROUTED]
+        for hook in self.routed:
+            self.experts.setdefault(hooks.layer_of(hook) or 0, ExpertUse())
+        widths = {hook: width for hook, width in widths.items() if hook not in self.routed}
+        if not widths:
+            raise InvalidRequest(
+                f"{self.routed[0]}: choose other hooks beside those of routers", param="hooks"
+            )
         self.rule = OutlierRule(
             threshold=spec.threshold,
             layer_share=spec.layer_share,
@@ -51,7 +63,10 @@ class OutlierSums:
             self.counts[name] = OutlierCounts(sorted(layers), found.pop(), spec.threshold)
 
     def add(self, block: Block) -> None:
-        for hook, rows in block.rows.items():
+        for hook in self.routed:
+            self._add_routed(hook, block)
+        for hook in self.moments:
+            rows = block.rows[hook]
             self.moments[hook].add(rows)
             self.massive[hook].add(rows, block.session, block.tokens)
         for name, layers in self.groups.items():
@@ -59,9 +74,24 @@ class OutlierSums:
                 {layer: [block.rows[hook] for hook in together] for layer, together in layers.items()}
             )
 
+    def _add_routed(self, hook: str, block: Block) -> None:
+        layer = hooks.layer_of(hook) or 0
+        use, rows = self.experts[layer], block.rows[hook]
+        if hooks.point_of(hook) == "router_logits":
+            use.add_logits(rows)
+            return
+        use.add_chosen(rows)
+        inputs = block.rows.get(f"mlp_in.{layer}")
+        if inputs is not None:
+            use.add_inputs(rows, inputs, self.rule.threshold)
+
     def arrays(self) -> dict[str, Any]:
         """The sums as arrays, for `restore`."""
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {
+            f"experts/{layer}/{name}": array
+            for layer, use in self.experts.items()
+            for name, array in use.arrays().items()
+        }
         for hook, moments in self.moments.items():
             massive = self.massive[hook]
             found[f"{hook}/moments"] = np.array([getattr(moments, name) for name in _MOMENTS])
@@ -75,6 +105,9 @@ class OutlierSums:
 
     def restore(self, saved: Arrays) -> None:
         """Continue from saved sums of the same hooks."""
+        for layer, use in self.experts.items():
+            start = f"experts/{layer}/"
+            use.restore({name.removeprefix(start): saved[name] for name in saved if name.startswith(start)})
         for hook, moments in self.moments.items():
             massive = self.massive[hook]
             for name, value in zip(_MOMENTS, saved[f"{hook}/moments"].tolist(), strict=True):
@@ -113,41 +146,6 @@ class OutlierSums:
         }
 
 
-class _Pass:
-    """One pass over the sessions, and how far it has come."""
-
-    def __init__(self, ids: Sequence[str], sums: OutlierSums) -> None:
-        self.ids, self.sums = ids, sums
-        #: sessions that were read or skipped, and those with rows
-        self.done = self.sessions = 0
-        self.skipped: dict[str, str] = {}
-
-    def add(self, block: Block) -> None:
-        if block.skipped is None:
-            self.sums.add(block)
-            self.sessions += block.is_last
-        else:
-            self.skipped[self.ids[block.session]] = block.skipped
-        self.done += block.is_last
-
-    def arrays(self) -> Arrays:
-        """The state between two sessions."""
-        state = {"done": self.done, "sessions": self.sessions, "digest": self._digest(self.done)}
-        text = json.dumps(state | {"skipped": self.skipped})
-        return {"state": np.array(text), **self.sums.arrays()}
-
-    def resume(self, saved: Arrays) -> None:
-        """Continue from a saved state, unless sessions that it has read are gone."""
-        state = json.loads(str(saved["state"]))
-        if state["digest"] == self._digest(state["done"]):
-            self.done, self.sessions, self.skipped = (state[name] for name in ("done", "sessions", "skipped"))
-            self.sums.restore(saved)
-
-    def _digest(self, done: int) -> str:
-        """Digest of the first sessions, and of the hooks."""
-        return sha256("\n".join([*self.ids[:done], *self.sums.moments]).encode()).hexdigest()
-
-
 def run(run: Run, spec: OutliersSpec, *, block_bytes: int = BLOCK_BYTES) -> Results:
     """Read every selected row once.
 
@@ -159,23 +157,12 @@ def run(run: Run, spec: OutliersSpec, *, block_bytes: int = BLOCK_BYTES) -> Resu
         survey = queries.survey(session, spec.sessions, spec.hooks, kind=spec.kind)
         ids = queries.session_ids(session, spec.sessions)
     sums = OutlierSums(spec, {hook: info.shape[1] for hook, info in survey.tensors.items()})
-    progress = _Pass(ids, sums)
-    if (saved := run.saved()) is not None:
-        progress.resume(saved)
-    hooks_read = list(survey.tensors)
-    where = {"first": progress.done, "block_bytes": block_bytes}
-    for block in blocks(run.store, ids, hooks_read, spec.positions, **where):
-        progress.add(block)
-        if block.is_last:
-            run.step(progress.done, len(ids), progress.arrays)
-    if not progress.sessions:
-        reason = next(iter(progress.skipped.values()), "no session matches")
-        raise InvalidRequest(f"no session has rows of these hooks: {reason}")
-    return _results(spec, progress)
+    progress = Pass(ids, list(survey.tensors), sums)
+    progress.read(run, spec.positions, block_bytes=block_bytes)
+    return _results(spec, sums, progress)
 
 
-def _results(spec: OutliersSpec, progress: _Pass) -> Results:
-    sums = progress.sums
+def _results(spec: OutliersSpec, sums: OutlierSums, progress: Pass) -> Results:
     features = list(sums.features())
     massive = sums.massive_of(progress.ids, spec.massive_ratio)
     of_hooks = {hook: sums.moments_of(hook) for hook in sums.moments}
@@ -187,6 +174,7 @@ def _results(spec: OutliersSpec, progress: _Pass) -> Results:
         massive_activations=massive,
         massive_dropped=sum(one.dropped for one in sums.massive.values()),
         hooks=of_hooks,
+        experts={str(layer): use.summary() for layer, use in sorted(sums.experts.items())},
         **left_out(progress.skipped),
     )
     return Results(
@@ -195,7 +183,23 @@ def _results(spec: OutliersSpec, progress: _Pass) -> Results:
             "outlier_features": features,
             "massive_activations": massive,
             "hooks": [{"hook": hook} | numbers for hook, numbers in of_hooks.items()],
-        },
+        }
+        | ({"experts": list(_expert_lines(body.experts))} if body.experts else {}),
         summary=f"{len(features)} outlier features and {len(massive)} massive activations in "
         f"{progress.sessions} sessions",
     )
+
+
+def _expert_lines(experts: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A line for each layer and expert."""
+    for layer, use in experts.items():
+        outliers = {one["expert"]: one for one in use["outliers"]}
+        for expert, load in enumerate(use["load"]):
+            one = outliers.get(expert, {})
+            yield {
+                "layer": int(layer),
+                "expert": expert,
+                "load": load,
+                "outlier_share": one.get("share"),
+                "largest": one.get("largest"),
+            }

@@ -46,9 +46,12 @@ def run(run: Run, spec: ProbeSpec) -> Results:
 def _fit(run: Run, spec: ProbeSpec, done: ByHook, hook: str) -> Analysed:
     with run.database.read() as session:
         found, labels = queries.labelled(session, spec.sessions, hook, spec.label)
+        texts = queries.completions(session, found)
     if not found:
         raise InvalidRequest(f"no session has the label {spec.label!r}", param="label")
     rows, origins = queries.stacked(done.matrix(run, found, hook, spec))
+    # rows of the same answer would only repeat its words
+    has_texts = len(origins) == len({one.id for one in origins}) and any(map(str.strip, texts.values()))
     fitted = probe(
         rows,
         [labels[one.id] for one in origins],
@@ -60,6 +63,7 @@ def _fit(run: Run, spec: ProbeSpec, done: ByHook, hook: str) -> Analysed:
         resamples=spec.resamples,
         level=spec.level,
         lengths=np.array([_generated(one) for one in origins]),
+        texts=[texts[one.id] for one in origins] if has_texts else None,
     )
     direction = fitted.direction
     return fitted.as_json() | {"bias": direction.bias}, direction.weights

@@ -96,6 +96,11 @@ class Run:
         if ends:
             raise Interrupted("the analysis ends before it is complete")
 
+    def check(self) -> None:
+        """Raise Interrupted if the analysis must end within a part; its last saved state stays."""
+        if self._must_end():
+            raise Interrupted("the analysis ends before it is complete")
+
     def _log(self, done: int, total: int) -> None:
         with self.database.write() as session:
             if jobs.lock_active(session, self._lease.job_id) is not None:

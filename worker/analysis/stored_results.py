@@ -1,4 +1,4 @@
-"""The results of an analysis as a session: JSON, CSV files and a manifest, without tensors."""
+"""The results of an analysis as a session: JSON, CSV files, a figure and a manifest, without tensors."""
 
 import csv
 import hashlib
@@ -15,6 +15,7 @@ from actograph.contract.analyses.specs import ANALYSIS
 from actograph.contract.base import canonical_digest
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import SessionFile
+from actograph.report.analysis_figures import figure_of
 from storage.artifacts.store import ArtifactStore
 from storage.queue.leases import LeasedSample
 from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
@@ -74,6 +75,9 @@ def _contents(results: Results) -> Iterator[tuple[str, bytes]]:
         file = io.BytesIO()
         np.savez(file, **results.arrays)  # type: ignore[arg-type]
         yield DIRECTIONS_FILE, file.getvalue()
+    if (figure := figure_of(results.body)) is not None:
+        yield f"{figure.name}.png", figure.png
+        yield f"{figure.name}.svg", figure.svg
 
 
 def _csv(lines: Sequence[Mapping[str, Any]]) -> bytes:

@@ -39,6 +39,11 @@ class OutliersResult(AnalysisResult):
     hooks: dict[str, dict[str, Any]] = Field(
         description="`values`, `mean`, `variance`, `kurtosis`, `largest`, `median_magnitude`."
     )
+    experts: dict[str, dict[str, Any]] = Field(
+        {},
+        description="Layer -> `tokens`, `load`, `imbalance`, `router_entropy`, `pairs`, and `outliers` of "
+        "each expert's inputs.",
+    )
 
 
 class ProbesResult(AnalysisResult):
@@ -51,3 +56,14 @@ class ProbesResult(AnalysisResult):
 class ComparisonResult(AnalysisResult):
     kind: Literal["compare"] = "compare"
     hooks: dict[str, dict[str, Any]] = Field(description="Fields of `actograph.analysis.comparison`.")
+
+
+class LensResult(AnalysisResult):
+    kind: Literal["lens"] = "lens"
+    hooks: dict[str, dict[str, Any]] = Field(
+        description="`rows`, and means over them: `next_log_probability` and `next_is_top` of the token that "
+        "follows, `agreement` of the top token with that of the last hook."
+    )
+    attribution: list[dict[str, Any]] = Field(
+        [], description="`component`, and the `mean` and `mean_magnitude` of its contribution to the logit."
+    )

@@ -1,11 +1,11 @@
-"""Jobs that analyse stored sessions: outlier features, probes, comparisons. See docs/guides/analysis.md.
+"""Jobs that analyse stored sessions; see docs/guides/analysis.md.
 
 Such a job has one sample. A worker of its own runs it (`python -m worker.analysis`), without a model.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from actograph.contract.base import MAX_TAGS, HookList, Metadata, Name, Spec, Tag, example
 from actograph.contract.row_selection import Positions, Reduce
@@ -15,6 +15,7 @@ from actograph.contract.specs import Expiry
 ANALYSIS = "=analysis"
 JobId = Annotated[str, Field(pattern=r"^job_[0-9a-f]{32}$")]
 Bytes = Annotated[int, Field(ge=1, le=4 << 30)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class SessionQuery(Spec):
@@ -123,6 +124,34 @@ class CompareSpec(RowsSpec):
     top: int = Field(10, ge=0, le=10_000, description="Features to list, by effect.")
 
 
-AnalysisSpec = OutliersSpec | ProbeSpec | CompareSpec
+class LensSpec(AnalysisSpecBase):
+    """Read residual rows as next tokens, by the final norm and the unembedding of their model's files."""
+
+    model_config = example(
+        kind="lens", sessions={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"]}, positions="generated"
+    )
+
+    kind: Literal["lens"] = Field(description="Kind of the job.")
+    hooks: HookList = Field(
+        [], description="Stored `resid_pre`, `resid_mid` or `resid_post`. Empty: `resid_post` of all layers."
+    )
+    positions: Positions = Field("all", description="Tokens to read, as in a capture spec.")
+    top: int = Field(5, ge=1, le=20, description="Tokens to list for each row.")
+    listed: int = Field(100, ge=0, le=1000, description="Rows of each hook to list, the first ones.")
+    token: TokenId | Literal["next"] | None = Field(
+        None,
+        description="Attribute the logit of this token id, or of the token after each row, to `embed`, "
+        "`attn_out` and `mlp_out`.",
+    )
+    against: TokenId | None = Field(None, description="Attribute the difference from this token's logit.")
+
+    @model_validator(mode="after")
+    def _against_a_token(self) -> Self:
+        if self.against is not None and self.token is None:
+            raise ValueError("against needs a token")
+        return self
+
+
+AnalysisSpec = OutliersSpec | ProbeSpec | CompareSpec | LensSpec
 #: values of `kind`
-ANALYSIS_KINDS = ("outliers", "probe", "compare")
+ANALYSIS_KINDS = ("outliers", "probe", "compare", "lens")

@@ -47,7 +47,8 @@ def test_an_analysis_is_a_job_and_its_results_are_a_session(service: Service, ro
     (session,) = service.client.get("/v1/activations/sessions", params={"job_id": job["id"]}).json()["data"]
     assert (session["tags"], session["hooks"], session["rows"]) == (["night"], {}, 0)
     assert {file["name"] for file in session["files"]} == {
-        *("result.json", "manifest.json", "outlier_features.csv", "massive_activations.csv", "hooks.csv")
+        *("result.json", "manifest.json", "outlier_features.csv", "massive_activations.csv", "hooks.csv"),
+        *("outlier_features.png", "outlier_features.svg"),
     }
     path = f"/v1/activations/sessions/{session['id']}"
     found = json.loads(service.client.get(f"{path}/files/result.json").content)
@@ -75,6 +76,7 @@ def test_analyses_that_cannot_run_are_refused(
         ({"hooks": ["resid_pst"]}, "/hooks/0", "there are resid_post.0"),
         ({"threshold": 0}, "/threshold", ""),
         ({"model": "demo"}, "/model", "unknown field"),
+        ({"kind": "lens", "token": 3}, "/token", "no component is stored"),
     ]:
         with subtests.test(pointer=pointer):
             body = {"kind": "outliers", "sessions": {"jobs": [source]}, **changes}
@@ -105,6 +107,7 @@ def test_the_client_reads_results_as_types_frames_and_directions(
         finished = client.analysis.follow(job.id, progress=False)
         assert finished.result.sessions == 20
         assert list(finished.frame()["hook"]) == list(rows[0])
+        assert finished.file("probes.png").startswith(b"\x89PNG")
         directions = finished.directions()
         (vector,) = (one for one in client.vectors.list(name="right") if one.hook == "resid_post.1")
         assert np.allclose(client.vectors.get(vector.id).vector, directions["resid_post.1"])

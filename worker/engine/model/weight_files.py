@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from transformers.utils.hub import cached_file
+from huggingface_hub import try_to_load_from_cache
 
 #: the first that exists holds the weights, in the order in which transformers looks for them
 _WEIGHTS = (
@@ -92,13 +92,5 @@ def _path(source: str, name: str, revision: str | None) -> Path | None:
     if Path(source).is_dir():
         path = Path(source) / name
         return path if path.is_file() else None
-    found = cached_file(
-        source,
-        name,
-        revision=revision,
-        local_files_only=True,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if found is None else Path(found)
+    found = try_to_load_from_cache(source, name, revision=revision)
+    return Path(found) if isinstance(found, str) else None

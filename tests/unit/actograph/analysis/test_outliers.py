@@ -45,10 +45,8 @@ def test_counts_equal_the_definition_in_any_order_of_parts() -> None:
     for order in itertools.permutations(range(3)):
         whole = OutlierCounts(range(LAYERS), WIDTH)
         for part in order:
-            one = OutlierCounts(range(LAYERS), WIDTH)
             rows = stacked[:, part * 40 : (part + 1) * 40]
-            one.add({layer: [rows[layer]] for layer in range(LAYERS)})
-            whole.merge(one)
+            whole.add({layer: [rows[layer]] for layer in range(LAYERS)})
         assert np.array_equal(whole.shares("union"), hits.any(axis=0).mean(axis=0))
         np.testing.assert_allclose(whole.shares("mean"), hits.mean(axis=(0, 1)), rtol=1e-12)
 

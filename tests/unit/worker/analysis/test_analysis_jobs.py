@@ -18,79 +18,25 @@ from actograph.analysis.comparison import compare_rows
 from actograph.analysis.outliers import outliers_of_arrays
 from actograph.contract.interventions import check_stored
 from actograph.contract.resources import JobStatus
-from actograph.settings import Settings
-from storage.artifacts.factory import open_store
-from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.sessions import sessions, vectors
 from storage.sessions.filter import SessionFilter
-from storage.sessions.reader import SessionReader
 from storage.upkeep import reaper
 from tests.support import leasing
-from tests.support.analysed import WORKER, drain_of, insert_analysis, store_sessions
+from tests.support.analysed import Killed, WatchedStore, World, drain_of, insert_analysis, store_sessions
 from worker.analysis import outliers
 
 LAYERS, WIDTH, TOKENS = 4, 16, 25
 
 
-class Killed(BaseException):
-    """Ends the process, as far as the code under test can tell."""
-
-
-class WatchedStore:
-    """Notes the sessions that are read, and runs `act` before the read of one."""
-
-    def __init__(self, store: ArtifactStore) -> None:
-        self._store = store
-        self.read_keys: list[str] = []
-        self.at, self.act = -1, lambda: None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def read(self, key: str, start: int, length: int) -> bytes:
-        if len(self.read_keys) == self.at:
-            self.act()
-        self.read_keys.append(key)
-        return self._store.read(key, start, length)
-
-
-class World:
-    def __init__(self, database: Database, folder: Path) -> None:
-        self.settings = Settings(home=folder)
-        self.database, self.store = database, open_store((folder / "store").as_uri())
-
-    def run(self, store: Any = None, worker_id: str = WORKER, **body: Any) -> str:
-        job_id = insert_analysis(self.database, body)
-        drain_of(self.settings, self.database, store or self.store, worker_id).look()
-        return job_id
-
-    def job(self, job_id: str) -> Any:
-        with self.database.read() as session:
-            return jobs.get(session, job_id)
-
-    def files(self, job_id: str) -> dict[str, bytes]:
-        """The files of the results, verified."""
-        with self.database.read() as session:
-            (row,) = sessions.find(session, SessionFilter(job_id=job_id), limit=10)[0]
-        SessionReader(self.store, row.id).verify()
-        return {name: b"".join(self.store.stream(f"sessions/{row.id}/{name}")) for name in row.files}
-
-    def result(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.files(job_id)["result.json"])
-        return found
-
-
 @pytest.fixture
 def world(sqlite: Database, tmp_path: Path) -> World:
-    (tmp_path / "store").mkdir()
     return World(sqlite, tmp_path)
 
 
 @pytest.fixture
 def world_on_both(database: Database, tmp_path: Path) -> World:
-    (tmp_path / "store").mkdir()
     return World(database, tmp_path)
 
 
@@ -140,6 +86,14 @@ def test_planted_outliers_are_found_exactly(world: World, planted: Any) -> None:
         assert numbers["largest"] == np.abs(exact).max()
 
 
+def test_the_mean_reading_averages_layers(world: World, planted: Any) -> None:
+    job_id = store_sessions(world.database, world.store, planted)
+    body = {"kind": "outliers", "sessions": {"jobs": [job_id]}, "position_share": 0.07}
+    for reading, features in (("union", [9, 5]), ("mean", [9])):
+        found = world.result(world.run(**body, position_reading=reading))
+        assert [one["feature"] for one in found["outlier_features"]] == features
+
+
 def test_a_point_names_its_layers_and_positions_select_tokens(world: World, planted: Any) -> None:
     job_id = store_sessions(world.database, world.store, planted)
     query = {"jobs": [job_id], "limit": 3}
@@ -182,6 +136,29 @@ def test_a_killed_analysis_resumes_after_its_last_save(
     assert not list(world.store.list_prefixes("files")), "the state is gone"
 
 
+def test_sessions_in_s3_are_read_by_range_and_a_killed_analysis_resumes_there(
+    sqlite: Database, tmp_path: Path, planted: Any, s3_bucket: str
+) -> None:
+    world = World(sqlite, tmp_path, f"s3://{s3_bucket}/lab")
+    job_id = store_sessions(world.database, world.store, planted)
+    body = {"kind": "outliers", "sessions": {"jobs": [job_id]}}
+    analysis, store = insert_analysis(world.database, body), WatchedStore(world.store)
+
+    def kill() -> None:
+        raise Killed
+
+    # a session takes one read of its header and one for each layer
+    store.at, store.act = 2 * (1 + LAYERS) + 2, kill
+    with pytest.raises(Killed):
+        drain_of(world.settings, world.database, store, "wrk_1", save_seconds=0).look()  # type: ignore[arg-type]
+    before, store.at = len(store.read_keys), -1
+    leasing.lose(world.database)
+    drain_of(world.settings, world.database, store, "wrk_2").look()  # type: ignore[arg-type]
+    assert len(store.read_keys) - before == 2 * (1 + LAYERS), "two sessions were saved"
+    expected = outliers_of_arrays(whole(planted))["outlier_features"]
+    assert world.result(analysis)["outlier_features"] == json.loads(json.dumps(expected))
+
+
 def test_a_cancelled_analysis_leaves_nothing_and_can_be_retried(world_on_both: World, planted: Any) -> None:
     world = world_on_both
     job_id = store_sessions(world.database, world.store, planted)
@@ -202,6 +179,38 @@ def test_a_cancelled_analysis_leaves_nothing_and_can_be_retried(world_on_both: W
         control.retry(session, analysis)
     assert drain.look()
     assert world.job(analysis).status == JobStatus.COMPLETED
+
+
+def test_the_use_of_experts_is_that_of_the_rows_also_after_a_kill(world: World, planted: Any) -> None:
+    generator = np.random.default_rng(2)
+    for rows in planted:
+        rows["mlp_in.1"] = rows["resid_post.1"]
+        rows["router_logits.1"] = generator.normal(size=(TOKENS, 6)).astype(np.float32)
+        rows["expert_indices.1"] = np.argsort(-rows["router_logits.1"], axis=1)[:, :2].astype(np.int32)
+    job_id = store_sessions(world.database, world.store, planted)
+    body = {"kind": "outliers", "sessions": {"jobs": [job_id]}}
+    analysis, store = insert_analysis(world.database, body), WatchedStore(world.store)
+
+    def kill() -> None:
+        raise Killed
+
+    # a session takes one read for its header and one for each of seven hooks
+    store.at, store.act = 2 * 8 + 3, kill
+    with pytest.raises(Killed):
+        drain_of(world.settings, world.database, store, "wrk_1", save_seconds=0).look()  # type: ignore[arg-type]
+    leasing.lose(world.database)
+    drain_of(world.settings, world.database, world.store, "wrk_2").look()
+    found = world.result(analysis)
+    assert not any("router" in hook or "expert" in hook for hook in found["hooks"])
+    expected = outliers_of_arrays(whole(planted))["experts"]["1"]
+    use = found["experts"]["1"]
+    assert use.pop("router_entropy") == pytest.approx(expected.pop("router_entropy"))
+    assert use == json.loads(json.dumps(expected))
+    assert expected["outliers"][0]["features"], "the planted values are among the inputs"
+    lines = world.files(analysis)["experts.csv"].decode().splitlines()
+    assert len(lines) == 1 + 6
+    failed = world.job(world.run(**body, hooks=["router_logits"]))
+    assert "choose other hooks beside those of routers" in failed.error["message"]
 
 
 def test_a_damaged_session_is_left_out_with_the_reason(world: World, planted: Any) -> None:
@@ -257,6 +266,8 @@ def test_a_probe_equals_plain_scikit_learn(world: World, problems: Any) -> None:
     assert found["resid_post.1"]["auroc"] == pytest.approx(np.mean(areas), rel=1e-9)
     assert found["resid_post.1"]["accuracy"] == pytest.approx(np.mean(hits), rel=1e-9)
     assert found["resid_post.1"]["auroc"] > found["resid_post.0"]["auroc"] + 0.1
+    # the answers are all "c"
+    assert found["resid_post.1"]["baselines"]["bag_of_words"]["auroc"] == 0.5
     whole_fit = make_pipeline(StandardScaler(), LogisticRegression(C=0.5, max_iter=2000)).fit(
         features, labels
     )

@@ -1,0 +1,246 @@
+"""The logit lens on stored residual rows, and contributions of components to a token's logit, in one pass."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actograph.analysis.checkpoint import Checkpoint
+from actograph.analysis.lens import attribution, logit_lens
+from actograph.contract.analyses.results import LensResult
+from actograph.contract.analyses.specs import LensSpec
+from actograph.contract.errors import InvalidRequest
+from actograph.contract.models import ServedModel
+from storage.analyses import queries
+from worker.analysis import model_files
+from worker.analysis.blocks import Block
+from worker.analysis.one_pass import Pass
+from worker.analysis.run import Arrays, Results, Run, left_out
+
+#: rows in one pass over the unembedding, and rows of the unembedding in memory
+_ROWS, _VOCABULARY = 1024, 4096
+#: bytes of all components of the rows that are attributed at once
+_COMPONENT_BYTES = 32 << 20
+#: the last residual row less the stored components
+REST = "rest"
+_OF_HOOKS = ("rows", "next_rows", "next_log_probability", "next_is_top", "agreement")
+Array = NDArray[Any]
+
+
+class LensSums:
+    """Sums over rows of each hook and component, and the listed rows."""
+
+    def __init__(
+        self,
+        spec: LensSpec,
+        checkpoint: Checkpoint,
+        hooks: Sequence[str],
+        components: Sequence[str],
+        check: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            components: stored terms of the residual stream; empty for no attribution.
+            check: called often; raises if the analysis must end.
+        """
+        self._spec, self._checkpoint, self._check = spec, checkpoint, check
+        self.hooks, self._stored = list(hooks), list(components)
+        self.components = [*components, REST] if components else []
+        self._last = f"resid_post.{checkpoint.layers - 1}"
+        self._sums = {name: np.zeros(len(self.hooks)) for name in _OF_HOOKS}
+        self._sums |= {name: np.zeros(len(self.components)) for name in ("value", "magnitude")}
+        self._sums["attributed"] = np.zeros(1)
+        #: columns of the listed rows, in pieces
+        self._listed: dict[str, list[Array]] = {}
+
+    def add(self, block: Block) -> None:
+        """Add rows of every hook at the same tokens."""
+        positions = np.asarray(block.tokens)
+        following = np.append(block.token_ids, -1)[positions + 1]
+        self._read(block, positions, following)
+        if self._stored:
+            self._attribute(block, positions, following)
+
+    def _read(self, block: Block, positions: Array, following: Array) -> None:
+        count, hooks = len(positions), len(self.hooks)
+        rows = np.concatenate([block.rows[hook] for hook in self.hooks])
+        targets, pieces = np.tile(following, hooks), []
+        for start in range(0, len(rows), _ROWS):
+            self._check()
+            part = slice(start, start + _ROWS)
+            one = logit_lens(
+                rows[part], self._checkpoint, top=self._spec.top, targets=targets[part], block=_VOCABULARY
+            )
+            pieces.append((one.tokens, one.logits, one.log_probabilities, one.target_log_probabilities))
+        best, logits, logs, of_next = (
+            np.concatenate(parts).reshape(hooks, count, -1) for parts in zip(*pieces, strict=True)
+        )
+        listed = self._room("rows", count)
+        columns = {"token": best, "logit": logits, "log_probability": logs}
+        self._list("row", {name: array[:, :listed].swapaxes(0, 1) for name, array in columns.items()})
+        self._list("row", self._origins(block, listed))
+        known, first = following >= 0, best[:, :, 0]
+        self._sums["rows"] += count
+        self._sums["next_rows"] += known.sum()
+        self._sums["next_log_probability"] += of_next[:, known, 0].sum(axis=1)
+        self._sums["next_is_top"] += (first == following).sum(axis=1)
+        self._sums["agreement"] += (first == first[-1]).sum(axis=1)
+
+    def _attribute(self, block: Block, positions: Array, following: Array) -> None:
+        token = self._spec.token
+        chosen = following if token == "next" else np.full(len(positions), token)
+        width = block.rows[self._last].shape[1]
+        step = max(1, _COMPONENT_BYTES // (8 * len(self.components) * width))
+        kept = np.flatnonzero(chosen >= 0)
+        for start in range(0, len(kept), step):
+            self._check()
+            rows = kept[start : start + step]
+            parts = [block.rows[name][rows].astype(np.float64) for name in self._stored]
+            rest = block.rows[self._last][rows].astype(np.float64) - np.sum(parts, axis=0)
+            values = attribution(
+                np.array([*parts, rest]), self._checkpoint, chosen[rows], against=self._spec.against
+            )
+            listed = rows[: self._room("attributed", len(rows))]
+            columns = {"token": chosen[listed], "value": values[:, : len(listed)].T}
+            self._list("part", columns | self._origins(block, listed))
+            self._sums["value"] += values.sum(axis=1)
+            self._sums["magnitude"] += np.abs(values).sum(axis=1)
+            self._sums["attributed"] += len(rows)
+
+    def _room(self, counted: str, count: int) -> int:
+        """How many of the next rows are listed, by those that were counted before."""
+        return min(count, max(0, self._spec.listed - int(self._sums[counted][0])))
+
+    @staticmethod
+    def _origins(block: Block, rows: int | Array) -> dict[str, Array]:
+        positions = np.asarray(block.tokens)[np.arange(rows) if isinstance(rows, int) else rows]
+        ids = np.asarray(block.token_ids)[positions]
+        return {"session": np.full(len(positions), block.session), "position": positions, "input": ids}
+
+    def _list(self, kind: str, columns: Mapping[str, Array]) -> None:
+        for name, column in columns.items():
+            if len(column):
+                self._listed.setdefault(f"{kind}/{name}", []).append(column)
+
+    def arrays(self) -> dict[str, Any]:
+        """The sums and listed rows as arrays, for `restore`."""
+        listed = {f"listed/{name}": np.concatenate(pieces) for name, pieces in self._listed.items()}
+        return {f"sum/{name}": array for name, array in self._sums.items()} | listed
+
+    def restore(self, saved: Arrays) -> None:
+        """Continue from saved sums of the same hooks."""
+        self._sums = {name: saved[f"sum/{name}"] for name in self._sums}
+        self._listed = {
+            name.removeprefix("listed/"): [saved[name]] for name in saved if name.startswith("listed/")
+        }
+
+    def of_hooks(self) -> dict[str, dict[str, Any]]:
+        """The numbers of each hook."""
+        sums = self._sums
+        over = {"next_log_probability": "next_rows", "next_is_top": "next_rows", "agreement": "rows"}
+        return {
+            hook: {"rows": int(sums["rows"][place])}
+            | {name: _mean(sums[name][place], sums[count][place]) for name, count in over.items()}
+            for place, hook in enumerate(self.hooks)
+        }
+
+    def attribution(self) -> list[dict[str, Any]]:
+        """The contribution of each component."""
+        count = self._sums["attributed"][0]
+        return [
+            {
+                "component": name,
+                "mean": _mean(self._sums["value"][place], count),
+                "mean_magnitude": _mean(self._sums["magnitude"][place], count),
+            }
+            for place, name in enumerate(self.components)
+        ]
+
+    def lines(self, ids: Sequence[str], text_of: Callable[[int], str]) -> Iterator[dict[str, Any]]:
+        """A line for each listed row, hook and rank."""
+        for origin, columns in self._rows("row", ids):
+            for place, hook in enumerate(self.hooks):
+                for rank, token in enumerate(columns["token"][place].tolist()):
+                    numbers = {
+                        name: float(columns[name][place, rank]) for name in ("logit", "log_probability")
+                    }
+                    yield (
+                        origin
+                        | {"hook": hook, "rank": rank + 1, "token": token, "text": text_of(token)}
+                        | numbers
+                    )
+
+    def contributions(self, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """A line for each listed row and component."""
+        for origin, columns in self._rows("part", ids):
+            for name, value in zip(self.components, columns["value"].tolist(), strict=True):
+                yield origin | {"token": int(columns["token"]), "component": name, "contribution": value}
+
+    def _rows(self, kind: str, ids: Sequence[str]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Origin and columns of each listed row."""
+        columns = {
+            name.removeprefix(f"{kind}/"): np.concatenate(pieces)
+            for name, pieces in self._listed.items()
+            if name.startswith(f"{kind}/")
+        }
+        for row, session in enumerate(columns.get("session", ())):
+            origin = {"session_id": ids[session]}
+            yield (
+                origin | {name: int(columns[name][row]) for name in ("position", "input")},
+                {name: column[row] for name, column in columns.items()},
+            )
+
+
+def run(run: Run, spec: LensSpec, served: Sequence[ServedModel]) -> Results:
+    """Read every selected row once.
+
+    Args:
+        served: models whose files this worker may read.
+
+    Raises:
+        InvalidRequest: no session matches, or the hooks do not suit the model or the token.
+        UnknownModel, ModelRefused, ModelChanged: see `model_files.checkpoint_of`.
+        Interrupted: the analysis must end here.
+    """
+    attributes = spec.token is not None
+    with run.database.read() as session:
+        survey = queries.survey(
+            session, spec.sessions, spec.hooks, kind=spec.kind, with_components=attributes
+        )
+        ids = queries.session_ids(session, spec.sessions)
+        identity = queries.identity(session, ids[0])
+    checkpoint = model_files.checkpoint_of(identity, served)
+    hooks = queries.matching(survey.tensors, spec.hooks or ["resid_post"])
+    width = checkpoint.unembedding.entry.shape[1]
+    for name, info in survey.tensors.items():
+        if info.shape[1] != width:
+            raise InvalidRequest(
+                f"{name} is {info.shape[1]} wide; the unembedding reads {width}", param="hooks"
+            )
+    last = f"resid_post.{checkpoint.layers - 1}"
+    if attributes and last not in survey.tensors:
+        raise InvalidRequest(f"{last} is not stored: contributions are taken at its norm", param="token")
+    components = queries.components(survey.tensors) if attributes else []
+    sums = LensSums(spec, checkpoint, hooks, components, run.check)
+    progress = Pass(ids, list(survey.tensors), sums)
+    progress.read(run, spec.positions, with_token_ids=True)
+    body = LensResult(
+        spec=spec.model_dump(mode="json"),
+        sessions=progress.sessions,
+        hooks=sums.of_hooks(),
+        attribution=sums.attribution(),
+        **left_out(progress.skipped),
+    )
+    tables: dict[str, Any] = {
+        "hooks": [{"hook": hook} | numbers for hook, numbers in body.hooks.items()],
+        "lens": list(sums.lines(ids, model_files.texts_of(checkpoint))),
+    }
+    if components:
+        tables |= {"attribution": body.attribution, "contributions": list(sums.contributions(ids))}
+    rows = body.hooks[hooks[0]]["rows"]
+    return Results(body=body, tables=tables, summary=f"{rows} rows of {len(hooks)} hooks read as tokens")
+
+
+def _mean(total: float, count: float) -> float | None:
+    return float(total / count) if count else None

@@ -1,0 +1,47 @@
+"""Files of the model that sessions were recorded with, on this machine."""
+
+from collections.abc import Callable, Sequence
+
+from tokenizers import Tokenizer
+
+from actograph.analysis.checkpoint import Checkpoint
+from actograph.contract.errors import ModelChanged, ModelRefused, UnknownModel
+from actograph.contract.models import ModelIdentity, ServedModel, short
+from worker.engine.model import weight_files
+
+
+def checkpoint_of(identity: ModelIdentity, served: Sequence[ServedModel]) -> Checkpoint:
+    """Open the files that the model was loaded from. All of them are read once, to compare their digest.
+
+    Raises:
+        UnknownModel: this worker may not read the model.
+        ModelRefused: its files are not on this machine, or not safetensors.
+        ModelChanged: its files were overwritten.
+    """
+    model = next((one for one in served if one.name == identity.model), None)
+    if model is None:
+        names = ", ".join(one.name for one in served) or "none (set ACTOGRAPH_MODEL)"
+        raise UnknownModel(f"the analysis worker does not serve model {identity.model!r}; it serves {names}")
+    files = weight_files.find(model.source, identity.revision)
+    weights = [path for path in files if path.suffix == ".safetensors"]
+    if not weights:
+        raise ModelRefused(
+            f"{model.name}: the analysis worker has no safetensors files of {model.source!r}; give it the "
+            "folder, or the Hub cache, of the workers that load the model"
+        )
+    digest = weight_files.fingerprint(files)
+    if digest != identity.weights_sha256:
+        raise ModelChanged(
+            f"{model.name}: the files of {model.source!r} have the digest {short(digest)}; the sessions were "
+            f"recorded with {short(identity.weights_sha256)}"
+        )
+    return Checkpoint(weights[0].parent, weights)
+
+
+def texts_of(checkpoint: Checkpoint) -> Callable[[int], str]:
+    """A function from token ids to their texts, which are "" if the model has no `tokenizer.json`."""
+    path = checkpoint.folder / "tokenizer.json"
+    if not path.is_file():
+        return lambda _: ""
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda token: str(tokenizer.decode([token], skip_special_tokens=False))
