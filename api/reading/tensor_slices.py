@@ -62,7 +62,7 @@ def answer(
     name: str,
     rows: str | None,
     form: Format,
-    structure: Callable[[], ModelStructure | None],
+    structure: Callable[[], ModelStructure | None] = lambda: None,
 ) -> Response:
     """Answer with rows `a:b` of the tensor of hook `name`; all rows by default.
 
