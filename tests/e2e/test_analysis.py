@@ -71,7 +71,7 @@ def test_the_lens_reads_rows_as_the_model_reads_its_last_one(service: Any, folde
         logits_of = {}
         with torch.no_grad():
             for session in sessions:
-                ids = torch.tensor(session.token_ids())[None]
+                ids = torch.tensor(session.token_ids)[None]
                 logits_of[session.id] = model(ids).logits[0].double()
                 for layer in range(last):
                     rows = torch.tensor(session[f"resid_post.{layer}"][:])
@@ -81,7 +81,7 @@ def test_the_lens_reads_rows_as_the_model_reads_its_last_one(service: Any, folde
                     assert best.token.tolist() == expected.argmax(dim=1).tolist()
                     assert best.logit.tolist() == pytest.approx(expected.max(dim=1).values.tolist(), rel=1e-4)
                     assert best.text.tolist() == [tokenizer.decode([one]) for one in best.token]
-        after = {session.id: [*session.token_ids()[1:].tolist(), None] for session in sessions}
+        after = {session.id: [*session.token_ids[1:].tolist(), None] for session in sessions}
         hits = [
             int(row) == token
             for name, logits in logits_of.items()
