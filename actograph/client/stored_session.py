@@ -40,7 +40,10 @@ class Manifest(Resource):
 
 
 def stored_name(name: str, hooks: Iterable[str]) -> str | None:
-    """Return the entry of `hooks` for a hook point, alias or module location; None if there is none."""
+    """Return the entry of `hooks` for a hook point, an alias, or the path of a module that is no hook point.
+
+    Returns None if there is none.
+    """
     known = set(hooks)
     location = _INDEX.sub(r".\1", name).removesuffix(".0")
     return next((found for found in (name, canonical(name), location) if found in known), None)
@@ -59,10 +62,10 @@ class StoredSession(ABC):
 
     @abstractmethod
     def _manifest(self) -> Manifest:
-        """What the tokens are."""
+        """Segments and texts of the tokens."""
 
     def __getitem__(self, hook: str) -> LazyTensor:
-        """Return the tensor of a hook point, alias or module path.
+        """Return the tensor of a hook point, an alias, or the path of a module that is no hook point.
 
         Raises:
             NotFound: the session has no such tensor.

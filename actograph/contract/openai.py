@@ -290,7 +290,7 @@ class ChatCompletionRequest(CompletionBase):
 
     @property
     def json_schema(self) -> dict[str, Any] | None:
-        """What the answer must follow as a JSON text."""
+        """JSON schema of the answer; None leaves it free."""
         asked = self.response_format
         if asked is None or asked.type == "text":
             return None

@@ -163,17 +163,17 @@ class _Lines:
         services, is_chat = self._services, line.url == "/v1/chat/completions"
         kind: type[CompletionBase] = ChatCompletionRequest if is_chat else CompletionRequest
         request = validated(kind, line.body)
-        spec = chat_requests.job_spec(request, services)
-        if len(spec.inputs) != 1:
-            raise InvalidRequest("one prompt for each line; write a line for each prompt", param="prompt")
-        if request.stream:
-            raise InvalidRequest("a batch does not stream; leave stream out", param="stream")
-        model = services.models.require(spec.model)
+        model = services.models.require(request.model)
         if not self._model:
             self._model = model
             with services.database.read() as session:
                 self._structure = services.structures.find(session, model)
-        elif model != self._model:
+        spec = chat_requests.job_spec(request, services, self._structure)
+        if len(spec.inputs) != 1:
+            raise InvalidRequest("one prompt for each line; write a line for each prompt", param="prompt")
+        if request.stream:
+            raise InvalidRequest("a batch does not stream; leave stream out", param="stream")
+        if model != self._model:
             message = f"a batch is for one model; the first line's is {self._model}"
             raise _Fault("model_mismatch", message, "model")
         return spec.model_copy(update={"model": model})

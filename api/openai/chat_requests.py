@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher
@@ -9,6 +10,7 @@ from llguidance import LLMatcher
 from actograph import json_grammar
 from actograph.contract.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import ActographError, InvalidRequest
+from actograph.contract.models import ModelStructure
 from actograph.contract.openai import ChatCompletionRequest, CompletionBase, CompletionRequest
 from api import submit
 from api.dependencies import Services
@@ -19,19 +21,17 @@ from storage.tables.models import JobRow, SampleRow
 COMPLETION_MAX_TOKENS = 16
 
 
-def job_spec(request: CompletionBase, services: Services) -> ChatJobSpec:
-    """Build the job of a request to one of OpenAI's routes."""
+def job_spec(request: CompletionBase, services: Services, structure: ModelStructure | None) -> ChatJobSpec:
+    """Build the job of a request to one of OpenAI's routes.
+
+    Args:
+        structure: of the model, whose savepoints `store_activations` keeps; None if it is unknown.
+    """
     if isinstance(request, ChatCompletionRequest):
         inputs, metadata = [_conversation(request, services)], request.metadata or {}
     else:
         assert isinstance(request, CompletionRequest)
         inputs, metadata = _texts(request), {}
-    savepoints: Sequence[str] = ()
-    model = services.models.find(request.model)
-    if request.store_activations and model is not None:
-        with services.database.read() as session:
-            structure = services.structures.find(session, model)
-        savepoints = () if structure is None else tuple(structure.savepoints)
     seed = secrets.randbits(63) if request.seed is None else request.seed % 2**63
     # a job without generation needs a valid number too
     most = max(1, inputs[0].most_tokens)
@@ -40,7 +40,7 @@ def job_spec(request: CompletionBase, services: Services) -> ChatJobSpec:
         inputs=inputs,
         epochs=request.choices,
         sampling=request.sampling(max_tokens=most, seed=seed),
-        capture=request.captures(savepoints),
+        capture=request.captures(() if structure is None else tuple(structure.savepoints)),
         interventions=request.interventions,
         tags=request.tags,
         expires_after=request.expires_after,
@@ -73,9 +73,15 @@ def _conversation(request: ChatCompletionRequest, services: Services) -> ChatInp
 
 def _check(grammar: str, param: str) -> None:
     """Raises InvalidRequest for a JSON schema that text cannot be constrained by."""
-    if problem := LLMatcher.validate_grammar(grammar):
+    if problem := _problem_of(grammar):
         reason, *_ = problem.partition(": ")[2].splitlines()
         raise InvalidRequest(f"{param}: {reason[:500]}", param=param)
+
+
+@lru_cache(maxsize=64)
+def _problem_of(grammar: str) -> str:
+    """Complaint of llguidance, or "". The lines of a batch mostly share one schema."""
+    return str(LLMatcher.validate_grammar(grammar))
 
 
 def _texts(request: CompletionRequest) -> list[ChatInput]:
@@ -103,8 +109,12 @@ def submit_chat(
             wait for an unknown time.
         InvalidRequest: `param` is a field of the request.
     """
+    model, structure = services.models.find(request.model), None
+    if request.store_activations and model is not None:
+        with services.database.read() as session:
+            structure = services.structures.find(session, model)
     try:
-        row = submit.submit(services, job_spec(request, services), owner, starts_now=True)
+        row = submit.submit(services, job_spec(request, services, structure), owner, starts_now=True)
     except ActographError as error:
         # fields of a job's sampling are fields of the request
         error.param = error.param and error.param.removeprefix("sampling.")

@@ -8,7 +8,7 @@ import pytest
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.openai import ChatCompletionRequest
-from api.openai.chat_requests import job_spec
+from api.openai.chat_requests import submit_chat
 from storage.jobs import jobs
 from storage.queue import claim, model_loads, workers
 from tests.integration.api.conftest import Problem, Service, structure
@@ -90,14 +90,14 @@ def test_a_savepoint_is_a_hook_name_in_jobs_of_its_model(service: Service, probl
     with service.database.read() as session:
         assert jobs.get(session, job_id).hooks == ["resid_post.2"]
     for asked, kept in (
-        ({"store_activations": True}, ["mine"]),
+        ({"store_activations": True}, ["resid_post.2"]),
         ({"store_activations": True, "capture": {"hooks": ["mlp_out.0"]}}, ["mlp_out.0"]),
-        ({"store_activations": False, "capture": {"hooks": ["mlp_out.0"]}}, None),
-        ({}, None),
+        ({"store_activations": False, "capture": {"hooks": ["mlp_out.0"]}}, []),
+        ({}, []),
     ):
         chat = {"model": "demo", "messages": [{"role": "user", "content": "a"}]} | asked
-        spec = job_spec(ChatCompletionRequest.model_validate(chat), service.services)
-        assert (spec.capture and spec.capture.hooks) == kept
+        row, _ = submit_chat(service.services, ChatCompletionRequest.model_validate(chat), "")
+        assert row.hooks == kept
     body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "a"}], "capture": {"hooks": ["yours"]}}
     problem(service.client.post("/v1/jobs", json=body), 422, "unknown_hook", "/capture/hooks")
 

@@ -53,7 +53,7 @@ class Step:
         return self._places[device]
 
     def lengths(self, device: torch.device) -> Lengths:
-        """Where each request's tokens are in the pack and in the arena."""
+        """Places of each request's tokens in the pack and in the arena."""
         if device not in self._lengths:
             singles = [(begin, end - begin, 1) for begin, end in self.spans]
             chunks = [(c.begin, c.start + c.stop - c.first, c.stop - c.first) for c in self.chunks]
