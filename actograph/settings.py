@@ -5,8 +5,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from actograph.contract.specs import BUILT_IN_TOOLS
+from actograph.contract.tasks import SCORER_NAMES
+from actograph.user_functions.functions import functions_of
 
 CommaList = Annotated[tuple[str, ...], NoDecode]
 
@@ -54,6 +58,9 @@ class Settings(BaseSettings):
         (), description="Admin keys, comma-separated. Without keys the API serves only loopback.", repr=False
     )
     supervisor_key: str = Field("", description="Key of `up` for the workers' state, set by it.", repr=False)
+    user_tools: CommaList = Field((), description="Tools: `NAME=module:function`, comma-separated.")
+    user_scorers: CommaList = Field((), description="Scorers: `NAME=module:function`, comma-separated.")
+    user_function_seconds: float = Field(10.0, gt=0, description="Limit of a call of such a function.")
     host: str = Field("127.0.0.1", description="Address of the API.")
     port: int = Field(8420, ge=0, le=65535, description="Port of the API.")
     api_processes: int = Field(1, ge=1, le=64, description="Processes behind the address of the API.")
@@ -98,11 +105,17 @@ class Settings(BaseSettings):
             raise ValueError(f"{value!r} is not a URL such as https://s3.example.org")
         return value
 
-    @field_validator("allowed_models", "data_roots", "api_keys", mode="before")
+    @field_validator("allowed_models", "data_roots", "user_tools", "user_scorers", "api_keys", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("user_tools", "user_scorers")
+    @classmethod
+    def _name_functions(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        functions_of(value, ("none", *BUILT_IN_TOOLS) if info.field_name == "user_tools" else SCORER_NAMES)
         return value
 
     @property

@@ -14,6 +14,7 @@ from pydantic.json_schema import models_json_schema
 from actograph import __version__, redaction
 from actograph.contract.base import Problem
 from actograph.settings import Settings
+from actograph.user_functions.functions import UserFunctions
 from api.auth import Authentication
 from api.background import Background
 from api.bodies import BodyLimit, refuse_nul
@@ -81,6 +82,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             services.stopping.set()
             background.stop()
             await app.state.chats.close()
+            services.scorers.close()
             services.broker.close()
             services.database.close()
 
@@ -172,4 +174,5 @@ def open_services(settings: Settings) -> Services:
         store=store,
         broker=Broker(settings.broker_url),
         models=ServedModels(settings),
+        scorers=UserFunctions.of(settings.user_scorers, settings.user_function_seconds),
     )

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from actograph.contract.errors import Forbidden
 from actograph.roles import Role
 from actograph.settings import Settings
+from actograph.user_functions.functions import UserFunctions
 from api.served_models import ServedModels, Structures
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
@@ -37,6 +38,8 @@ class Services:
     broker: Broker
     models: ServedModels
     structures: Structures = field(default_factory=Structures)
+    #: scorers of the operator
+    scorers: UserFunctions = field(default_factory=lambda: UserFunctions({}, seconds=1.0))
     #: the most urgent priority that the caller may use
     most_urgent: int = 0
     started_at: float = field(default_factory=time.time)

@@ -18,11 +18,19 @@ from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, ServiceUnavailable
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, validated
 from actograph.contract.models import ModelStructure
-from actograph.contract.specs import ExpiresAfter, FileDataset, HubDataset, JobSpecBase, PathDataset
+from actograph.contract.specs import (
+    BUILT_IN_TOOLS,
+    ExpiresAfter,
+    FileDataset,
+    HubDataset,
+    JobSpecBase,
+    PathDataset,
+)
 from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
 from actograph.datasets.dataset_rows import DatasetRow, RowForm, Texts
 from actograph.datasets.readers import format_of
 from actograph.scoring.scorers import ScorerSet
+from actograph.user_functions.functions import functions_of
 from actograph.tasks.files import MAX_FILE_BYTES, read_task_file, task_from
 from actograph.tasks.rows import Task, row_form
 from api import estimate
@@ -195,7 +203,8 @@ def _expand(services: Services, spec: Spec) -> _Samples:
     rows: list[DatasetRow] = []
     if isinstance(spec, EvaluationSpec):
         rows = _chosen(services, spec, row_form(spec.task), per_row)
-        scorers = ScorerSet.of(spec)
+        scorers = ScorerSet.of(spec, services.scorers)
+        _check_tools(services, spec)
         for row in rows:
             try:
                 scorers.check_target(row.answer)
@@ -216,6 +225,16 @@ def _expand(services: Services, spec: Spec) -> _Samples:
         )
     is_hub = isinstance(getattr(spec, "dataset", None), HubDataset)
     return samples, None if is_hub else count * per_row
+
+
+def _check_tools(services: Services, spec: EvaluationSpec) -> None:
+    """Raises InvalidRequest for a tool that the service does not have."""
+    known = [*BUILT_IN_TOOLS, *functions_of(services.settings.user_tools)]
+    for name in (name for condition in spec.conditions for name in spec.tools_of(condition)):
+        if name not in known:
+            raise InvalidRequest(
+                f"there is no tool {name!r}; the tools are {', '.join(known)}", param="tools"
+            )
 
 
 def _chosen(

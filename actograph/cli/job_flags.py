@@ -35,7 +35,7 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
     "offset": (int, "offset", "Dataset rows to skip."),
     "num_fewshot": (int, "num_fewshot", "Number of few-shot examples."),
     "epochs": (int, "epochs", "Answers per problem."),
-    "tools": (str, "tools", "none or calculator."),
+    "tools": (str, "tools", "none, calculator, or tools of the service's operator (commas)."),
     "tool_format": (str, "tool_format", "template (the model's own) or annotations (<<48/2=24>>)."),
     "max_turns": (int, "max_turns", "Maximum number of turns with tools."),
     "condition": (list[str], "conditions", _CONDITION),

@@ -40,6 +40,8 @@ def up(
     *,
     data_root: list[str] = typer.Option([], help="Folder that jobs may read datasets from. Repeat for more."),
     allow_model: list[str] = typer.Option([], help="A further model that jobs may load. Repeat for more."),
+    user_tool: list[str] = typer.Option([], help="A tool: NAME=module:function. Repeat for more."),
+    user_scorer: list[str] = typer.Option([], help="A scorer: NAME=module:function. Repeat for more."),
     workers: int = typer.Option(1, min=1, max=64, help="Number of workers; each loads the model."),
     **given: Any,
 ) -> None:
@@ -52,7 +54,11 @@ def up(
     from actograph.stack.up import run
 
     settings = load_settings(
-        data_roots=tuple(data_root) or None, allowed_models=tuple(allow_model) or None, **given
+        data_roots=tuple(data_root) or None,
+        allowed_models=tuple(allow_model) or None,
+        user_tools=tuple(user_tool) or None,
+        user_scorers=tuple(user_scorer) or None,
+        **given,
     )
     served = [text for text in (settings.model, *settings.allowed_models) if text]
     if not served:

@@ -143,6 +143,8 @@ def draft(options: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> 
             uploads |= {} if file is None else {field: file}
     if "inputs" in given:
         given["inputs"] = inputs_of(given["inputs"])
+    if "tools" in given:
+        given["tools"] = _tools(given["tools"])
     if "conditions" in given:
         given["conditions"] = conditions_of(given["conditions"])
     if given.get("expires_after", NEVER) != NEVER:
@@ -210,6 +212,8 @@ def _condition(text: str) -> dict[str, Any]:
     if not name or (colon and not (equals and field in CONDITION_FIELDS)):
         known = ", ".join(CONDITION_FIELDS)
         raise InvalidRequest(f"condition {text!r} is not NAME or NAME:FIELD=VALUE, with a field of {known}")
+    if field == "tools":
+        return {"name": name, "tools": _tools(value)}
     if field not in _CONDITION_NUMBERS:
         return {"name": name} | ({field: value} if field else {})
     try:
@@ -222,6 +226,12 @@ def inputs_of(prompts: Prompts) -> list[dict[str, Any]]:
     """Return prompts and conversations as inputs of a capture job."""
     listed = [prompts] if isinstance(prompts, str) else prompts
     return [{"prompt": one} if isinstance(one, str) else {"messages": list(one)} for one in listed]
+
+
+def _tools(given: Tools) -> Tools:
+    """A tool, or several of `calculator,weather`."""
+    found = _names(given) if isinstance(given, str) else list(given)
+    return found[0] if len(found) == 1 else found
 
 
 def _names(text: str) -> list[str]:

@@ -64,6 +64,10 @@ class InvalidDataset(InvalidRequest, code="invalid_dataset"):
     """The dataset cannot be used."""
 
 
+class FunctionFailed(InvalidRequest, code="function_failed"):
+    """A tool or scorer of the operator raised, or took too long."""
+
+
 class NotFound(ActographError, code="not_found", status=404):
     """There is no such resource."""
 

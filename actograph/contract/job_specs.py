@@ -103,10 +103,13 @@ class EvaluationSpec(JobSpecBase):
     @property
     def uses_tools(self) -> bool:
         """True if a condition has tools."""
-        return any(self.tools_of(condition) != "none" for condition in self.conditions)
+        return any(self.tools_of(condition) for condition in self.conditions)
 
-    def tools_of(self, condition: Condition) -> Tools:
-        return condition.tools or self.tools
+    def tools_of(self, condition: Condition) -> tuple[str, ...]:
+        """Names of a condition's tools."""
+        found = condition.tools or self.tools
+        names = [found] if isinstance(found, str) else found
+        return tuple(name for name in dict.fromkeys(names) if name != "none")
 
     @model_validator(mode="after")
     def _consistent(self) -> "EvaluationSpec":
@@ -121,7 +124,10 @@ class EvaluationSpec(JobSpecBase):
             for name in ("tool_format", "max_turns"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name} needs tools: calculator, in the job or in a condition")
-        elif self.apply_chat_template is False and self.tool_format == "template":
+        elif self.tool_format == "annotations":
+            if {name for condition in self.conditions for name in self.tools_of(condition)} != {"calculator"}:
+                raise ValueError("tool_format annotations has the calculator alone")
+        elif self.apply_chat_template is False:
             raise ValueError(
                 "tools need the chat template: leave apply_chat_template out, or use annotations"
             )

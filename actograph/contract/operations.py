@@ -277,7 +277,7 @@ def of_contract() -> dict[str, Any]:
         "evaluation": {
             "tasks": list(get_args(tasks.TaskName)),
             "scorers": list(tasks.SCORER_NAMES),
-            "tools": list(get_args(specs.Tools)),
+            "tools": ["none", *specs.BUILT_IN_TOOLS],
             "tool_formats": list(get_args(job_specs.ToolForm)),
         },
     }

@@ -114,7 +114,10 @@ class CaptureSpec(Spec):
         return canonical_digest(self.model_dump(mode="json"))
 
 
-Tools = Literal["none", "calculator"]
+#: tools of every service; its operator may add others
+BUILT_IN_TOOLS = ("calculator",)
+#: `none`, the name of a tool, or several names
+Tools = Name | Annotated[list[Name], Field(min_length=1, max_length=64)]
 
 
 class CaptureCondition(Spec):

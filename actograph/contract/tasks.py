@@ -9,8 +9,9 @@ from actograph.contract.base import FileId, Name, ServerPath, Spec, Stops, examp
 MAX_SCORERS = 16
 ScorerName = Literal["strict-match", "flexible-extract", "numeric", "exact", "includes", "efficiency"]
 SCORER_NAMES = get_args(ScorerName)
-#: scorers with keys other than `exact_match,<name>`
-_KEYS = {"exact": "exact_match,none", "includes": "includes,none", "efficiency": "efficiency,none"}
+_EXACT = ("strict-match", "flexible-extract", "numeric")
+#: scorers with keys other than `<name>,none`
+_KEYS = {"exact": "exact_match,none"} | {name: f"exact_match,{name}" for name in _EXACT}
 #: options of a single scorer -> the scorer
 _OPTIONS = {
     "form": "strict-match",
@@ -23,7 +24,7 @@ _OPTIONS = {
 class Scorer(Spec):
     """A scorer, see docs/guides/tasks.md. With different labels a job can have the same scorer twice."""
 
-    name: ScorerName = Field(description="Name of the scorer.")
+    name: ScorerName | Name = Field(description="A built-in scorer, or one of the service's operator.")
     label: Name | None = Field(None, description="Last part of the metric key; null uses the default.")
     form: Literal["gsm8k", "gsm8k_cot"] | None = Field(None, description="strict-match; null: the task's.")
     tolerance: float = Field(0.0, ge=0.0, le=1.0, description="numeric: allowed difference of decimals.")
@@ -44,7 +45,7 @@ class Scorer(Spec):
     @property
     def key(self) -> str:
         """The metric key in lm-eval's form, `<metric>,<filter>`; the filter may be `none`."""
-        metric, _, usual = _KEYS.get(self.name, f"exact_match,{self.name}").partition(",")
+        metric, _, usual = _KEYS.get(self.name, f"{self.name},none").partition(",")
         return f"{metric},{self.label or usual}"
 
 
@@ -60,7 +61,7 @@ def _distinct_keys(value: list[Scorer]) -> list[Scorer]:
     return value
 
 
-ScorerSpec = Annotated[Scorer, BeforeValidator(_named, json_schema_input_type=ScorerName | Scorer)]
+ScorerSpec = Annotated[Scorer, BeforeValidator(_named, json_schema_input_type=ScorerName | Name | Scorer)]
 ScorerList = Annotated[
     list[ScorerSpec], Field(min_length=1, max_length=MAX_SCORERS), AfterValidator(_distinct_keys)
 ]

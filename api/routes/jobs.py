@@ -195,7 +195,7 @@ def rescore_job(services: ServicesDep, job_id: JobId, wanted: RescoreRequest) ->
 
     Scores of other scorers are kept. Doing it twice changes nothing.
     """
-    rescoring.rescore(services.database, job_id, wanted.scorers)
+    rescoring.rescore(services.database, job_id, wanted.scorers, services.scorers)
     return get_job_results(services, job_id)
 
 

@@ -24,6 +24,7 @@ from actograph.contract.operations import (
     of_contract,
 )
 from actograph.contract.specs import PauseRequest
+from actograph.user_functions.functions import functions_of
 from api import metrics
 from api.auth import ADMIN, READ, Caller
 from api.dependencies import AllServicesDep, ServicesDep, slow
@@ -52,6 +53,9 @@ Seconds = Annotated[float, Query(gt=0, le=60, description="Approximate time limi
 def get_capabilities(services: ServicesDep, request: Request) -> Capabilities:
     """Job kinds, hook points, tasks, scorers, limits, served models and features of the service."""
     paths, settings = request.app.openapi()["paths"], services.settings
+    shared = of_contract()
+    shared["evaluation"]["scorers"] += services.scorers.names
+    shared["evaluation"]["tools"] += functions_of(settings.user_tools)
     with services.database.read() as session:
         needs_key = bool(settings.api_keys) or api_keys.exist(session)
     return Capabilities(
@@ -72,7 +76,7 @@ def get_capabilities(services: ServicesDep, request: Request) -> Capabilities:
         ),
         openai_endpoints=[path for path in OPENAI_PATHS if path in paths],
         endpoints=[f"{method.upper()} {path}" for path, methods in paths.items() for method in methods],
-        **of_contract(),
+        **shared,
     )
 
 

@@ -20,6 +20,7 @@ CURES = {
     "insufficient_resources": "Run `actograph estimate`. Capture less, or split the job (`offset`, `limit`).",
     "quota_exceeded": "Delete sessions or files, let them expire, or ask for a larger quota.",
     "invalid_dataset": "Correct the rows or columns named in the message.",
+    "function_failed": "The message is the function's: have the operator look at it, or choose another.",
     "not_found": "Check the id, and that the key belongs to the owner of the item.",
     "conflict": "Read the item's current state; wait for the job to end, or unpin the session.",
     "idempotency_in_flight": "Send the same request again in a moment.",

@@ -14,7 +14,8 @@ from actograph.contract.errors import Conflict, InvalidDataset, InvalidRequest
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.tasks import MAX_SCORERS, Scorer
-from actograph.scoring.scorers import ScorerSet, own_scorers
+from actograph.scoring.scorers import Answer, ScorerSet, own_scorers
+from actograph.user_functions.functions import UserFunctions
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import jobs
@@ -24,11 +25,13 @@ from storage.tables.models import JobRow, SampleRow, SessionRow
 PAGE = 500
 
 
-def rescore(database: Database, job_id: str, scorers: Sequence[Scorer]) -> None:
+def rescore(
+    database: Database, job_id: str, scorers: Sequence[Scorer], own: UserFunctions | None = None
+) -> None:
     """Score every completed sample of a job by `scorers`. The first scorer gives the verdict.
 
     Scores under other keys are kept. The job's spec then names the old and the new scorers, so samples that
-    run later have the same ones.
+    run later have the same ones. `own` are the operator's scorers.
 
     Raises:
         NotFound: no such job.
@@ -41,7 +44,7 @@ def rescore(database: Database, job_id: str, scorers: Sequence[Scorer]) -> None:
         spec = _evaluation(row)
         state = _state(row)
     joined = _joined(scorers, own_scorers(spec))
-    scoring = ScorerSet.of(spec.model_copy(update={"scorers": list(scorers)}))
+    scoring = ScorerSet.of(spec.model_copy(update={"scorers": list(scorers)}), own)
     judged = list(_judge(database, job_id, scoring))
     with database.write() as session:
         row = jobs.lock(session, job_id)
@@ -115,7 +118,14 @@ def _page(session: Session, job_id: str, position: int) -> Sequence[sa.Row[Any]]
 def _judged(sample: sa.Row[Any], scoring: ScorerSet) -> dict[str, Any]:
     """All scores of a sample, the new ones first."""
     try:
-        scores = scoring.score(sample.completion or "", sample.input["answer"], sample.generated_tokens)
+        scores = scoring.score(
+            Answer(
+                sample.completion or "",
+                sample.input["answer"],
+                sample.generated_tokens,
+                sample.input["question"],
+            )
+        )
     except InvalidDataset as error:
         raise InvalidDataset(f"row {sample.sample_index}: {error.message}", param="scorers") from None
     new = {key: score.model_dump() for key, score in scores.items()}

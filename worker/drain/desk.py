@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: sessions that are stored at once
 WRITERS = 4
+#: samples whose tools are called at once
+CALLERS = 4
 #: time between two looks for chats
 CHAT_SECONDS = 0.05
 #: time between two looks for other samples, if there were none
@@ -95,7 +97,8 @@ class Desk:
         self._changed = threading.Condition()
         self._feeder = threading.Thread(target=self._feed, name="claims", daemon=True)
         self._finishing = ThreadPoolExecutor(WRITERS, thread_name_prefix="session-writer")
-        self._scoring = threading.Lock()
+        self._calling = ThreadPoolExecutor(CALLERS, thread_name_prefix="tools")
+        self._decoding = threading.Lock()
         #: the store's error, once it is away
         self._away: ServiceUnavailable | None = None
         self._live: LiveText | None = None
@@ -122,6 +125,7 @@ class Desk:
         finally:
             self._close()
             self._feeder.join()
+        self._calling.shutdown(cancel_futures=True)
         for talk in list(self._running.values()):  # the run was stopped, or failed, before their turn
             if self._error is not None and is_device_lost(self._error):
                 talk.discard()
@@ -240,6 +244,16 @@ class Desk:
         talk = self._running[generation.key]
         self._keeper.progress()
         talk.end_turn(generation)
+        if talk.running and talk.calls_tools:
+            self._calling.submit(self._follow, talk)
+        else:
+            self._follow(talk)
+
+    def _follow(self, talk: Talk) -> None:
+        """Let a talk go on, or end it."""
+        if talk.running:
+            talk.follow()
+        self._keeper.progress()
         if not talk.running:
             self._end(talk)
             return
@@ -257,8 +271,10 @@ class Desk:
     def _finish(self, talk: Talk) -> None:
         self._keeper.progress()
         try:
-            with self._scoring:  # before its session is stored: a sample that cannot be scored keeps none
-                talk.score()
+            with self._decoding:
+                talk.decode()
+            talk.score()  # before its session is stored: a sample that cannot be scored keeps none
+            self._keeper.progress()
             if self._away is not None and talk.outcome.error is None:
                 talk.fail(self._away)  # each would wait for the store in vain
             else:

@@ -96,6 +96,10 @@ class Drain:
         """Load a model before the first job asks for it. Raises ModelRefused."""
         self._models.engine_for(model)
 
+    def close(self) -> None:
+        """Free what outlives the runs; nothing may run any more."""
+        self._open.close()
+
     def serve(self) -> None:
         """Answer a wake-up: run the jobs that the index has for this worker. Waits for a run in progress."""
         with self._turn:

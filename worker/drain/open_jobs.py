@@ -17,6 +17,7 @@ from actograph.contract.models import ModelStructure, PinnedModel
 from actograph.contract.specs import CaptureSpec
 from actograph.datasets.dataset_rows import DatasetRow
 from actograph.settings import Settings
+from actograph.user_functions.functions import UserFunctions
 from storage.artifacts.store import ArtifactStore
 from storage.broker.live_text import LiveTextWriter
 from storage.files.dataset_sources import Uploads
@@ -58,6 +59,9 @@ class OpenJobs:
         self._database = database
         self._model = model
         self._live = LiveTextWriter(settings.broker_url)
+        seconds = settings.user_function_seconds
+        self._tools = UserFunctions.of(settings.user_tools, seconds)
+        self._scorers = UserFunctions.of(settings.user_scorers, seconds)
         self._datasets = DatasetReader(Uploads(database, store), settings.data_roots)
         #: id, or form of chats -> open job, the last used one at the end
         self._open: dict[str, OpenJob] = {}
@@ -107,6 +111,11 @@ class OpenJobs:
         engine, pinned = self._model.engine_of_job(row, load=load)
         if row.kind not in _OF_CHATS:
             self._keep(row.id, self._ready(row, row.spec, engine, pinned))
+
+    def close(self) -> None:
+        """End the processes of the operator's functions."""
+        self._tools.close()
+        self._scorers.close()
 
     def _keep(self, key: str, ready: OpenJob) -> None:
         self._open.pop(key, None)
@@ -172,7 +181,13 @@ class OpenJobs:
         evaluation = EvaluationSpec.model_validate(row.spec)
         if row.total is None:
             self._insert_samples(row, lambda: evaluation_samples(evaluation, self._rows(evaluation)))
-        return EvaluationRunner(evaluation, engine.model.tokenizer, self._datasets.fewshot_pool(evaluation))
+        return EvaluationRunner(
+            evaluation,
+            engine.model.tokenizer,
+            self._datasets.fewshot_pool(evaluation),
+            tools=self._tools,
+            scorers=self._scorers,
+        )
 
     def _rows(self, spec: EvaluationSpec) -> list[DatasetRow]:
         return self._datasets.rows(spec.dataset, spec.task, limit=spec.limit, offset=spec.offset)

@@ -5,12 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from actograph.contract.errors import FunctionFailed, InvalidRequest
 from actograph.contract.resources import ToolMessage, ToolUse, ToolUseEnd
+from actograph.contract.specs import BUILT_IN_TOOLS
 from actograph.scoring.calculator import CalculatorError, calculate
 from actograph.tool_calls import MalformedCall, ToolCall
+from actograph.user_functions.functions import UserFunctions
 
 #: longest result that goes back to the model, in characters
-MAX_RESULT_CHARS = 400
+MAX_RESULT_CHARS = 4_000
 
 
 class ToolError(Exception):
@@ -42,6 +45,10 @@ class ToolResult:
     malformed: bool = False  # the call could not be read
 
 
+#: results of each turn's calls
+Called = list[list[ToolResult]]
+
+
 def _calculator(arguments: Mapping[str, Any]) -> str:
     expression = arguments.get("expression")
     if isinstance(expression, int | float) and not isinstance(expression, bool):
@@ -66,6 +73,32 @@ CALCULATOR = Tool(
 )
 
 
+def tools_of(names: Sequence[str], own: UserFunctions) -> list[Tool]:
+    """Tools by their names: the calculator, and functions of the operator.
+
+    Raises:
+        InvalidRequest: there is no such tool.
+        FunctionFailed: a function has no description.
+    """
+    return [CALCULATOR if name in BUILT_IN_TOOLS else _user_tool(name, own) for name in names]
+
+
+def _user_tool(name: str, own: UserFunctions) -> Tool:
+    if name not in own.names:
+        known = ", ".join([*BUILT_IN_TOOLS, *own.names])
+        raise InvalidRequest(f"there is no tool {name!r}; the tools are {known}", param="tools")
+
+    def run(arguments: Mapping[str, Any]) -> str:
+        try:
+            found = own.call(name, arguments)
+        except FunctionFailed as error:
+            raise ToolError(error.message) from error
+        return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+    described = own.definition(name)["function"]
+    return Tool(name, described["description"], described["parameters"], run)
+
+
 def run_call(call: ToolCall | MalformedCall, tools: Sequence[Tool]) -> ToolResult:
     """Run one call. Never raises: an error is the result of its call."""
     if isinstance(call, MalformedCall):
@@ -86,16 +119,14 @@ def _failed(reason: str) -> ToolResult:
     return ToolResult(f"Error: {reason}"[:MAX_RESULT_CHARS], error=True)
 
 
-def record_of(
-    turns: Sequence[str], results: Sequence[Sequence[ToolResult]], ended: ToolUseEnd
-) -> tuple[ToolUse, list[ToolMessage]]:
+def record_of(turns: Sequence[str], called: Called, ended: ToolUseEnd) -> tuple[ToolUse, list[ToolMessage]]:
     """The record of a finished conversation, and its messages.
 
     Args:
         turns: text of each turn.
-        results: results of each turn's calls; those of the last turn were not given to the model.
+        called: results of each turn's calls; those of the last turn were not given to the model.
     """
-    given = [*results[:-1], []]
+    given = [*called[: len(turns) - 1], []]
     messages: list[ToolMessage] = []
     for said, own in zip(turns, given, strict=True):
         messages.append(ToolMessage(role="assistant", content=said))

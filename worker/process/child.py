@@ -111,6 +111,8 @@ class WorkerProcess:
         self._idle_look.stop()
         self._healing.stop()
         self._heartbeat.stop()
+        if "drain" in vars(self):
+            self.drain.close()
         with self._database.write() as session:
             workers.set_offline(session, self.worker_id)
         self._database.close()

@@ -18,7 +18,7 @@ from actograph.tasks.prompts import ChatMessages
 from actograph.tool_calls import CALCULATION, annotation_call
 from worker.engine.requests import TextEnd
 from worker.engine.tokens.stopping import decode_exactly
-from worker.evals.tools import CALCULATOR, ToolResult, record_of, run_call
+from worker.evals.tools import CALCULATOR, Called, ToolResult, record_of, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt
 
@@ -43,7 +43,9 @@ class AnnotationTurns:
         prompt = text.encode_built(self._tokenizer, built, enable_thinking=self._enable_thinking)
         return replace(prompt, stop_at=_DUE)
 
-    def further(self, built: str | ChatMessages, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
+    def further(
+        self, built: str | ChatMessages, turns: Sequence[Sequence[int]], called: Called
+    ) -> FurtherTurn | ToolUseEnd:
         """Next prompt after these turns, or the reason for the end.
 
         A failed calculation gets no result: the model goes on by itself.
@@ -51,14 +53,16 @@ class AnnotationTurns:
         Raises:
             InvalidRequest: the tokenizer cannot write a result.
         """
-        if self._result(turns[-1]) is None:
+        result = self._result(turns[-1])
+        if result is None:
             return "answer"
         if len(turns) >= self._max_turns:
             return "max_turns"
+        called.append([result])
         prompt = self.first(built)
         ids, inserted = list(prompt.token_ids), list[int]()
-        for turn in turns:
-            inserted = self._tokens_of_result(turn)
+        for turn, [result] in zip(turns, called, strict=True):
+            inserted = self._tokens_of(result, turn)
             ids += [*turn, *inserted]
         left = self._max_tokens - (len(ids) - len(prompt.token_ids))
         if left <= 0:
@@ -69,11 +73,11 @@ class AnnotationTurns:
             continues=True,
         )
 
-    def record(self, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> tuple[ToolUse, list[ToolMessage]]:
+    def record(
+        self, turns: Sequence[Sequence[int]], called: Called, ended: ToolUseEnd
+    ) -> tuple[ToolUse, list[ToolMessage]]:
         """The record of the calculator's use, and the text in parts; the model saw no errors."""
-        results = [self._result(turn) for turn in turns]
-        texts = [self._text.of(turn) for turn in turns]
-        return record_of(texts, [[result] if result else [] for result in results], ended)
+        return record_of([self._text.of(turn) for turn in turns], called, ended)
 
     def _result(self, turn: Sequence[int]) -> ToolResult | None:
         """Result of the calculation at the end of a turn, with the closing brackets; None without one."""
@@ -83,10 +87,9 @@ class AnnotationTurns:
         result = run_call(call, self._tools)
         return replace(result, malformed=True) if result.error else ToolResult(result.content + _CLOSE)
 
-    def _tokens_of_result(self, turn: Sequence[int]) -> list[int]:
-        """Tokens that the calculator inserts after a turn; empty without a result."""
-        result = self._result(turn)
-        if result is None or result.error:
+    def _tokens_of(self, result: ToolResult, turn: Sequence[int]) -> list[int]:
+        """Tokens that the calculator inserts after a turn; empty for an error."""
+        if result.error:
             return []
         said = result.content
         # encoded together with the text before it: some tokenizers begin a text with a space

@@ -8,9 +8,11 @@ from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import Score, ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
 from actograph.datasets.dataset_rows import DatasetRow
-from actograph.scoring.scorers import ScorerSet
+from actograph.scoring.scorers import Answer, ScorerSet
 from actograph.tasks.prompts import ChatMessages, FewshotSampler, build_prompt, task_of
+from actograph.user_functions.functions import UserFunctions
 from storage.queue.leases import LeasedSample
+from worker.evals.tools import Called, tools_of
 from worker.runners import text
 from worker.runners.annotation_turns import AnnotationTurns
 from worker.runners.runner import FurtherTurn, Prompt, Runner
@@ -26,11 +28,20 @@ class EvaluationRunner(Runner):
         spec: EvaluationSpec,
         tokenizer: PreTrainedTokenizerBase,
         fewshot_pool: Sequence[DatasetRow],
+        *,
+        tools: UserFunctions,
+        scorers: UserFunctions,
     ) -> None:
-        """`fewshot_pool` holds the rows that examples are drawn from; empty without few-shot.
+        """
+        Args:
+            fewshot_pool: rows that examples are drawn from; empty without few-shot.
+            tools: tools of the operator.
+            scorers: scorers of the operator.
 
         Raises:
-            InvalidRequest: a chat template is asked for and there is none, or too few examples.
+            InvalidRequest: a chat template is asked for and there is none, or too few examples, or a tool or
+                scorer is unknown.
+            FunctionFailed: a tool of the operator has no description.
         """
         self._spec = spec
         self._tokenizer = tokenizer
@@ -42,14 +53,19 @@ class EvaluationRunner(Runner):
             0 if self._task.examples else spec.num_fewshot,
             same_dataset=spec.fewshot_dataset is None or spec.fewshot_dataset == spec.dataset,
         )
-        self._scorers = ScorerSet.of(spec)
+        self._scorers = ScorerSet.of(spec, scorers)
         stop = self._task.stop_strings(spec.sampling.stop)
         self.sampling = spec.sampling.model_copy(update={"stop": stop})
         self.takes_turns = spec.uses_tools
-        self._turns: ToolTurns | AnnotationTurns | None = None
-        if spec.uses_tools:
-            is_annotated = spec.tool_format == "annotations"
-            self._turns = AnnotationTurns(spec, tokenizer) if is_annotated else ToolTurns(spec, tokenizer)
+        #: names of tools -> turns with them
+        self._turns: dict[tuple[str, ...], ToolTurns | AnnotationTurns] = {}
+        for names in filter(None, map(spec.tools_of, spec.conditions)):
+            if names not in self._turns:
+                self._turns[names] = (
+                    AnnotationTurns(spec, tokenizer)
+                    if spec.tool_format == "annotations"
+                    else ToolTurns(spec, tokenizer, tools_of(names, tools))
+                )
 
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec:
         changes = self._conditions[sample.condition].sampling
@@ -61,20 +77,21 @@ class EvaluationRunner(Runner):
             return turns.first(built)
         return text.encode_built(self._tokenizer, built, enable_thinking=self._spec.enable_thinking)
 
-    def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
+    def further_turn(
+        self, sample: LeasedSample, turns: Sequence[Sequence[int]], called: Called
+    ) -> FurtherTurn | ToolUseEnd:
         tools = self._turns_of(sample)
-        return "answer" if tools is None else tools.further(self._built(sample), turns)
+        return "answer" if tools is None else tools.further(self._built(sample), turns, called)
 
     def tools_of(
-        self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd
+        self, sample: LeasedSample, turns: Sequence[Sequence[int]], called: Called, ended: ToolUseEnd
     ) -> tuple[ToolUse, Sequence[ToolMessage]] | None:
         tools = self._turns_of(sample)
-        return None if tools is None else tools.record(turns, ended)
+        return None if tools is None else tools.record(turns, called, ended)
 
     def _turns_of(self, sample: LeasedSample) -> ToolTurns | AnnotationTurns | None:
         """The turns of a sample; None without tools."""
-        tools = self._spec.tools_of(self._conditions[sample.condition])
-        return None if tools == "none" else self._turns
+        return self._turns.get(self._spec.tools_of(self._conditions[sample.condition]))
 
     def _built(self, sample: LeasedSample) -> str | ChatMessages:
         """The task's prompt: plain text, or the messages of a chat."""
@@ -93,4 +110,5 @@ class EvaluationRunner(Runner):
         return text.decode(self._tokenizer, token_ids, self.sampling.stop)
 
     def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
-        return self._scorers.score(completion, sample.input["answer"], generated_tokens)
+        given = sample.input
+        return self._scorers.score(Answer(completion, given["answer"], generated_tokens, given["question"]))

@@ -9,6 +9,7 @@ from actograph.contract.resources import Score, ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
 from storage.queue.leases import LeasedSample
 from worker.engine.requests import Generation, TextEnd
+from worker.evals.tools import Called
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +65,20 @@ class Runner(ABC):
         """The sampling of one sample; None if its prompt is only read."""
         return self.sampling
 
-    def further_turn(self, sample: LeasedSample, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        """Next prompt after these turns, or the reason for the end.
+    def further_turn(
+        self, sample: LeasedSample, turns: Sequence[Sequence[int]], called: Called
+    ) -> FurtherTurn | ToolUseEnd:
+        """Next prompt after these turns, or the reason for the end. This may take seconds.
+
+        Args:
+            called: results of the earlier turns' calls; those of the last turn are appended.
 
         Raises ActographError if this sample cannot be prompted again; the others go on.
         """
         return "answer"
 
     def tools_of(
-        self, sample: LeasedSample, turns: Sequence[Sequence[int]], ended: ToolUseEnd
+        self, sample: LeasedSample, turns: Sequence[Sequence[int]], called: Called, ended: ToolUseEnd
     ) -> tuple[ToolUse, Sequence[ToolMessage]] | None:
         """The record of a finished sample's tool use; None if it had no tools."""
         return None

@@ -14,7 +14,7 @@ from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import ToolMessage, ToolUse, ToolUseEnd
 from actograph.tasks.prompts import ChatMessages
 from actograph.tool_calls import OPEN, MalformedCall, ToolCall, parse_calls
-from worker.evals.tools import CALCULATOR, record_of, run_call
+from worker.evals.tools import Called, Tool, record_of, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt
 from worker.text.chat_template import render_chat
@@ -25,9 +25,11 @@ Messages = list[dict[str, Any]]
 class ToolTurns:
     """Prompts of further turns, for one job."""
 
-    def __init__(self, spec: EvaluationSpec, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, spec: EvaluationSpec, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool]
+    ) -> None:
         """Raises InvalidRequest if the chat template does not offer tools in the `<tool_call>` form."""
-        self._tools = [CALCULATOR]
+        self._tools = tools
         self._enable_thinking = spec.enable_thinking
         self._max_turns = spec.max_turns
         self._tokenizer = tokenizer
@@ -46,30 +48,34 @@ class ToolTurns:
         """The question, with the tools' descriptions."""
         return self.prompt(_messages(built))
 
-    def further(self, built: str | ChatMessages, turns: Sequence[Sequence[int]]) -> FurtherTurn | ToolUseEnd:
-        """Next prompt after these turns, or the reason for the end.
+    def further(
+        self, built: str | ChatMessages, turns: Sequence[Sequence[int]], called: Called
+    ) -> FurtherTurn | ToolUseEnd:
+        """Run the calls of the last turn; return the next prompt, or the reason for the end.
 
         Raises:
             InvalidRequest: the chat template refuses what the model wrote.
         """
-        messages: Messages = [*_messages(built)]
-        without_results = messages
-        for turn in turns:
-            said, results = self.after_turn(self._text.of(turn))
-            if not said:
-                return "answer"
-            without_results = [*messages, *said]
-            messages = [*without_results, *results]
+        texts = [self._text.of(turn) for turn in turns]
+        calls = parse_calls(texts[-1])
+        if not calls:
+            return "answer"
         if len(turns) >= self._max_turns:
             return "max_turns"
+        called.append([run_call(call, self._tools) for call in calls])
+        messages: Messages = [*_messages(built)]
+        without_results = messages
+        for said, results in zip(texts, called, strict=True):
+            without_results = [*messages, _assistant(said, parse_calls(said))]
+            messages = [*without_results, *({"role": "tool", "content": one.content} for one in results)]
         prompt = self.prompt(messages)
         return FurtherTurn(prompt=prompt, results_from=self.results_from(prompt.token_ids, without_results))
 
-    def record(self, turns: Sequence[Sequence[int]], ended: ToolUseEnd) -> tuple[ToolUse, list[ToolMessage]]:
+    def record(
+        self, turns: Sequence[Sequence[int]], called: Called, ended: ToolUseEnd
+    ) -> tuple[ToolUse, list[ToolMessage]]:
         """The record of the tools' use, and the turns and results as text."""
-        texts = [self._text.of(turn) for turn in turns]
-        called = [[run_call(call, self._tools) for call in parse_calls(said)] for said in texts]
-        return record_of(texts, called, ended)
+        return record_of([self._text.of(turn) for turn in turns], called, ended)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         """The prompt of the next turn."""
@@ -104,22 +110,6 @@ class ToolTurns:
         # a template without end tokens: up to the first difference
         pairs = zip(written, prompt_ids, strict=False)
         return next((place for place, (a, b) in enumerate(pairs) if a != b), len(written))
-
-    def after_turn(self, said: str) -> tuple[Messages, Messages]:
-        """Messages added by a turn: the turn itself, and the results of its calls.
-
-        Both are empty if the turn calls no tool and so is the answer.
-
-        Args:
-            said: text of the turn with its marks, without the end token.
-        """
-        calls = parse_calls(said)
-        if not calls:
-            return [], []
-        results: Messages = [
-            {"role": "tool", "content": run_call(call, self._tools).content} for call in calls
-        ]
-        return [_assistant(said, calls)], results
 
 
 def _messages(built: str | ChatMessages) -> ChatMessages:

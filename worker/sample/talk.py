@@ -14,6 +14,7 @@ from storage.broker.live_text import LiveTextWriter
 from storage.queue.leases import LeasedSample
 from worker.engine.requests import EarlierRows, Generation, GenerationRequest, RowChunk, SummedRows
 from worker.engine.runs import RunRequest
+from worker.evals.tools import Called
 from worker.runners.runner import Prompt
 from worker.sample.choosers import TurnTokens
 from worker.sample.conversation import Conversation, TurnPrompt
@@ -26,10 +27,12 @@ from worker.sample.unforeseen import unforeseen
 class Talk:
     """The state of one sample.
 
-    While it is `running`: `request`, then the engine with `write` as the request's sink, then `end_turn`.
-    After that `score` and `store`; `outcome` has the result or the error. Nothing here writes to the index.
+    While it is `running`: `request`, then the engine with `write` as the request's sink, then `end_turn` and
+    `follow`. After that `decode`, `score` and `store`; `outcome` has the result or the error. Nothing here
+    writes to the index.
 
     Attributes:
+        calls_tools: `follow` may take seconds.
         sampling: of every turn; None if the prompt is only read.
         urgent: an urgent chat.
     """
@@ -43,6 +46,7 @@ class Talk:
         self.outcome = Outcome(lease=lease, provenance=job.provenance)
         self.sampling: SamplingSpec | None = None
         self.urgent = urgent
+        self.calls_tools = self._runner.takes_turns
         self.running = False
         self._recorder: SampleRecorder | None = None
         origin = job.provenance
@@ -80,6 +84,7 @@ class Talk:
         self._prompt = first
         self._results_from: int | None = None
         self._continues = False
+        self._called: Called = []
         #: the turn that runs
         self._begun: TurnPrompt | None = None
         self._earlier: EarlierRows | None = None
@@ -160,7 +165,7 @@ class Talk:
             self._recorder.write(rows)
 
     def end_turn(self, generation: Generation) -> None:
-        """Take the engine's answer to `request`; prepare the next turn, or end.
+        """Take the engine's answer to `request`.
 
         Raises:
             Exception: the device is lost (`is_device_lost`); only a new process helps.
@@ -175,8 +180,11 @@ class Talk:
         self._conversation.end(self._begun, generation)
         if self._earlier is not None:
             self._summed = self._earlier.after
+
+    def follow(self) -> None:
+        """Prepare the turn after the last one, or end."""
         try:
-            self._follow(generation)
+            self._follow(self._conversation.generations[-1])
         except ActographError as reason:
             self.fail(reason)
         except Exception as unexpected:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
@@ -187,7 +195,7 @@ class Talk:
         turns = [one.generated_ids for one in self._conversation.generations]
         ended: ToolUseEnd = "length" if generation.finish_reason == "length" else "answer"
         if ended == "answer":
-            further = self._runner.further_turn(self.lease, turns)
+            further = self._runner.further_turn(self.lease, turns, self._called)
             if isinstance(further, str):
                 ended = further
             elif len(further.prompt.token_ids) + self._most_tokens(further.prompt) > self._job.context_length:
@@ -212,24 +220,37 @@ class Talk:
             self.outcome,
             generation=generation,
             conversation=self._conversation,
-            tools=self._runner.tools_of(self.lease, turns, ended),
+            tools=self._runner.tools_of(self.lease, turns, self._called, ended),
         )
 
-    def score(self) -> None:
-        """Add text, scores and log probabilities to a finished talk."""
+    def decode(self) -> None:
+        """Add text and log probabilities to a finished talk. The tokenizer is used by one thread at a time."""
         generation, prompt = self.outcome.generation, self.outcome.prompt
         if self.outcome.error is not None or generation is None or prompt is None:
             return
         try:
             completion = prompt.begun + self._runner.completion(self.lease, generation.generated_ids)
-            scores = self._runner.score(self.lease, completion, self.outcome.generated_tokens)
             logprobs = self._runner.logprobs(self.lease, generation)
+        except ActographError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
+            self.fail(unforeseen(error, f"while sample {self.lease.id} was decoded"))
+        else:
+            self.outcome = replace(self.outcome, completion=completion, logprobs=logprobs)
+
+    def score(self) -> None:
+        """Add scores to a decoded talk. This may take seconds."""
+        completion = self.outcome.completion
+        if self.outcome.error is not None or completion is None:
+            return
+        try:
+            scores = self._runner.score(self.lease, completion, self.outcome.generated_tokens)
         except ActographError as error:
             self.fail(error)
         except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
             self.fail(unforeseen(error, f"while sample {self.lease.id} was scored"))
         else:
-            self.outcome = replace(self.outcome, completion=completion, scores=scores, logprobs=logprobs)
+            self.outcome = replace(self.outcome, scores=scores)
 
     def store(self) -> None:
         """Store the session of a scored talk; without it the sample fails."""

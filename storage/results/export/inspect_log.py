@@ -110,7 +110,7 @@ class InspectLog:
             "system": condition.system,
             "prefix": condition.prefix,
             "suffix": condition.suffix,
-            "tools": spec.tools_of(condition),
+            "tools": list(spec.tools_of(condition)),
             "num_fewshot": spec.num_fewshot,
             "enable_thinking": spec.enable_thinking,
         }

@@ -1,0 +1,1 @@
+"""Tools and scorers that the operator adds to the service."""
