@@ -30,9 +30,9 @@ from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
 from actograph.datasets.dataset_rows import DatasetRow, RowForm, Texts
 from actograph.datasets.readers import format_of
 from actograph.scoring.scorers import ScorerSet
-from actograph.user_functions.functions import functions_of
 from actograph.tasks.files import MAX_FILE_BYTES, read_task_file, task_from
 from actograph.tasks.rows import Task, row_form
+from actograph.user_functions.functions import functions_of
 from api import estimate
 from api.check import check_hooks, check_length, check_prompts
 from api.dependencies import Services

@@ -25,6 +25,13 @@ LIST_FLAGS: dict[str, Any] = {
         int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of entries. (default: 20)")
     ],
     "everything": Annotated[bool | None, typer.Option("--all", "-a", help="List all entries.")],
+    "fields": Annotated[
+        list[str] | None,
+        typer.Option("--columns", help="Fields to show, such as id,progress.completed (commas or repeated)."),
+    ],
+    "sort": Annotated[
+        str | None, typer.Option(help="Read all entries and sort by this field; -FIELD is descending.")
+    ],
     "quiet": QuietOption,
 }
 

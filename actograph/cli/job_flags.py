@@ -65,7 +65,10 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
 
 def job_options(without: Sequence[str] = ()) -> dict[str, Any]:
     """Annotations of the job flags, for `command`."""
-    spec = Annotated[str | None, typer.Argument(metavar="SPEC.json|-", help="Job as JSON; - reads stdin.")]
+    spec = Annotated[
+        str | None,
+        typer.Argument(metavar="SPEC.yaml|SPEC.json|-", help="Job; - reads JSON from stdin."),
+    ]
     options: dict[str, Any] = {
         name: Annotated[kind | None, typer.Option(help=about)] for name, (kind, _, about) in _FLAGS.items()
     }
@@ -77,15 +80,13 @@ def draft_of(**flags: Any) -> "Draft":
     """Return the job that the flags of `job_options` describe.
 
     Raises:
-        InvalidRequest: a file without a JSON object, or an invalid flag.
+        InvalidRequest: a file that does not hold an object, or an invalid flag.
         OSError: a file cannot be read.
     """
     from actograph.client.job_options import draft
 
     typed = {name: value for name, value in flags.items() if value not in (None, [])}
-    body = _read_json(typed["spec"]) if "spec" in typed else {}
-    if not isinstance(body, dict):
-        raise InvalidRequest(f"{typed['spec']} is not a JSON object")
+    body = _read_spec(typed["spec"]) if "spec" in typed else {}
     options = {option: typed[name] for name, (_, option, _) in _FLAGS.items() if option and name in typed}
     if "scorer" in typed:
         options["scorers"] = scorers_of(typed["scorer"])
@@ -106,6 +107,18 @@ def _conditions(typed: list[str], file: Path) -> list[Any]:
     if not isinstance(content, list):
         raise InvalidRequest(f'{file}: use a list of conditions, or {{"stimuli": {{NAME: SUFFIX}}}}')
     return [*typed, *content]
+
+
+def _read_spec(source: str) -> dict[str, Any]:
+    """Read a job from a YAML or JSON file, or from standard input for `-`. Raises InvalidRequest, OSError."""
+    if source.endswith((".yaml", ".yml")):
+        from actograph.tasks.files import read_mapping
+
+        return read_mapping(Path(source).read_bytes(), source)
+    found = _read_json(source)
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{source} is not a JSON object")
+    return found
 
 
 def _read_json(source: str) -> Any:

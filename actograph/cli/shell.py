@@ -3,17 +3,18 @@
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from actograph.cli.tables import Columns, cut, describe, table
+from actograph.cli.flags import names
+from actograph.cli.tables import Columns, cut, describe, field_of, ordered, table
 from actograph.contract.errors import ActographError, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -83,14 +84,21 @@ class Shell:
         quiet: bool | None = None,
         limit: int | None = None,
         everything: bool | None = None,
+        fields: Sequence[str] | None = None,
+        sort: str | None = None,
         width: int | None = None,
     ) -> None:
         """Print the first `limit` items as a table, as JSON lines, or as full ids.
 
         Lines of the table are cut at `width`.
+
+        Raises:
+            InvalidRequest: an item lacks a field of `fields` or `sort`.
         """
         limit = None if everything else limit or DEFAULT_LIMIT
-        rest = iter(items)
+        if fields:
+            columns = [(path, partial(field_of, path=path)) for path in names(fields)]
+        rest = iter(items if sort is None else ordered(items, sort))
         shown = list(islice(rest, limit))
         if quiet or self.json:
             for item in shown:

@@ -4,9 +4,10 @@ import re
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter, methodcaller
+from operator import attrgetter, itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
+from actograph.contract.errors import InvalidRequest
 from actograph.durations import duration
 
 if TYPE_CHECKING:
@@ -34,6 +35,36 @@ def table(columns: Columns, items: Iterable[Any], *, short: bool = True) -> str:
         headers.append((">" if right else "") + header.upper().replace("_", " "))
         cells.append(texts)
     return render(headers, zip(*cells, strict=True))
+
+
+def field_of(item: Any, path: str) -> Any:
+    """Return the value of a field such as `progress.completed`. Raises InvalidRequest if there is none."""
+    value = item
+    for part in path.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(part)
+        elif part in getattr(type(value), "model_fields", ()):
+            value = getattr(value, part)
+        elif value is not None:
+            known = ", ".join(type(item).model_fields)
+            raise InvalidRequest(f"there is no field {path!r}; the fields are {known}")
+    return value
+
+
+def ordered(items: Iterable[Any], field: str) -> list[Any]:
+    """Sort items by a field, or by `-FIELD` in descending order; those without a value come last.
+
+    Raises:
+        InvalidRequest: there is no such field, or its values have no order.
+    """
+    path = field.removeprefix("-")
+    keyed = [(field_of(item, path), item) for item in items]
+    known = [pair for pair in keyed if pair[0] is not None]
+    try:
+        known.sort(key=itemgetter(0), reverse=field.startswith("-"))
+    except TypeError:
+        raise InvalidRequest(f"values of {path!r} have no order; sort by another field") from None
+    return [item for _, item in known] + [item for value, item in keyed if value is None]
 
 
 def describe(item: "BaseModel", hidden: Iterable[str] = (), **changed: object) -> str:

@@ -1,4 +1,4 @@
-"""Task files: YAML."""
+"""YAML files: tasks, and jobs of the command line."""
 
 import re
 from collections.abc import Mapping
@@ -33,22 +33,27 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_task_file(content: bytes, *, param: str = "task") -> dict[str, Any]:
-    """Read the fields of a task file, without checking them.
+    """Read the fields of a task file, without checking them. Raises the errors of `read_mapping`."""
+    return read_mapping(content, "the task file", param=param)
+
+
+def read_mapping(content: bytes, name: str, *, param: str | None = None) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping; `name` is its name in errors.
 
     Raises:
         InvalidRequest: the content is not YAML, or not a mapping.
     """
     if len(content) > MAX_FILE_BYTES:
-        raise InvalidRequest(f"the task file is larger than {MAX_FILE_BYTES} bytes", param=param)
+        raise InvalidRequest(f"{name} is larger than {MAX_FILE_BYTES} bytes", param=param)
     try:
         value = yaml.load(content.decode("utf-8"), Loader=_Loader)
     except RecursionError:
-        raise InvalidRequest("the task file is nested too deeply", param=param) from None
+        raise InvalidRequest(f"{name} is nested too deeply", param=param) from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a number of thousands of digits
         reason = " ".join(str(error).split())
-        raise InvalidRequest(f"the task file is not YAML: {reason}", param=param) from None
+        raise InvalidRequest(f"{name} is not YAML: {reason}", param=param) from None
     if not isinstance(value, dict):
-        raise InvalidRequest("the task file is not a mapping of fields", param=param)
+        raise InvalidRequest(f"{name} is not a mapping of fields", param=param)
     return value
 
 

@@ -85,7 +85,7 @@ def reader(module_up: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         (folder / name).write_text(
             '{"story": "12 coins and 30 coins?", "a": 12, "b": 30}\n', encoding="utf-8"
         )
-    (folder / "job.json").write_text(
+    (folder / "job.yaml").write_text(
         '{"kind": "capture", "model": "demo", "inputs": [{"prompt": "1+2="}], "sampling": {"max_tokens": 8}}',
         encoding="utf-8",
     )

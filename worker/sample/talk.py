@@ -224,7 +224,7 @@ class Talk:
         )
 
     def decode(self) -> None:
-        """Add text and log probabilities to a finished talk. The tokenizer is used by one thread at a time."""
+        """Add text and log probabilities to a finished talk. Tokenizers serve one thread at a time."""
         generation, prompt = self.outcome.generation, self.outcome.prompt
         if self.outcome.error is not None or generation is None or prompt is None:
             return

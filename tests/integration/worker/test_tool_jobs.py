@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -127,7 +128,7 @@ def broken(arguments: Mapping[str, Any]) -> str:
 def test_a_calculator_that_raises_is_told_to_the_model(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.runners.tool_turns.CALCULATOR", replace(tools.CALCULATOR, run=broken))
+    monkeypatch.setattr("worker.evals.tools.CALCULATOR", replace(tools.CALCULATOR, run=broken))
     for sample in run(bench, submit(bench, 2)):
         assert sample.tool_use is not None
         assert sample.tool_use.errors >= 1
@@ -164,6 +165,42 @@ def test_every_bad_end_is_a_scored_sample_with_its_reason(
         assert (use.calls, use.errors, use.malformed) == counts
         assert answered in sample.messages[1].content
         assert KEY in sample.scores
+
+
+LAB = '''
+def stock(item: str) -> str:
+    """
+    Look up how many of an item are in stock.
+
+    Args:
+        item: Name of the item.
+    """
+    return f"{len(item)} of {item}"
+
+def last_word(completion, target, question):
+    return completion.split()[-1] == "plums"
+'''
+ASK = '<tool_call>\n{"name": "stock", "arguments": {"item": "plums"}}\n</tool_call>'
+
+
+def test_tools_and_scorers_of_the_operator_take_part(
+    bench: "Bench", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lab.py").write_text(LAB)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    said = Scripted(bench.engine, lambda turn: (ASK, CALL.format("calculator"), "5 plums")[turn] + END)
+    bench.engine = said  # type: ignore[assignment]
+    job_id = submit(bench, 3, tools=["stock", "calculator"], scorers=["last_word", "numeric"], capture=None)
+    drain = bench.drain(user_tools=("stock=lab:stock",), user_scorers=("last_word=lab:last_word",))
+    drain.look()
+    drain.close()
+    for sample in bench.samples(job_id):
+        assert sample.tool_use is not None, sample.error
+        assert (sample.tool_use.calls, sample.tool_use.errors) == (2, 0)
+        assert [m.content for m in sample.messages if m.role == "tool"] == ["5 of plums", "2"]
+        assert sample.scores["last_word,none"].value == 1.0
+        prompt = bench.engine.model.tokenizer.decode(said.asked[sample.id][0].prompt_ids)
+        assert "Look up how many of an item are in stock." in prompt
 
 
 def test_a_template_that_refuses_the_results_fails_the_sample_with_its_reason(

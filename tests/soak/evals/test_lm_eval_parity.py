@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.specs import Condition
 from actograph.datasets.dataset_rows import DatasetRow, read_rows
-from actograph.scoring.scorers import ScorerSet
+from actograph.scoring.scorers import Answer, ScorerSet
 from actograph.tasks.prompts import TASKS, FewshotSampler, build_prompt
 from worker.text.chat_template import encode_prompt, render_chat
 
@@ -108,7 +108,7 @@ def compare(lm_eval: Ask, cases: list[tuple[str, str]], tasks: Sequence[str] = t
         spec |= {"scorers": list(FILTERS)}
         scoring = ScorerSet.of(EvaluationSpec.model_validate(spec))
         for (completion, gold), theirs in zip(cases, answer["scores"], strict=True):
-            ours = scoring.score(completion, gold)
+            ours = scoring.score(Answer(completion, gold))
             for one in FILTERS:
                 score = ours[f"exact_match,{one}"]
                 found = [score.answer if score.answer is not None else "[invalid]", score.value]

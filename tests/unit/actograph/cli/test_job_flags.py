@@ -65,6 +65,7 @@ def test_conditions(subtests: pytest.Subtests) -> None:
         (["plain"], [{"name": "plain"}]),
         (["EP02:suffix=So: is a=b, or c?"], [{"name": "EP02", "suffix": "So: is a=b, or c?"}]),
         (["a", "b:tools=calculator"], [{"name": "a"}, {"name": "b", "tools": "calculator"}]),
+        (["b:tools=calculator,stock"], [{"name": "b", "tools": ["calculator", "stock"]}]),
         (
             ["hot:temperature=0.7", "hot:top_k=5", "hot:prefix="],
             [{"name": "hot", "sampling": {"temperature": 0.7, "top_k": 5}, "prefix": ""}],
@@ -109,6 +110,17 @@ def test_datasets(tmp_path: Path, subtests: pytest.Subtests) -> None:
     assert draft_of(fewshot_dataset=str(path)).uploads == {"fewshot_dataset": path}
     with pytest.raises(InvalidRequest, match="dataset: no file"):
         draft_of(dataset="none.jsonl")
+
+
+def test_a_job_may_be_a_yaml_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("kind: capture\nmodel: m\ninputs: [{prompt: one}]\nsampling: {max_tokens: 3}\n")
+    assert draft_of(spec=str(path), max_tokens=5).body == {
+        "kind": "capture", "model": "m", "inputs": [{"prompt": "one"}], "sampling": {"max_tokens": 5},
+    }  # fmt: skip
+    path.write_text("- one")
+    with pytest.raises(InvalidRequest, match=r"job\.yaml is not a mapping of fields"):
+        draft_of(spec=str(path))
 
 
 def test_files_that_hold_no_spec(tmp_path: Path, subtests: pytest.Subtests) -> None:

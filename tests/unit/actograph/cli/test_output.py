@@ -2,8 +2,9 @@ import time
 
 import pytest
 
-from actograph.cli.tables import age, cut, describe, render, size
+from actograph.cli.tables import age, cut, describe, field_of, ordered, render, size
 from actograph.contract import models, operations
+from actograph.contract.errors import InvalidRequest
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
@@ -45,3 +46,18 @@ def test_a_resource_is_described_by_its_fields_and_tables(monkeypatch: pytest.Mo
         "HOOKS   WIDTH   DTYPE     TAIL ONLY   LOCATION",
         "a          96   float32   no          a.output",
     ]
+
+
+def test_entries_are_sorted_by_any_field_and_those_without_it_come_last() -> None:
+    pauses = [
+        operations.QueuePause(kind=kind, reason="full", since=since, by=by)
+        for kind, since, by in [("disk", 3, "b"), ("disk", 1, None), ("disk", 2, "a")]
+    ]
+    assert [one.since for one in ordered(pauses, "since")] == [1, 2, 3]
+    assert [one.since for one in ordered(pauses, "-by")] == [3, 2, 1]
+    with pytest.raises(InvalidRequest, match="there is no field 'size'; the fields are kind, "):
+        ordered(pauses, "size")
+    queue = operations.Queue(
+        pauses=pauses, jobs={"queued": 2}, samples={}, next=[], messages=None, workers={}
+    )
+    assert (field_of(queue, "jobs.queued"), field_of(queue, "jobs.none")) == (2, None)

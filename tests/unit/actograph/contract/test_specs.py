@@ -88,7 +88,7 @@ def spec(**changes: Any) -> EvaluationSpec:
 def test_a_condition_may_have_tools_where_its_job_has_none() -> None:
     found = spec(conditions=[{"name": "a"}, {"name": "b", "tools": "calculator"}], max_turns=3)
     assert found.uses_tools
-    assert [found.tools_of(condition) for condition in found.conditions] == ["none", "calculator"]
+    assert [found.tools_of(condition) for condition in found.conditions] == [(), ("calculator",)]
     without = spec(**TOOLS, conditions=[{"name": "a", "tools": "none"}])
     assert not without.uses_tools
 

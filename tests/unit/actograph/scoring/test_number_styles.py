@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from actograph.contract.tasks import Scorer
 from actograph.scoring.numbers import format_exact
-from actograph.scoring.scorers import ScorerSet
+from actograph.scoring.scorers import Answer, ScorerSet
 
 NUMERIC = ScorerSet([Scorer(name="numeric")])
 
 
 def correct(completion: str, gold: str) -> bool:
-    return NUMERIC.score(completion, gold)["exact_match,numeric"].value == 1
+    return NUMERIC.score(Answer(completion, gold))["exact_match,numeric"].value == 1
 
 
 def grouped(mark: str) -> Callable[[int, str], str]:
@@ -84,5 +84,5 @@ def test_another_number_is_never_right(case: tuple[str, Fraction], other: tuple[
 @given(st.text(alphabet="0123456789.,/-+ $%eE^{}\\frac#*=boxed<>think'x×10√\u00a0\u2212½", max_size=60))
 @settings(max_examples=250, deadline=None)
 def test_no_text_makes_it_stumble(completion: str) -> None:
-    score = NUMERIC.score(completion, "5")["exact_match,numeric"]
+    score = NUMERIC.score(Answer(completion, "5"))["exact_match,numeric"]
     assert (score.value == 1.0) == (score.answer == "5")

@@ -8,20 +8,20 @@ from pydantic import TypeAdapter, ValidationError
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.resources import Score
 from actograph.contract.tasks import ScorerList
-from actograph.scoring.scorers import ScorerSet
+from actograph.scoring.scorers import Answer, ScorerSet
 
 SCORERS: TypeAdapter[Any] = TypeAdapter(ScorerList)
 
 
 def score(scorer: Any, completion: str, target: str = "5", tokens: int | None = None) -> Score:
     scorers = ScorerSet(SCORERS.validate_python([scorer]))
-    (found,) = scorers.score(completion, target, tokens).values()
+    (found,) = scorers.score(Answer(completion, target, tokens)).values()
     return found
 
 
 def test_keys_are_lm_evals_metric_keys_in_the_order_named() -> None:
     named = ["numeric", "strict-match", {"name": "numeric", "label": "loose", "tolerance": 0.01}, "includes"]
-    scores = ScorerSet(SCORERS.validate_python(named)).score("#### 5", "5")
+    scores = ScorerSet(SCORERS.validate_python(named)).score(Answer("#### 5", "5"))
     assert {key: found.value for key, found in scores.items()} == {
         "exact_match,numeric": 1, "exact_match,strict-match": 1, "exact_match,loose": 1, "includes,none": 1,
     }  # fmt: skip
@@ -84,7 +84,9 @@ def test_efficiency_falls_from_its_target_to_the_jobs_limit(subtests: pytest.Sub
     scorers = ScorerSet(spec, max_tokens=300)
     for tokens, value in [(1, 1.0), (100, 1.0), (150, 0.75), (300, 0.0), (999, 0.0)]:
         with subtests.test(tokens=tokens, value=value):
-            assert scorers.score("", "5", tokens)["efficiency,none"] == Score(value=value, answer=str(tokens))
+            assert scorers.score(Answer("", "5", tokens))["efficiency,none"] == Score(
+                value=value, answer=str(tokens)
+            )
     for most in (None, 100):
         with pytest.raises(InvalidRequest, match=f"must be smaller than max_tokens {most}"):
             ScorerSet(spec, max_tokens=most)

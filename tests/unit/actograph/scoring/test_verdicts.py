@@ -8,7 +8,7 @@ import pytest
 
 from actograph.datasets.dataset_rows import read_rows
 from actograph.scoring.completions import cut_at_stop, without_thoughts
-from actograph.scoring.scorers import GSM8K_SCORERS, ScorerSet, gold_number
+from actograph.scoring.scorers import GSM8K_SCORERS, Answer, ScorerSet, gold_number
 
 STRICT_MATCH, FLEXIBLE_EXTRACT = "exact_match,strict-match", "exact_match,flexible-extract"
 
@@ -18,7 +18,7 @@ def test_recorded_verdicts(subtests: pytest.Subtests) -> None:
         case = json.loads(line)
         with subtests.test(**case):
             scorer = ScorerSet([one for one in GSM8K_SCORERS if one.name == case["scorer"]])
-            (score,) = scorer.score(case["completion"], case["target"]).values()
+            (score,) = scorer.score(Answer(case["completion"], case["target"])).values()
             assert (score.answer, score.value) == (case["answer"], case["value"])
 
 

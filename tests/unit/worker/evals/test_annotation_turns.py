@@ -36,7 +36,7 @@ def test_the_text_goes_on_as_it_would_have_been_tokenised(tokenizer: Any, subtes
         with subtests.test(said=said, put_in=put_in):
             prompt = text.encode(tokenizer, PROMPT, is_chat=False)
             turn = tokenizer.encode(said, add_special_tokens=False)
-            further = turns_of(tokenizer).further(PROMPT, [turn])
+            further = turns_of(tokenizer).further(PROMPT, [turn], [])
             assert isinstance(further, FurtherTurn)
             ids = list(further.prompt.token_ids)
             assert ids[: further.results_from] == [*prompt.token_ids, *turn]
@@ -56,4 +56,4 @@ def test_a_tokenizer_that_cannot_write_a_result_is_told(tokenizer: Any) -> None:
 
     turn = tokenizer.encode("<<48/2=", add_special_tokens=False)
     with pytest.raises(InvalidRequest, match="cannot write '24>>' behind an equals sign"):
-        turns_of(Deaf()).further(PROMPT, [turn])
+        turns_of(Deaf()).further(PROMPT, [turn], [])

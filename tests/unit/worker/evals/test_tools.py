@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.tool_calls import MalformedCall, ToolCall, parse_calls
 from worker.evals.tools import CALCULATOR, run_call
+from worker.runners.runner import FurtherTurn
 from worker.runners.tool_turns import ToolTurns
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "48/2"}}\n</tool_call>'
@@ -79,9 +80,21 @@ def test_calls_are_run(subtests: pytest.Subtests) -> None:
             assert result.error == content.startswith("Error")
 
 
+ASKED: list[dict[str, Any]] = [{"role": "user", "content": "Halve 48."}]
+
+
 def turns_of(tokenizer: Any) -> ToolTurns:
     body = {"kind": "evaluation", "model": "m", "dataset": {"path": "a.jsonl"}, "tools": "calculator"}
-    return ToolTurns(EvaluationSpec.model_validate(body | {"enable_thinking": False}), tokenizer)
+    spec = EvaluationSpec.model_validate(body | {"enable_thinking": False})
+    return ToolTurns(spec, tokenizer, [CALCULATOR])
+
+
+def after(tokenizer: Any, said: str) -> FurtherTurn:
+    """The turn that follows this one."""
+    ids = tokenizer.encode(said, add_special_tokens=False)
+    found = turns_of(tokenizer).further(ASKED, [ids], [])
+    assert isinstance(found, FurtherTurn)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -90,33 +103,35 @@ def qwen(shared: Path) -> Any:
 
 
 def test_results_are_rendered_as_the_template_wants_them(qwen: Any) -> None:
-    form = turns_of(qwen)
-    asked: list[dict[str, Any]] = [{"role": "user", "content": "Halve 48."}]
-    turn, results = form.after_turn(f"Well:\n{CALL}")
-    assert form.render([*asked, *turn, *results]).endswith(
+    assert after(qwen, f"Well:\n{CALL}").prompt.text.endswith(
         f"<|im_start|>assistant\nWell:\n{CALL}<|im_end|>\n"
         "<|im_start|>user\n<tool_response>\n24\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
     broken = '<tool_call>\n{"name": calculator}\n</tool_call>'
-    turn, results = form.after_turn(broken)
-    assert f"<|im_start|>assistant\n{broken}<|im_end|>" in form.render([*asked, *turn, *results])
-    assert results[0]["content"].startswith("Error: the call is not valid JSON")
+    text = after(qwen, broken).prompt.text
+    assert f"<|im_start|>assistant\n{broken}<|im_end|>" in text
+    assert "<tool_response>\nError: the call is not valid JSON" in text
     thought = f"<think>\n48 is 2*24\n</think>\n\n{CALL}"
-    turn, results = form.after_turn(thought)
-    assert f"<|im_start|>assistant\n{thought}" in form.render([*asked, *turn, *results])
-    assert form.after_turn("#### 24") == ([], [])
+    assert f"<|im_start|>assistant\n{thought}" in after(qwen, thought).prompt.text
+    assert turns_of(qwen).further(ASKED, [qwen.encode("#### 24")], []) == "answer"
+
+
+def test_a_call_runs_once(qwen: Any) -> None:
+    form, turns, called = turns_of(qwen), [], []  # type: ignore[var-annotated]
+    for said, result in [("48/2", "24"), ("24*2", "48")]:
+        turns.append(qwen.encode(CALL.replace("48/2", said), add_special_tokens=False))
+        assert isinstance(form.further(ASKED, turns, called), FurtherTurn)
+        assert called[-1][0].content == result
+    assert [len(results) for results in called] == [1, 1]
 
 
 def test_results_begin_after_the_turn_that_called(qwen: Any) -> None:
-    form = turns_of(qwen)
-    asked: list[dict[str, Any]] = [{"role": "user", "content": "Halve 48."}]
-    turn, results = form.after_turn(CALL)
-    ids = form.prompt([*asked, *turn, *results]).token_ids
-    start = form.results_from(ids, [*asked, *turn])
-    assert qwen.decode(ids[start:]).startswith("\n<|im_start|>user\n<tool_response>\n24")
+    found = after(qwen, CALL)
+    start = "\n<|im_start|>user\n<tool_response>\n24"
+    assert qwen.decode(found.prompt.token_ids[found.results_from :]).startswith(start)
     # a tokenizer whose end token the template does not write: what both have in common
     other = AutoTokenizer.from_pretrained(qwen.name_or_path)
     other.eos_token = "<|endoftext|>"
-    start = turns_of(other).results_from(ids, [*asked, *turn])
-    assert 0 < start < len(ids)
+    found = after(other, CALL)
+    assert 0 < found.results_from < len(found.prompt.token_ids)
