@@ -70,13 +70,13 @@ class UserFunctions:
         return self._ask(name, {"arguments": dict(arguments)})
 
     def definition(self, name: str) -> dict[str, Any]:
-        """Return the function's description as in OpenAI's `tools`, from its docstring and type hints.
+        """Return the function's docstring as `description`, and the JSON schema of its `parameters`.
 
         Raises:
-            FunctionFailed: it cannot be imported, or lacks a docstring or type hints.
+            FunctionFailed: it cannot be imported, or lacks a docstring.
         """
-        found = self._ask(name, {"describe": True})["function"]
-        return {"type": "function", "function": {**found, "name": name}}
+        found: dict[str, Any] = self._ask(name, {"describe": True})
+        return found
 
     def close(self) -> None:
         """End the processes that wait for a call."""

@@ -1,5 +1,6 @@
 """A process that calls functions: a request a line on standard input, an answer a line on standard output."""
 
+import inspect
 import json
 import os
 import signal
@@ -7,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
+
+from pydantic import TypeAdapter
 
 #: limit of an import
 IMPORT_SECONDS = 60.0
@@ -40,11 +43,13 @@ def _answer(request: Mapping[str, Any]) -> str:
 
 
 def _described(function: Any) -> dict[str, Any]:
-    from transformers.utils import get_json_schema
-
-    described: dict[str, Any] = get_json_schema(function)
-    described["function"].pop("return", None)
-    return described
+    description = inspect.getdoc(function)
+    if not description:
+        raise ValueError("a tool needs a docstring, which tells the model what it does")
+    parameters = TypeAdapter(function).json_schema()
+    for one in parameters.get("properties", {}).values():
+        one.pop("title", None)
+    return {"description": description, "parameters": parameters}
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def _user_tool(name: str, own: UserFunctions) -> Tool:
             raise ToolError(error.message) from error
         return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
 
-    described = own.definition(name)["function"]
+    described = own.definition(name)
     return Tool(name, described["description"], described["parameters"], run)
 
 

@@ -169,12 +169,7 @@ def test_every_bad_end_is_a_scored_sample_with_its_reason(
 
 LAB = '''
 def stock(item: str) -> str:
-    """
-    Look up how many of an item are in stock.
-
-    Args:
-        item: Name of the item.
-    """
+    """Look up how many of an item are in stock."""
     return f"{len(item)} of {item}"
 
 def last_word(completion, target, question):

@@ -16,15 +16,12 @@ from actograph.user_functions.functions import UserFunctions
 
 LAB = '''
 import os
+from typing import Annotated
 
-def stock(item: str, place: str = "here") -> str:
-    """
-    Look up how many of an item are in stock.
+from pydantic import Field
 
-    Args:
-        item: Name of the item.
-        place: Where.
-    """
+def stock(item: Annotated[str, Field(description="Name of the item.")], place: str = "here") -> str:
+    """Look up how many of an item are in stock."""
     print("a print is no answer")
     return f"3 {item} {place}"
 
@@ -79,20 +76,16 @@ def test_a_bad_call_costs_itself_alone(lab: UserFunctions, subtests: pytest.Subt
 
 
 def test_a_tool_is_described_by_its_docstring_and_type_hints(lab: UserFunctions) -> None:
-    assert lab.definition("stock") == {
-        "type": "function",
-        "function": {
-            "name": "stock",
-            "description": "Look up how many of an item are in stock.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "item": {"type": "string", "description": "Name of the item."},
-                    "place": {"type": "string", "description": "Where."},
-                },
-                "required": ["item"],
-            },
+    found = lab.definition("stock")
+    assert found["description"] == "Look up how many of an item are in stock."
+    assert found["parameters"] == {
+        "type": "object",
+        "properties": {
+            "item": {"type": "string", "description": "Name of the item."},
+            "place": {"type": "string", "default": "here"},
         },
+        "required": ["item"],
+        "additionalProperties": False,
     }
     with pytest.raises(FunctionFailed, match="docstring"):
         lab.definition("bare")

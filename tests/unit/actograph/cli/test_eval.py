@@ -46,8 +46,7 @@ def test_rows_of_a_task_that_comes_along_are_those_of_lm_eval(service: Any, run:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--scorer", "best"), "scorers.0: "),
-        (("--tools", "abacus"), "tools: "),
+        (("--scorer", '{"name": "numeric", "target_tokens": 3}'), "scorers.0: "),
         (("--max-turns", "3"), "max_turns needs tools: calculator"),
         (("--tool-format", "annotations"), "tool_format needs tools: calculator"),
         (("--capture", "embed@first"), "capture: layers 'first' are not valid"),

@@ -106,7 +106,8 @@ def test_what_several_turns_cannot_do_is_refused(subtests: pytest.Subtests) -> N
         ({"max_turns": 3}, "max_turns needs tools: calculator"),
         ({"tool_format": "annotations"}, "tool_format needs tools: calculator"),
         (TOOLS | {"tool_format": "xml"}, "template"),
-        (TOOLS | {"tools": ["clock"]}, "calculator"),
+        (TOOLS | {"tools": []}, "at least 1 item"),
+        (TOOLS | {"tools": ["calculator", "clock"], "tool_format": "annotations"}, "the calculator alone"),
         (TOOLS | {"apply_chat_template": False}, "chat template"),
         (
             TOOLS | {"interventions": [{"hook": "embed", "op": "zero", "positions": "last"}]},

@@ -30,7 +30,7 @@ def test_keys_are_lm_evals_metric_keys_in_the_order_named() -> None:
 def test_what_is_no_list_of_scorers_is_refused(subtests: pytest.Subtests) -> None:
     for wrong in [
         [],
-        ["strict"],
+        ["two words"],
         ["numeric", "numeric"],
         ["efficiency"],
         [{"name": "numeric", "tolerance": -1}],

@@ -63,7 +63,8 @@ def test_all_gold_answers_and_corruptions_of_them(shared: Path, subtests: pytest
     lm_eval = ScorerSet(GSM8K_SCORERS[:2])
     for name, (vary, strict, flexible) in VARIANTS.items():
         with subtests.test(name=name):
-            scores = [lm_eval.score(vary(text, text.split("#### ")[1]), text) for text in answers]
+            varied = [Answer(vary(text, text.split("#### ")[1]), text) for text in answers]
+            scores = [lm_eval.score(answer) for answer in varied]
             assert sum(one[STRICT_MATCH].value for one in scores) == strict
             assert sum(one[FLEXIBLE_EXTRACT].value for one in scores) == flexible
 
