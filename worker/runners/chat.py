@@ -59,9 +59,11 @@ class ChatRunner(Runner):
                 raise InvalidRequest(
                     f"token ids must be from 0 to {self._structure.vocab_size - 1}", param="prompt"
                 )
-            return Prompt(text=text.shown(self._tokenizer, ids, with_special=True), token_ids=ids)
+            shown = text.shown(self._tokenizer, ids, with_special=True)
+            return Prompt(text=shown, token_ids=ids, grammar=given.grammar)
         if given.prompt is not None:
-            return text.encode(self._tokenizer, given.prompt, is_chat=False)
+            prompt = text.encode(self._tokenizer, given.prompt, is_chat=False)
+            return replace(prompt, grammar=given.grammar)
         if given.must_call:
             return self._begun_call(given)
         rendered = render_chat(
@@ -69,12 +71,9 @@ class ChatRunner(Runner):
             given.messages or [],
             enable_thinking=given.enable_thinking,
             tools=given.tools,
+            continues=given.continues,
         )
-        grammar = None
-        if given.json_schema is not None:
-            grammar = json_grammar.of_json(given.json_schema)
-        elif given.strict_tools:
-            grammar = self._strict_calls(given)
+        grammar = self._strict_calls(given) if given.strict_tools else given.grammar
         return replace(text.encode(self._tokenizer, rendered, is_chat=True), grammar=grammar)
 
     def _begun_call(self, given: ChatInput) -> Prompt:
@@ -125,7 +124,7 @@ class ChatRunner(Runner):
         sampling = self.sampling_of(sample)
         if sampling is None:
             return ""
-        goes_on = sample.input.get("echo") or sample.input.get("must_call")
+        goes_on = any(sample.input.get(name) for name in ("echo", "must_call", "continues"))
         said = self._spoken.further(token_ids) if goes_on else self._spoken.of(token_ids)
         return cut_at_stop(said, sampling.stop)
 
