@@ -12,6 +12,7 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import SamplingSpec
 from actograph.scoring.completions import cut_at_stop
+from actograph.tool_calls import CLOSE, OPEN
 from storage.queue.leases import LeasedSample
 from worker.engine.requests import Generation, TokenLogprobs
 from worker.runners import text
@@ -58,9 +59,11 @@ class ChatRunner(Runner):
                 raise InvalidRequest(
                     f"token ids must be from 0 to {self._structure.vocab_size - 1}", param="prompt"
                 )
-            return Prompt(text=text.shown(self._tokenizer, ids, with_special=True), token_ids=ids)
+            shown = text.shown(self._tokenizer, ids, with_special=True)
+            return Prompt(text=shown, token_ids=ids, grammar=given.grammar)
         if given.prompt is not None:
-            return text.encode(self._tokenizer, given.prompt, is_chat=False)
+            prompt = text.encode(self._tokenizer, given.prompt, is_chat=False)
+            return replace(prompt, grammar=given.grammar)
         if given.must_call:
             return self._begun_call(given)
         rendered = render_chat(
@@ -68,8 +71,9 @@ class ChatRunner(Runner):
             given.messages or [],
             enable_thinking=given.enable_thinking,
             tools=given.tools,
+            continues=given.continues,
         )
-        grammar = None if given.json_schema is None else json_grammar.of_json(given.json_schema)
+        grammar = self._strict_calls(given) if given.strict_tools else given.grammar
         return replace(text.encode(self._tokenizer, rendered, is_chat=True), grammar=grammar)
 
     def _begun_call(self, given: ChatInput) -> Prompt:
@@ -88,6 +92,29 @@ class ChatRunner(Runner):
         prompt = text.encode(self._tokenizer, forced.text, is_chat=True)
         return replace(prompt, begun=forced.begun, grammar=grammar)
 
+    def _strict_calls(self, given: ChatInput) -> str:
+        """The grammar of an answer whose calls, if the model begins any, follow their tools' schemas."""
+        forced = begin_call(
+            self._tokenizer,
+            given.messages or [],
+            given.tools or [],
+            enable_thinking=given.enable_thinking,
+            name=None,
+        )
+        added = {str(token): token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()}
+        if OPEN not in added or CLOSE not in added:
+            raise InvalidRequest(
+                f"{OPEN} is not one token of this model, so a call that it begins itself cannot be strict; "
+                "force the call by tool_choice, or leave strict out",
+                param="tools",
+            )
+        return json_grammar.of_text_with_calls(
+            json_grammar.arguments_of(given.tools or [], given.strict_tools),
+            form=(forced.begun.removeprefix(OPEN), forced.between, forced.after),
+            marks=(added[OPEN], added[CLOSE]),
+            others=[token_id for token, token_id in added.items() if token != OPEN],
+        )
+
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
         if is_only_read(sample.input):
             return None
@@ -97,7 +124,7 @@ class ChatRunner(Runner):
         sampling = self.sampling_of(sample)
         if sampling is None:
             return ""
-        goes_on = sample.input.get("echo") or sample.input.get("must_call")
+        goes_on = any(sample.input.get(name) for name in ("echo", "must_call", "continues"))
         said = self._spoken.further(token_ids) if goes_on else self._spoken.of(token_ids)
         return cut_at_stop(said, sampling.stop)
 

@@ -229,7 +229,10 @@ class Talk:
         if self.outcome.error is not None or generation is None or prompt is None:
             return
         try:
-            completion = prompt.begun + self._runner.completion(self.lease, generation.generated_ids)
+            ids = generation.generated_ids
+            if self.sampling is not None and ids[-1:] and ids[-1] in self.sampling.stop_token_ids:
+                ids = ids[:-1]
+            completion = prompt.begun + self._runner.completion(self.lease, ids)
             logprobs = self._runner.logprobs(self.lease, generation)
         except ActographError as error:
             self.fail(error)
