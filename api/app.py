@@ -21,6 +21,7 @@ from api.bodies import BodyLimit, refuse_nul
 from api.dependencies import Services, use_reserve
 from api.errors import DOCUMENTED, install
 from api.openai.chat_watch import ChatWatch
+from api.pages import site
 from api.request_ids import RequestIds, name_in_logs
 from api.routes import (
     batches,
@@ -106,6 +107,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(vectors.router, prefix="/v1/vectors")
     # the name of older scripts
     app.include_router(vectors.router, prefix="/v1/interventions", include_in_schema=False)
+    site.install(app)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Authentication, settings=settings)

@@ -13,20 +13,24 @@ from fastapi.security import HTTPBearer, SecurityScopes
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actograph.contract.errors import ActographError, Forbidden, ServiceUnavailable, Unauthorized
 from actograph.loopback import is_loopback
 from actograph.roles import Role
 from actograph.settings import Settings
-from api.errors import NO_DATABASE, problem_of
+from api import browser
+from api.errors import NO_DATABASE
 from storage.accounts import api_keys
 from storage.index.database import Database
 
 log = logging.getLogger(__name__)
 
-#: probes, open to all; they show no data of owners
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+#: probes and the sign-in page, open to all; they show no data of owners
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/sign-in", "/sign-out"})
+#: files of the pages
+STATIC = "/static/"
 #: headers of forwarding proxies
 _OF_PROXIES = ("forwarded", "via", "x-real-ip", "x-forwarded-")
 
@@ -39,15 +43,10 @@ class Access:
     role: Role
 
 
-class Authentication:
-    """ASGI middleware that authenticates before the request body is read.
+class KeyRing:
+    """Keys of the settings and of the index, looked up by their sha256."""
 
-    Keys are in the settings and in the index, and are looked up by their sha256.
-    """
-
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
-        self._open = OPEN_PATHS | {"/metrics"} if settings.metrics_open else OPEN_PATHS
+    def __init__(self, settings: Settings) -> None:
         # the supervisor's key does not make the service require keys
         self._has_fixed = bool(settings.api_keys)
         digests = [api_keys.digest_of(key) for key in (*settings.api_keys, settings.supervisor_key) if key]
@@ -55,29 +54,13 @@ class Authentication:
             digest: Access(owner=api_keys.owner_of_digest(digest), role=Role.ADMIN) for digest in digests
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            request, access = Request(scope), Access(owner="", role=Role.READ)
-            try:
-                if scope["path"] not in self._open:
-                    known = await run_in_threadpool(self._of, request)
-                    access = known or _neighbour(request)
-            except ActographError as error:
-                await problem_of(error, scope["path"])(scope, receive, send)
-                return
-            request.state.access = access
-        await self._app(scope, receive, send)
-
-    def _of(self, request: Request) -> Access | None:
-        """Identify the caller by its key; None if the service has no keys at all.
+    def access_of(self, key: str, database: Database) -> Access | None:
+        """Identify the owner of a key; None if the service has no keys at all.
 
         Raises:
             Unauthorized: the key is missing, unknown, revoked or expired.
             ServiceUnavailable: the database does not answer.
         """
-        database: Database = request.app.state.services.database
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        key = key.strip() if scheme.lower() == "bearer" else ""
         digest = api_keys.digest_of(key)
         if key and digest in self._fixed:
             return self._fixed[digest]
@@ -94,6 +77,39 @@ class Authentication:
             raise Unauthorized
         api_keys.touch(database, row)
         return Access(owner=row.owner, role=Role(row.role))
+
+
+class Authentication:
+    """ASGI middleware that authenticates before the request body is read."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._open = OPEN_PATHS | {"/metrics"} if settings.metrics_open else OPEN_PATHS
+        self._ring = KeyRing(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            request, access = Request(scope), Access(owner="", role=Role.READ)
+            request.state.is_keyed = True
+            try:
+                if scope["path"] not in self._open and not scope["path"].startswith(STATIC):
+                    database = request.app.state.services.database
+                    known = await run_in_threadpool(self._ring.access_of, _key_of(request), database)
+                    request.state.is_keyed = known is not None
+                    access = known or _neighbour(request)
+            except ActographError as error:
+                handle = request.app.exception_handlers[ActographError]
+                answer: Response = await handle(request, error)
+                await answer(scope, receive, send)
+                return
+            request.state.access = access
+        await self._app(scope, receive, send)
+
+
+def _key_of(request: Request) -> str:
+    """The bearer's key, or a browser's."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else browser.key_of(request)
 
 
 def _neighbour(request: Request) -> Access:

@@ -49,6 +49,14 @@ def after(session: Session, job_id: str, event_id: int, limit: int = 500) -> lis
     return [_resource(row) for row in session.scalars(statement)]
 
 
+def latest(session: Session, job_id: str | None, limit: int) -> list[resources.Event]:
+    """The newest entries of a job, or of all jobs, newest first."""
+    statement = sa.select(EventRow).order_by(EventRow.id.desc()).limit(limit)
+    if job_id is not None:
+        statement = statement.where(EventRow.job_id == job_id)
+    return [_resource(row) for row in session.scalars(statement)]
+
+
 def last_progress(session: Session, job_id: str, count: int = 16) -> Sequence[EventRow]:
     """The newest entries of a job's start and progress, oldest first."""
     statement = (

@@ -1,0 +1,109 @@
+// @ts-check
+/**
+ * Live pages. One stream tells the digest of the state. If the page shows another one, htmx reads `#live`
+ * again from the page's own address.
+ */
+"use strict";
+
+/** Time before the next attempt if the browser gave up the stream, in milliseconds. */
+const RETRY = 3000;
+/** Shortest time between two refreshes, in milliseconds. */
+const PACE = 1000;
+
+/** @type {EventSource | null} */
+let stream = null;
+let newest = "";
+/** @type {string | null} */
+let focused = null;
+
+/** The part of the page that is refreshed. */
+function livePart() {
+  return document.getElementById("live");
+}
+
+/** Follow the state. A hidden page frees its connection, since a browser has six for all pages of a site. */
+function follow() {
+  const address = document.body.dataset.live;
+  if (!address || document.hidden || stream) return;
+  const opened = new EventSource(address);
+  stream = opened;
+  opened.addEventListener("state", (event) => {
+    newest = event.data;
+    showConnection(true);
+  });
+  opened.addEventListener("error", () => {
+    showConnection(false);
+    if (opened.readyState === EventSource.CLOSED && stream === opened) {
+      stream = null;
+      newest = "unknown"; // a refresh leads to the sign-in page if the key is no longer valid
+      setTimeout(follow, RETRY);
+    }
+  });
+}
+
+/** Close the stream. */
+function unfollow() {
+  stream?.close();
+  stream = null;
+}
+
+/**
+ * Show or hide the notice that the connection was lost.
+ * @param {boolean} isOpen
+ */
+function showConnection(isOpen) {
+  const notice = document.getElementById("connection");
+  if (notice) notice.hidden = isOpen;
+}
+
+/**
+ * True if a refresh would take something out of the reader's hands.
+ * @param {HTMLElement} live
+ */
+function isInUse(live) {
+  const chosen = document.getSelection();
+  const isSelecting = Boolean(chosen && !chosen.isCollapsed && live.contains(chosen.anchorNode));
+  return isSelecting || Boolean(live.querySelector(".confirm[open], input:checked"));
+}
+
+/** Refresh the page if it is out of date. */
+function refresh() {
+  const live = livePart();
+  if (!live || document.hidden || !newest || live.dataset.state === newest || isInUse(live)) return;
+  // @ts-ignore: the global of htmx
+  window.htmx.trigger(live, "changed");
+}
+
+/** Remember the focused link before a refresh. */
+function keepFocus() {
+  const active = document.activeElement;
+  focused = active && livePart()?.contains(active) ? active.getAttribute("href") : null;
+}
+
+/** Focus the same link after a refresh. */
+function restoreFocus() {
+  if (!focused) return;
+  const link = livePart()?.querySelector(`a[href="${CSS.escape(focused)}"]`);
+  if (link instanceof HTMLElement) link.focus({ preventScroll: true });
+}
+
+/**
+ * Let the box in the head of a table check or clear all boxes of its form.
+ * @param {Event} event
+ */
+function checkAll(event) {
+  const head = event.target;
+  if (!(head instanceof HTMLInputElement) || !head.matches("[data-check-all]")) return;
+  for (const box of head.form?.querySelectorAll("tbody input[type=checkbox]") ?? []) {
+    /** @type {HTMLInputElement} */ (box).checked = head.checked;
+  }
+}
+
+document.addEventListener("change", checkAll);
+document.addEventListener("htmx:beforeSwap", keepFocus);
+document.addEventListener("htmx:afterSettle", restoreFocus);
+document.addEventListener("visibilitychange", () => (document.hidden ? unfollow() : follow()));
+addEventListener("pagehide", unfollow);
+addEventListener("pageshow", follow);
+setInterval(refresh, PACE);
+follow();
