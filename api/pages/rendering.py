@@ -32,6 +32,8 @@ HEADERS = {
 #: (address, name, least role) of each page in the navigation
 NAVIGATION = [
     ("/", "Overview", Role.READ),
+    ("/jobs", "Jobs", Role.READ),
+    ("/submit", "Submit", Role.SUBMIT),
 ]
 NONE = "–"
 

@@ -117,9 +117,13 @@ def list_jobs(
     status: JobStatus | None = None,
     kind: Annotated[str | None, Query(max_length=32)] = None,
     tag: Annotated[str | None, Query(max_length=64)] = None,
+    model: Annotated[str | None, Query(max_length=1024)] = None,
+    text: Annotated[str | None, Query(max_length=256, description="Part of the id or the spec.")] = None,
 ) -> ListPage[Job]:
     with services.database.read() as session:
-        rows, has_more = jobs.find(session, id_prefix=id_prefix, status=status, kind=kind, tag=tag, **page)
+        rows, has_more = jobs.find(
+            session, id_prefix=id_prefix, status=status, kind=kind, tag=tag, model=model, text=text, **page
+        )
         limits, served = quotas.read(session, services.settings), workers.served_models(session)
         return pages.page(
             rows,

@@ -1,5 +1,6 @@
 """Queries about jobs. Callers open and commit the transaction."""
 
+import json
 from collections.abc import Collection, Sequence
 from typing import Any, TypedDict, Unpack, cast
 
@@ -94,9 +95,11 @@ def find(
     status: JobStatus | None = None,
     kind: str | None = None,
     tag: str | None = None,
+    model: str | None = None,
+    text: str | None = None,
     **page: Unpack[PageOptions],
 ) -> tuple[Sequence[JobRow], bool]:
-    """One page of jobs, newest first by default."""
+    """One page of jobs, newest first by default. `text` is a part of the id or of the spec's JSON."""
     statement = sa.select(JobRow)
     if id_prefix is not None:
         statement = statement.where(pages.id_begins(JobRow.id, id_prefix))
@@ -106,6 +109,12 @@ def find(
         statement = statement.where(JobRow.kind == kind)
     if tag is not None:
         statement = statement.join(JobTagRow, JobTagRow.job_id == JobRow.id).where(JobTagRow.tag == tag)
+    if model is not None:
+        statement = statement.where(JobRow.model == model)
+    if text is not None:
+        escaped = json.dumps(text)[1:-1]
+        places = (JobRow.id, sa.cast(JobRow.spec, sa.Text))
+        statement = statement.where(sa.or_(*(one.icontains(escaped, autoescape=True) for one in places)))
     return pages.fetch(session, statement, JobRow.created_at, JobRow.id, **page)
 
 

@@ -1,0 +1,103 @@
+"""One job: progress, events, errors, accuracy by condition, paired comparison and its samples."""
+
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from actograph.contract.analyses.specs import ANALYSIS_KINDS
+from actograph.contract.errors import ActographError
+from actograph.contract.resources import ConditionResults, JobResults
+from api.auth import READ
+from api.dependencies import JobId, Services, ServicesDep
+from api.pages.live import digest
+from api.pages.rendering import render
+from api.routes.comparisons import get_job_comparison
+from api.routes.jobs import get_job, get_job_results
+from api.routes.sessions import get_session
+from storage.index import events
+from storage.samples import verdicts
+
+router = APIRouter(include_in_schema=False, dependencies=[READ])
+
+#: samples in the grid of a page
+GRID = 1000
+EVENTS = 50
+#: half the width of a 95 % interval, in standard errors
+_Z = 1.96
+
+
+class Interval(NamedTuple):
+    """A metric of one condition with its 95 % interval, which is None without a standard error."""
+
+    condition: str
+    mean: float
+    low: float | None
+    high: float | None
+    samples: int
+
+
+@router.get("/jobs/{job_id}")
+def show_job(
+    request: Request, services: ServicesDep, job_id: JobId, first: Annotated[int, Query(ge=0)] = 0
+) -> Response:
+    state = digest(services, job_id)
+    job = get_job(services, job_id)
+    with services.database.read() as session:
+        grid = verdicts.verdicts(session, job_id, first, GRID)
+        groups = verdicts.error_groups(session, job_id)
+        log = events.latest(session, job_id, EVENTS)
+    results, trouble = _results(services, job_id)
+    # the result of an analysis is the one session of its one sample
+    results_in = grid[0].session_id if grid and job.kind in ANALYSIS_KINDS else None
+    values = {
+        "state": state,
+        "job": job,
+        "is_over": job.status.is_terminal(),
+        "trouble": trouble,
+        "results": results.conditions if results else {},
+        "metrics": intervals(results.conditions) if results else {},
+        "conditions": [one["name"] for one in job.spec.get("conditions") or []],
+        "grid": grid,
+        "first": first,
+        "step": GRID,
+        "groups": groups,
+        "events": log,
+        "session": get_session(services, results_in) if results_in else None,
+    }
+    return render(request, "job.html", values)
+
+
+@router.get("/jobs/{job_id}/comparison")
+async def show_comparison(
+    request: Request, services: ServicesDep, job_id: JobId, baseline: str = ""
+) -> Response:
+    """A part of a job's page, which is read after the page."""
+    try:
+        found = await get_job_comparison(services=services, job_id=job_id, baseline=baseline or None)
+    except ActographError as error:
+        return render(request, "trouble.html", {"trouble": error.message})
+    return render(request, "comparison.html", {"comparison": found})
+
+
+def _results(services: Services, job_id: str) -> tuple[JobResults | None, str]:
+    """The results, or why there are none."""
+    try:
+        return get_job_results(services, job_id), ""
+    except ActographError as error:
+        return None, error.message
+
+
+def intervals(conditions: Mapping[str, ConditionResults]) -> dict[str, list[Interval]]:
+    """Metric -> its interval under each condition."""
+    found: dict[str, list[Interval]] = {}
+    for name, one in conditions.items():
+        for key, mean in one.metrics.items():
+            metric, _, kind = key.partition(",")
+            if mean is None or metric.endswith("_stderr"):
+                continue
+            error = one.metrics.get(f"{metric}_stderr,{kind}")
+            low, high = (None, None) if error is None else (mean - _Z * error, mean + _Z * error)
+            found.setdefault(key, []).append(Interval(name, mean, low, high, one.samples))
+    return found

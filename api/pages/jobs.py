@@ -1,0 +1,89 @@
+"""Jobs: the list with its filters, and the forms that change jobs."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Query, Request
+from starlette.responses import Response
+
+from actograph.contract.chat_job import CHAT
+from actograph.contract.errors import ActographError, Conflict, InvalidRequest
+from actograph.contract.job_specs import JOB_KINDS
+from actograph.contract.resources import JobStatus
+from api.auth import READ, SUBMIT
+from api.dependencies import Services, ServicesDep
+from api.pages.live import digest
+from api.pages.rendering import render, see_other
+from api.routes.jobs import cancel_job, delete_job, list_jobs, retry_job
+from api.routes.models import list_models
+from storage.index.pages import PageOptions
+from storage.jobs.jobs import LOAD
+
+router = APIRouter(include_in_schema=False, dependencies=[READ])
+
+PAGE = 50
+Filter = Annotated[str, Query(max_length=1024)]
+
+
+@router.get("/jobs")
+def show_jobs(
+    request: Request,
+    services: ServicesDep,
+    *,
+    status: Filter = "",
+    kind: Filter = "",
+    model: Filter = "",
+    tag: Filter = "",
+    text: Filter = "",
+    after: Filter = "",
+) -> Response:
+    state = digest(services)
+    found = list_jobs(
+        services,
+        PageOptions(limit=PAGE, after=after or None),
+        status=JobStatus(status) if status in list(JobStatus) else None,
+        kind=kind or None,
+        tag=tag or None,
+        model=model or None,
+        text=text or None,
+    )
+    values = {
+        "state": state,
+        "page": found,
+        "filters": {"status": status, "kind": kind, "model": model, "tag": tag, "text": text},
+        "statuses": list(JobStatus),
+        "kinds": [*JOB_KINDS, CHAT, LOAD],
+        "models": [one.id for one in list_models(services).data],
+    }
+    return render(request, "jobs.html", values)
+
+
+@router.post("/jobs", dependencies=[SUBMIT])
+def change_jobs(
+    request: Request,
+    services: ServicesDep,
+    action: Annotated[str, Form()],
+    ids: Annotated[list[str], Form(max_length=PAGE, default_factory=list)],
+) -> Response:
+    """Change the chosen jobs, then lead back to the list with its filters."""
+    refused = []
+    for job_id in ids:
+        try:
+            _change(services, action, job_id)
+        except ActographError as error:
+            refused.append(error.message)
+    if refused:
+        raise Conflict(f"{len(refused)} of {len(ids)} jobs stay as they are: {'; '.join(refused)}")
+    return see_other(f"/jobs?{request.url.query}")
+
+
+@router.post("/jobs/{job_id}", dependencies=[SUBMIT])
+def change_job(services: ServicesDep, job_id: str, action: Annotated[str, Form()]) -> Response:
+    _change(services, action, job_id)
+    return see_other("/jobs" if action == "delete" else f"/jobs/{job_id}")
+
+
+def _change(services: Services, action: str, job_id: str) -> None:
+    actions = {"cancel": cancel_job, "retry": retry_job, "delete": delete_job}
+    if action not in actions:
+        raise InvalidRequest(f"action is one of {', '.join(actions)}", param="action")
+    actions[action](services, job_id)
