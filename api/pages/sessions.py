@@ -1,6 +1,6 @@
-"""One session: facts, tokens with their activations, messages and files, and the forms that change it."""
+"""One session: facts, tokens with their activations, messages and files, and the form that changes it."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Form, Query, Request
 from pydantic import BeforeValidator, Field
@@ -8,22 +8,25 @@ from starlette.responses import Response
 
 from actograph.contract import hooks
 from actograph.contract.base import MAX_TAGS, Tag
-from actograph.contract.errors import NotFound
+from actograph.contract.errors import StoreDamaged
 from actograph.contract.resources import Session
 from actograph.contract.specs import SessionUpdate
 from api.auth import READ, SUBMIT
-from api.dependencies import Services, ServicesDep, SessionId
+from api.dependencies import ServicesDep, SessionId
 from api.pages.rendering import render, see_other
 from api.routes import sessions as routes
 from storage import samples
 from storage.analyses import stored
 from storage.sessions import sessions, vectors
 from storage.sessions.filter import SessionFilter
+from storage.sessions.manifest import SessionManifest
 
 router = APIRouter(prefix="/sessions/{session_id}", include_in_schema=False, dependencies=[READ])
 
 #: vectors, and sessions of the same problem, to choose from
 OFFERED = 100
+#: characters of a message
+SHOWN = 20_000
 
 
 @router.get("")
@@ -33,85 +36,83 @@ def show_session(
     session_id: SessionId,
     other: Annotated[str, Query(alias="with", max_length=64)] = "",
 ) -> Response:
-    shown, trouble = [routes.get_session(services, session_id)], ""
-    if other:
-        try:
-            shown.append(routes.get_session(services, other))
-        except NotFound as error:
-            trouble = error.message
-    first = shown[0]
-    names = sorted(_usable(first), key=lambda name: (hooks.point_of(name), hooks.layer_of(name) or 0))
-    residual = [name for name in names if hooks.point_of(name) == "resid_post"] or names
+    shown = [routes.get_session(services, one) for one in (session_id, other) if one]
+    first, points = shown[0], _points(shown[0])
+    manifest, trouble = None, ""
+    try:
+        manifest = routes.get_session_manifest(services, session_id)
+    except StoreDamaged as error:
+        trouble = error.message
     same = SessionFilter(job_id=first.job_id, sample_index=first.sample_index)
+    widths = {info.shape[1] for info in first.hooks.values()}
     with services.database.read() as session:
         peers, _ = sessions.find(session, same, limit=OFFERED)
         offered, _ = vectors.find(session, limit=OFFERED)
         probes = stored.of_job(session, "probe", first.job_id)
-    widths = {info.shape[1] for info in first.hooks.values()}
+        has_logprobs = [samples.get(session, one.sample_id).logprobs is not None for one in shown]
+    layers = points.get("resid_post") or next(iter(points.values()), [""])
     values = {
         "session": first,
-        "panes": [(one, _about(services, one)) for one in shown],
-        "other": other,
-        "trouble": trouble,
-        "hooks": names,
-        "hook": residual[(len(residual) - 1) // 2] if residual else None,
-        "vectors": [vectors.info(row) for row in offered if row.width in widths],
-        "probes": [row.job_id for row in probes],
+        "panes": [(one, _about(one)) for one in shown],
+        "points": points if manifest else {},
+        "hook": layers[(len(layers) - 1) // 2],
+        "has_logprobs": all(has_logprobs),
+        "vectors": [(row.id, f"{row.name} ({row.hook})") for row in offered if row.width in widths],
+        "probes": [(row.id, row.job_id) for row in probes],
         "peers": [row for row in peers if row.id != first.id],
-        "messages": _messages(services, session_id) if names else [],
+        "messages": _messages(manifest) if manifest else [],
+        "origin": manifest.model_dump(exclude=_ELSEWHERE) if manifest else {},
+        "trouble": trouble,
+        "shown": SHOWN,
     }
     return render(request, "session.html", values)
 
 
-@router.post("/pin", dependencies=[SUBMIT])
-def pin_session(
-    services: ServicesDep, session_id: SessionId, pinned: Annotated[bool, Form()] = False
-) -> Response:
-    routes.update_session(services, session_id, SessionUpdate(pinned=pinned))
-    return see_other(f"/sessions/{session_id}")
+#: fields of a manifest that the page shows elsewhere, or that are long
+_ELSEWHERE = {"tensors", "files", "segments", "token_texts", "token_ids", "row_positions"}
 
 
-def _split(values: list[str]) -> list[str]:
-    return [tag.strip() for value in values for tag in value.split(",") if tag.strip()]
+def _split(texts: list[str]) -> list[str]:
+    return [tag.strip() for text in texts for tag in text.split(",") if tag.strip()]
 
 
 Tags = Annotated[list[Tag], BeforeValidator(_split), Field(max_length=MAX_TAGS), Form()]
 
 
-@router.post("/tags", dependencies=[SUBMIT])
-def tag_session(services: ServicesDep, session_id: SessionId, tags: Tags = []) -> Response:  # noqa: B006
-    """Replace all tags by those of a text, which commas separate."""
-    routes.update_session(services, session_id, SessionUpdate(tags=tags))
+@router.post("", dependencies=[SUBMIT])
+def change_session(
+    services: ServicesDep,
+    session_id: SessionId,
+    action: Annotated[Literal["pin", "unpin", "tag", "delete"], Form()],
+    tags: Tags = [],  # noqa: B006 (an empty field is no field)
+) -> Response:
+    """Pin, tag or delete a session. `tags` replace all others; commas separate them."""
+    if action == "delete":
+        job_id = routes.get_session(services, session_id).job_id
+        routes.delete_session(services, session_id)
+        return see_other(f"/jobs/{job_id}")
+    change = SessionUpdate(tags=tags) if action == "tag" else SessionUpdate(pinned=action == "pin")
+    routes.update_session(services, session_id, change)
     return see_other(f"/sessions/{session_id}")
 
 
-@router.post("/delete", dependencies=[SUBMIT])
-def delete_session(services: ServicesDep, session_id: SessionId) -> Response:
-    job_id = routes.get_session(services, session_id).job_id
-    routes.delete_session(services, session_id)
-    return see_other(f"/jobs/{job_id}")
+def _points(shown: Session) -> dict[str, list[str]]:
+    """The hooks of each point with a row for each token, the first layer first."""
+    points: dict[str, list[str]] = {}
+    for name in sorted(shown.hooks, key=lambda name: hooks.layer_of(name) or 0):
+        info = shown.hooks[name]
+        # numpy has no 8-bit floats
+        if info.summary is None and info.shape[0] and not info.dtype.startswith("F8"):
+            points.setdefault(hooks.point_of(name), []).append(name)
+    return points
 
 
-def _usable(shown: Session) -> dict[str, Any]:
-    """The hooks with a row for each token, in a dtype that numpy has."""
-    return {
-        name: info.model_dump(include={"shape", "first_row", "position_offset"})
-        for name, info in shown.hooks.items()
-        if info.summary is None and info.shape[0] and not info.dtype.startswith("F8")
-    }
-
-
-def _about(services: Services, shown: Session) -> dict[str, Any]:
+def _about(shown: Session) -> dict[str, Any]:
     """What the viewer's scripts know of a session."""
-    with services.database.read() as session:
-        has_logprobs = samples.get(session, shown.sample_id).logprobs is not None
-        has_lens = bool(stored.of_job(session, "lens", shown.job_id))
-    known = shown.model_dump(include={"id", "prompt_tokens", "generated_tokens"})
-    return known | {"hooks": _usable(shown), "logprobs": has_logprobs, "lens": has_lens}
+    return shown.model_dump(include={"id", "prompt_tokens", "generated_tokens"}) | {"points": _points(shown)}
 
 
-def _messages(services: Services, session_id: str) -> list[tuple[str, str]]:
+def _messages(manifest: SessionManifest) -> list[tuple[str, str]]:
     """Name and text of each segment: prompt, thoughts, answers, calls and results of tools."""
-    manifest = routes.reader_of(services, session_id).manifest
     texts = manifest.token_texts
     return [(one.name, "".join(texts[one.start : one.stop])) for one in manifest.segments if texts]

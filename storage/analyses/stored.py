@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import sqlalchemy as sa
-from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import JobStatus
@@ -14,11 +13,12 @@ from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.store import ArtifactStore
 from storage.jobs import jobs
 from storage.sessions import sessions
+from storage.sessions.selected_rows import Floats
 from storage.tables.models import SessionRow
 
 #: newest analyses of a kind that are looked through
 _JOBS = 100
-#: larger files are left out
+#: larger files are not read
 _MOST_BYTES = 32 << 20
 
 
@@ -30,28 +30,28 @@ def of_job(session: Session, kind: str, job_id: str) -> Sequence[SessionRow]:
     return session.scalars(statement.order_by(SessionRow.created_at.desc())).all()
 
 
-def direction(store: ArtifactStore, results: SessionRow, hook: str) -> NDArray[np.float64] | None:
-    """The direction of a hook's probe; None without one."""
+def direction(store: ArtifactStore, results: SessionRow, hook: str) -> Floats:
+    """The direction of a hook's probe; empty without one."""
     data = _read(store, results, "directions.npz")
-    if data is None:
-        return None
+    if not data:
+        return np.zeros(0)
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return np.asarray(arrays[hook], dtype=np.float64) if hook in arrays else None
+        return np.asarray(arrays.get(hook, []), dtype=np.float64)
 
 
 def lens(
     store: ArtifactStore, results: SessionRow, session_id: str, hook: str, token: int
 ) -> list[tuple[str, float]]:
     """Text and log probability of the next tokens of a row, best first; none if the row is not listed."""
-    lines = csv.DictReader(io.StringIO((_read(store, results, "lens.csv") or b"").decode(), newline=""))
+    lines = csv.DictReader(io.StringIO(_read(store, results, "lens.csv").decode(), newline=""))
     cell = {"session_id": session_id, "hook": hook, "position": str(token)}
     return [(line["text"], float(line["log_probability"])) for line in lines if cell.items() <= line.items()]
 
 
-def _read(store: ArtifactStore, results: SessionRow, name: str) -> bytes | None:
-    """A file of the results; None if there is none, or if it is too large."""
+def _read(store: ArtifactStore, results: SessionRow, name: str) -> bytes:
+    """A file of the results; empty if there is none, or if it is too large."""
     file = sessions.files_of(results).get(name)
     if file is None or file.bytes > _MOST_BYTES:
-        return None
+        return b""
     checked = CheckedFile(store, f"sessions/{results.id}/{name}", size=file.bytes, sha256=file.sha256)
     return b"".join(checked.stream())

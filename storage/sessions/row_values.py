@@ -9,10 +9,10 @@ from storage.sessions import selected_rows
 from storage.sessions.reader import SessionReader
 from storage.sessions.selected_rows import Floats
 
-#: rows [n, width] -> n numbers
+#: rows [n, width] -> n numbers; NaN if they do not suit the width
 Reduce = Callable[[Floats], Floats]
 
-#: numbers of rows that are in memory at a time
+#: numbers of rows in memory at a time
 _AT_ONCE = 1 << 18
 
 
@@ -24,31 +24,14 @@ def norm(rows: Floats) -> Floats:
 
 def channel(number: int) -> Reduce:
     """One channel of each row."""
-    return lambda rows: rows[:, number] if number < rows.shape[1] else _none(rows)
+    return lambda rows: rows[:, number] if number < rows.shape[1] else np.full(len(rows), np.nan)
 
 
 def projection(direction: Floats) -> Reduce:
-    """The length of each row along a direction; NaN for a direction of another width, or of zeros."""
-    length = float(norm(direction[None])[0])
-    unit = direction / length if length else direction * np.nan
-    return lambda rows: rows @ unit if rows.shape[1] == len(unit) else _none(rows)
-
-
-def cosine(row: Floats) -> Reduce:
-    """The cosine between each row and one row; NaN for rows of zeros."""
-    along = projection(row)
-
-    def reduce(rows: Floats) -> Floats:
-        lengths = norm(rows)
-        lengths[lengths == 0] = np.nan
-        found: Floats = along(rows) / lengths
-        return found
-
-    return reduce
-
-
-def _none(rows: Floats) -> Floats:
-    return np.full(len(rows), np.nan)
+    """The length of each row along a direction; NaN along zeros."""
+    length = float(np.linalg.norm(direction))
+    unit = direction / length if length else np.full(len(direction), np.nan)
+    return lambda rows: rows @ unit if rows.shape[1] == len(unit) else np.full(len(rows), np.nan)
 
 
 def values(reader: SessionReader, hook: str, reduce: Reduce, tokens: range) -> NDArray[np.float32]:
@@ -58,8 +41,8 @@ def values(reader: SessionReader, hook: str, reduce: Reduce, tokens: range) -> N
         NotFound: the session has no such hook.
         StoreDamaged: the stored files are missing or damaged.
     """
-    info = reader.tensor_info(hook)
     found = np.full(len(tokens), np.nan, dtype="<f4")
+    info = reader.tensor_info(hook)
     if info.summary is not None:
         return found
     of_rows = np.asarray(reader.tokens_of_rows(hook), dtype=np.int64)

@@ -4,7 +4,8 @@
 /**
  * @typedef {{norm: number, width: number, channels: [number, number][], lens: [string, number][],
  *   nearest: [number, string, number][]}} Row
- * @typedef {{id: string, prompt_tokens: number, generated_tokens: number, hooks: string[]}} About
+ * @typedef {{id: string, prompt_tokens: number, generated_tokens: number,
+ *   points: Record<string, string[]>}} About
  * @typedef {{name: string, start: number, stop: number}} Segment
  * @typedef {{start: number, ids: number[], texts: string[], segments: Segment[], turns: number[]}} Tokens
  * @typedef {{of: string, channel: number, vector: string}} Choice
@@ -42,7 +43,7 @@ export class Source {
     return (await ask(`${this.page}/tokens?start=${start}&stop=${stop}`)).json();
   }
 
-  /** A row, and those like it; null if the hook has no row of the token. @param {string} hook @param {number} token */
+  /** What the panel shows of a row; null without a row. @param {string} hook @param {number} token */
   async row(hook, token) {
     const answer = await ask(`${this.page}/row?hook=${encodeURIComponent(hook)}&token=${token}`);
     return /** @type {Row | null} */ (await answer.json());

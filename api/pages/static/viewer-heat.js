@@ -2,7 +2,6 @@
 /** The heatmap of a session: a line for each layer, the last one on top, and a column for each token. */
 
 import { colourOf } from "./viewer-colours.js";
-import { parts } from "./viewer-pane.js";
 
 /** @typedef {import("./viewer-pane.js").Pane} Pane */
 /** @typedef {import("./viewer-pane.js").Heat} Heat */
@@ -42,8 +41,8 @@ export function drawHeat(pane, hook, token) {
   pen.textBaseline = "middle";
   const every = Math.ceil(13 / high);
   heat.hooks.forEach((name, row) => {
-    const { layer } = parts(name);
-    if (layer >= 0 && layer % every === 0) pen.fillText(String(layer), 4, (row + 0.5) * high);
+    const isNamed = (heat.hooks.length - 1 - row) % every === 0;
+    if (isNamed) pen.fillText(name.split(".").at(-1) ?? "", 4, (row + 0.5) * high, NAMES - 8);
   });
   if (token < pane.start || token >= pane.stop) return;
   const wide = (width - NAMES) / count;

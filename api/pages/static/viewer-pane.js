@@ -14,12 +14,6 @@ import { Source } from "./viewer-data.js";
 export const WINDOW = 2048;
 const LONGEST = 60;
 
-/** `resid_post` and 12 of `resid_post.12`; layer -1 without one. @param {string} hook */
-export function parts(hook) {
-  const match = /^(.*)\.(\d+)$/.exec(hook);
-  return match ? { point: match[1], layer: Number(match[2]) } : { point: hook, layer: -1 };
-}
-
 /** A token's text with signs for what cannot be seen. @param {string} text */
 export function visible(text) {
   const letters = Array.from(text.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t"));
@@ -72,11 +66,9 @@ export class Pane {
     return this.start + this.tokens.ids.length;
   }
 
-  /** The hooks of a point, the last layer first. @param {string} hook */
+  /** The hooks of a hook's point, the last layer first. @param {string} hook */
   column(hook) {
-    const { point } = parts(hook);
-    const found = this.about.hooks.filter((name) => parts(name).point === point);
-    return found.sort((a, b) => parts(b).layer - parts(a).layer);
+    return (Object.values(this.about.points).find((names) => names.includes(hook)) ?? []).toReversed();
   }
 
   /** @param {number} token */

@@ -6,7 +6,7 @@ import { limitsOf, writeLegend } from "./viewer-colours.js";
 import { Refused } from "./viewer-data.js";
 import { saveCsv, savePng, saveSvg } from "./viewer-export.js";
 import { cellAt, drawHeat } from "./viewer-heat.js";
-import { Pane, WINDOW, parts } from "./viewer-pane.js";
+import { Pane, WINDOW } from "./viewer-pane.js";
 import { showRow } from "./viewer-row.js";
 
 /** @template {HTMLElement} T @param {string} id @returns {T} */
@@ -154,7 +154,7 @@ function paint() {
   panes.forEach((pane, side) => {
     pane.heat = { hooks: pane.column(hook), rows: rows[side], limits: heatLimits };
   });
-  writeLegend(get("heat-scale"), heatLimits, nameOf(heatOf(), `${parts(hook).point} in each layer`));
+  writeLegend(get("heat-scale"), heatLimits, nameOf(heatOf(), "each layer"));
   select();
 }
 
