@@ -46,7 +46,7 @@ function nameOf(of, hook) {
   const names = new Map([
     ["norm", `norm of ${hook}`],
     ["channel", `channel ${valueOf("channel")} of ${hook}`],
-    ["projection", `${hook} along ${field("vector").selectedOptions[0]?.text}`],
+    ["projection", `${hook} along ${field("vector").selectedOptions?.[0].text}`],
     ["logprob", "log probability"],
   ]);
   return isDifference() ? `second minus first, ${names.get(of)}` : `${names.get(of)}`;
@@ -81,15 +81,13 @@ function readAddress() {
     else if (takes(name, value)) one.value = value;
   }
   const token = Number.parseInt(query.get("token") ?? "", 10);
-  chosen.side = isTwo && query.has("second") ? 1 : 0;
-  chosen.token = token >= 0 ? Math.min(token, panes[chosen.side].total - 1) : -1;
+  if (token >= 0) chosen.token = Math.min(token, panes[0].total - 1);
 }
 
 function writeAddress() {
   const query = new URLSearchParams(/** @type {any} */ (new FormData(controls)));
   if (isTwo) query.set("with", panes[1].about.id);
-  if (chosen.token >= 0) query.set("token", String(chosen.token));
-  if (chosen.side) query.set("second", "");
+  if (chosen.token >= 0 && chosen.side === 0) query.set("token", String(chosen.token));
   history.replaceState(null, "", `?${query}`);
 }
 
