@@ -38,6 +38,9 @@ app = typer.Typer(
 )
 command(app, "up", up.FLAGS, _EXAMPLES["up"], panel=START, formats=False)(up.up)
 command(app, "drain", up.FLAGS, _EXAMPLES["drain"], panel=OPERATE)(up.drain)
+command(app, "open", None, ["actograph open", "actograph open job_3fa2"], panel=START, formats=False)(
+    up.open_page
+)
 command(app, "demo", None, ["actograph demo --limit 50"], panel=START, formats=False)(demo)
 command(app, "chat", None, ["actograph chat 'What is 3 + 4?' --max-tokens 64"], panel=JOBS)(chat)
 command(app, "estimate", job_flags.job_options(), panel=JOBS)(jobs.estimate)

@@ -1,4 +1,4 @@
-"""`actograph up` and `drain`: broker, API and workers on this machine, in the foreground."""
+"""`actograph up` and `drain`: broker, API and workers here, in the foreground; and `open`: the page."""
 
 import json
 import os
@@ -111,3 +111,21 @@ def drain(
         lost = sorted(failed_jobs(shell.client) - before)
     emit(json.dumps({"failed": lost}) if shell.json else f"drained; failed jobs: {', '.join(lost) or 'none'}")
     end(ERROR if lost else 0)
+
+
+def open_page(
+    shell: Shell,
+    name: str | None = typer.Argument(
+        None, metavar="ID", help="Job or session, or a unique prefix. Default: the overview."
+    ),
+) -> None:
+    """Open the page of the service in a browser, and print its address."""
+    import webbrowser
+
+    path = ""
+    if name is not None:
+        is_session = name.startswith("ses_")
+        path = f"sessions/{shell.id('ses', name)}" if is_session else f"jobs/{shell.id('job', name)}"
+    address = f"{(shell.options.url or load_settings().effective_url).rstrip('/')}/{path}"
+    emit(address)
+    webbrowser.open(address)

@@ -1,8 +1,9 @@
 """Jobs: the list with its filters, and the forms that change jobs."""
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Form, Query, Request
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from actograph.contract.chat_job import CHAT
@@ -21,35 +22,28 @@ from storage.jobs.jobs import LOAD
 router = APIRouter(include_in_schema=False, dependencies=[READ])
 
 PAGE = 50
-Filter = Annotated[str, Query(max_length=1024)]
+
+
+class Filters(BaseModel):
+    """Filters of the list; "" is no filter."""
+
+    status: JobStatus | Literal[""] = ""
+    kind: str = ""
+    model: str = ""
+    tag: str = ""
+    text: str = ""
+    after: str = ""
 
 
 @router.get("/jobs")
-def show_jobs(
-    request: Request,
-    services: ServicesDep,
-    *,
-    status: Filter = "",
-    kind: Filter = "",
-    model: Filter = "",
-    tag: Filter = "",
-    text: Filter = "",
-    after: Filter = "",
-) -> Response:
+def show_jobs(request: Request, services: ServicesDep, filters: Annotated[Filters, Query()]) -> Response:
     state = digest(services)
-    found = list_jobs(
-        services,
-        PageOptions(limit=PAGE, after=after or None),
-        status=JobStatus(status) if status in list(JobStatus) else None,
-        kind=kind or None,
-        tag=tag or None,
-        model=model or None,
-        text=text or None,
-    )
+    page = PageOptions(limit=PAGE, after=filters.after or None)
+    chosen: dict[str, Any] = filters.model_dump(exclude={"after"})
     values = {
         "state": state,
-        "page": found,
-        "filters": {"status": status, "kind": kind, "model": model, "tag": tag, "text": text},
+        "page": list_jobs(services, page, **{name: value for name, value in chosen.items() if value}),
+        "filters": chosen,
         "statuses": list(JobStatus),
         "kinds": [*JOB_KINDS, CHAT, LOAD],
         "models": [one.id for one in list_models(services).data],

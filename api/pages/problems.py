@@ -40,10 +40,10 @@ def _as_page(handler: Handler) -> Handler:
 
 def _lead_to_sign_in(request: Request) -> Response:
     """Redirect to the sign-in page, which comes back to this page."""
-    came_from = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     if "hx-request" in request.headers:
-        # htmx would put the redirect's answer into the page, but follows this header
-        return Response(status_code=401, headers=HEADERS | {"HX-Redirect": "/sign-in"})
+        # htmx would put the page behind a redirect into this one, but loads its own page again for this
+        return Response(status_code=401, headers=HEADERS | {"HX-Refresh": "true"})
+    came_from = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     if request.method != "GET" or came_from == "/":
         return see_other("/sign-in")
     return see_other(f"/sign-in?next={quote(came_from, safe='')}")

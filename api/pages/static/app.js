@@ -35,6 +35,7 @@ function follow() {
     showConnection(false);
     if (opened.readyState === EventSource.CLOSED && stream === opened) {
       stream = null;
+      newest = "unknown"; // a refresh leads to the sign-in page if the key is no longer valid
       setTimeout(follow, RETRY);
     }
   });

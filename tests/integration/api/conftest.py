@@ -5,8 +5,6 @@ The index is a SQLite file, and for the modules of `ON_BOTH` a Postgres database
 
 import base64
 import json
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import Any
 
 import pytest
 import redis
-import uvicorn
 from fastapi import FastAPI
 from httpx2 import Response
 from starlette.testclient import TestClient
@@ -39,6 +36,7 @@ from tests.support import leasing
 from tests.support.command_line import Run, runner
 from tests.support.indexes import write_index
 from tests.support.samples import result, session_of
+from tests.support.servers.application import Application
 from worker.drain.pauses import Pauses
 
 #: modules whose tests run on Postgres too
@@ -373,15 +371,9 @@ def problem() -> Problem:
 @pytest.fixture
 def url(service: Service) -> Iterator[str]:
     """The application on a socket; it was started already."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        server = uvicorn.Server(uvicorn.Config(service.app, lifespan="off", log_config=None))
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join(timeout=120)
+    served = Application(service.app)
+    yield served.url
+    served.stop()
 
 
 @pytest.fixture

@@ -237,3 +237,17 @@ def test_version_and_help_are_quick_to_import() -> None:
         "assert not slow, slow"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_open_prints_the_address_that_it_opens(
+    service: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    job, session = service.add_job(1, status="queued"), service.add_session(1)
+    addresses = [f"{service.url}/", f"{service.url}/jobs/{job.id}", f"{service.url}/sessions/{session.id}"]
+    assert run("open")[1] + run("open", job.id[:-1])[1] + run("open", session.id)[1] == "".join(
+        f"{address}\n" for address in addresses
+    )
+    assert opened == addresses
+    assert run("open", "job_none")[0] != 0

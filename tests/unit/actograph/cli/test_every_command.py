@@ -12,8 +12,8 @@ import typer
 from actograph.cli.main import app
 from tests.support.command_line import Run
 
-#: `up` and `demo` run a service, `chat` is a conversation, logs are text, and `lm-eval` is another program
-WITHOUT_ANSWER = {"up", "demo", "chat", "deploy logs", "lm-eval"}
+#: `up` and `demo` run a service, `open` a browser, `lm-eval` another program; `chat` and logs are text
+WITHOUT_ANSWER = {"up", "open", "demo", "chat", "deploy logs", "lm-eval"}
 #: always JSON, for other programs
 ALWAYS_JSON = {"batches results", "schema"}
 
