@@ -16,7 +16,7 @@ const LONGEST = 60;
 
 /** A token's text with signs for what cannot be seen. @param {string} text */
 export function visible(text) {
-  const letters = Array.from(text.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t"));
+  const letters = Array.from(text.slice(0, 4 * LONGEST).replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t"));
   const shown = letters.length > LONGEST ? `${letters.slice(0, LONGEST).join("")}…` : letters.join("");
   return shown || "·";
 }
@@ -88,7 +88,7 @@ export class Pane {
     const { numbers, name } = this.shown;
     const value = numbers ? short(numbers[token - this.start]) : "loading";
     const id = this.tokens.ids[token - this.start];
-    const text = JSON.stringify(this.textOf(token));
+    const text = JSON.stringify(this.textOf(token).slice(0, LONGEST));
     return `${text} · token ${token} · id ${id} · ${this.segmentOf(token)} · ${name} ${value}`;
   }
 
