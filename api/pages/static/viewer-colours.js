@@ -40,9 +40,9 @@ export function limitsOf(arrays, signed) {
     }
   }
   const sorted = found.subarray(0, count).sort();
-  const high = count ? sorted[Math.floor((count - 1) * 0.99)] : 1;
+  const high = count ? sorted[Math.round((count - 1) * 0.99)] : 1;
   if (signed) return { low: -(high || 1), high: high || 1, signed };
-  const low = count ? sorted[Math.floor((count - 1) * 0.01)] : 0;
+  const low = count ? sorted[Math.round((count - 1) * 0.01)] : 0;
   return { low, high: high > low ? high : low + 1, signed };
 }
 
@@ -57,12 +57,9 @@ export function colourOf(value, limits) {
 /** @param {Rgb} colour */
 export const css = (colour) => `rgb(${colour.join(", ")})`;
 
-/** Black or white, whichever has more contrast on a colour. @param {Rgb} colour */
+/** Black or white, whichever has more contrast on a colour, by its relative luminance. @param {Rgb} colour */
 export function inkOn(colour) {
-  const [r, g, b] = colour.map((value) => {
-    const share = value / 255;
-    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
-  });
+  const [r, g, b] = colour.map((value) => (value / 255) ** 2.2);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
 }
 

@@ -63,6 +63,7 @@ export class Source {
     if (of === "channel") about.set("channel", String(channel));
     if (of === "projection") about.set("vector", vector);
     const keyOf = (/** @type {string} */ hook) => `${about}&hook=${encodeURIComponent(hook)}`;
+    if (this.kept.size > KEPT) this.kept.clear();
     const missing = hooks.filter((hook) => !this.kept.has(keyOf(hook)));
     for (let first = 0; first < missing.length; first += AT_ONCE) {
       const some = missing.slice(first, first + AT_ONCE);
@@ -75,11 +76,6 @@ export class Source {
         this.kept.set(keyOf(hook), values);
       });
     }
-    const found = hooks.map((hook) => /** @type {Promise<Float32Array>} */ (this.kept.get(keyOf(hook))));
-    for (const oldest of this.kept.keys()) {
-      if (this.kept.size <= KEPT) break;
-      this.kept.delete(oldest);
-    }
-    return found;
+    return hooks.map((hook) => /** @type {Promise<Float32Array>} */ (this.kept.get(keyOf(hook))));
   }
 }

@@ -46,7 +46,9 @@ export async function showRow(panel, pane, hook, token, act, isOld) {
   panel.replaceChildren(title, element("p", `${hook}: ${facts}`));
   if (!row) return;
   /** @type {Line[]} */
-  const channels = row.channels.map(([place, value]) => [`channel ${place}`, value, () => act.channel(place)]);
+  const channels = row.channels.map(([place, value]) => [
+    `channel ${place}`, value, () => act.channel(place),
+  ]);
   /** @type {Line[]} */
   const near = row.nearest.map(([place, text, cosine]) => [
     `${place} ${visible(text)}`, cosine, () => act.token(place),
