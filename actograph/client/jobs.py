@@ -225,11 +225,14 @@ class Jobs(Resource, path="/v1/jobs"):
         status: JobStatus | str | None = None,
         kind: str | None = None,
         tag: str | None = None,
+        model: str | None = None,
+        text: str | None = None,
         order: Order = "desc",
         page_size: int = PAGE_SIZE,
     ) -> Listing[JobHandle]:
         """List matching jobs, newest first. Pages are fetched as the list is read."""
         filters = {"id_prefix": id_prefix, "status": status, "kind": kind, "tag": tag}
+        filters |= {"model": model, "text": text}
         return self._items(JobHandle, **filters, order=order, limit=page_size)
 
     def cancel(self, job_id: str) -> JobHandle:
