@@ -20,8 +20,8 @@ pytestmark = test_browser.pytestmark
 browser, served = test_browser.browser, test_browser.served
 
 TEXTS = [
-    "<img src=x onerror=alert(1)>", "=1+1", "\u202e\u05e9\u05dc", " \U0001f600", "a\nb", '"]]>&amp;',
-    "long " * 1_000_000, "end",
+    '<img src=x onerror=alert(1)>"]]>&amp;', "=1+1", "\u202e\u05e9\u05dc", " \U0001f600", "a\nb",
+    "long " * 500_000, "wide " * 500_000, "end",
 ]  # fmt: skip
 LAYERS = 3
 ROWS = np.random.default_rng(3).normal(size=(LAYERS, 7, 8)).astype("<f4")
@@ -33,7 +33,7 @@ GUTTER = 40
 @pytest.fixture
 def sessions(service: Service) -> list[str]:
     """Two sessions of one problem; every number of the second is larger by one."""
-    job_id = service.submit(conditions=[{"name": "<i>"}, {"name": "b"}])
+    job_id = service.submit(conditions=[{"name": "a"}, {"name": "b"}])
     return [
         store_session(
             service.database, service.services.store, lease, TEXTS, dict(zip(NAMES, rows, strict=True))
