@@ -21,7 +21,7 @@ from actograph.contract.base import OpenAIError, Problem, ProblemItem
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceBusy, StorageFull, StoreDamaged
 from actograph.contract.job_specs import MAX_REPORTED, FieldError, InvalidFields
 from actograph.redaction import redact
-from api import request_ids
+from api.middleware import request_ids
 from storage.index import disk_reserve
 from storage.index.database import is_full
 from storage.queue import pause

@@ -23,7 +23,7 @@ from actograph.contract.openai import ChatCompletionRequest, CompletionBase, Com
 from actograph.contract.openai_answers import BatchError, BatchLine, BatchRequest
 from actograph.contract.specs import SamplingSpec
 from api import submit
-from api.bodies import nul_in
+from api.middleware.bodies import nul_in
 from api.check import check_hooks, check_prompts
 from api.dependencies import Services
 from api.estimate import Submission

@@ -150,7 +150,7 @@ def update_session(services: ServicesDep, session_id: SessionId, change: Session
 
 @router.get("/sessions/{session_id}/manifest", summary="Origin and layout of a session")
 def get_session_manifest(services: ServicesDep, session_id: SessionId) -> SessionManifest:
-    return _reader(services, session_id).manifest
+    return reader_of(services, session_id).manifest
 
 
 @router.get(
@@ -169,7 +169,7 @@ def get_session_tensor(
     form: Annotated[Format, Query(alias="format")] = "safetensors",
 ) -> Response:
     """Read rows of `hook`: a tensor, an alias of one, `token_ids` or `row_positions`."""
-    reader = _reader(services, session_id)
+    reader = reader_of(services, session_id)
 
     def structure() -> ModelStructure | None:
         with services.database.read() as session:
@@ -206,7 +206,7 @@ def _require_future(change: SessionUpdate) -> None:
         raise InvalidRequest("expires_at lies in the past; delete the sessions instead", param="expires_at")
 
 
-def _reader(services: Services, session_id: SessionId) -> SessionReader:
+def reader_of(services: Services, session_id: SessionId) -> SessionReader:
     """A reader of an indexed session.
 
     Raises:

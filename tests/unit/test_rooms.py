@@ -33,7 +33,7 @@ PACKAGES = {
     "worker": "engine text evals runners sample signals drain process analysis __main__",
     "worker.engine": "requests model locations edits tokens structure runs capture packed traced stream "
     "forwards engine",
-    "api": "request_ids errors bodies browser auth served_models dependencies estimate check submit analyses openai "
+    "api": "middleware errors browser auth served_models dependencies estimate check submit analyses openai "
     "reading background metrics routes pages app keys __main__",
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60

@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI
 from starlette.testclient import TestClient
 
 from actograph.contract.job_specs import JobSpec
-from api.bodies import refuse_nul
+from api.middleware.bodies import refuse_nul
 from api.errors import install
 
 app = FastAPI(dependencies=[Depends(refuse_nul)])

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from api.errors import install
-from api.request_ids import RequestIds, name_in_logs
+from api.middleware.request_ids import RequestIds, name_in_logs
 
 app = FastAPI()
 install(app)

@@ -1,0 +1,1 @@
+"""What every request passes first: its id, and the limits of its body."""

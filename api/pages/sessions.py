@@ -1,0 +1,118 @@
+"""One session: facts, tokens with their activations, messages and files, and the form that changes it."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Form, Query, Request
+from pydantic import BeforeValidator, Field
+from starlette.responses import Response
+
+from actograph.contract import hooks
+from actograph.contract.base import MAX_TAGS, Tag
+from actograph.contract.errors import StoreDamaged
+from actograph.contract.resources import Session
+from actograph.contract.specs import SessionUpdate
+from api.auth import READ, SUBMIT
+from api.dependencies import ServicesDep, SessionId
+from api.pages.rendering import render, see_other
+from api.routes import sessions as routes
+from storage import samples
+from storage.analyses import stored
+from storage.sessions import sessions, vectors
+from storage.sessions.filter import SessionFilter
+from storage.sessions.manifest import SessionManifest
+
+router = APIRouter(prefix="/sessions/{session_id}", include_in_schema=False, dependencies=[READ])
+
+#: vectors, and sessions of the same problem, to choose from
+OFFERED = 100
+#: characters of a message
+SHOWN = 20_000
+
+
+@router.get("")
+def show_session(
+    request: Request,
+    services: ServicesDep,
+    session_id: SessionId,
+    other: Annotated[str, Query(alias="with", max_length=64)] = "",
+) -> Response:
+    shown = [routes.get_session(services, one) for one in (session_id, other) if one]
+    first, points = shown[0], _points(shown[0])
+    manifest, trouble = None, ""
+    try:
+        manifest = routes.get_session_manifest(services, session_id)
+    except StoreDamaged as error:
+        trouble = error.message
+    same = SessionFilter(job_id=first.job_id, sample_index=first.sample_index)
+    widths = {info.shape[1] for info in first.hooks.values()}
+    with services.database.read() as session:
+        peers, _ = sessions.find(session, same, limit=OFFERED)
+        offered, _ = vectors.find(session, limit=OFFERED)
+        probes = stored.of_job(session, "probe", first.job_id)
+        has_logprobs = [samples.get(session, one.sample_id).logprobs is not None for one in shown]
+    layers = points.get("resid_post") or next(iter(points.values()), [""])
+    values = {
+        "session": first,
+        "panes": [(one, _about(one)) for one in shown],
+        "points": points if manifest else {},
+        "hook": layers[(len(layers) - 1) // 2],
+        "has_logprobs": all(has_logprobs),
+        "vectors": [(row.id, f"{row.name} ({row.hook})") for row in offered if row.width in widths],
+        "probes": [(row.id, row.job_id) for row in probes],
+        "peers": [row for row in peers if row.id != first.id],
+        "messages": _messages(manifest) if manifest else [],
+        "origin": manifest.model_dump(exclude=_ELSEWHERE) if manifest else {},
+        "trouble": trouble,
+        "shown": SHOWN,
+    }
+    return render(request, "session.html", values)
+
+
+#: fields of a manifest that the page shows elsewhere, or that are long
+_ELSEWHERE = {"tensors", "files", "segments", "token_texts", "token_ids", "row_positions"}
+
+
+def _split(texts: list[str]) -> list[str]:
+    return [tag.strip() for text in texts for tag in text.split(",") if tag.strip()]
+
+
+Tags = Annotated[list[Tag], BeforeValidator(_split), Field(max_length=MAX_TAGS), Form()]
+
+
+@router.post("", dependencies=[SUBMIT])
+def change_session(
+    services: ServicesDep,
+    session_id: SessionId,
+    action: Annotated[Literal["pin", "unpin", "tag", "delete"], Form()],
+    tags: Tags = [],  # noqa: B006 (an empty field is no field)
+) -> Response:
+    """Pin, tag or delete a session. `tags` replace all others; commas separate them."""
+    if action == "delete":
+        job_id = routes.get_session(services, session_id).job_id
+        routes.delete_session(services, session_id)
+        return see_other(f"/jobs/{job_id}")
+    change = SessionUpdate(tags=tags) if action == "tag" else SessionUpdate(pinned=action == "pin")
+    routes.update_session(services, session_id, change)
+    return see_other(f"/sessions/{session_id}")
+
+
+def _points(shown: Session) -> dict[str, list[str]]:
+    """The hooks of each point with a row for each token, the first layer first."""
+    points: dict[str, list[str]] = {}
+    for name in sorted(shown.hooks, key=lambda name: hooks.layer_of(name) or 0):
+        info = shown.hooks[name]
+        # numpy has no 8-bit floats
+        if info.summary is None and info.shape[0] and not info.dtype.startswith("F8"):
+            points.setdefault(hooks.point_of(name), []).append(name)
+    return points
+
+
+def _about(shown: Session) -> dict[str, Any]:
+    """What the viewer's scripts know of a session."""
+    return shown.model_dump(include={"id", "prompt_tokens", "generated_tokens"}) | {"points": _points(shown)}
+
+
+def _messages(manifest: SessionManifest) -> list[tuple[str, str]]:
+    """Name and text of each segment: prompt, thoughts, answers, calls and results of tools."""
+    texts = manifest.token_texts
+    return [(one.name, "".join(texts[one.start : one.stop])) for one in manifest.segments if texts]

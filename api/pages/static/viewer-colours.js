@@ -1,0 +1,82 @@
+// @ts-check
+/** Colour scales that are readable with every kind of colour blindness. */
+
+/** @typedef {{low: number, high: number, signed: boolean}} Limits */
+/** @typedef {[number, number, number]} Rgb */
+
+/** Cividis: dark blue to yellow. @type {Rgb[]} */
+const ONE_SIDED = [
+  [0, 34, 78], [53, 69, 108], [102, 105, 112], [148, 142, 119], [200, 184, 102], [254, 232, 56],
+];
+/** Blue for negative numbers, orange for positive ones. @type {Rgb[]} */
+const SIGNED = [[5, 77, 150], [92, 158, 212], [247, 247, 247], [245, 163, 74], [166, 76, 2]];
+const STEPS = 256;
+
+/** @param {Rgb[]} stops @returns {Rgb[]} */
+function ramp(stops) {
+  return Array.from({ length: STEPS }, (_, step) => {
+    const at = (step / (STEPS - 1)) * (stops.length - 1);
+    const low = Math.min(Math.floor(at), stops.length - 2);
+    const mixed = stops[low].map((from, i) => Math.round(from + (stops[low + 1][i] - from) * (at - low)));
+    return /** @type {Rgb} */ (mixed);
+  });
+}
+
+const ramps = { oneSided: ramp(ONE_SIDED), signed: ramp(SIGNED) };
+
+/**
+ * The limits of a scale: the 1st and the 99th percentile, so that one huge token does not hide the others.
+ * A signed scale has zero in its middle.
+ * @param {(Float32Array | null)[]} arrays
+ * @param {boolean} signed
+ * @returns {Limits}
+ */
+export function limitsOf(arrays, signed) {
+  const found = new Float32Array(arrays.reduce((sum, values) => sum + (values?.length ?? 0), 0));
+  let count = 0;
+  for (const values of arrays) {
+    for (const value of values ?? []) {
+      if (Number.isFinite(value)) found[count++] = signed ? Math.abs(value) : value;
+    }
+  }
+  const sorted = found.subarray(0, count).sort();
+  const high = count ? sorted[Math.round((count - 1) * 0.99)] : 1;
+  if (signed) return { low: -(high || 1), high: high || 1, signed };
+  const low = count ? sorted[Math.round((count - 1) * 0.01)] : 0;
+  return { low, high: high > low ? high : low + 1, signed };
+}
+
+/** @param {number} value @param {Limits} limits @returns {Rgb | null} null for a missing value */
+export function colourOf(value, limits) {
+  if (Number.isNaN(value)) return null;
+  const share = (value - limits.low) / (limits.high - limits.low);
+  const step = Math.round(Math.min(1, Math.max(0, share)) * (STEPS - 1));
+  return (limits.signed ? ramps.signed : ramps.oneSided)[step];
+}
+
+/** @param {Rgb} colour */
+export const css = (colour) => `rgb(${colour.join(", ")})`;
+
+/** Black or white, whichever has more contrast on a colour, by its relative luminance. @param {Rgb} colour */
+export function inkOn(colour) {
+  const [r, g, b] = colour.map((value) => (value / 255) ** 2.2);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
+}
+
+/** A number with four digits. @param {number} value */
+export function short(value) {
+  if (Number.isNaN(value)) return "no row";
+  const size = Math.abs(value);
+  const isOdd = size !== 0 && (size >= 1e5 || size < 1e-3);
+  return isOdd ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+}
+
+/** Show a scale. @param {HTMLElement} legend @param {Limits} limits @param {string} name */
+export function writeLegend(legend, limits, name) {
+  const [low, bar, high, label] = /** @type {HTMLElement[]} */ ([...legend.children]);
+  low.textContent = `≤ ${short(limits.low)}`;
+  high.textContent = `≥ ${short(limits.high)}`;
+  label.textContent = name;
+  const stops = (limits.signed ? SIGNED : ONE_SIDED).map(css);
+  bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+}

@@ -1,0 +1,291 @@
+// @ts-check
+/** The session viewer: what is chosen, and what follows from a choice. The form and the address hold it. */
+
+import { minus, pairsOf } from "./viewer-align.js";
+import { limitsOf, writeLegend } from "./viewer-colours.js";
+import { Refused } from "./viewer-data.js";
+import { saveCsv, savePng, saveSvg } from "./viewer-export.js";
+import { cellAt, drawHeat } from "./viewer-heat.js";
+import { Pane, WINDOW } from "./viewer-pane.js";
+import { showRow } from "./viewer-row.js";
+
+/** @template {HTMLElement} T @param {string} id @returns {T} */
+const get = (id) => /** @type {T} */ (document.getElementById(id));
+const controls = /** @type {HTMLFormElement} */ (get("viewer-controls"));
+const panel = get("viewer-row");
+/** @param {string} name @returns {HTMLInputElement & HTMLSelectElement} */
+const field = (name) => /** @type {any} */ (controls.elements.namedItem(name));
+const valueOf = (/** @type {string} */ name) => field(name)?.value ?? "";
+
+const roots = /** @type {HTMLElement[]} */ ([...document.querySelectorAll(".pane")]);
+const panes = roots.map((root) => new Pane(root, choose));
+const isTwo = panes.length === 2;
+/** a pane and a token of it; -1: none */
+const chosen = { side: 0, token: -1 };
+/** for each pane, the places of the other's tokens @type {number[][]} */
+let pairs = [[], []];
+let turn = 0;
+let rowTurn = 0;
+let isPainting = false;
+
+const isDifference = () => isTwo && field("difference").checked;
+/** Log probabilities have no layers: the heatmap then shows norms. */
+const heatOf = () => (valueOf("of") === "logprob" ? "norm" : valueOf("of"));
+/** Key of the numbers that colour the tokens. */
+const keyOf = () => (valueOf("of") === "logprob" ? "" : valueOf("hook"));
+const isSigned = (/** @type {string} */ of) => isDifference() || of === "channel" || of === "projection";
+
+/** @param {string} of @returns {import("./viewer-data.js").Choice} */
+function choiceOf(of) {
+  const channel = Math.max(0, Math.floor(Number(valueOf("channel")) || 0));
+  return { of, channel, vector: valueOf("vector") };
+}
+
+/** The name of numbers. @param {string} of @param {string} hook */
+function nameOf(of, hook) {
+  const names = new Map([
+    ["norm", `norm of ${hook}`],
+    ["channel", `channel ${valueOf("channel")} of ${hook}`],
+    ["projection", `${hook} along ${field("vector").selectedOptions?.[0].text}`],
+    ["logprob", "log probability"],
+  ]);
+  return isDifference() ? `second minus first, ${names.get(of)}` : `${names.get(of)}`;
+}
+
+/** @param {string} text @param {boolean} [isTrouble] */
+function say(text, isTrouble = false) {
+  get("viewer-status").textContent = text;
+  get("viewer-status").classList.toggle("bad", isTrouble);
+}
+
+/** Do something that reads from the service, and say why if it fails. @param {() => Promise<void>} act */
+function attempt(act) {
+  act().catch((error) => {
+    if (!(error instanceof Refused)) throw error;
+    say(error.message, true);
+  });
+}
+
+/** Whether a field can have a value. @param {string} name @param {string} value */
+function takes(name, value) {
+  const options = field(name)?.options;
+  return options ? [...options].some((one) => one.value === value && !one.disabled) : Boolean(field(name));
+}
+
+/** Take the choice from the address. */
+function readAddress() {
+  const query = new URLSearchParams(location.search);
+  for (const [name, value] of query) {
+    const one = field(name);
+    if (one?.type === "checkbox") one.checked = true;
+    else if (takes(name, value)) one.value = value;
+  }
+  const token = Number.parseInt(query.get("token") ?? "", 10);
+  if (token >= 0) chosen.token = Math.min(token, panes[0].total - 1);
+}
+
+function writeAddress() {
+  const query = new URLSearchParams(/** @type {any} */ (new FormData(controls)));
+  if (isTwo) query.set("with", panes[1].about.id);
+  if (chosen.token >= 0 && chosen.side === 0) query.set("token", String(chosen.token));
+  history.replaceState(null, "", `?${query}`);
+}
+
+/** Read the numbers of the choice, those of the tokens first, and show them. */
+async function load() {
+  const own = ++turn;
+  const hook = valueOf("hook");
+  if (isTwo) pairs = panes.map((pane, side) => pairsOf(pane, panes[1 - side], valueOf("align")));
+  writeAddress();
+  say("Reading …");
+  const waits = panes.flatMap((pane) => {
+    const layers = pane.column(hook);
+    const hooks = [...layers.filter((name) => name === hook), ...layers.filter((name) => name !== hook)];
+    const read = pane.source.values(hooks, choiceOf(heatOf()), pane.start, pane.stop);
+    if (keyOf() === "") {
+      hooks.push("");
+      read.push(...pane.source.values([""], choiceOf("logprob"), pane.start, pane.stop));
+    }
+    const none = new Float32Array(pane.spans.length).fill(NaN);
+    pane.values = new Map(layers.includes(hook) ? [] : [[hook, none]]);
+    return read.map(async (numbers, place) => {
+      const found = await numbers;
+      if (own !== turn) return;
+      pane.values.set(hooks[place], found);
+      paintSoon();
+    });
+  });
+  await Promise.all(waits);
+  if (own !== turn) return;
+  paint();
+  const isEmpty = panes.every((pane) => pane.shown.numbers?.every(Number.isNaN));
+  if (isEmpty) say("No number: the hook has no row of these tokens, or no such channel or direction.");
+  else say(`${panes.map((pane) => pane.spans.length).join(" and ")} tokens`);
+  performance.mark("viewer-loaded");
+}
+
+function paintSoon() {
+  if (!isPainting) requestAnimationFrame(paint);
+  isPainting = true;
+}
+
+/** The numbers of a pane to show; null while they are read. @param {number} side @param {string} key */
+function numbersOf(side, key) {
+  const own = panes[side].values.get(key) ?? null;
+  if (!isDifference() || !own) return own;
+  const others = panes[1 - side].values.get(key);
+  return others ? minus(own, others, pairs[side], side ? 1 : -1) : null;
+}
+
+/** Colour tokens and heatmaps by what was read so far. */
+function paint() {
+  isPainting = false;
+  const hook = valueOf("hook");
+  const name = nameOf(valueOf("of"), hook);
+  const shown = panes.map((_, side) => numbersOf(side, keyOf()));
+  const limits = limitsOf(shown, isSigned(valueOf("of")));
+  panes.forEach((pane, side) => pane.colour({ numbers: shown[side], limits, name }));
+  writeLegend(get("token-scale"), limits, name);
+  if (shown.some(Boolean)) performance.mark("viewer-tokens");
+  const rows = panes.map((pane, side) => pane.column(hook).map((layer) => numbersOf(side, layer)));
+  const heatLimits = limitsOf(rows.flat(), isSigned(heatOf()));
+  panes.forEach((pane, side) => {
+    pane.heat = { hooks: pane.column(hook), rows: rows[side], limits: heatLimits };
+  });
+  writeLegend(get("heat-scale"), heatLimits, nameOf(heatOf(), "each layer"));
+  select();
+}
+
+/** Mark the chosen token, and the one beside it. */
+function select() {
+  const place = pairs[chosen.side][chosen.token - panes[chosen.side].start] ?? -1;
+  panes.forEach((pane, side) => {
+    const token = side === chosen.side ? chosen.token : place < 0 ? -1 : pane.start + place;
+    pane.mark(token);
+    drawHeat(pane, valueOf("hook"), token);
+  });
+}
+
+/** Show the tokens from a place on. @param {number} start */
+async function move(start) {
+  const own = ++turn;
+  const read = await Promise.all(panes.map((pane) => pane.read(start)));
+  if (own !== turn) return;
+  panes.forEach((pane, side) => pane.write(read[side]));
+  const most = Math.max(...panes.map((pane) => pane.total));
+  get("viewer-window").hidden = most <= WINDOW;
+  get("viewer-range").textContent = `tokens ${panes[0].start} to ${panes[0].stop - 1} of ${most}`;
+  await load();
+}
+
+/** Choose a token, and a layer. @param {Pane} pane @param {number} token @param {string} [hook] */
+function choose(pane, token, hook = valueOf("hook")) {
+  const isOther = hook !== valueOf("hook");
+  chosen.side = panes.indexOf(pane);
+  chosen.token = Math.max(0, Math.min(token, pane.total - 1));
+  field("hook").value = hook;
+  attempt(async () => {
+    if (chosen.token < pane.start || chosen.token >= pane.stop) await move(windowOf(chosen.token));
+    else if (isOther) await load();
+    else select();
+    writeAddress();
+    say(pane.describe(chosen.token));
+    await openRow();
+  });
+}
+
+/** @param {number} token */
+const windowOf = (token) => Math.floor(Math.max(0, token) / WINDOW) * WINDOW;
+
+/** Show the row of the chosen token. */
+async function openRow() {
+  const pane = panes[chosen.side];
+  if (chosen.token < pane.start || chosen.token >= pane.stop) return;
+  const own = ++rowTurn;
+  const act = {
+    channel: (/** @type {number} */ channel) => change("channel", String(channel)),
+    token: (/** @type {number} */ token) => choose(pane, token),
+  };
+  panel.hidden = false;
+  await showRow(panel, pane, valueOf("hook"), chosen.token, act, () => own !== rowTurn);
+}
+
+/** Show what follows from a change of a field. @param {string} name */
+function follow(name) {
+  if (name === "channel") field("of").value = "channel";
+  if (name === "vector") field("of").value = "projection";
+  attempt(async () => {
+    await load();
+    if (name === "hook") await openRow();
+  });
+}
+
+/** Change a field, if it can have the value. @param {string} name @param {string} value */
+function change(name, value) {
+  if (!takes(name, value)) return;
+  field(name).value = value;
+  follow(name);
+}
+
+/** @param {number} by layers, or hooks of the list */
+function go(by) {
+  change("hook", field("hook").options[field("hook").selectedIndex + by]?.value ?? "");
+}
+
+/** @param {number} by windows */
+function turnPage(by) {
+  const start = panes[0].start + by * WINDOW;
+  if (start >= 0 && panes.some((pane) => start < pane.total)) attempt(() => move(start));
+}
+
+/** @param {number} by tokens */
+const step = (by) => choose(panes[chosen.side], chosen.token + by);
+/** What a key does. @type {Record<string, (event: KeyboardEvent) => void>} */
+const KEYS = {
+  ArrowLeft: (event) => step(event.shiftKey ? -10 : -1),
+  ArrowRight: (event) => step(event.shiftKey ? 10 : 1),
+  ArrowUp: () => go(1),
+  ArrowDown: () => go(-1),
+  Home: () => step(-Infinity),
+  End: () => step(Infinity),
+  n: () => change("of", "norm"),
+  c: () => change("of", "channel"),
+  p: () => change("of", "projection"),
+  l: () => change("of", "logprob"),
+  a: () => change("align", valueOf("align") === "turn" ? "token" : "turn"),
+  d: () => field("difference")?.click(),
+  ",": () => turnPage(-1),
+  ".": () => turnPage(1),
+  Enter: () => panel.focus(),
+};
+
+/** @type {Record<string, (pane: Pane) => void>} */
+const SAVES = { png: savePng, svg: saveSvg, csv: saveCsv };
+
+for (const pane of panes) {
+  pane.text.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
+    event.preventDefault();
+    KEYS[event.key](event);
+  });
+  pane.canvas.addEventListener("click", (event) => {
+    const cell = cellAt(pane, event);
+    if (cell) choose(pane, cell.token, cell.hook);
+    pane.text.focus({ preventScroll: true });
+  });
+}
+panel.addEventListener("keydown", (event) => event.key === "Escape" && panes[chosen.side].text.focus());
+controls.addEventListener("submit", (event) => event.preventDefault());
+controls.addEventListener("change", (event) => follow(/** @type {HTMLInputElement} */ (event.target).name));
+document.addEventListener("click", (event) => {
+  const { save, page } = /** @type {HTMLElement} */ (event.target).dataset;
+  if (page) turnPage(Number(page));
+  if (save) panes.forEach(SAVES[save]);
+});
+new ResizeObserver(() => panes.every((pane) => pane.spans.length) && paintSoon()).observe(get("viewer"));
+
+readAddress();
+attempt(async () => {
+  await move(windowOf(chosen.token));
+  await openRow();
+});
