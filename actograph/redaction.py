@@ -4,9 +4,11 @@ Redacts keys of the settings, passwords in URLs, and all texts in the form of an
 URL.
 """
 
+import json
 import logging
 import os
 import re
+from datetime import UTC, datetime
 from urllib.parse import quote, quote_plus, unquote
 
 from actograph.contract.operations import KEY_PREFIX
@@ -51,6 +53,11 @@ def redact(text: str) -> str:
     return text
 
 
+#: prefix of an id -> its name in a JSON line
+_IDS = {"job": "job", "smp": "sample", "ses": "session", "wrk": "worker", "batch": "batch"}
+_ID = re.compile(rf"\b({'|'.join(_IDS)})_[0-9a-f]{{32}}\b")
+
+
 class RedactingFormatter(logging.Formatter):
     """Log lines without secrets, also in tracebacks."""
 
@@ -58,9 +65,33 @@ class RedactingFormatter(logging.Formatter):
         return redact(super().format(record))
 
 
+class JsonFormatter(logging.Formatter):
+    """Log lines as JSON objects, without secrets, with the ids that a line speaks of."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC)
+        message = redact(record.getMessage())
+        line = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": message,
+        }
+        if identifier := getattr(record, "request_id", ""):
+            line["request"] = identifier
+        for found in _ID.finditer(message):
+            line.setdefault(_IDS[found[1]], found[0])
+        if record.exc_info:
+            line["exception"] = redact(self.formatException(record.exc_info))
+        return json.dumps(line, ensure_ascii=False)
+
+
 def set_up_logging(settings: Settings) -> None:
     """Log all messages of this process to stderr, without secrets."""
     conceal(settings)
     logging.basicConfig(level=settings.log_level.upper())
+    formatter: logging.Formatter = JsonFormatter()
+    if settings.log_format == "text":
+        formatter = RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(formatter)

@@ -96,6 +96,7 @@ class Settings(BaseSettings):
     batch_max_requests: int = Field(50_000, ge=1, le=200_000, description="Most lines of a batch's file.")
     batch_max_bytes: int = Field(200 << 20, gt=0, description="Maximum size of a batch's file.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
+    log_format: Literal["text", "json"] = Field("text", description="Log lines as text, or as JSON objects.")
 
     @field_validator("s3_public_endpoint")
     @classmethod

@@ -49,7 +49,7 @@ async def load_model(
     worker keeps its former model. With `wait` the answer comes once the model is loaded (200), and a refusal
     is an error. A client that stops waiting cancels nothing.
     """
-    load = await to_thread.run_sync(_begin_load, services, request)
+    load = await to_thread.run_sync(begin_load, services, request)
     while request.wait and not load.status.is_terminal() and not services.stopping.is_set():
         if await http.is_disconnected():
             break
@@ -62,7 +62,8 @@ async def load_model(
     return load
 
 
-def _begin_load(services: Services, request: ModelLoadRequest) -> ModelLoad:
+def begin_load(services: Services, request: ModelLoadRequest) -> ModelLoad:
+    """Queue a load. Raises UnknownModel, and UnknownHook for a savepoint."""
     model = services.models.require(request.model_id, "model_id")
     with services.database.read() as session:
         structure = services.structures.find(session, model)

@@ -13,7 +13,9 @@ from storage.index import counters
 from storage.index.counters import Counter
 from tests.integration.api.conftest import Service
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "operate" / "monitoring.md"
+REPO = Path(__file__).resolve().parents[3]
+#: what names metrics
+PLACES = ("docs/operate/monitoring.md", "deploy/grafana.json", "deploy/alerts.yml")
 
 
 def read(client: TestClient) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
@@ -53,7 +55,9 @@ def test_a_key_is_asked_for_unless_a_setting_says_otherwise(settings: Settings) 
         assert client.get("/v1/jobs").status_code == 401
 
 
-def test_the_page_names_metrics_that_exist(service: Service) -> None:
+def test_page_board_and_alerts_name_metrics_that_exist(service: Service) -> None:
     names = set(re.findall(r"^# TYPE (\w+) ", service.client.get("/metrics").text, re.MULTILINE))
     assert {f"{metrics.PREFIX}{name}_total" for name in metrics.COUNTERS} <= names
-    assert set(re.findall(r"actograph_[a-z_]+", PAGE.read_text(encoding="utf-8"))) <= names
+    for place in PLACES:
+        named = set(re.findall(r"actograph_[a-z_]+", (REPO / place).read_text(encoding="utf-8")))
+        assert named and named <= names | {"actograph_key"}, place

@@ -1,12 +1,13 @@
 """What may not be read in a log or an error."""
 
+import json
 import logging
 import sys
 
 import pytest
 
 from actograph import redaction
-from actograph.redaction import RedactingFormatter, conceal, redact
+from actograph.redaction import JsonFormatter, RedactingFormatter, conceal, redact
 from actograph.settings import Settings
 
 KEY = "acto_" + "0123456789abcdef" * 4
@@ -72,3 +73,19 @@ def test_a_traceback_tells_no_key() -> None:
     assert said.splitlines()[0] == "ERROR GET /a"
     assert "RuntimeError: with acto_[redacted]" in said
     assert KEY not in said
+
+
+def test_a_json_line_has_the_ids_that_it_speaks_of_and_no_key() -> None:
+    job, sample = "job_" + "0" * 32, "smp_" + "1" * 32
+    try:
+        raise RuntimeError(f"with {KEY}")
+    except RuntimeError:
+        text = "sample %s of job %s failed with %s"
+        record = logging.LogRecord("api", logging.ERROR, "x.py", 1, text, (sample, job, KEY), sys.exc_info())
+    record.created = 1.5
+    line = json.loads(JsonFormatter().format(record))
+    assert "RuntimeError: with acto_[redacted]" in line.pop("exception")
+    assert line == {
+        "time": "1970-01-01T00:00:01.500+00:00", "level": "error", "logger": "api", "job": job, "sample": sample,
+        "message": f"sample {sample} of job {job} failed with acto_[redacted]",
+    }  # fmt: skip
