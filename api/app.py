@@ -17,12 +17,12 @@ from actograph.settings import Settings
 from actograph.user_functions.functions import UserFunctions
 from api.auth import Authentication
 from api.background import Background
-from api.middleware.bodies import BodyLimit, refuse_nul
 from api.dependencies import Services, use_reserve
 from api.errors import DOCUMENTED, install
+from api.middleware.bodies import BodyLimit, refuse_nul
+from api.middleware.request_ids import RequestIds, name_in_logs
 from api.openai.chat_watch import ChatWatch
 from api.pages import site
-from api.middleware.request_ids import RequestIds, name_in_logs
 from api.routes import (
     batches,
     chat,

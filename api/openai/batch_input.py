@@ -23,10 +23,10 @@ from actograph.contract.openai import ChatCompletionRequest, CompletionBase, Com
 from actograph.contract.openai_answers import BatchError, BatchLine, BatchRequest
 from actograph.contract.specs import SamplingSpec
 from api import submit
-from api.middleware.bodies import nul_in
 from api.check import check_hooks, check_prompts
 from api.dependencies import Services
 from api.estimate import Submission
+from api.middleware.bodies import nul_in
 from api.openai import chat_requests
 from storage.files import files
 from storage.samples import NewSample

@@ -34,6 +34,11 @@ NAVIGATION = [
     ("/", "Overview", Role.READ),
     ("/jobs", "Jobs", Role.READ),
     ("/submit", "Submit", Role.SUBMIT),
+    ("/sessions", "Sessions", Role.READ),
+    ("/analyses", "Analyses", Role.READ),
+    ("/models", "Models", Role.READ),
+    ("/storage", "Storage", Role.READ),
+    ("/keys", "Keys", Role.ADMIN),
 ]
 NONE = "–"
 

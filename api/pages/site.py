@@ -7,7 +7,21 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 
 from api.auth import STATIC
-from api.pages import job, jobs, live, overview, problems, sample, session_values, sessions, sign_in, submit
+from api.pages import (
+    analyses,
+    job,
+    jobs,
+    live,
+    overview,
+    problems,
+    sample,
+    service,
+    session_list,
+    session_values,
+    sessions,
+    sign_in,
+    submit,
+)  # fmt: skip
 from api.pages.rendering import HERE
 
 files = APIRouter(include_in_schema=False)
@@ -27,7 +41,10 @@ def get_file(name: str) -> Response:
 
 def install(app: FastAPI) -> None:
     """Add the pages to an application."""
-    for module in (overview, jobs, job, sample, sessions, session_values, submit, live, sign_in):
+    for module in (
+        overview, jobs, job, sample, session_list, sessions, session_values, submit, analyses, service, live,
+        sign_in,
+    ):  # fmt: skip
         app.include_router(module.router)
     app.include_router(files)
     problems.install(app)

@@ -13,8 +13,8 @@ from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.contract.job_specs import MODEL_KINDS, InvalidFields, JobSpec, job_spec_adapter
 from actograph.contract.tasks import TaskName
 from api.auth import READ, SUBMIT, Caller
-from api.middleware.bodies import nul_in
 from api.dependencies import ServicesDep
+from api.middleware.bodies import nul_in
 from api.pages.rendering import render, see_other
 from api.routes.jobs import estimate_job, submit_job
 from api.routes.models import list_models

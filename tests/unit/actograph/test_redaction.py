@@ -86,6 +86,7 @@ def test_a_json_line_has_the_ids_that_it_speaks_of_and_no_key() -> None:
     line = json.loads(JsonFormatter().format(record))
     assert "RuntimeError: with acto_[redacted]" in line.pop("exception")
     assert line == {
-        "time": "1970-01-01T00:00:01.500+00:00", "level": "error", "logger": "api", "job": job, "sample": sample,
+        "time": "1970-01-01T00:00:01.500+00:00", "level": "error", "logger": "api", "job": job,
+        "sample": sample,
         "message": f"sample {sample} of job {job} failed with acto_[redacted]",
     }  # fmt: skip

@@ -8,8 +8,8 @@ from fastapi import Depends, FastAPI
 from starlette.testclient import TestClient
 
 from actograph.contract.job_specs import JobSpec
-from api.middleware.bodies import refuse_nul
 from api.errors import install
+from api.middleware.bodies import refuse_nul
 
 app = FastAPI(dependencies=[Depends(refuse_nul)])
 install(app)
