@@ -2,65 +2,60 @@
 /** Colour scales that are readable with every kind of colour blindness. */
 
 /** @typedef {{low: number, high: number, signed: boolean}} Limits */
-/** @typedef {[number, number, number]} Rgb */
+/** A colour, the ink that is readable on it, and its value as a pixel. */
+/** @typedef {{css: string, ink: string, pixel: number}} Colour */
 
-/** Cividis: dark blue to yellow. @type {Rgb[]} */
+/** Cividis: dark blue to yellow. */
 const ONE_SIDED = [
   [0, 34, 78], [53, 69, 108], [102, 105, 112], [148, 142, 119], [200, 184, 102], [254, 232, 56],
 ];
-/** Blue for negative numbers, orange for positive ones. @type {Rgb[]} */
+/** Blue for negative numbers, orange for positive ones. */
 const SIGNED = [[5, 77, 150], [92, 158, 212], [247, 247, 247], [245, 163, 74], [166, 76, 2]];
 const STEPS = 256;
 
-/** @param {Rgb[]} stops @returns {Rgb[]} */
+/** @param {number[][]} stops @returns {Colour[]} */
 function ramp(stops) {
   return Array.from({ length: STEPS }, (_, step) => {
     const at = (step / (STEPS - 1)) * (stops.length - 1);
     const low = Math.min(Math.floor(at), stops.length - 2);
     const mixed = stops[low].map((from, i) => Math.round(from + (stops[low + 1][i] - from) * (at - low)));
-    return /** @type {Rgb} */ (mixed);
+    const [r, g, b] = mixed.map((value) => (value / 255) ** 2.2);
+    const isLight = 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179;
+    const pixel = new Uint32Array(Uint8Array.of(...mixed, 255).buffer)[0];
+    return { css: `rgb(${mixed.join(", ")})`, ink: isLight ? "#000" : "#fff", pixel };
   });
 }
 
-const ramps = { oneSided: ramp(ONE_SIDED), signed: ramp(SIGNED) };
+const oneSided = ramp(ONE_SIDED);
+const signed = ramp(SIGNED);
 
 /**
  * The limits of a scale: the 1st and the 99th percentile, so that one huge token does not hide the others.
  * A signed scale has zero in its middle.
  * @param {(Float32Array | null)[]} arrays
- * @param {boolean} signed
+ * @param {boolean} isSigned
  * @returns {Limits}
  */
-export function limitsOf(arrays, signed) {
+export function limitsOf(arrays, isSigned) {
   const found = new Float32Array(arrays.reduce((sum, values) => sum + (values?.length ?? 0), 0));
   let count = 0;
   for (const values of arrays) {
     for (const value of values ?? []) {
-      if (Number.isFinite(value)) found[count++] = signed ? Math.abs(value) : value;
+      if (Number.isFinite(value)) found[count++] = isSigned ? Math.abs(value) : value;
     }
   }
   const sorted = found.subarray(0, count).sort();
   const high = count ? sorted[Math.round((count - 1) * 0.99)] : 1;
-  if (signed) return { low: -(high || 1), high: high || 1, signed };
+  if (isSigned) return { low: -(high || 1), high: high || 1, signed: true };
   const low = count ? sorted[Math.round((count - 1) * 0.01)] : 0;
-  return { low, high: high > low ? high : low + 1, signed };
+  return { low, high: high > low ? high : low + 1, signed: false };
 }
 
-/** @param {number} value @param {Limits} limits @returns {Rgb | null} null for a missing value */
+/** @param {number} value @param {Limits} limits @returns {Colour | null} null for a missing value */
 export function colourOf(value, limits) {
   if (Number.isNaN(value)) return null;
   const share = (value - limits.low) / (limits.high - limits.low);
-  const step = Math.round(Math.min(1, Math.max(0, share)) * (STEPS - 1));
-  return (limits.signed ? ramps.signed : ramps.oneSided)[step];
-}
-
-/** @param {Rgb} colour */
-export const css = (colour) => `rgb(${colour.join(", ")})`;
-
-/** Black or white, whichever has more contrast on a colour, by its relative luminance. @param {Rgb} colour */
-export function inkOn(colour) {
-  const [r, g, b] = colour.map((value) => (value / 255) ** 2.2);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
+  return (limits.signed ? signed : oneSided)[Math.round(Math.min(1, Math.max(0, share)) * (STEPS - 1))];
 }
 
 /** A number with four digits. @param {number} value */
@@ -77,6 +72,6 @@ export function writeLegend(legend, limits, name) {
   low.textContent = `≤ ${short(limits.low)}`;
   high.textContent = `≥ ${short(limits.high)}`;
   label.textContent = name;
-  const stops = (limits.signed ? SIGNED : ONE_SIDED).map(css);
-  bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+  const stops = (limits.signed ? signed : oneSided).filter((_, step) => step % 17 === 0);
+  bar.style.background = `linear-gradient(to right, ${stops.map((one) => one.css).join(", ")})`;
 }

@@ -1,7 +1,7 @@
 // @ts-check
 /** Files of what is seen: heatmaps as PNG, tokens as SVG, numbers as CSV. */
 
-import { colourOf, css, inkOn } from "./viewer-colours.js";
+import { colourOf } from "./viewer-colours.js";
 
 /** @typedef {import("./viewer-pane.js").Pane} Pane */
 
@@ -34,17 +34,17 @@ export function saveSvg(pane) {
   svg.documentElement.setAttribute("height", String(pane.text.scrollHeight));
   pane.spans.forEach((span, place) => {
     const value = pane.shown.numbers?.[place] ?? NaN;
-    const colour = colourOf(value, pane.shown.limits) ?? [255, 255, 255];
+    const { css, ink } = colourOf(value, pane.shown.limits) ?? { css: "#fff", ink: "#000" };
     const boxes = [...span.getClientRects()].map((box) => (
       { x: box.x - around.x, y: box.y - around.y + pane.text.scrollTop, width: box.width, height: box.height }
     ));
-    for (const box of boxes) add("rect", { ...box, fill: css(colour) });
+    for (const box of boxes) add("rect", { ...box, fill: css });
     if (!boxes.length) return;
     const { x, y, height } = boxes[0];
     const font = { "font-family": "monospace", "font-size": size, "xml:space": "preserve" };
     // XML has no control characters
     const text = (span.textContent ?? "").replace(/[^\P{Cc}]/gu, "");
-    add("text", { x, y: y + height * 0.75, fill: inkOn(colour), ...font }).textContent = text;
+    add("text", { x, y: y + height * 0.75, fill: ink, ...font }).textContent = text;
   });
   const data = new XMLSerializer().serializeToString(svg);
   save(new Blob([data], { type: "image/svg+xml" }), pane, "svg");

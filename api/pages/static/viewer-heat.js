@@ -63,11 +63,11 @@ function cellsOf(heat, count) {
   cells.width = count;
   cells.height = heat.hooks.length;
   const image = new ImageData(count, heat.hooks.length);
+  const pixels = new Uint32Array(image.data.buffer);
   heat.rows.forEach((numbers, row) => {
-    for (let i = 0; numbers && i < count; i += 1) {
-      const colour = colourOf(numbers[i], heat.limits);
-      if (colour) image.data.set([...colour, 255], 4 * (row * count + i));
-    }
+    numbers?.forEach((value, place) => {
+      pixels[row * count + place] = colourOf(value, heat.limits)?.pixel ?? 0;
+    });
   });
   /** @type {CanvasRenderingContext2D} */ (cells.getContext("2d")).putImageData(image, 0, 0);
   return cells;

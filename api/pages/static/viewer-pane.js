@@ -1,7 +1,7 @@
 // @ts-check
 /** One session in the viewer: its tokens as text, and the numbers of the tokens in view. */
 
-import { colourOf, css, inkOn, short } from "./viewer-colours.js";
+import { colourOf, short } from "./viewer-colours.js";
 import { Source } from "./viewer-data.js";
 
 /** @typedef {import("./viewer-colours.js").Limits} Limits */
@@ -10,8 +10,6 @@ import { Source } from "./viewer-data.js";
 /** @typedef {{numbers: Float32Array | null, limits: Limits, name: string}} Shown */
 /** @typedef {{hooks: string[], rows: (Float32Array | null)[], limits: Limits}} Heat */
 
-/** most tokens in view */
-export const WINDOW = 2048;
 const LONGEST = 60;
 
 /** A token's text with signs for what cannot be seen. @param {string} text */
@@ -92,11 +90,6 @@ export class Pane {
     return `${text} · token ${token} · id ${id} · ${this.segmentOf(token)} · ${name} ${value}`;
   }
 
-  /** The tokens from a place on, as many as are in view. @param {number} start */
-  read(start) {
-    return this.source.tokens(start, Math.min(start + WINDOW, this.total));
-  }
-
   /** Show tokens, with a mark where a segment begins. @param {Tokens} tokens */
   write(tokens) {
     this.tokens = tokens;
@@ -128,8 +121,8 @@ export class Pane {
     this.shown = shown;
     this.spans.forEach((span, place) => {
       const colour = shown.numbers && colourOf(shown.numbers[place], shown.limits);
-      span.style.backgroundColor = colour ? css(colour) : "";
-      span.style.color = colour ? inkOn(colour) : "";
+      span.style.backgroundColor = colour ? colour.css : "";
+      span.style.color = colour ? colour.ink : "";
     });
   }
 

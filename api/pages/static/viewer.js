@@ -6,9 +6,11 @@ import { limitsOf, writeLegend } from "./viewer-colours.js";
 import { Refused } from "./viewer-data.js";
 import { saveCsv, savePng, saveSvg } from "./viewer-export.js";
 import { cellAt, drawHeat } from "./viewer-heat.js";
-import { Pane, WINDOW } from "./viewer-pane.js";
+import { Pane } from "./viewer-pane.js";
 import { showRow } from "./viewer-row.js";
 
+/** most tokens in view */
+const WINDOW = 2048;
 /** @template {HTMLElement} T @param {string} id @returns {T} */
 const get = (id) => /** @type {T} */ (document.getElementById(id));
 const controls = /** @type {HTMLFormElement} */ (get("viewer-controls"));
@@ -26,7 +28,8 @@ const chosen = { side: 0, token: -1 };
 let pairs = [[], []];
 let turn = 0;
 let rowTurn = 0;
-let isPainting = false;
+/** of the next painting; 0: none is due */
+let frame = 0;
 
 const isDifference = () => isTwo && field("difference").checked;
 /** Log probabilities have no layers: the heatmap then shows norms. */
@@ -125,8 +128,7 @@ async function load() {
 }
 
 function paintSoon() {
-  if (!isPainting) requestAnimationFrame(paint);
-  isPainting = true;
+  frame ||= requestAnimationFrame(paint);
 }
 
 /** The numbers of a pane to show; null while they are read. @param {number} side @param {string} key */
@@ -139,7 +141,8 @@ function numbersOf(side, key) {
 
 /** Colour tokens and heatmaps by what was read so far. */
 function paint() {
-  isPainting = false;
+  cancelAnimationFrame(frame);
+  frame = 0;
   const hook = valueOf("hook");
   const name = nameOf(valueOf("of"), hook);
   const shown = panes.map((_, side) => numbersOf(side, keyOf()));
@@ -169,7 +172,13 @@ function select() {
 /** Show the tokens from a place on. @param {number} start */
 async function move(start) {
   const own = ++turn;
-  const read = await Promise.all(panes.map((pane) => pane.read(start)));
+  const read = await Promise.all(panes.map((pane) => {
+    const stop = Math.max(start, Math.min(start + WINDOW, pane.total));
+    // `load` finds them, read while the tokens are made
+    const hooks = pane.column(valueOf("hook")).length ? [keyOf()] : [];
+    pane.source.values(hooks, choiceOf(valueOf("of")), start, stop);
+    return pane.source.tokens(start, stop);
+  }));
   if (own !== turn) return;
   panes.forEach((pane, side) => pane.write(read[side]));
   const most = Math.max(...panes.map((pane) => pane.total));
