@@ -12,7 +12,7 @@ from starlette.responses import Response
 from api.auth import STATIC
 from api.pages.rendering import HEADERS, render, see_other
 
-Handler = Callable[[Request, Exception], Awaitable[Response]]
+Handler = Callable[[Request, Any], Response | Awaitable[Response]]
 
 #: addresses of programs, whose errors stay problem details
 _OF_PROGRAMS = ("/v1/", "/models/", "/openapi.json", "/metrics", "/livez", "/readyz", "/health", STATIC)
@@ -26,7 +26,9 @@ def install(app: FastAPI) -> None:
 
 def _as_page(handler: Handler) -> Handler:
     async def handle(request: Request, error: Exception) -> Response:
-        answer = await handler(request, error)
+        answer = handler(request, error)
+        if not isinstance(answer, Response):
+            answer = await answer
         wants_page = "text/html" in request.headers.get("accept", "") or "hx-request" in request.headers
         if not wants_page or request.url.path.startswith(_OF_PROGRAMS):
             return answer

@@ -28,7 +28,8 @@ _NUMBERS = {"limit": int, "epochs": int, "max_tokens": int, "seed": int, "temper
 
 async def _fields(request: Request) -> dict[str, str]:
     """The filled-in fields of the form; see `submit.html`."""
-    return {name: text.strip() for name, text in (await request.form()).items() if str(text).strip()}
+    form = (await request.form()).items()
+    return {name: text.strip() for name, text in form if isinstance(text, str) and text.strip()}
 
 
 Fields = Annotated[dict[str, str], Depends(_fields)]

@@ -38,7 +38,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 17_700, "api": 5_800, "storage": 11_050, "worker": 13_150, "tests": 37_100}
+MOST_LINES = {"actograph": 17_700, "api": 5_800, "storage": 11_050, "worker": 13_150, "tests": 37_300}
 
 
 class Source(NamedTuple):

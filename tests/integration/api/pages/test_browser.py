@@ -74,7 +74,7 @@ def test_submit_watch_open_a_sample(service: Service, served: Application, brows
     page.get_by_role("link", name="Submit").click()
     page.get_by_label("Kind").select_option("capture")
     page.get_by_label("Prompts").fill("<img src=x onerror=alert(1)>\ntwo")
-    page.get_by_label("Capture").fill("embed")
+    page.get_by_role("textbox", name="Capture").fill("embed")
     page.get_by_label("Conditions").fill('[{"name": "a"}, {"name": "b"}]')
     page.locator("#estimate").get_by_text("4 samples").wait_for()
     tab.check()

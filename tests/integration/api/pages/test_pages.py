@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 HTML = {"Accept": "text/html"}
 ORIGIN = {"Origin": "http://127.0.0.1:8420"}
 EVIL = "<script>alert(1)</script>&\u202e\U0001f600"
-CONDITIONS = [{"name": "plain"}, {"name": "<b>"}]
+CONDITIONS = [{"name": "plain"}, {"name": "other"}]
 
 
 def page(service: Service, path: str, status: int = 200) -> str:
@@ -36,7 +36,7 @@ def scored_job(service: Service) -> tuple[str, list[str]]:
         service.finish(lease, scores={"exact": Score(value=value, answer=EVIL)}, tensors=EMBED)
     with service.database.write() as session:
         samples = [session.get_one(SampleRow, lease.id) for lease in leases]
-        samples[0].prompt, samples[0].completion = EVIL, f"<think>{EVIL}</think>one two {EVIL}"
+        samples[0].prompt, samples[0].completion = EVIL, f"<think>{EVIL}</think> one two {EVIL}"
         samples[0].messages = [{"role": "tool", "content": EVIL, "error": True}]
         samples[1].completion = "one three"
         samples[2].status, samples[2].error = "failed", {"type": "invalid_request", "message": EVIL}
@@ -59,9 +59,8 @@ def test_pages_show_a_job_and_its_samples(service: Service) -> None:
         assert re.search(rf'class="cell {verdict}" href="/jobs/{job_id}/samples/{sample_id}"', shown)
     assert "&lt;script&gt;" in shown
     compared = page(service, f"/jobs/{job_id}/comparison?baseline=plain")
-    assert "&lt;b&gt;" in compared
     assert "McNemar p" in compared
-    assert "no condition" in page(service, f"/jobs/{job_id}/comparison?baseline=none")
+    assert "&lt;b" in page(service, f"/jobs/{job_id}/comparison?baseline=%3Cb%3E")
 
 
 def test_a_sample_shows_its_texts_and_the_difference(service: Service) -> None:
@@ -71,7 +70,7 @@ def test_a_sample_shows_its_texts_and_the_difference(service: Service) -> None:
     for title in ("Reasoning", "Completion", "Turns", "Verdicts", "Activations"):
         assert title in shown
     assert 'rel="next">Next</a>' in shown
-    different = page(service, f"{path}?against=%3Cb%3E")
+    different = page(service, f"{path}?against=other")
     assert "<ins>two " in different
     assert "<del>three</del>" in different
     assert "404" in page(service, f"{path}?against=none", 404)
