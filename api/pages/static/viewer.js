@@ -289,7 +289,7 @@ controls.addEventListener("change", (event) => follow(/** @type {HTMLInputElemen
 document.addEventListener("click", (event) => {
   const { save, page } = /** @type {HTMLElement} */ (event.target).dataset;
   if (page) turnPage(Number(page));
-  if (save) panes.forEach(SAVES[save]);
+  if (save) SAVES[save](panes[chosen.side]);
 });
 new ResizeObserver(() => panes.every((pane) => pane.spans.length) && paintSoon()).observe(get("viewer"));
 
