@@ -24,12 +24,12 @@ router = APIRouter(include_in_schema=False, dependencies=[READ])
 #: samples in the grid of a page
 GRID = 1000
 EVENTS = 50
-#: half the width of a 95 % interval, in standard errors
+#: standard errors on each side of a mean, as in reports
 _Z = 1.96
 
 
 class Interval(NamedTuple):
-    """A metric of one condition with its 95 % interval, which is None without a standard error."""
+    """A metric of one condition with 1.96 standard errors around it, or None without an error."""
 
     condition: str
     mean: float

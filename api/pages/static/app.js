@@ -7,12 +7,17 @@
 
 /** Time before the next attempt if the browser gave up the stream, in milliseconds. */
 const RETRY = 3000;
-/** Shortest time between two refreshes, in milliseconds. */
+/** Time between two looks whether the page is out of date, in milliseconds. */
 const PACE = 1000;
+/** After a refresh, the page waits so many times as long as it took: a slow page is refreshed less often. */
+const REST = 4;
 
 /** @type {EventSource | null} */
 let stream = null;
 let newest = "";
+let begun = 0;
+/** Time before which no refresh begins. */
+let earliest = 0;
 /** @type {string | null} */
 let focused = null;
 
@@ -70,8 +75,17 @@ function isInUse(live) {
 function refresh() {
   const live = livePart();
   if (!live || document.hidden || !newest || live.dataset.state === newest || isInUse(live)) return;
+  if (performance.now() < earliest) return;
+  begun = performance.now();
+  earliest = Infinity; // until it ends
   // @ts-ignore: the global of htmx
   window.htmx.trigger(live, "changed");
+}
+
+/** Rest after a refresh. */
+function rest() {
+  const now = performance.now();
+  earliest = now + REST * (now - begun);
 }
 
 /** Remember the focused link before a refresh. */
@@ -100,6 +114,7 @@ function checkAll(event) {
 }
 
 document.addEventListener("change", checkAll);
+document.addEventListener("htmx:afterRequest", rest);
 document.addEventListener("htmx:beforeSwap", keepFocus);
 document.addEventListener("htmx:afterSettle", restoreFocus);
 document.addEventListener("visibilitychange", () => (document.hidden ? unfollow() : follow()));

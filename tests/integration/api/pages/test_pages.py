@@ -92,6 +92,7 @@ def test_filters_choose_among_all_jobs(service: Service) -> None:
         ("", ids),
         ("?tag=a", ids[:1]),
         ("?text=50%25 of B", ids[1:]),
+        ("?text=50%25B", []),
         (f"?text={ids[0][4:20]}", ids[:1]),
         ("?model=demo&kind=capture&status=queued", ids),
         ("?model=other", []),
