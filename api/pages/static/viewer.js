@@ -80,7 +80,7 @@ function readAddress() {
   const query = new URLSearchParams(location.search);
   for (const [name, value] of query) {
     const one = field(name);
-    if (one?.type === "checkbox") one.checked = true;
+    if (one?.matches("[type=checkbox]")) one.checked = true;
     else if (takes(name, value)) one.value = value;
   }
   const token = Number.parseInt(query.get("token") ?? "", 10);
@@ -115,7 +115,7 @@ async function load() {
       const found = await numbers;
       if (own !== turn) return;
       pane.values.set(hooks[place], found);
-      paintSoon();
+      if (hooks[place] === keyOf()) paintSoon();
     });
   });
   await Promise.all(waits);
@@ -289,7 +289,7 @@ controls.addEventListener("change", (event) => follow(/** @type {HTMLInputElemen
 document.addEventListener("click", (event) => {
   const { save, page } = /** @type {HTMLElement} */ (event.target).dataset;
   if (page) turnPage(Number(page));
-  if (save) panes.forEach(SAVES[save]);
+  if (save) SAVES[save](panes[chosen.side]);
 });
 new ResizeObserver(() => panes.every((pane) => pane.spans.length) && paintSoon()).observe(get("viewer"));
 
