@@ -20,6 +20,7 @@ from api.bodies import BodyLimit, refuse_nul
 from api.dependencies import Services, use_reserve
 from api.errors import DOCUMENTED, install
 from api.openai.chat_watch import ChatWatch
+from api.request_ids import RequestIds, name_in_logs
 from api.routes import (
     batches,
     chat,
@@ -106,6 +107,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     # the last one added sees a request first
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Authentication, settings=settings)
+    app.add_middleware(RequestIds)
     return app
 
 
@@ -127,6 +129,7 @@ def process_app() -> FastAPI:
     """Set up a serving process and create its application."""
     settings = Settings()
     redaction.set_up_logging(settings)
+    name_in_logs()
     return create_app(settings)
 
 

@@ -21,6 +21,7 @@ from actograph.contract.base import OpenAIError, Problem, ProblemItem
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceBusy, StorageFull, StoreDamaged
 from actograph.contract.job_specs import MAX_REPORTED, FieldError, InvalidFields
 from actograph.redaction import redact
+from api import request_ids
 from storage.index import disk_reserve
 from storage.index.database import is_full
 from storage.queue import pause
@@ -75,7 +76,9 @@ def problem_of(error: ActographError, instance: str) -> JSONResponse:
         errors=[ProblemItem(detail=redact(one.detail), pointer=one.pointer) for one in fields],
         error=shown,
     )
-    headers = getattr(error, "headers", None)
+    headers = dict(getattr(error, "headers", None) or {})
+    if identifier := request_ids.current.get():
+        headers[request_ids.HEADER] = identifier  # an unexpected error passes no middleware of ours
     return JSONResponse(problem.model_dump(mode="json"), status, headers, MEDIA_TYPE)
 
 
@@ -117,7 +120,8 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
 
 async def _on_fault(request: Request, error: Exception) -> JSONResponse:
     """Answer an error of the disk, of the database, or of the program."""
-    where, answer = f"{request.method} {request.url.path}", ActographError(INTERNAL)
+    where = f"{request.method} {request.url.path}"
+    answer: ActographError | None = None
     is_disk_full = isinstance(error, OSError) and error.errno in disk_reserve.FULL
     if is_disk_full or (isinstance(error, DBAPIError) and is_full(error)):
         answer = StorageFull(f"the disk of the service is full and nothing was stored; {pause.CURE}")
@@ -125,9 +129,9 @@ async def _on_fault(request: Request, error: Exception) -> JSONResponse:
         answer = ServiceBusy(NO_CONNECTION)
     elif isinstance(error, OperationalError | InterfaceError):
         answer = ServiceBusy(NO_DATABASE)
-    is_known = answer.message != INTERNAL
-    log.error("%s failed: %s", where, error, exc_info=None if is_known else error)
-    return problem_of(answer, request.url.path)
+    log.error("%s failed: %s", where, error, exc_info=None if answer else error)
+    unknown = f"{INTERNAL}, in the lines that end with [{request_ids.current.get()}]"
+    return problem_of(answer or ActographError(unknown), request.url.path)
 
 
 def install(app: FastAPI) -> None:

@@ -33,12 +33,12 @@ PACKAGES = {
     "worker": "engine text evals runners sample signals drain process analysis __main__",
     "worker.engine": "requests model locations edits tokens structure runs capture packed traced stream "
     "forwards engine",
-    "api": "errors bodies auth served_models dependencies estimate check submit analyses openai reading "
-    "background metrics routes app keys __main__",
+    "api": "request_ids errors bodies auth served_models dependencies estimate check submit analyses openai "
+    "reading background metrics routes app keys __main__",
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 17_700, "api": 4_700, "storage": 10_850, "worker": 13_150, "tests": 36_500}
+MOST_LINES = {"actograph": 17_800, "api": 5_350, "storage": 10_950, "worker": 13_250, "tests": 37_000}
 
 
 class Source(NamedTuple):

@@ -117,8 +117,10 @@ def test_an_unexpected_failure_is_logged_and_tells_nothing(
         raise RuntimeError("the secret reason")
 
     monkeypatch.setattr("storage.jobs.jobs.find", fail)
-    answer = service.client.get("/v1/jobs")
+    answer = service.client.get("/v1/jobs", headers={"x-request-id": "night-7"})
     problem(answer, 500, "internal_error")
+    assert answer.headers["x-request-id"] == "night-7"
+    assert "[night-7]" in answer.json()["detail"]
     assert "secret" not in answer.text
     assert "the secret reason" in caplog.text
     assert "GET /v1/jobs" in caplog.text
