@@ -1,7 +1,7 @@
 """Grammars of JSON texts, in llguidance's form of Lark's: https://github.com/guidance-ai/llguidance."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -10,10 +10,16 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _SPACES = {"x-guidance": {"whitespace_flexible": True, "whitespace_pattern": " ?"}}
 
 
-def arguments_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Tool -> schema of its arguments, of tools in OpenAI's form."""
-    functions = [tool["function"] for tool in tools]
-    return {function["name"]: function.get("parameters") or ANY_OBJECT for function in functions}
+def arguments_of(
+    tools: Sequence[Mapping[str, Any]], only: Collection[str] | None = None
+) -> dict[str, Mapping[str, Any]]:
+    """Tool -> schema of its arguments, of tools in OpenAI's form.
+
+    Args:
+        only: names of the tools whose schemas count; the others take any object. None: all.
+    """
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or ANY_OBJECT for tool in tools}
+    return {name: schema if only is None or name in only else ANY_OBJECT for name, schema in schemas.items()}
 
 
 def of_json(schema: Mapping[str, Any]) -> str:
@@ -28,15 +34,47 @@ def of_call(schemas: Mapping[str, Mapping[str, Any]], between: str) -> str:
         schemas: tool -> schema of its arguments.
         between: the text between name and arguments.
     """
-    calls = [
-        f"{json.dumps(name + between)} {_value(schema)} {json.dumps('}')}" for name, schema in schemas.items()
-    ]
-    return f"start: {' | '.join(calls)}"
+    return f"start: {_calls(schemas, between, '}')}"
 
 
 def of_arguments(schema: Mapping[str, Any]) -> str:
     """The grammar of the rest of a tool call in JSON, from the arguments on."""
     return f"start: {json.dumps(' ')}? {_value(schema)} {json.dumps('}')}"
+
+
+def of_text_with_calls(
+    schemas: Mapping[str, Mapping[str, Any]],
+    form: tuple[str, str, str],
+    marks: tuple[int, int],
+    others: Sequence[int],
+) -> str:
+    """The grammar of any text with any number of tool calls in JSON.
+
+    Args:
+        schemas: tool -> schema of its arguments.
+        form: the texts before the tool's name, between name and arguments, and after the arguments.
+        marks: tokens around each call; the first one is nowhere else.
+        others: all other tokens that are no text, such as those around a thought; the second mark too.
+    """
+    before, between, after = form
+    first, last = marks
+    calls = f"{json.dumps(before)} ({_calls(schemas, between, after)})"
+    return "\n".join(
+        (
+            "start: call* said",
+            f"call: said <[{first}]> {calls} <[{last}]>",
+            f"said: (TEXT | <[{','.join(map(str, others))}]>)*",
+            r"TEXT: /(.|\n)+/",
+        )
+    )
+
+
+def _calls(schemas: Mapping[str, Mapping[str, Any]], between: str, after: str) -> str:
+    """Any of the calls, from the tool's name on."""
+    return " | ".join(
+        f"{json.dumps(name + between)} {_value(schema)} {json.dumps(after)}"
+        for name, schema in schemas.items()
+    )
 
 
 def _value(schema: Mapping[str, Any]) -> str:

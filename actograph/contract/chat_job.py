@@ -37,6 +37,7 @@ class ChatInput(Spec):
         echo: True if the answer and its log probabilities begin with the prompt.
         must_call: True if the answer must be a call of one of `tools`.
         call_name: the only tool that the answer may call.
+        strict_tools: tools whose arguments follow their schemas in calls that the model begins itself.
         json_schema: what the answer follows as a JSON text; None leaves it free.
         one_call: True if only the first call of an answer counts.
         live: True if the text is published while it is generated.
@@ -49,6 +50,7 @@ class ChatInput(Spec):
     tools: list[dict[str, Any]] | None = None
     must_call: bool = False
     call_name: str | None = None
+    strict_tools: list[str] | None = None
     json_schema: dict[str, Any] | None = None
     one_call: bool = False
     enable_thinking: bool = False

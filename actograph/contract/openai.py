@@ -106,6 +106,7 @@ class ToolFunction(Part):
     name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")
     description: Text | None = None
     parameters: JsonObject | None = Field(None, description="JSON schema of the arguments.")
+    strict: bool | None = Field(None, description="true: calls follow the schema; forced calls always do.")
 
 
 class Tool(Part):
@@ -328,7 +329,14 @@ class ChatCompletionRequest(CompletionBase):
     def offered_tools(self) -> list[dict[str, Any]]:
         """The tools that the model sees, as chat templates take them."""
         tools = [] if self.tool_choice == "none" else self.tools or []
-        return [tool.model_dump(exclude_none=True) for tool in tools]
+        # prompts do not show `strict`
+        return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
+
+    @property
+    def strict_tools(self) -> list[str] | None:
+        """Tools whose arguments follow their schemas in calls that the model begins itself."""
+        offered = [] if self.tool_choice == "none" else self.tools or []
+        return [tool.function.name for tool in offered if tool.function.strict] or None
 
 
 class CompletionRequest(CompletionBase):

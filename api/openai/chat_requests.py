@@ -52,13 +52,15 @@ def job_spec(request: CompletionBase, services: Services, structure: ModelStruct
 def _conversation(request: ChatCompletionRequest, services: Services) -> ChatInput:
     if request.json_schema is not None:
         _check(json_grammar.of_json(request.json_schema), "response_format")
-    if request.must_call:
-        _check(json_grammar.of_call(json_grammar.arguments_of(request.offered_tools), ""), "tools")
+    if request.must_call or request.strict_tools:
+        only = None if request.must_call else request.strict_tools
+        _check(json_grammar.of_call(json_grammar.arguments_of(request.offered_tools, only), ""), "tools")
     return ChatInput(
         messages=[message.for_template() for message in request.messages],
         tools=request.offered_tools or None,
         must_call=request.must_call,
         call_name=request.call_name,
+        strict_tools=request.strict_tools,
         one_call=request.one_call,
         json_schema=request.json_schema,
         enable_thinking=request.thinks,

@@ -12,6 +12,7 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import SamplingSpec
 from actograph.scoring.completions import cut_at_stop
+from actograph.tool_calls import CLOSE, OPEN
 from storage.queue.leases import LeasedSample
 from worker.engine.requests import Generation, TokenLogprobs
 from worker.runners import text
@@ -69,7 +70,11 @@ class ChatRunner(Runner):
             enable_thinking=given.enable_thinking,
             tools=given.tools,
         )
-        grammar = None if given.json_schema is None else json_grammar.of_json(given.json_schema)
+        grammar = None
+        if given.json_schema is not None:
+            grammar = json_grammar.of_json(given.json_schema)
+        elif given.strict_tools:
+            grammar = self._strict_calls(given)
         return replace(text.encode(self._tokenizer, rendered, is_chat=True), grammar=grammar)
 
     def _begun_call(self, given: ChatInput) -> Prompt:
@@ -87,6 +92,29 @@ class ChatRunner(Runner):
             grammar = json_grammar.of_arguments(schemas[given.call_name])
         prompt = text.encode(self._tokenizer, forced.text, is_chat=True)
         return replace(prompt, begun=forced.begun, grammar=grammar)
+
+    def _strict_calls(self, given: ChatInput) -> str:
+        """The grammar of an answer whose calls, if the model begins any, follow their tools' schemas."""
+        forced = begin_call(
+            self._tokenizer,
+            given.messages or [],
+            given.tools or [],
+            enable_thinking=given.enable_thinking,
+            name=None,
+        )
+        added = {str(token): token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()}
+        if OPEN not in added or CLOSE not in added:
+            raise InvalidRequest(
+                f"{OPEN} is not one token of this model, so a call that it begins itself cannot be strict; "
+                "force the call by tool_choice, or leave strict out",
+                param="tools",
+            )
+        return json_grammar.of_text_with_calls(
+            json_grammar.arguments_of(given.tools or [], given.strict_tools),
+            form=(forced.begun.removeprefix(OPEN), forced.between, forced.after),
+            marks=(added[OPEN], added[CLOSE]),
+            others=[token_id for token, token_id in added.items() if token != OPEN],
+        )
 
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
         if is_only_read(sample.input):

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.errors import InvalidRequest
-from actograph.tool_calls import OPEN, ToolCall, parse_calls
+from actograph.tool_calls import CLOSE, OPEN, ToolCall, parse_calls
 from worker.text.chat_template import render_chat
 
 #: placeholders for a tool and an argument that occur in no conversation
@@ -27,11 +27,13 @@ class ForcedCall:
         text: all of it.
         begun: the last part of `text`, from `<tool_call>` on.
         between: the text between the tool's name and the arguments.
+        after: the text between the arguments and `</tool_call>`.
     """
 
     text: str
     begun: str
     between: str
+    after: str
 
 
 def begin_call(
@@ -70,10 +72,12 @@ def begin_call(
     if not 0 <= start < at or parse_calls(written[start:]) != [_CALL]:
         raise InvalidRequest(
             f"the model's chat template does not write calls in the {OPEN} form (Qwen2.5, Qwen3 and Hermes "
-            "models do), so the call cannot be begun; leave tool_choice out or set it to auto",
+            "models do), so calls can be neither forced nor strict; leave tool_choice and strict out",
             param="tool_choice",
         )
-    between = written[at + len(_NAME) : written.rindex("{", at, written.index(_KEY, at))]
+    key = written.index(_KEY, at)
+    between = written[at + len(_NAME) : written.rindex("{", at, key)]
+    after = written[written.index("}", key) + 1 : written.index(CLOSE, key)]
     # tokens often hold the white space before the arguments' brace
     whole = written[:at] + ("" if name is None else name + between.rstrip())
-    return ForcedCall(text=whole, begun=whole[start:], between=between)
+    return ForcedCall(text=whole, begun=whole[start:], between=between, after=after)

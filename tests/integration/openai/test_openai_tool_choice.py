@@ -71,6 +71,31 @@ def test_a_call_follows_its_schema_whatever_the_model_would_say(client: Any, say
         assert json.loads(call.function.arguments)["unit"] in ("C", "F")
 
 
+def test_a_strict_tool_is_called_by_its_schema_when_the_model_begins_to(client: Any, says: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"unit": {"enum": ["C", "F"]}},
+        "required": ["unit"],
+        "additionalProperties": False,
+    }
+    weather = {"name": "weather", "strict": True, "parameters": schema}
+    tools = [tool("calculator"), {"type": "function", "function": weather}]
+    options = OPTIONS | {"tools": tools, "tool_choice": "auto"}
+    says('I look.\n<tool_call>\n{"name": "weather", "arguments": {"place": "Rome"}}\n</tool_call>')
+    (found,) = client.chat.completions.create(parallel_tool_calls=False, **options).choices
+    (call,) = found.message.tool_calls
+    assert (found.message.content, call.function.name) == ("I look.", "weather")
+    assert json.loads(call.function.arguments)["unit"] in ("C", "F")
+    # text is free, and so are the arguments of the other tool
+    says(f"I count.\n{CALL}")
+    (found,) = client.chat.completions.create(**options).choices
+    assert found.message.content == "I count."
+    assert json.loads(found.message.tool_calls[0].function.arguments) == {"expression": "3+4"}
+    says("No call.")
+    (found,) = client.chat.completions.create(**options).choices
+    assert (found.message.content, found.message.tool_calls) == ("No call.", None)
+
+
 def test_a_call_that_is_cut_off_is_told_as_text(client: Any, says: Any) -> None:
     says(f'calculator"{REST}')
     options = OPTIONS | {"tool_choice": "required", "max_tokens": 5}
