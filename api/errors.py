@@ -34,7 +34,7 @@ INTERNAL = "something went wrong inside Actograph; the server's log has the reas
 NO_DATABASE = "the database does not answer; try again in a moment"
 NO_CONNECTION = "all connections to the database are in use; try again in a moment"
 #: OpenAI's clients expect 400 for every invalid request, and 404 for an unknown model
-OPENAI_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+OPENAI_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 #: how every route documents its errors
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
     "default": {

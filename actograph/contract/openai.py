@@ -6,7 +6,7 @@ refused; those of its messages and tools are ignored, so that answers of other s
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
 from pydantic_core import PydanticCustomError
@@ -149,18 +149,17 @@ class ChatTemplateKwargs(Spec):
     enable_thinking: bool | None = None
 
 
-class CompletionBase(Spec):
-    """Fields of both routes; the second part is Actograph's own."""
+class GenerationBase(Spec):
+    """Fields of all routes that generate; the second part is Actograph's own."""
+
+    ignored: ClassVar[frozenset[str]] = IGNORED
 
     model: ModelName
     temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 keeps only the most likely token.")
-    max_tokens: int | None = Field(None, ge=0, le=1_000_000)
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Stop | Stops | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
@@ -182,7 +181,15 @@ class CompletionBase(Spec):
     def _drop_unused(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        return {name: field for name, field in value.items() if field is not None and name not in IGNORED}
+        return {name: field for name, field in value.items() if field is not None and name not in cls.ignored}
+
+
+class CompletionBase(GenerationBase):
+    """Fields of chats and texts."""
+
+    max_tokens: int | None = Field(None, ge=0, le=1_000_000)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")
     def _sensible(self) -> "CompletionBase":

@@ -33,7 +33,7 @@ async def stream(running: Running, *, include_usage: bool) -> AsyncGenerator[str
     """
     job, rows = running.job, running.samples
     is_chat, envelope = chat_results.is_chat(rows[0]), chat_results.envelope(job, rows[0])
-    choices = [_Choice(row, place) for place, row in enumerate(rows)]
+    choices = [SentText(row, place) for place, row in enumerate(rows)]
 
     def event(*choices: BaseModel, **fields: Any) -> str:
         chunk: Any = answers.ChatChunk if is_chat else answers.Completion
@@ -87,7 +87,7 @@ def _piece(place: int, text: str, logprobs: Any = None, *, is_chat: bool) -> Bas
     return answers.CompletionChoice(index=place, text=text, logprobs=logprobs)
 
 
-def _ending(sent: "_Choice", choice: answers.ChatChoice | answers.CompletionChoice) -> list[BaseModel]:
+def _ending(sent: "SentText", choice: answers.ChatChoice | answers.CompletionChoice) -> list[BaseModel]:
     """The choices to send at the end: the unsent text, tool calls, and the finish reason.
 
     With log probabilities, all text is unsent.
@@ -115,7 +115,7 @@ def _captured(answer: answers.Captured) -> dict[str, Any]:
     return answer.model_dump(include=set(answers.Captured.model_fields))
 
 
-class _Choice:
+class SentText:
     """Text of one choice that was sent."""
 
     def __init__(self, row: SampleRow, place: int) -> None:

@@ -1,5 +1,6 @@
-"""/v1/chat/completions and /v1/completions, in OpenAI's form. Requests run through the job queue."""
+"""/v1/chat/completions, /v1/completions and /v1/responses, in OpenAI's form, through the job queue."""
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,13 +11,22 @@ from actograph.contract.openai import ChatCompletionRequest, CompletionBase, Com
 from actograph.contract.openai_answers import ChatCompletion, Completion
 from api.auth import SUBMIT, Caller
 from api.dependencies import Services, ServicesDep
-from api.openai import chat_requests, chat_results, chat_stream
+from api.openai import (
+    chat_requests,
+    chat_results,
+    chat_stream,
+    response_answers,
+    response_requests,
+    response_stream,
+)
 from api.openai.chat_watch import Running
+from api.openai.response_requests import ResponseRequest
 from api.reading import sse
 
 ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The answer; with `stream` Server-Sent Events, the last of which is `[DONE]`.",
+        "description": "The answer; with `stream` Server-Sent Events, the last of which is `[DONE]`, or the "
+        "whole response.",
         "content": sse.DOCUMENTED,
     }
 }
@@ -39,6 +49,26 @@ async def create_completion(
     return await _answer(http, services, by, request)
 
 
+@router.post("/responses", summary="Answer a response", response_model=response_answers.Response)
+async def create_response(
+    http: Request, services: ServicesDep, by: Caller, request: ResponseRequest
+) -> Response:
+    """OpenAI's response, without its store: `input` is the whole conversation."""
+
+    def read() -> dict[str, Any]:
+        chat = chat_results.read(services, job.id)
+        assert isinstance(chat, ChatCompletion)
+        return response_answers.ended(request, chat).model_dump(mode="json")
+
+    job, samples = await run_in_threadpool(response_requests.submit, services, request, by)
+    running = Running(services=services, http=http, job=job, samples=samples)
+    if request.stream:
+        return await _streamed(response_stream.stream(running, request))
+    async for _ in running.pieces(texts=False):
+        pass
+    return JSONResponse(await run_in_threadpool(read))
+
+
 async def _answer(http: Request, services: Services, owner: str, request: CompletionBase) -> Response:
     """Submit and answer, whole or streamed. A client that disconnects cancels its job."""
 
@@ -52,7 +82,10 @@ async def _answer(http: Request, services: Services, owner: str, request: Comple
             pass
         return JSONResponse(await run_in_threadpool(read))
     include_usage = request.stream_options is not None and request.stream_options.include_usage
-    events = chat_stream.stream(running, include_usage=include_usage)
+    return await _streamed(chat_stream.stream(running, include_usage=include_usage))
+
+
+async def _streamed(events: AsyncGenerator[str, None]) -> Response:
     # before the first text an error is an answer of its own
     first = await anext(events)
     stream = chat_stream.guarded(first, events)

@@ -40,7 +40,9 @@ router = APIRouter()
 
 SHOWN_JOBS = 20
 #: paths of OpenAI's API
-OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/files", "/v1/batches")
+OPENAI_PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/v1/files", "/v1/batches"
+)  # fmt: skip
 
 After = Annotated[str | None, Query(max_length=128, description="`next` of the previous page.")]
 Seconds = Annotated[float, Query(gt=0, le=60, description="Approximate time limit of one page.")]
