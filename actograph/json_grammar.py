@@ -1,6 +1,7 @@
 """Grammars of JSON texts, in llguidance's form of Lark's: https://github.com/guidance-ai/llguidance."""
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,17 @@ def arguments_of(
 def of_json(schema: Mapping[str, Any]) -> str:
     """The grammar of a JSON text that follows a JSON schema."""
     return f"start: {_value(schema)}"
+
+
+def of_choice(texts: Sequence[str]) -> str:
+    """The grammar of one of the texts."""
+    return f"start: {' | '.join(map(json.dumps, texts))}"
+
+
+def of_regex(pattern: str) -> str:
+    """The grammar of a text that matches a regular expression as a whole, in Rust's syntax."""
+    pattern = re.sub(r"(?<!\\)/", r"\/", pattern).replace("\n", r"\n")
+    return f"start: /{pattern}/"
 
 
 def of_call(schemas: Mapping[str, Mapping[str, Any]], between: str) -> str:

@@ -21,12 +21,21 @@ class ServedModels:
         self.names = list(dict.fromkeys(model.name for model in models))
 
     def find(self, name: str) -> str | None:
-        """Find the canonical name of a served model by name or alias."""
-        return self._names.get(name)
+        """Find the canonical name of a served model by name, by alias, or by the last part of one's id."""
+        found = self._ending_with(name)
+        return self._names.get(name) or (found[0] if len(found) == 1 else None)
+
+    def _ending_with(self, name: str) -> list[str]:
+        """Canonical names of the models whose id ends with this part."""
+        ends = f"/{name}"
+        return list(dict.fromkeys(model for alias, model in self._names.items() if alias.endswith(ends)))
 
     def require(self, name: str, param: str = "model") -> str:
         """Like `find`. Raises UnknownModel if the model is not served; `param` is the field at fault."""
         found = self.find(name)
+        if found is None and (several := self._ending_with(name)):
+            message = f"several models have the short name {name[:200]!r}: {', '.join(several)}; say which"
+            raise UnknownModel(message, param=param)
         if found is None:
             served = ", ".join(self.names) or "none (set ACTOGRAPH_MODEL)"
             raise UnknownModel(f"model {name[:200]!r} is not served here; served: {served}", param=param)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from actograph.contract.errors import InvalidRequest
 
@@ -35,9 +35,25 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _finite(value: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError for NaN and infinities, which JSON, and so a database, does not have."""
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+#: JSON of a client's own form
+JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
+
+
 def example(**fields: Any) -> ConfigDict:
     """The configuration of a request with an example in its schema."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
+
+
+class Part(BaseModel):
+    """Part of a request in which unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class Resource(BaseModel):

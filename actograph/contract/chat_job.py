@@ -7,9 +7,10 @@ interventions too.
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
-from actograph.contract.base import Name, Spec, Tag
+from actograph import json_grammar
+from actograph.contract.base import JsonObject, Name, Part, PromptText, Spec, Tag
 from actograph.contract.interventions import InterventionList
 from actograph.contract.job_specs import InputJobSpec
 from actograph.contract.specs import CaptureSpec, Expiry, SamplingSpec
@@ -27,6 +28,57 @@ class OwnSample(Spec):
     epoch: int = Field(0, ge=0, lt=2**31)
 
 
+class JsonSchema(Part):
+    """A JSON schema with a name. The answer follows it whether or not `strict` says so."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, serialize_by_alias=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")
+    definition: JsonObject = Field({}, alias="schema")
+
+
+class ResponseFormat(Part):
+    """The form of an answer, as OpenAI has it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> "ResponseFormat":
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("the type json_schema needs json_schema")
+        return self
+
+    @property
+    def grammar(self) -> str | None:
+        """What the answer follows, see `json_grammar`; None for any text."""
+        if self.type == "text":
+            return None
+        schema = json_grammar.ANY_OBJECT if self.json_schema is None else self.json_schema.definition
+        return json_grammar.of_json(schema)
+
+
+class StructuredOutputs(Spec):
+    """The form of an answer, as vLLM has it: a JSON schema, one of several texts, or a regular expression."""
+
+    definition: JsonObject | None = Field(None, alias="json")
+    choice: list[PromptText] | None = Field(None, min_length=1, max_length=1024)
+    regex: str | None = Field(None, min_length=1, max_length=10_000, description="In Rust's syntax.")
+
+    @model_validator(mode="after")
+    def _says_one(self) -> "StructuredOutputs":
+        if sum(form is not None for form in (self.definition, self.choice, self.regex)) != 1:
+            raise ValueError("structured_outputs has one of json, choice and regex")
+        return self
+
+    @property
+    def grammar(self) -> str:
+        """What the answer follows, see `json_grammar`."""
+        if self.definition is not None:
+            return json_grammar.of_json(self.definition)
+        return json_grammar.of_choice(self.choice) if self.choice else json_grammar.of_regex(self.regex or "")
+
+
 class ChatInput(Spec):
     """The input of one choice: a conversation, a text or token ids.
 
@@ -38,7 +90,8 @@ class ChatInput(Spec):
         must_call: True if the answer must be a call of one of `tools`.
         call_name: the only tool that the answer may call.
         strict_tools: tools whose arguments follow their schemas in calls that the model begins itself.
-        json_schema: what the answer follows as a JSON text; None leaves it free.
+        grammar: what the answer follows, see `json_grammar`; None leaves it free.
+        continues: True if the answer goes on with the last message.
         one_call: True if only the first call of an answer counts.
         live: True if the text is published while it is generated.
         sample: what its sessions show as their sample; None is the place of the prompt and the choice.
@@ -51,7 +104,8 @@ class ChatInput(Spec):
     must_call: bool = False
     call_name: str | None = None
     strict_tools: list[str] | None = None
-    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+    continues: bool = False
     one_call: bool = False
     enable_thinking: bool = False
     max_tokens: int | None = Field(None, ge=0)

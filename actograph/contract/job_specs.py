@@ -328,10 +328,15 @@ def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelSt
 
 
 def check_sampling(sampling: SamplingSpec, structure: ModelStructure) -> None:
-    """Raises InvalidRequest if `logit_bias` names a token that the model does not have."""
-    beyond = [token for token in sampling.logit_bias if token >= structure.vocab_size]
+    """Raises InvalidRequest if the sampling names a token that the model does not have."""
+    for field in ("logit_bias", "stop_token_ids"):
+        _check_tokens(field, getattr(sampling, field), structure)
+
+
+def _check_tokens(field: str, tokens: Iterable[int], structure: ModelStructure) -> None:
+    beyond = [token for token in tokens if token >= structure.vocab_size]
     if beyond:
         raise InvalidRequest(
-            f"logit_bias names token {beyond[0]}; this model's ids are from 0 to {structure.vocab_size - 1}",
-            param="sampling.logit_bias",
+            f"{field} names token {beyond[0]}; this model's ids are from 0 to {structure.vocab_size - 1}",
+            param=f"sampling.{field}",
         )

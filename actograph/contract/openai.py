@@ -4,18 +4,29 @@ The reference is the OpenAI API (platform.openai.com/docs/api-reference/chat). U
 refused; those of its messages and tools are ignored, so that answers of other services can be sent back.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
+from pydantic import BeforeValidator, Field, Json, model_validator
 from pydantic_core import PydanticCustomError
 
-from actograph.contract.base import Metadata, ModelName, PromptText, Spec, Stop, Stops, Tag, Text, example
-from actograph.contract.chat_job import OwnSample
+from actograph.contract.base import (
+    JsonObject,
+    Metadata,
+    ModelName,
+    Part,
+    PromptText,
+    Spec,
+    Stop,
+    Stops,
+    Tag,
+    Text,
+    example,
+)
+from actograph.contract.chat_job import OwnSample, ResponseFormat, StructuredOutputs
 from actograph.contract.interventions import InterventionList
 from actograph.contract.row_selection import needs_generation
-from actograph.contract.specs import CaptureSpec, Expiry, LogitBias, Penalty, SamplingSpec
+from actograph.contract.specs import CaptureSpec, Expiry, LogitBias, Penalty, SamplingOptions, SamplingSpec
 from actograph.tool_calls import CLOSE
 
 MAX_CHOICES = 128
@@ -30,25 +41,17 @@ IGNORED = frozenset({
 })  # fmt: skip
 
 
+#: fields of vLLM at the values that change nothing; others are refused
+NEUTRAL: Mapping[str, Any] = {
+    "top_k": (0, -1), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,), "use_beam_search": (False,), "length_penalty": (1,),
+    "add_special_tokens": (False,), "return_token_ids": (False,),
+}  # fmt: skip
+
+
 def fault_of(field: str, why: str) -> PydanticCustomError:
     """The error of a check over several fields, reported for one of them."""
     return PydanticCustomError("fault_of", "{why}", {"why": why, "field": field})
-
-
-def _finite(value: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError for NaN and infinities, which JSON, and so a database, does not have."""
-    json.dumps(value, allow_nan=False)
-    return value
-
-
-#: JSON of a client's own form
-JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
-
-
-class Part(BaseModel):
-    """Part of a request in which unknown fields are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class TextPart(Part):
@@ -125,31 +128,11 @@ class StreamOptions(Part):
     include_usage: bool = False
 
 
-class JsonSchema(Part):
-    """A JSON schema with a name. The answer follows it whether or not `strict` says so."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, serialize_by_alias=True)
-
-    name: str = Field(pattern=r"^[A-Za-z0-9_\-]{1,64}$")
-    definition: JsonObject = Field({}, alias="schema")
-
-
-class ResponseFormat(Part):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _has_schema(self) -> "ResponseFormat":
-        if self.type == "json_schema" and self.json_schema is None:
-            raise ValueError("the type json_schema needs json_schema")
-        return self
-
-
 class ChatTemplateKwargs(Spec):
     enable_thinking: bool | None = None
 
 
-class GenerationBase(Spec):
+class GenerationBase(SamplingOptions):
     """Fields of all routes that generate; the second part is Actograph's own."""
 
     ignored: ClassVar[frozenset[str]] = IGNORED
@@ -165,6 +148,7 @@ class GenerationBase(Spec):
     logit_bias: LogitBias | None = None
 
     top_k: int | None = Field(None, ge=1, description="null samples from all tokens.")
+    structured_outputs: StructuredOutputs | None = None
     store_activations: bool | None = Field(
         None,
         description="true: keep the model's savepoints, or the default capture if it has none; "
@@ -181,7 +165,11 @@ class GenerationBase(Spec):
     def _drop_unused(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        return {name: field for name, field in value.items() if field is not None and name not in cls.ignored}
+        return {
+            name: field
+            for name, field in value.items()
+            if not (field is None or name in cls.ignored or field in NEUTRAL.get(name, ()))
+        }
 
 
 class CompletionBase(GenerationBase):
@@ -217,6 +205,11 @@ class CompletionBase(GenerationBase):
         return self.n or 1
 
     @property
+    def grammar(self) -> str | None:
+        """What the answer follows, see `json_grammar`; None leaves it free."""
+        return None if self.structured_outputs is None else self.structured_outputs.grammar
+
+    @property
     def stops(self) -> list[str]:
         """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else list(dict.fromkeys(self.stop or ()))
@@ -233,6 +226,7 @@ class CompletionBase(GenerationBase):
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias or {},
+            **{name: getattr(self, name) for name in SamplingOptions.model_fields},
         )
 
 
@@ -263,6 +257,8 @@ class ChatCompletionRequest(CompletionBase):
     reasoning_effort: Literal["none"] | None = Field(None, description="See `enable_thinking`.")
     enable_thinking: bool | None = Field(None, description="Passed to the chat template; default false.")
     chat_template_kwargs: ChatTemplateKwargs | None = None
+    continue_final_message: bool = Field(False, description="Continue the last message, an assistant's.")
+    add_generation_prompt: bool | None = Field(None, description="The opposite of `continue_final_message`.")
     metadata: Metadata | None = Field(None, description="Metadata of the job.")
 
     @model_validator(mode="after")
@@ -280,9 +276,16 @@ class ChatCompletionRequest(CompletionBase):
         if len({self.enable_thinking, self._template_thinking} - {None}) > 1:
             reason = "enable_thinking and chat_template_kwargs.enable_thinking differ"
             raise fault_of("enable_thinking", reason)
-        if self.json_schema is not None and (self.thinks or self.offered_tools):
+        if self.grammar is not None and (self.thinks or self.offered_tools):
             other = "a thought" if self.thinks else "a tool call"
-            raise fault_of("response_format", f"an answer in this form cannot have {other} too")
+            field = "structured_outputs" if self.structured_outputs else "response_format"
+            raise fault_of(field, f"an answer in this form cannot have {other} too")
+        if self.structured_outputs and self.response_format:
+            raise fault_of("structured_outputs", "send either response_format or structured_outputs")
+        if self.continue_final_message and (self.messages[-1].role != "assistant" or self.must_call):
+            raise fault_of("continue_final_message", "only an assistant's message, and no call, can continue")
+        if self.add_generation_prompt is self.continue_final_message:
+            raise fault_of("add_generation_prompt", "it is the opposite of continue_final_message")
         if self.reasoning_effort == "none" and self.thinks:
             raise fault_of("reasoning_effort", "reasoning_effort is none, but enable_thinking is true")
         return self
@@ -297,12 +300,10 @@ class ChatCompletionRequest(CompletionBase):
         return bool(self.enable_thinking or self._template_thinking)
 
     @property
-    def json_schema(self) -> dict[str, Any] | None:
-        """JSON schema of the answer; None leaves it free."""
+    def grammar(self) -> str | None:
+        """What the answer follows, see `json_grammar`; None leaves it free."""
         asked = self.response_format
-        if asked is None or asked.type == "text":
-            return None
-        return {"type": "object"} if asked.json_schema is None else asked.json_schema.definition
+        return super().grammar if asked is None else asked.grammar
 
     @property
     def must_call(self) -> bool:

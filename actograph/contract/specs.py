@@ -41,7 +41,21 @@ _Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 LogitBias = Annotated[dict[Annotated[int, Field(ge=0, lt=2**31)], _Bias], Field(max_length=1024)]
 
 
-class SamplingSpec(Spec):
+class SamplingOptions(Spec):
+    """Rarely used parts of sampling, with vLLM's names and meanings."""
+
+    min_p: float = Field(0.0, ge=0.0, le=1.0, description="Least probability, as a part of the largest.")
+    repetition_penalty: float = Field(
+        1.0, gt=0.0, le=100.0, description="For tokens of the prompt or generated before; 1 changes nothing."
+    )
+    min_tokens: int = Field(0, ge=0, le=1_000_000, description="No end token is chosen before.")
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(
+        [], max_length=64, description="More end tokens; their text is left out."
+    )
+    ignore_eos: bool = Field(False, description="Only `stop_token_ids`, `stop` and `max_tokens` end it.")
+
+
+class SamplingSpec(SamplingOptions):
     """Sampling of tokens. Temperature 0 is greedy decoding."""
 
     temperature: Temperature = 0.0

@@ -50,8 +50,6 @@ def job_spec(request: CompletionBase, services: Services, structure: ModelStruct
 
 
 def _conversation(request: ChatCompletionRequest, services: Services) -> ChatInput:
-    if request.json_schema is not None:
-        _check(json_grammar.of_json(request.json_schema), "response_format")
     if request.must_call or request.strict_tools:
         only = None if request.must_call else request.strict_tools
         _check(json_grammar.of_call(json_grammar.arguments_of(request.offered_tools, only), ""), "tools")
@@ -62,15 +60,24 @@ def _conversation(request: ChatCompletionRequest, services: Services) -> ChatInp
         call_name=request.call_name,
         strict_tools=request.strict_tools,
         one_call=request.one_call,
-        json_schema=request.json_schema,
+        grammar=_grammar(request),
+        continues=request.continue_final_message,
         enable_thinking=request.thinks,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         default_max_tokens=services.settings.chat_max_tokens,
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         # tool calls are sent whole
-        live=bool(request.stream) and not request.logprobs and not request.must_call,
+        live=bool(request.stream)
+        and not (request.logprobs or request.must_call or request.continue_final_message),
         sample=request.sample,
     )
+
+
+def _grammar(request: CompletionBase) -> str | None:
+    """What the answer follows. Raises InvalidRequest if text cannot be constrained by it."""
+    if (grammar := request.grammar) is not None:
+        _check(grammar, "structured_outputs" if request.structured_outputs else "response_format")
+    return grammar
 
 
 def _check(grammar: str, param: str) -> None:
@@ -92,6 +99,7 @@ def _texts(request: CompletionRequest) -> list[ChatInput]:
         "max_tokens": request.max_tokens,
         "default_max_tokens": COMPLETION_MAX_TOKENS,
         "echo": bool(request.echo),
+        "grammar": _grammar(request),
         "live": bool(request.stream) and request.logprobs is None and not request.echo,
         "sample": request.sample,
     }

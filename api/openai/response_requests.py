@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
-from actograph.contract.base import Metadata, Text, example
+from actograph.contract.base import Metadata, Part, Text, example
+from actograph.contract.chat_job import JsonSchema
 from actograph.contract.errors import ActographError
 from actograph.contract.openai import (
     IGNORED,
@@ -21,8 +22,6 @@ from actograph.contract.openai import (
     ChatMessage,
     ChatTemplateKwargs,
     GenerationBase,
-    JsonSchema,
-    Part,
     Tool,
     ToolFunction,
     fault_of,

@@ -230,7 +230,8 @@ class Desk:
         if self._live is None:
             self._live = LiveText(talk.live, self._job.engine.model.tokenizer)
             self._live.start()
-        self._live.follow(key, generated_ids, talk.sampling.stop)
+        sampling = talk.sampling
+        self._live.follow(key, generated_ids, sampling.stop, sampling.stop_token_ids)
 
     def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
         self._running[key].write(rows)

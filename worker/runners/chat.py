@@ -19,7 +19,7 @@ from worker.runners import text
 from worker.runners.runner import Prompt, Runner
 from worker.runners.token_names import TokenNames
 from worker.text.chat_template import render_chat
-from worker.text.forced_call import begin_call
+from worker.text.forced_call import ForcedCall, begin_call
 
 
 class ChatRunner(Runner):
@@ -59,9 +59,11 @@ class ChatRunner(Runner):
                 raise InvalidRequest(
                     f"token ids must be from 0 to {self._structure.vocab_size - 1}", param="prompt"
                 )
-            return Prompt(text=text.shown(self._tokenizer, ids, with_special=True), token_ids=ids)
+            shown = text.shown(self._tokenizer, ids, with_special=True)
+            return Prompt(text=shown, token_ids=ids, grammar=given.grammar)
         if given.prompt is not None:
-            return text.encode(self._tokenizer, given.prompt, is_chat=False)
+            prompt = text.encode(self._tokenizer, given.prompt, is_chat=False)
+            return replace(prompt, grammar=given.grammar)
         if given.must_call:
             return self._begun_call(given)
         rendered = render_chat(
@@ -69,22 +71,18 @@ class ChatRunner(Runner):
             given.messages or [],
             enable_thinking=given.enable_thinking,
             tools=given.tools,
+            continues=given.continues,
         )
-        grammar = None
-        if given.json_schema is not None:
-            grammar = json_grammar.of_json(given.json_schema)
-        elif given.strict_tools:
-            grammar = self._strict_calls(given)
+        grammar = self._strict_calls(given) if given.strict_tools else given.grammar
         return replace(text.encode(self._tokenizer, rendered, is_chat=True), grammar=grammar)
 
+    def _call(self, given: ChatInput, name: str | None) -> ForcedCall:
+        messages, tools = given.messages or [], given.tools or []
+        thinks = given.enable_thinking
+        return begin_call(self._tokenizer, messages, tools, enable_thinking=thinks, name=name)
+
     def _begun_call(self, given: ChatInput) -> Prompt:
-        forced = begin_call(
-            self._tokenizer,
-            given.messages or [],
-            given.tools or [],
-            enable_thinking=given.enable_thinking,
-            name=given.call_name,
-        )
+        forced = self._call(given, given.call_name)
         schemas = json_grammar.arguments_of(given.tools or [])
         if given.call_name is None:
             grammar = json_grammar.of_call(schemas, forced.between)
@@ -95,13 +93,7 @@ class ChatRunner(Runner):
 
     def _strict_calls(self, given: ChatInput) -> str:
         """The grammar of an answer whose calls, if the model begins any, follow their tools' schemas."""
-        forced = begin_call(
-            self._tokenizer,
-            given.messages or [],
-            given.tools or [],
-            enable_thinking=given.enable_thinking,
-            name=None,
-        )
+        forced = self._call(given, None)
         added = {str(token): token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()}
         if OPEN not in added or CLOSE not in added:
             raise InvalidRequest(
@@ -125,7 +117,7 @@ class ChatRunner(Runner):
         sampling = self.sampling_of(sample)
         if sampling is None:
             return ""
-        goes_on = sample.input.get("echo") or sample.input.get("must_call")
+        goes_on = any(sample.input.get(name) for name in ("echo", "must_call", "continues"))
         said = self._spoken.further(token_ids) if goes_on else self._spoken.of(token_ids)
         return cut_at_stop(said, sampling.stop)
 

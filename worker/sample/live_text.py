@@ -5,7 +5,7 @@ A thread decodes and sends it, so the decode loop waits for neither tokenizer no
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -38,10 +38,12 @@ class LiveText:
         if self._rows:
             self._writer.fade(self._rows)
 
-    def follow(self, sample_id: str, tokens: Sequence[int], stops: Sequence[str]) -> None:
-        """Send the text of a sample, to whose `tokens` the engine appends."""
+    def follow(
+        self, sample_id: str, tokens: Sequence[int], stops: Sequence[str], stop_ids: Collection[int]
+    ) -> None:
+        """Send the text of a sample, to whose `tokens` the engine appends; without that of `stop_ids`."""
         with self._lock:
-            self._rows[sample_id] = _Row(tokens, TextStream(self._decode, stops))
+            self._rows[sample_id] = _Row(tokens, TextStream(self._decode, stops), stop_ids)
 
     def end(self, sample_id: str) -> None:
         """Follow an ended sample no longer; its text is kept for the readers of the last piece."""
@@ -73,8 +75,9 @@ class LiveText:
 
 
 class _Row:
-    def __init__(self, tokens: Sequence[int], stream: TextStream) -> None:
+    def __init__(self, tokens: Sequence[int], stream: TextStream, stop_ids: Collection[int]) -> None:
         self._tokens = tokens
+        self._stop_ids = stop_ids
         self._stream = stream
         self._seen = 0
         self._said = b""
@@ -96,4 +99,5 @@ class _Row:
     def new_text(self) -> str:
         new = list(self._tokens[self._seen :])
         self._seen += len(new)
-        return self._stream.feed(new) if new else ""
+        said = [token for token in new if token not in self._stop_ids]
+        return self._stream.feed(said) if said else ""

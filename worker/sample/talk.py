@@ -221,7 +221,10 @@ class Talk:
         if self.outcome.error is not None or generation is None or prompt is None:
             return
         try:
-            completion = prompt.begun + self._runner.completion(self.lease, generation.generated_ids)
+            ids = generation.generated_ids
+            if self.sampling is not None and ids[-1:] and ids[-1] in self.sampling.stop_token_ids:
+                ids = ids[:-1]
+            completion = prompt.begun + self._runner.completion(self.lease, ids)
             scores = self._runner.score(self.lease, completion, self.outcome.generated_tokens)
             logprobs = self._runner.logprobs(self.lease, generation)
         except ActographError as error:

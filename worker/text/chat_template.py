@@ -32,11 +32,13 @@ def render_chat(
     *,
     enable_thinking: bool,
     add_generation_prompt: bool = True,
+    continues: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """The conversation as one text, special tokens included.
 
-    Templates that know no `enable_thinking` ignore it.
+    With `continues` it ends with the text of the last message. Templates that know no `enable_thinking`
+    ignore it.
 
     Raises:
         InvalidRequest: there is no template, or it refuses these messages (a system message, or roles that
@@ -49,7 +51,8 @@ def render_chat(
             [dict(message) for message in messages],
             tools=[dict(tool) for tool in tools] if tools else None,
             tokenize=False,
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=add_generation_prompt and not continues,
+            continue_final_message=continues,
             enable_thinking=enable_thinking,
         )
     except (TemplateError, TypeError, ValueError) as error:

@@ -47,6 +47,13 @@ def test_the_first_model_to_claim_a_name_has_it() -> None:
         models.require("c")
 
 
+def test_the_last_part_of_an_id_is_enough_if_one_model_has_it() -> None:
+    models = ServedModels(Settings(model="q=Qwen/Qwen3", allowed_models=("a/small", "b/small", "c/small-2")))
+    assert [models.find(name) for name in ("Qwen3", "small-2", "Qwen", "")] == ["q", "c/small-2", None, None]
+    with pytest.raises(UnknownModel, match="'small': a/small, b/small; say which"):
+        models.require("small")
+
+
 def test_a_service_without_models_says_how_to_name_one() -> None:
     models = ServedModels(Settings())
     assert models.names == []

@@ -27,6 +27,15 @@ class ChosenToken(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
+class _Way(NamedTuple):
+    """How rows draw; rows that draw alike are drawn together."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+
+
 class TokenChoice:
     """Chooses tokens for rows at different steps; it changes no row."""
 
@@ -74,7 +83,7 @@ class TokenChoice:
         table = scores[asking].log_softmax(-1) if asking else None
         for i, row in enumerate(rows):
             if changes_logits(row.sampling):
-                penalise(scores[i], row.sampling, row.generated_ids)
+                penalise(scores[i], row.sampling, row.known_ids, row.prompt, self._model.eos_token_ids)
             if row.grammar is not None:
                 ruled_out = row.grammar.ruled_out(scores.shape[-1]).to(scores.device)
                 scores[i].masked_fill_(ruled_out, -torch.inf)
@@ -88,26 +97,26 @@ class TokenChoice:
         return made
 
     def _drawn(self, scores: Tensor, rows: Sequence[Live]) -> list[int]:
-        ways: dict[tuple[float, int | None, float], list[int]] = {}
+        ways: dict[_Way, list[int]] = {}
         for i, row in enumerate(rows):
             s = row.sampling
-            way = (s.temperature, s.top_k, s.top_p) if s.temperature > 0 else (0.0, None, 1.0)
+            sampled = s.temperature > 0
+            way = _Way(s.temperature, s.top_k, s.top_p, s.min_p) if sampled else _Way(0.0, None, 1.0, 0.0)
             ways.setdefault(way, []).append(i)
         chosen = [0] * len(rows)
         for way, members in ways.items():
             own = scores if len(members) == len(rows) else scores[members]
-            tokens = own.argmax(-1) if not way[0] else self._draw(own, [rows[i] for i in members], way)
+            tokens = (
+                own.argmax(-1) if not way.temperature else self._draw(own, [rows[i] for i in members], way)
+            )
             for i, token in zip(members, tokens.tolist(), strict=True):
                 chosen[i] = token
         return chosen
 
-    def _draw(self, scores: Tensor, rows: Sequence[Live], way: tuple[float, int | None, float]) -> Tensor:
-        temperature, top_k, top_p = way
+    def _draw(self, scores: Tensor, rows: Sequence[Live], way: _Way) -> Tensor:
         return draw(
             scores,
             seeds=[row.item.request.seed for row in rows],
             steps=[len(row.generated) for row in rows],
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
+            **way._asdict(),
         )

@@ -106,9 +106,9 @@ class Live(Context):
         self.ids[0, : self.prompt] = torch.tensor(self.item.prompt, device=device)
 
     @property
-    def generated_ids(self) -> Tensor | None:
-        """Generated ids on the device, [tokens]; None if nothing that chooses reads them."""
-        return None if self.ids is None else self.ids[0, self.prompt : len(self.tokens)]
+    def known_ids(self) -> Tensor | None:
+        """Ids so far on the device, [tokens]; None if nothing that chooses reads them."""
+        return None if self.ids is None else self.ids[0, : len(self.tokens)]
 
     def generation(self, reason: FinishReason, error: BaseException | None = None) -> Generation:
         """The result; one with the reason "error" has no ids."""
@@ -193,7 +193,10 @@ class Endings:
 
     def reason(self, live: Live) -> FinishReason | None:
         """Why a request ended with its newest token; None if it goes on."""
-        if live.generated[-1] in self._eos or self._says_stop(live):
+        newest, sampling = live.generated[-1], live.sampling
+        if (newest in self._eos and not sampling.ignore_eos) or newest in sampling.stop_token_ids:
+            return "stop"
+        if self._says_stop(live):
             return "stop"
         if live.grammar is not None and live.grammar.ended:
             return "stop"

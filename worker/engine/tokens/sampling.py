@@ -9,6 +9,7 @@ Maddison, Tarlow & Minka 2014). The generator is SplitMix64's output function (S
 2014) over a counter.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -64,9 +65,9 @@ def gumbel(seeds: torch.Tensor, step: int | torch.Tensor, index: torch.Tensor) -
 
 
 def candidates(
-    logits: torch.Tensor, *, temperature: float, top_k: int | None, top_p: float
+    logits: torch.Tensor, *, temperature: float, top_k: int | None, top_p: float, min_p: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The tokens that may be drawn, warped in transformers' order: temperature, top-k, top-p.
+    """The tokens that may be drawn, warped in vLLM's order: temperature, min-p, top-k, top-p.
 
     Args:
         logits: float32 [batch, vocab].
@@ -76,6 +77,8 @@ def candidates(
         [batch, n]; None for the indices where all tokens remain, in vocabulary order.
     """
     scores = logits / temperature
+    if min_p > 0.0:
+        scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) + math.log(min_p), -torch.inf)
     vocab = scores.shape[-1]
     if top_k is not None and top_k < vocab:
         values, index = scores.topk(top_k, dim=-1)
@@ -116,6 +119,7 @@ def draw(
     temperature: float,
     top_k: int | None,
     top_p: float,
+    min_p: float = 0.0,
 ) -> torch.Tensor:
     """Draw a token for each row, int64 [rows].
 
@@ -124,7 +128,7 @@ def draw(
         steps: of each row, 0 for its first generated token.
         temperature: above 0.
     """
-    values, index = candidates(scores, temperature=temperature, top_k=top_k, top_p=top_p)
+    values, index = candidates(scores, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     every = torch.arange(scores.shape[-1], device=scores.device)[None]
     numbers = torch.tensor([[signed(seed) for seed in seeds], list(steps)], device=scores.device)
     drawn = []

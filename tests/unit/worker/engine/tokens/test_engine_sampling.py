@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine.tokens.sampling import candidates, draw, gumbel, mix64, uniform
@@ -86,6 +92,18 @@ def test_same_candidates_as_transformers(subtests: pytest.Subtests) -> None:
                 assert torch.equal(got.isfinite(), want.isfinite())
                 kept = want.isfinite()
                 assert torch.allclose(got[kept], want[kept])
+
+
+def test_min_p_is_transformers_s_and_comes_before_top_k() -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(6, 4000) * 3
+    values, index = candidates(logits, temperature=0.8, top_k=None, top_p=1.0, min_p=0.1)
+    want = MinPLogitsWarper(0.1)(torch.zeros(6, 1, dtype=torch.long), logits / 0.8)  # type: ignore[arg-type]
+    assert index is None and 1 < int(values.isfinite().sum(-1).max()) < 100
+    assert torch.equal(values.isfinite(), want.isfinite())
+    few, index = candidates(logits, temperature=0.8, top_k=50, top_p=1.0, min_p=0.1)
+    assert index is not None
+    assert torch.equal(few.isfinite().sum(-1), values.isfinite().sum(-1))
 
 
 def test_top_p_looks_beyond_the_first_candidates() -> None:

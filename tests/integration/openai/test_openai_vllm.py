@@ -1,0 +1,95 @@
+"""Fields that vLLM has beside OpenAI's, with the openai package."""
+
+import re
+from typing import Any
+
+import openai
+import pytest
+
+from tests.integration.openai.conftest import ASKED, MODEL
+
+OPTIONS: dict[str, Any] = {"model": MODEL, "messages": ASKED, "temperature": 0, "max_tokens": 40}
+
+
+def test_an_answer_is_one_of_some_texts_or_matches(client: Any) -> None:
+    texts = ["yes", "yes, it is\n", 'a "no"']
+    for form, fits in (
+        ({"choice": texts}, lambda said: said in texts),
+        ({"regex": "[0-9]{2}/[A-F]|x"}, lambda said: re.fullmatch("[0-9]{2}/[A-F]|x", said)),
+        ({"json": {"enum": [17, 18]}}, lambda said: said in ("17", "18")),
+    ):
+        extra = {"extra_body": {"structured_outputs": form}}
+        (choice,) = client.chat.completions.create(**OPTIONS, **extra).choices
+        assert fits(choice.message.content) and choice.finish_reason == "stop"
+        for prompt in ("Is it so?", [60, 61, 62]):
+            (choice,) = client.completions.create(model=MODEL, prompt=prompt, max_tokens=40, **extra).choices
+            assert fits(choice.text)
+
+
+def test_ends_of_an_answer(service: Any, client: Any, says: Any) -> None:
+    text = "Tom has three apples."
+    ids = service.ids(text)
+    says(text)
+    plain = client.chat.completions.create(**OPTIONS)
+    assert plain.choices[0].message.content == text and plain.usage.completion_tokens == len(ids) + 1
+    for extra, count, reason in (
+        ({"ignore_eos": True}, 40, "length"),
+        ({"min_tokens": len(ids) + 5}, 2 * (len(ids) + 1), "stop"),
+        ({"stop_token_ids": [ids[3]]}, 4, "stop"),
+    ):
+        says(text)
+        answer = client.chat.completions.create(extra_body=extra, **OPTIONS)
+        (choice,) = answer.choices
+        assert (answer.usage.completion_tokens, choice.finish_reason) == (count, reason), extra
+        if "stop_token_ids" in extra:
+            assert choice.message.content == service.engine.model.tokenizer.decode(ids[:3])
+        says(text)
+        chunks = client.chat.completions.create(stream=True, extra_body=extra, **OPTIONS)
+        said = "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices)
+        assert said == choice.message.content
+
+
+def test_an_answer_goes_on_with_the_last_message(service: Any, client: Any) -> None:
+    begun = {"role": "assistant", "content": "Tom has 3 +"}
+    options = OPTIONS | {"messages": [*ASKED, begun]}
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = client.chat.completions.create(extra_body=extra, **options)
+    (sample,) = service.samples(answer.run_id)
+    assert sample.prompt.endswith("Tom has 3 +")
+    alone = client.completions.create(model=MODEL, prompt=sample.prompt, temperature=0, max_tokens=40)
+    assert answer.choices[0].message.content.strip() == alone.choices[0].text.strip()
+    chunks = client.chat.completions.create(stream=True, extra_body=extra, **options)
+    said = "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices)
+    assert said == answer.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"length_penalty": 2.0}, "length_penalty"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"], "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"]}, "enable_thinking": True}, "structured_outputs"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"stop_token_ids": [577]}, "stop_token_ids"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(
+    client: Any, extra: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(extra_body=extra, **OPTIONS)
+    assert raised.value.param == param
+
+
+def test_values_that_change_nothing_are_accepted(client: Any) -> None:
+    plain = client.chat.completions.create(**OPTIONS)
+    extra = {
+        "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0, "ignore_eos": False,
+        "stop_token_ids": [], "skip_special_tokens": True, "length_penalty": 1.0,
+    }  # fmt: skip
+    answer = client.chat.completions.create(extra_body=extra, **OPTIONS)
+    assert answer.choices[0].message.content == plain.choices[0].message.content
