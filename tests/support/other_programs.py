@@ -12,8 +12,8 @@ from tests.support.isolated_python import REPO, python_with
 from tests.support.lmeval import environment
 from tests.support.servers import swift
 
-#: the package, and the requirement of its OpenAI provider
-_INSPECT = ("inspect_ai==0.3.285", "openai==3.52.0")
+#: the package, and the requirements of its OpenAI provider and of its data frames
+_INSPECT = ("inspect_ai==0.3.285", "openai==3.52.0", "pandas==3.1.1", "pyarrow==26.0.1")
 
 
 def inspect() -> Path:
