@@ -47,7 +47,8 @@ test: $(DEV)
 
 # before a release, and when a change touches its subject
 soak: $(DEV)
-	$(BIN)/python -m tests.support.other_programs dstack inspect lm-eval sky swift
+	$(BIN)/python -m tests.support.other_programs agents dstack inspect instructor langchain litellm \
+		lm-eval sky swift
 	$(PYTEST) --dist loadfile -m soak
 
 lint: $(DEV)

@@ -280,6 +280,8 @@ class ChatCompletionRequest(CompletionBase):
             other = "a thought" if self.thinks else "a tool call"
             field = "structured_outputs" if self.structured_outputs else "response_format"
             raise fault_of(field, f"an answer in this form cannot have {other} too")
+        if self.structured_outputs and self.response_format:
+            raise fault_of("structured_outputs", "send either response_format or structured_outputs")
         if self.continue_final_message and (self.messages[-1].role != "assistant" or self.must_call):
             raise fault_of("continue_final_message", "only an assistant's message, and no call, can continue")
         if self.add_generation_prompt is self.continue_final_message:
@@ -301,9 +303,7 @@ class ChatCompletionRequest(CompletionBase):
     def grammar(self) -> str | None:
         """What the answer follows, see `json_grammar`; None leaves it free."""
         asked = self.response_format
-        if asked is None or asked.type == "text" or self.structured_outputs is not None:
-            return super().grammar
-        return asked.grammar
+        return super().grammar if asked is None else asked.grammar
 
     @property
     def must_call(self) -> bool:

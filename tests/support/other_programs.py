@@ -5,6 +5,7 @@ python -m tests.support.other_programs NAME...    builds them beforehand
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from tests.support.isolated_python import REPO, python_with
 from tests.support.lmeval import environment
 from tests.support.servers import swift
 
-#: the package, and the requirement of its OpenAI provider
-_INSPECT = ("inspect_ai==0.3.285", "openai==3.52.0")
+#: the package, and the requirements of its OpenAI provider and of its data frames
+_INSPECT = ("inspect_ai==0.3.285", "openai==3.52.0", "pandas==3.1.1", "pyarrow==26.0.1")
 
 
 def inspect() -> Path:
@@ -38,9 +39,18 @@ def dstack() -> Path:
     return python_with("dstack", "dstack==0.22.5", ("--no-binary=cursor", "dstack==0.22.5"))
 
 
+def _client(name: str, *packages: str) -> Callable[[], Path]:
+    """The Python of `.venv-<name>`, with a library on top of OpenAI's API."""
+    return partial(python_with, name, " ".join(packages), packages)
+
+
 PROGRAMS: dict[str, Callable[[], Path]] = {
+    "agents": _client("agents", "openai-agents==0.24.0"),
     "dstack": dstack,
     "inspect": inspect,
+    "instructor": _client("instructor", "instructor==1.17.0"),
+    "langchain": _client("langchain", "langchain-openai==1.7.4"),
+    "litellm": _client("litellm", "litellm==1.110.2"),
     "lm-eval": environment.python,
     "sky": sky,
     "swift": swift.programs,

@@ -19,7 +19,7 @@ from worker.runners import text
 from worker.runners.runner import Prompt, Runner
 from worker.runners.token_names import TokenNames
 from worker.text.chat_template import render_chat
-from worker.text.forced_call import begin_call
+from worker.text.forced_call import ForcedCall, begin_call
 
 
 class ChatRunner(Runner):
@@ -76,14 +76,13 @@ class ChatRunner(Runner):
         grammar = self._strict_calls(given) if given.strict_tools else given.grammar
         return replace(text.encode(self._tokenizer, rendered, is_chat=True), grammar=grammar)
 
+    def _call(self, given: ChatInput, name: str | None) -> ForcedCall:
+        messages, tools = given.messages or [], given.tools or []
+        thinks = given.enable_thinking
+        return begin_call(self._tokenizer, messages, tools, enable_thinking=thinks, name=name)
+
     def _begun_call(self, given: ChatInput) -> Prompt:
-        forced = begin_call(
-            self._tokenizer,
-            given.messages or [],
-            given.tools or [],
-            enable_thinking=given.enable_thinking,
-            name=given.call_name,
-        )
+        forced = self._call(given, given.call_name)
         schemas = json_grammar.arguments_of(given.tools or [])
         if given.call_name is None:
             grammar = json_grammar.of_call(schemas, forced.between)
@@ -94,13 +93,7 @@ class ChatRunner(Runner):
 
     def _strict_calls(self, given: ChatInput) -> str:
         """The grammar of an answer whose calls, if the model begins any, follow their tools' schemas."""
-        forced = begin_call(
-            self._tokenizer,
-            given.messages or [],
-            given.tools or [],
-            enable_thinking=given.enable_thinking,
-            name=None,
-        )
+        forced = self._call(given, None)
         added = {str(token): token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()}
         if OPEN not in added or CLOSE not in added:
             raise InvalidRequest(

@@ -19,6 +19,7 @@ from actograph import __version__
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.tool_calls import MalformedCall, ToolCall, recorded_calls, text_before_calls
 from storage.results.export.archive import CHUNK, new_spool
+from storage.results.export.inspect_events import events_of
 from storage.results.export.of_condition import ConditionRun, Origin, dataset_name, safe_part
 from storage.results.export.sample import messages_of
 
@@ -47,6 +48,8 @@ class InspectLog:
         self._scored: dict[str, int] = {}
         self._names = _names(run.results.metrics)
         self._usage = _usage(0, 0)
+        #: with the name of our provider, as in logs of Inspect's own runs
+        self._model = f"actograph/{run.job.model}"
 
     def add(self, sample: Sample) -> None:
         record = self._sample(sample)
@@ -132,8 +135,7 @@ class InspectLog:
                 "sample_ids": list(self._ids),
                 "shuffled": False,
             },
-            "model": job.model,
-            "model_args": {"revision": origin.revision},
+            "model": self._model,
             "config": {
                 "limit": [spec.offset, spec.offset + spec.limit] if spec.limit else None,
                 "epochs": spec.epochs,
@@ -141,13 +143,13 @@ class InspectLog:
                 "fail_on_error": False,
             },
             "packages": {"actograph": __version__, **origin.versions},
-            "metadata": {"job_id": job.id, **job.metadata},
+            "metadata": {"job_id": job.id, "revision": origin.revision, **job.metadata},
             "scorers": [{"name": name} for name in self._names.values()],
         }
 
-    def _plan(self) -> dict[str, Any]:
+    def _config(self) -> dict[str, Any]:
         sampling = self._run.sampling
-        config = {
+        return {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -155,7 +157,9 @@ class InspectLog:
             "seed": sampling.seed,
             "stop_seqs": self._run.stop or None,
         }
-        return {"name": "plan", "steps": [{"solver": "generate", "params": {}}], "config": config}
+
+    def _plan(self) -> dict[str, Any]:
+        return {"name": "plan", "steps": [{"solver": "generate", "params": {}}], "config": self._config()}
 
     def _results(self) -> dict[str, Any]:
         metrics = self._run.results.metrics
@@ -185,7 +189,7 @@ class InspectLog:
         return {
             "started_at": _iso(job.started_at) if job.started_at is not None else "",
             "completed_at": _iso(job.finished_at) if job.finished_at is not None else "",
-            "model_usage": {job.model: self._usage},
+            "model_usage": {self._model: self._usage},
         }
 
     def _sample(self, sample: Sample) -> dict[str, Any]:
@@ -224,8 +228,7 @@ class InspectLog:
                 "finish_reason": sample.finish_reason,
             },
             "store": {},
-            "events": [],
-            "model_usage": {self._run.job.model: usage},
+            "model_usage": {self._model: usage},
             "started_at": _iso(sample.started_at) if sample.started_at is not None else None,
             "completed_at": _iso(sample.finished_at) if sample.finished_at is not None else None,
             "total_time": seconds,
@@ -236,7 +239,9 @@ class InspectLog:
             record["metadata"]["tool_use"] = sample.tool_use.model_dump()
         if sample.error is not None:
             record["error"] = _error(sample.error.message)
-        return record
+        start = sample.started_at or self._run.job.created_at
+        times = _iso(start), _iso(sample.finished_at or start)
+        return record | {"events": list(events_of(record, self._config(), *times))}
 
 
 def _messages(sample: Sample, model: str) -> Iterator[dict[str, Any]]:

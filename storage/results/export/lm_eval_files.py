@@ -151,6 +151,9 @@ class LmEvalFiles:
             "date": float(job.started_at or job.created_at),
             "pretty_env_info": f"Actograph {__version__}, job {job.id}, condition {run.condition.name}",
             "transformers_version": origin.versions.get("transformers"),
+            # readers want a text; lm-eval had no part in these results
+            "lm_eval_version": f"actograph {__version__}",
+            "upper_git_hash": None,
             "task_hashes": {task: _hash("".join(self._hashes) * len(self._lines))},
             "model_source": "actograph",
             "model_name": job.model,

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.integration
 Ask = Callable[..., list[dict[str, Any]]]
 ReadLogs = Callable[[Path], list[dict[str, Any]]]
 
+FRAMES = Path(__file__).parents[1] / "inspect_frames.py"
 PROBLEMS = additions((12, 30), (45, 11), (70, 25))
 #: the bare question, as the model was trained on it
 TASK = {"name": "additions", "prompt": "{{question}}", "scorers": ["numeric", "exact", "includes"]}
@@ -134,7 +135,7 @@ def test_lm_eval_and_inspect_open_conditions_with_and_without_tools(
     assert set(logs) == {"additions-plain", "additions-calculator"}
     for name, log in ((name, logs[f"additions-{name}"]) for name in ("plain", "calculator")):
         assert (log["status"], log["task"], log["model"], log["epochs"]) == (
-            "success", "additions", "tiny-qwen3", 1,
+            "success", "additions", "actograph/tiny-qwen3", 1,
         )  # fmt: skip
         assert log["config"] == {"max_tokens": 64, "temperature": 0.0, "top_p": 1.0, "seed": 0}
         assert log["summaries"] == [[1, 1, True, None], [2, 1, True, None], [3, 1, True, None]]
@@ -152,7 +153,7 @@ def test_lm_eval_and_inspect_open_conditions_with_and_without_tools(
             assert theirs["messages"][0]["content"] == ours["prompt"]
             assert theirs["output"]["completion"] == ours["completion"]
             assert theirs["scores"]["numeric"]["value"] == ours["scores"]["exact_match,numeric"]["value"]
-            assert theirs["model_usage"]["tiny-qwen3"]["output_tokens"] == ours["generated_tokens"]
+            assert theirs["model_usage"]["actograph/tiny-qwen3"]["output_tokens"] == ours["generated_tokens"]
     with_tools = logs["additions-calculator"]["samples"][0]["messages"]
     assert [message["role"] for message in with_tools] == ["user", "assistant", "tool", "assistant"]
     (made,) = with_tools[1]["tool_calls"]
@@ -160,6 +161,27 @@ def test_lm_eval_and_inspect_open_conditions_with_and_without_tools(
     assert with_tools[2]["tool_call_id"] == made["id"]
     assert with_tools[2]["function"] == "calculator"
     assert "<tool_call>" not in with_tools[1]["content"]
+
+
+def test_inspect_analyses_and_scores_a_log(bench: "Bench", run_inspect: Any, tmp_path: Path) -> None:
+    where, _ = exported(
+        bench, tmp_path, fail_last=True, task=TASK, conditions=TWO_WAYS[1:], sampling={"max_tokens": 64}
+    )  # fmt: skip
+    (log,) = (where / "inspect").glob("*.eval")
+    done = run_inspect(FRAMES, str(log))
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])  # Inspect says which hooks it has
+    sample = json.loads((where / "samples" / "additions_0001.json").read_text())
+    turns = lines(where / "trajectories" / "additions_0001.jsonl")
+    messages = [one for one in found["messages"] if one["sample_id"] == sample["id"]]
+    assert [one["role"] for one in messages] == ["user", "assistant", "tool", "assistant"]
+    assert [turn["role"] for turn in turns] == ["prompt", "assistant", "tool", "assistant"]
+    assert (messages[0]["content"], messages[2]["content"]) == (sample["prompt"], "42")
+    assert messages[3]["content"] == turns[3]["content"]
+    events = [one["event"] for one in found["events"] if one["sample_id"] == sample["id"]]
+    assert events == ["sample_init", "model", "tool", "model", "score", "score", "score"]
+    assert found["events"][-1]["event"] == "error"
+    assert found["scored"] == ["exact_match", "includes", "match", "numeric"]
 
 
 def test_lm_eval_and_inspect_open_several_epochs_of_gsm8k(
