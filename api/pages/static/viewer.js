@@ -157,7 +157,7 @@ function paint() {
     pane.heat = { hooks: pane.column(hook), rows: rows[side], limits: heatLimits };
     // another layer of the same point changes no cell
     const isSame = JSON.stringify(before.limits) === JSON.stringify(heatLimits);
-    if (isSame && rows[side].every((row, place) => row === before.rows[place])) pane.heat.cells = before.cells;
+    if (isSame && rows[side].every((row, i) => row === before.rows[i])) pane.heat.cells = before.cells;
   });
   writeLegend(get("heat-scale"), heatLimits, nameOf(heatOf(), "each layer"));
   select();
