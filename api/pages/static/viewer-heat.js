@@ -35,7 +35,8 @@ export function drawHeat(pane, hook, token) {
   const count = pane.tokens.ids.length;
   if (!count || !heat.hooks.length) return;
   pen.imageSmoothingEnabled = false;
-  pen.drawImage(cellsOf(heat, count), NAMES, 0, width - NAMES, height);
+  heat.cells ??= cellsOf(heat, count);
+  pen.drawImage(heat.cells, NAMES, 0, width - NAMES, height);
   pen.fillStyle = style.color;
   pen.font = `11px ${style.fontFamily}`;
   pen.textBaseline = "middle";

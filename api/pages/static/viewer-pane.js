@@ -8,7 +8,11 @@ import { Source } from "./viewer-data.js";
 /** @typedef {import("./viewer-data.js").About} About */
 /** @typedef {import("./viewer-data.js").Tokens} Tokens */
 /** @typedef {{numbers: Float32Array | null, limits: Limits, name: string}} Shown */
-/** @typedef {{hooks: string[], rows: (Float32Array | null)[], limits: Limits}} Heat */
+/**
+ * Numbers of a heatmap, and its cells once they are drawn.
+ * @typedef {{hooks: string[], rows: (Float32Array | null)[], limits: Limits,
+ *   cells?: HTMLCanvasElement}} Heat
+ */
 
 const LONGEST = 60;
 

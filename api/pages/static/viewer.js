@@ -153,7 +153,11 @@ function paint() {
   const rows = panes.map((pane, side) => pane.column(hook).map((layer) => numbersOf(side, layer)));
   const heatLimits = limitsOf(rows.flat(), isSigned(heatOf()));
   panes.forEach((pane, side) => {
+    const before = pane.heat;
     pane.heat = { hooks: pane.column(hook), rows: rows[side], limits: heatLimits };
+    // another layer of the same point changes no cell
+    const isSame = JSON.stringify(before.limits) === JSON.stringify(heatLimits);
+    if (isSame && rows[side].every((row, i) => row === before.rows[i])) pane.heat.cells = before.cells;
   });
   writeLegend(get("heat-scale"), heatLimits, nameOf(heatOf(), "each layer"));
   select();
