@@ -61,7 +61,7 @@ def test_jobs_are_the_base_with_changes_once_for_every_value(write: Callable[[st
         ("name: tools", "nme: tools", 1, "nme"),
         ("max_tokens: 96", "max_tokens: 0", 6, "sampling.max_tokens"),
         ("{hooks: [middle]}", "{hook: [middle]}", 7, "capture.hook"),
-        ("tools: calculator", "tools: hammer", 11, "tools"),
+        ("tools: calculator", "tools: two words", 11, "tools"),
         ("seed: 3", "sed: 3", 12, "sampling.sed"),
         ("[0.0, 0.7]", "[0.0, -1]", 14, "sampling.temperature"),
         ("[0.0, 0.7]", "[]", 13, "at least one value"),
