@@ -51,7 +51,7 @@ class ResponseFormat(Part):
 
     @property
     def grammar(self) -> str | None:
-        """What the answer follows, see `json_grammar`; None for any text."""
+        """Grammar of the answer, see `json_grammar`; None for any text."""
         if self.type == "text":
             return None
         schema = json_grammar.ANY_OBJECT if self.json_schema is None else self.json_schema.definition
@@ -73,7 +73,7 @@ class StructuredOutputs(Spec):
 
     @property
     def grammar(self) -> str:
-        """What the answer follows, see `json_grammar`."""
+        """Grammar of the answer, see `json_grammar`."""
         if self.definition is not None:
             return json_grammar.of_json(self.definition)
         return json_grammar.of_choice(self.choice) if self.choice else json_grammar.of_regex(self.regex or "")

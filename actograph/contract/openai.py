@@ -206,7 +206,7 @@ class CompletionBase(GenerationBase):
 
     @property
     def grammar(self) -> str | None:
-        """What the answer follows, see `json_grammar`; None leaves it free."""
+        """Grammar of the answer, see `json_grammar`; None leaves it free."""
         return None if self.structured_outputs is None else self.structured_outputs.grammar
 
     @property
@@ -301,7 +301,7 @@ class ChatCompletionRequest(CompletionBase):
 
     @property
     def grammar(self) -> str | None:
-        """What the answer follows, see `json_grammar`; None leaves it free."""
+        """Grammar of the answer, see `json_grammar`; None leaves it free."""
         asked = self.response_format
         return super().grammar if asked is None else asked.grammar
 

@@ -24,7 +24,7 @@ GSM8K_SCORERS = (Scorer(name="strict-match"), Scorer(name="flexible-extract"), S
 
 
 class Answer(NamedTuple):
-    """What scorers judge.
+    """An answer to a problem, for scorers.
 
     Attributes:
         completion: text without stop strings.

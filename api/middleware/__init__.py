@@ -1,1 +1,1 @@
-"""What every request passes first: its id, and the limits of its body."""
+"""The first steps of every request: its id, and the limits of its body."""

@@ -74,7 +74,7 @@ def _conversation(request: ChatCompletionRequest, services: Services) -> ChatInp
 
 
 def _grammar(request: CompletionBase) -> str | None:
-    """What the answer follows. Raises InvalidRequest if text cannot be constrained by it."""
+    """Grammar of the answer. Raises InvalidRequest if text cannot be constrained by it."""
     if (grammar := request.grammar) is not None:
         _check(grammar, "structured_outputs" if request.structured_outputs else "response_format")
     return grammar

@@ -1,5 +1,6 @@
 """Jobs: the list with its filters, and the forms that change jobs."""
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Form, Query, Request
@@ -7,12 +8,13 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from actograph.contract.chat_job import CHAT
-from actograph.contract.errors import ActographError, Conflict, InvalidRequest
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import JOB_KINDS
 from actograph.contract.resources import JobStatus
 from api.auth import READ, SUBMIT
 from api.dependencies import Services, ServicesDep
 from api.pages.live import digest
+from api.pages.problems import change_each
 from api.pages.rendering import render, see_other
 from api.routes.jobs import cancel_job, delete_job, list_jobs, retry_job
 from api.routes.models import list_models
@@ -59,14 +61,7 @@ def change_jobs(
     ids: Annotated[list[str], Form(max_length=PAGE, default_factory=list)],
 ) -> Response:
     """Change the chosen jobs, then lead back to the list with its filters."""
-    refused = []
-    for job_id in ids:
-        try:
-            _change(services, action, job_id)
-        except ActographError as error:
-            refused.append(error.message)
-    if refused:
-        raise Conflict(f"{len(refused)} of {len(ids)} jobs stay as they are: {'; '.join(refused)}")
+    change_each(partial(_change, services, action), ids, "jobs")
     return see_other(f"/jobs?{request.url.query}")
 
 

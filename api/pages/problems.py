@@ -1,7 +1,7 @@
 """Errors as pages: a browser gets HTML for an error, or the sign-in page if its key is not valid."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from actograph.contract.errors import ActographError, Conflict
 from api.auth import STATIC
 from api.pages.rendering import HEADERS, render, see_other
 
@@ -22,6 +23,18 @@ def install(app: FastAPI) -> None:
     """Answer the errors of an application as pages where a browser asks for a page."""
     for kind, handler in list(app.exception_handlers.items()):
         app.add_exception_handler(kind, _as_page(handler))
+
+
+def change_each(change: Callable[[str], object], ids: Sequence[str], kind: str) -> None:
+    """Change each of the chosen `jobs` or `sessions`. Raises Conflict with the reasons of those that stay."""
+    refused = []
+    for one in ids:
+        try:
+            change(one)
+        except ActographError as error:
+            refused.append(error.message)
+    if refused:
+        raise Conflict(f"{len(refused)} of {len(ids)} {kind} stay as they are: {'; '.join(refused)}")
 
 
 def _as_page(handler: Handler) -> Handler:

@@ -1,4 +1,4 @@
-"""What the service serves and stores, and whom it lets in: models, storage and keys."""
+"""Pages of models, storage and keys."""
 
 from typing import Annotated
 

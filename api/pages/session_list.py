@@ -5,10 +5,11 @@ from typing import Annotated
 from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
 
-from actograph.contract.errors import ActographError, Conflict, InvalidRequest
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import SessionUpdate
 from api.auth import READ, SUBMIT
 from api.dependencies import Services, ServicesDep
+from api.pages.problems import change_each
 from api.pages.rendering import render, see_other
 from api.routes.models import list_models
 from api.routes.sessions import delete_session, get_session, list_sessions, update_session
@@ -62,14 +63,7 @@ def change_sessions(
     tag: Annotated[str, Form(max_length=64)] = "",
 ) -> Response:
     """Change the chosen sessions, then lead back to the list with its filters."""
-    refused = []
-    for session_id in ids:
-        try:
-            _change(services, action, session_id, tag.strip())
-        except ActographError as error:
-            refused.append(error.message)
-    if refused:
-        raise Conflict(f"{len(refused)} of {len(ids)} sessions stay as they are: {'; '.join(refused)}")
+    change_each(lambda session_id: _change(services, action, session_id, tag.strip()), ids, "sessions")
     return see_other(f"/sessions?{request.url.query}")
 
 

@@ -108,7 +108,7 @@ def _points(shown: Session) -> dict[str, list[str]]:
 
 
 def _about(shown: Session) -> dict[str, Any]:
-    """What the viewer's scripts know of a session."""
+    """Facts of a session for the viewer's scripts."""
     return shown.model_dump(include={"id", "prompt_tokens", "generated_tokens"}) | {"points": _points(shown)}
 
 

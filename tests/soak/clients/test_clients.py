@@ -37,7 +37,7 @@ def run(client: str, service: Any, home: Path) -> Any:
 
 @pytest.fixture
 def plain(client: Any) -> str:
-    """What the model answers with at most 12 tokens."""
+    """The model's answer of at most 12 tokens."""
     answer = client.chat.completions.create(model=MODEL, messages=ASKED, temperature=0, max_tokens=12)
     return str(answer.choices[0].message.content)
 
