@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -54,31 +55,48 @@ def of_arguments(schema: Mapping[str, Any]) -> str:
     return f"start: {json.dumps(' ')}? {_value(schema)} {json.dumps('}')}"
 
 
-def of_text_with_calls(
-    schemas: Mapping[str, Mapping[str, Any]],
-    form: tuple[str, str, str],
-    marks: tuple[int, int],
-    others: Sequence[int],
-) -> str:
-    """The grammar of any text with any number of tool calls in JSON.
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Tool calls in JSON that a model may begin itself.
 
-    Args:
+    Attributes:
         schemas: tool -> schema of its arguments.
         form: the texts before the tool's name, between name and arguments, and after the arguments.
         marks: tokens around each call; the first one is nowhere else.
+    """
+
+    schemas: Mapping[str, Mapping[str, Any]]
+    form: tuple[str, str, str]
+    marks: tuple[int, int]
+
+    @property
+    def rule(self) -> str:
+        before, between, after = self.form
+        first, last = self.marks
+        calls = _calls(self.schemas, between, after)
+        return f"<[{first}]> {json.dumps(before)} ({calls}) <[{last}]>"
+
+
+def of_text_with_calls(calls: Calls, others: Sequence[int]) -> str:
+    """The grammar of any text with any number of tool calls.
+
+    Args:
         others: all other tokens that are no text, such as those around a thought; the second mark too.
     """
-    before, between, after = form
-    first, last = marks
-    calls = f"{json.dumps(before)} ({_calls(schemas, between, after)})"
     return "\n".join(
         (
             "start: call* said",
-            f"call: said <[{first}]> {calls} <[{last}]>",
+            f"call: said {calls.rule}",
             f"said: (TEXT | <[{','.join(map(str, others))}]>)*",
             r"TEXT: /(.|\n)+/",
         )
     )
+
+
+def of_answer_or_calls(answer: str, calls: Calls) -> str:
+    """The grammar of an answer that follows the grammar `answer`, or of one tool call or more."""
+    form = answer.removeprefix("start:")
+    return f"start: answer | call+\nanswer: {form}\ncall: {calls.rule} {json.dumps(chr(10))}?"
 
 
 def _calls(schemas: Mapping[str, Mapping[str, Any]], between: str, after: str) -> str:

@@ -19,7 +19,7 @@ _STATISTICS = 6
 _STATISTIC_BYTES = 8
 #: manifest and file headers of a session, and the part of each hook
 _SESSION_BYTES = 2560
-_HOOK_BYTES = 416
+_HOOK_BYTES = 464
 #: of the text of a token in the manifest
 _TEXT_BYTES = 10
 

@@ -1,6 +1,6 @@
-"""64 chat clients at once, with capture: right answers, flat memory, speed, and what they leave to others.
+"""64 chat clients at once, with capture: right answers, flat memory, speed, and the ends of what is kept.
 
-    python -m bench.chat_clients --model DIR [--problems FILE.jsonl] [--chats 6000] [--json FILE]
+    python -m bench.chat_clients --model DIR [--chats 6000] [--json FILE]
 
 `actograph up` serves the model. Clients of the openai package ask again as soon as they were answered,
 every other request as a stream, each capturing one hook of every token. Each answer is compared with the
@@ -9,10 +9,6 @@ chats and sessions are kept for so short a time that the index and the store mus
 
 Beside it, in turn, `transformers serve` answers the same questions without capture. The rounds alternate;
 throughput and the servers' CPU time are per round.
-
-Then an evaluation runs (`--problems`), and chats come in the middle of it: one at a time, for the time
-from request to start and the units of the evaluation that began in between; and 64 clients without a
-pause, for what is left to the evaluation.
 """
 
 import argparse
@@ -33,9 +29,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
-from actograph.demo import MODEL_DIR, PROBLEMS
+from actograph.demo import MODEL_DIR
 from actograph.stack.up import up_process
-from bench import chat_drain, chat_load
+from bench import chat_load
 from bench.chat_load import Answers, Load, TokenCheck
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.process_watch import ProcessWatch, growth, service_processes
@@ -154,7 +150,7 @@ def sizes(home: Path, database: Database) -> dict[str, int]:
 def measure(arguments: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any], list[Mark]]:
     home = scratch / "home"
     options = [f"--model=bench={arguments.model}", f"--home={home}", "--port=0"]
-    options += [f"--threads={arguments.threads}", f"--data-root={arguments.problems.resolve().parent}"]
+    options += [f"--threads={arguments.threads}"]
     environment = {**os.environ, "ACTOGRAPH_CHAT_RETENTION_SECONDS": str(KEEP_SECONDS)}
     environment["OMP_NUM_THREADS"] = str(arguments.threads)
     tokenizer: Any = AutoTokenizer.from_pretrained(arguments.model)
@@ -183,7 +179,6 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any
         kept.append(sizes(home, database))
         warm_up = int(WARM_UP_SHARE * side.found.done)
         memory = {role: growth(readings, warm_up=warm_up) for role, readings in watch.readings.items()}
-        drained = chat_drain.measure(url, arguments.problems, database, clients=CLIENTS)
     result = {
         "model": arguments.model.name,
         "threads": arguments.threads,
@@ -192,7 +187,6 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any
         "mixed": check.mixed[:10],
         "memory": memory,
         "kept": kept,
-        "in_mid_drain": drained,
     }
     return result, _marks(result, side, len(check.mixed), left)
 
@@ -212,22 +206,12 @@ def _baselines(arguments: argparse.Namespace, scratch: Path, others: ExitStack) 
 
 
 def _marks(result: dict[str, Any], side: Side, mixed: int, left: int) -> list[Mark]:
-    drained, speed = result["in_mid_drain"], result["speed"]
+    speed = result["speed"]
     failed = sum(side.found.errors.values())
     marks = [
         Mark(name="chats that were not answered", measured=failed, at_most=0),
         Mark(name="answers whose session holds other tokens", measured=mixed, at_most=0),
         Mark(name="chats left in the index after their time", measured=left, at_most=0),
-        Mark(
-            name="units of an evaluation begun before a chat",
-            measured=drained["units_begun_before_it_max"],
-            at_most=1,
-        ),
-        Mark(
-            name="seconds without a unit of the evaluation under 64 clients, in turns of chats",
-            measured=drained["longest_pause_in_turns"],
-            at_most=2.0,
-        ),
     ]
     for role, grown in result["memory"].items():
         marks += [
@@ -267,10 +251,7 @@ def _show(result: dict[str, Any]) -> None:
     memory = Table("process", *next(iter(result["memory"].values())))
     for role, grown in result["memory"].items():
         memory.add_row(role, *(f"{value:,.1f}" for value in grown.values()))
-    drained = Table("chats in mid-drain", "")
-    for key, value in result["in_mid_drain"].items():
-        drained.add_row(key, f"{value:,.3f}")
-    Console(width=None if sys.stdout.isatty() else 180).print(speed, memory, drained)
+    Console(width=None if sys.stdout.isatty() else 180).print(speed, memory)
 
 
 def main() -> int:
@@ -278,7 +259,6 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, default=MODEL_DIR, help="model folder; the demo's own")
-    parser.add_argument("--problems", type=Path, default=PROBLEMS, help="JSONL of the evaluation")
     parser.add_argument("--chats", type=int, default=6000, help="of 64 clients, in all rounds")
     parser.add_argument("--alone", type=int, default=50, help="chats of the one client")
     parser.add_argument("--rounds", type=int, default=3)

@@ -32,21 +32,25 @@ _SHOWN = 8
 
 
 class Manifest(Resource):
-    """The part of a session's manifest that says what its tokens are."""
+    """The part of a session's manifest that says what its tokens and tensors are."""
 
     segments: list[Segment] = Field([])
     token_texts: list[str] = Field([])
     tensors: dict[str, TensorInfo] = Field({})
+    resolved_hooks: dict[str, str] = Field({})
+    locations: dict[str, str] = Field({})
+
+    def hook_of(self, name: str) -> str | None:
+        """The hook of a savepoint that the capture named, or of the path of a module."""
+        if name in self.resolved_hooks:
+            return self.resolved_hooks[name]
+        path = _path(name)
+        return next((hook for hook, location in self.locations.items() if location == path), None)
 
 
-def stored_name(name: str, hooks: Iterable[str]) -> str | None:
-    """Return the entry of `hooks` for a hook point, an alias, or the path of a module that is no hook point.
-
-    Returns None if there is none.
-    """
-    known = set(hooks)
-    location = _INDEX.sub(r".\1", name).removesuffix(".0")
-    return next((found for found in (name, canonical(name), location) if found in known), None)
+def _path(name: str) -> str:
+    """The path of a module in the form of the manifest: `layers[3].output.0` is `layers.3.output`."""
+    return _INDEX.sub(r".\1", name).removesuffix(".0")
 
 
 class StoredSession(ABC):
@@ -65,13 +69,13 @@ class StoredSession(ABC):
         """Segments and texts of the tokens."""
 
     def __getitem__(self, hook: str) -> LazyTensor:
-        """Return the tensor of a hook point, an alias, or the path of a module that is no hook point.
+        """Return the tensor of a hook point, an alias, a savepoint, or the path of a module.
 
         Raises:
             NotFound: the session has no such tensor.
         """
         known = self._stored()
-        name = stored_name(hook, known)
+        name = self._name_of(hook)
         if name is None:
             more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
             listed = ", ".join([*known][:_SHOWN]) or "none"
@@ -79,7 +83,15 @@ class StoredSession(ABC):
         return self._read(name)
 
     def __contains__(self, hook: object) -> bool:
-        return isinstance(hook, str) and stored_name(hook, self._stored()) is not None
+        return isinstance(hook, str) and self._name_of(hook) is not None
+
+    def _name_of(self, hook: str) -> str | None:
+        """Stored name of a tensor; the manifest is read only for names that need it."""
+        known = self._stored()
+        found = next((name for name in (hook, canonical(hook), _path(hook)) if name in known), None)
+        if found is None and known:
+            found = self._manifest().hook_of(hook)
+        return found if found in known else None
 
     @property
     def token_ids(self) -> NDArray[np.int64]:

@@ -93,6 +93,7 @@ class ChatInput(Spec):
         grammar: what the answer follows, see `json_grammar`; None leaves it free.
         continues: True if the answer goes on with the last message.
         one_call: True if only the first call of an answer counts.
+        template_variables: of the chat template, beside `enable_thinking`.
         live: True if the text is published while it is generated.
         sample: what its sessions show as their sample; None is the place of the prompt and the choice.
     """
@@ -108,6 +109,7 @@ class ChatInput(Spec):
     continues: bool = False
     one_call: bool = False
     enable_thinking: bool = False
+    template_variables: dict[str, Any] = Field({})
     max_tokens: int | None = Field(None, ge=0)
     default_max_tokens: int = Field(16, ge=1)
     top_logprobs: int | None = Field(None, ge=0)

@@ -7,7 +7,7 @@ refused; those of its messages and tools are ignored, so that answers of other s
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, Json, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, Json, model_validator
 from pydantic_core import PydanticCustomError
 
 from actograph.contract.base import (
@@ -16,7 +16,6 @@ from actograph.contract.base import (
     ModelName,
     Part,
     PromptText,
-    Spec,
     Stop,
     Stops,
     Tag,
@@ -128,8 +127,30 @@ class StreamOptions(Part):
     include_usage: bool = False
 
 
-class ChatTemplateKwargs(Spec):
-    enable_thinking: bool | None = None
+#: what a request cannot set in its chat template, since other fields or the service do
+_TAKEN = frozenset(
+    {
+        "messages", "conversation", "tools", "chat_template", "add_generation_prompt", "tokenize", "padding",
+        "continue_final_message", "truncation", "max_length", "return_tensors", "return_dict",
+        "return_assistant_tokens_mask", "tokenizer_kwargs",
+    }
+)  # fmt: skip
+
+
+def _variables(value: dict[str, Any]) -> dict[str, Any]:
+    for name in value:
+        if name in _TAKEN or not name.isidentifier():
+            raise ValueError(f"{name[:64]} cannot be set for the chat template")
+    if not isinstance(value.get("enable_thinking"), bool | None):
+        raise ValueError("enable_thinking must be true or false")
+    return value
+
+
+ChatTemplateKwargs = Annotated[
+    JsonObject,
+    Field(max_length=64, description="Variables of the model's chat template, such as `enable_thinking`."),
+    AfterValidator(_variables),
+]
 
 
 class GenerationBase(SamplingOptions):
@@ -276,10 +297,9 @@ class ChatCompletionRequest(CompletionBase):
         if len({self.enable_thinking, self._template_thinking} - {None}) > 1:
             reason = "enable_thinking and chat_template_kwargs.enable_thinking differ"
             raise fault_of("enable_thinking", reason)
-        if self.grammar is not None and (self.thinks or self.offered_tools):
-            other = "a thought" if self.thinks else "a tool call"
+        if self.grammar is not None and self.thinks:
             field = "structured_outputs" if self.structured_outputs else "response_format"
-            raise fault_of(field, f"an answer in this form cannot have {other} too")
+            raise fault_of(field, "an answer in this form cannot have a thought too")
         if self.structured_outputs and self.response_format:
             raise fault_of("structured_outputs", "send either response_format or structured_outputs")
         if self.continue_final_message and (self.messages[-1].role != "assistant" or self.must_call):
@@ -292,7 +312,12 @@ class ChatCompletionRequest(CompletionBase):
 
     @property
     def _template_thinking(self) -> bool | None:
-        return self.chat_template_kwargs.enable_thinking if self.chat_template_kwargs else None
+        return (self.chat_template_kwargs or {}).get("enable_thinking")
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Variables of the chat template beside `enable_thinking`."""
+        return {n: value for n, value in (self.chat_template_kwargs or {}).items() if n != "enable_thinking"}
 
     @property
     def thinks(self) -> bool:

@@ -6,7 +6,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import from_json
@@ -145,14 +145,51 @@ def needs_generation(positions: object) -> str | None:
     )
 
 
+#: most rows of a hook that a capture holds back until a sample has ended
+MOST_HELD_BACK = 128
+
+
+def _counts_from_late_end(positions: object) -> bool:
+    """Whether positions count from an end that is known only when the generation has ended."""
+    return isinstance(positions, str) and "-" in positions and not positions.startswith("prompt[")
+
+
 def known_in_the_pass(positions: Any) -> Any:
-    """Refuse positions that count from an end which is known only when the generation has ended."""
-    if isinstance(positions, str) and "-" in positions and not positions.startswith("prompt["):
+    """Refuse positions that only the end of the generation decides, as an intervention must."""
+    if _counts_from_late_end(positions):
         raise ValueError(
             f"{positions} counts from an end that is known only when the generation has ended. Use numbers "
-            "from the beginning here; matrices, probes and comparisons can read such positions"
+            "from the beginning here; captures, matrices, probes and comparisons can count from the end"
         )
     return positions
+
+
+def held_back(positions: Positions) -> tuple[Positions, int] | None:
+    """How a capture finds the last tokens of a sample, which are known only at its end.
+
+    Returns: positions that hold all tokens in question, and how many of the last of their rows are enough.
+        None if the tokens are known while the model runs them.
+    """
+    if not _counts_from_late_end(positions):
+        return None
+    name, window = _bounds(str(positions))
+    return ("generated" if name == "turn.-1" else cast(Positions, name)), -(window.start or 0)
+
+
+def capturable(positions: Any) -> Any:
+    """Refuse positions that a capture could find only by holding back all rows of a sample."""
+    if (held := held_back(positions)) is None:
+        return positions
+    if str(positions).startswith("turn.") and not str(positions).startswith("turn.-1["):
+        named = "of the turns, the last one alone, as in turn.-1[-5:]"
+    elif not 0 < held[1] <= MOST_HELD_BACK:
+        named = f"the last {MOST_HELD_BACK} tokens or fewer, as in generated[-5:]"
+    else:
+        return positions
+    raise ValueError(
+        f"{positions} counts from an end that is known only when the generation has ended. A capture can "
+        f"keep {named}; matrices, probes and comparisons can read any"
+    )
 
 
 @dataclass(frozen=True, slots=True)

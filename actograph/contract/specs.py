@@ -29,7 +29,8 @@ from actograph.contract.row_selection import (
     Positions,
     Reduce,
     Stats,
-    known_in_the_pass,
+    capturable,
+    held_back,
     needs_generation,
 )
 
@@ -105,9 +106,7 @@ class CaptureSpec(Spec):
     points: list[hooks.PointName] = Field([], max_length=100, description="Read in each of `layers`.")
     layers: Layers | None = Field(None, description="null: 1/4, 1/2 and 3/4 of the depth.")
     hooks: HookList = Field([], description="Hook names or aliases.")
-    positions: Annotated[Positions, AfterValidator(known_in_the_pass)] = Field(
-        "all", description="Tokens to store."
-    )
+    positions: Annotated[Positions, AfterValidator(capturable)] = Field("all", description="Tokens to store.")
     features: Features | None = Field(None, description="Columns to store.")
     reduce: Reduce = Field("none", description="Store one row per hook and sample.")
     stats: Stats = Field(None, description="Per-channel statistics of the tokens.")
@@ -119,6 +118,11 @@ class CaptureSpec(Spec):
         lacking = needs_generation(self.positions)
         if self.mode == "prefill" and lacking is not None:
             raise ValueError(f"positions {lacking} need generated tokens, and mode prefill generates none")
+        if held_back(self.positions) is not None and (self.reduce != "none" or self.stats is not None):
+            raise ValueError(
+                f"positions {self.positions} count from the end of the generation, but reduce and stats sum "
+                "rows up while it runs; store the rows, and reduce them when they are read"
+            )
         if self.reduce != "none" and self.stats is not None and not self.stats.tensors:
             raise ValueError("reduce makes a tensor and stats.tensors: false stores none; remove one of them")
         return self

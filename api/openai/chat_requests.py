@@ -63,6 +63,7 @@ def _conversation(request: ChatCompletionRequest, services: Services) -> ChatInp
         grammar=_grammar(request),
         continues=request.continue_final_message,
         enable_thinking=request.thinks,
+        template_variables=request.template_variables,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         default_max_tokens=services.settings.chat_max_tokens,
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,

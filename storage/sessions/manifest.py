@@ -92,6 +92,9 @@ class SessionManifest(ManifestPart):
     resolved_hooks: dict[str, str] = Field(
         default_factory=dict, description="Each name in `capture.hooks` -> hook point or module location."
     )
+    locations: dict[str, str] = Field(
+        default_factory=dict, description="Each stored hook -> the place in the model where it was read."
+    )
     capture: dict[str, Any] = Field(description="The capture spec as the client sent it.")
     capture_sha256: str
     dtype: str = Field(description="Requested dtype; each tensor names its own.")

@@ -72,14 +72,23 @@ class ChatRunner(Runner):
             enable_thinking=given.enable_thinking,
             tools=given.tools,
             continues=given.continues,
+            variables=given.template_variables,
         )
-        grammar = self._strict_calls(given) if given.strict_tools else given.grammar
+        grammar = given.grammar
+        if given.strict_tools or (given.tools and grammar is not None):
+            grammar = self._with_calls(given)
         return replace(text.encode(self._tokenizer, rendered, is_chat=True), grammar=grammar)
 
     def _call(self, given: ChatInput, name: str | None) -> ForcedCall:
         messages, tools = given.messages or [], given.tools or []
-        thinks = given.enable_thinking
-        return begin_call(self._tokenizer, messages, tools, enable_thinking=thinks, name=name)
+        return begin_call(
+            self._tokenizer,
+            messages,
+            tools,
+            enable_thinking=given.enable_thinking,
+            name=name,
+            variables=given.template_variables,
+        )
 
     def _begun_call(self, given: ChatInput) -> Prompt:
         forced = self._call(given, given.call_name)
@@ -91,22 +100,29 @@ class ChatRunner(Runner):
         prompt = text.encode(self._tokenizer, forced.text, is_chat=True)
         return replace(prompt, begun=forced.begun, grammar=grammar)
 
-    def _strict_calls(self, given: ChatInput) -> str:
-        """The grammar of an answer whose calls, if the model begins any, follow their tools' schemas."""
+    def _with_calls(self, given: ChatInput) -> str:
+        """The grammar of an answer whose calls, if the model begins any, follow their tools' schemas.
+
+        The rest of the answer is any text; or there are calls or a text in the form that was asked for.
+        """
         forced = self._call(given, None)
         added = {str(token): token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()}
         if OPEN not in added or CLOSE not in added:
             raise InvalidRequest(
-                f"{OPEN} is not one token of this model, so a call that it begins itself cannot be strict; "
-                "force the call by tool_choice, or leave strict out",
+                f"{OPEN} is not one token of this model, so a call that it begins itself can be neither "
+                "strict nor beside a form of the answer; force the call by tool_choice, or leave strict and "
+                "response_format out",
                 param="tools",
             )
-        return json_grammar.of_text_with_calls(
-            json_grammar.arguments_of(given.tools or [], given.strict_tools),
+        calls = json_grammar.Calls(
+            json_grammar.arguments_of(given.tools or [], given.strict_tools or ()),
             form=(forced.begun.removeprefix(OPEN), forced.between, forced.after),
             marks=(added[OPEN], added[CLOSE]),
-            others=[token_id for token, token_id in added.items() if token != OPEN],
         )
+        if given.grammar is not None:
+            return json_grammar.of_answer_or_calls(given.grammar, calls)
+        others = [token_id for token, token_id in added.items() if token != OPEN]
+        return json_grammar.of_text_with_calls(calls, others)
 
     def sampling_of(self, sample: LeasedSample) -> SamplingSpec | None:
         if is_only_read(sample.input):

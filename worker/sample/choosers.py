@@ -7,10 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from actograph.contract.row_selection import NamedPositions, Positions, Selection
+from actograph.contract.row_selection import NamedPositions, Positions, Selection, held_back
 from worker.engine.requests import RowChooser
 from worker.sample.conversation import Conversation, TurnPrompt
 from worker.sample.segments import Markup, SegmentFollower
+
+
+def captured(positions: Positions) -> Positions:
+    """Positions whose rows the engine keeps: of those that count from a late end, all tokens in question."""
+    held = held_back(positions)
+    return positions if held is None else held[0]
 
 
 def named(positions: Positions) -> NamedPositions:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from actograph.contract import models
-from actograph.contract.row_selection import FirstFeatures, NamedPositions
+from actograph.contract.row_selection import FirstFeatures, NamedPositions, Positions
 from actograph.contract.specs import CaptureSpec
 from actograph.plans import is_tail_only
 from worker.engine.capture.statistics import STATISTICS
@@ -44,7 +44,12 @@ class Provenance:
     @property
     def positions(self) -> NamedPositions:
         """Positions for the engine; "all" beside a chooser."""
-        return choosers.named(self.capture.positions)
+        return choosers.named(self.captured)
+
+    @property
+    def captured(self) -> Positions:
+        """Positions whose rows the engine keeps; the session may hold fewer."""
+        return choosers.captured(self.capture.positions)
 
     @property
     def shaping(self) -> RowShaping:
@@ -57,7 +62,7 @@ class Provenance:
             columns = tuple(features.indices)
         return RowShaping(
             columns=columns,
-            chooser=choosers.chooser(self.capture.positions, self.markup),
+            chooser=choosers.chooser(self.captured, self.markup),
             reduce=self.capture.reduce,
             statistics=None
             if stats is None
@@ -67,7 +72,8 @@ class Provenance:
     @property
     def is_consecutive(self) -> bool:
         """True if the rows of a hook belong to consecutive tokens in every sample."""
-        return not self.takes_turns and choosers.chooser(self.capture.positions, self.markup) is None
+        by_name = choosers.chooser(self.capture.positions, self.markup) is None
+        return not self.takes_turns and by_name
 
     def tensor_names(self, hook: str) -> list[tuple[str, str | None]]:
         """Stored tensors of a hook: name, and the kind of summary or None for plain rows."""

@@ -162,6 +162,7 @@ class SampleRecorder:
             engine=origin.structure.engine,
             engine_reason=origin.structure.engine_reason,
             resolved_hooks=dict(origin.resolved),
+            locations={hook: origin.structure.locations.get(hook, hook) for hook in origin.hooks},
             capture=origin.capture.model_dump(mode="json"),
             capture_sha256=origin.capture.digest(),
             dtype=origin.capture.dtype,

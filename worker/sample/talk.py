@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from actograph.contract.errors import ActographError, ContextLengthExceeded
 from actograph.contract.resources import ToolUseEnd
+from actograph.contract.row_selection import held_back
 from actograph.contract.specs import SamplingSpec, sample_seed
 from storage.artifacts.store import ArtifactStore
 from storage.broker.live_text import LiveTextWriter
@@ -18,6 +19,7 @@ from worker.evals.tools import Called
 from worker.runners.runner import Prompt
 from worker.sample.choosers import TurnTokens
 from worker.sample.conversation import Conversation, TurnPrompt
+from worker.sample.held_rows import HeldRows
 from worker.sample.open_job import OpenJob
 from worker.sample.outcome import Outcome
 from worker.sample.recorder import SampleRecorder
@@ -50,7 +52,8 @@ class Talk:
         self.running = False
         self._recorder: SampleRecorder | None = None
         origin = job.provenance
-        self._positions = None if origin is None else origin.capture.positions
+        #: of the rows that the engine keeps
+        self._positions = None if origin is None else origin.captured
         #: whether rows are summed up over several turns
         self._summarises = (
             origin is not None
@@ -92,6 +95,11 @@ class Talk:
         self._summed: Mapping[str, SummedRows] = {}
         #: rows that a further turn replaces: summaries, and the last row
         self._latest: dict[str, RowChunk] = {}
+        #: rows of positions that count from the end of the generation
+        self._held: HeldRows | None = None
+        if (origin := self._job.provenance) is not None:
+            held = held_back(origin.capture.positions)
+            self._held = None if held is None else HeldRows(held[1])
 
     @property
     def lease(self) -> LeasedSample:
@@ -152,6 +160,10 @@ class Talk:
         """Take rows of the turn that runs. Raises CaptureFailed, and the store's errors."""
         if self._recorder is None or self._begun is None:
             return
+        if self._held is not None:
+            for hook, chunk in rows.items():
+                self._held.add(hook, _numbered(chunk, self._begun))
+            return
         if self._runner.takes_turns:
             at_once: dict[str, RowChunk] = {}
             for hook, chunk in rows.items():
@@ -204,9 +216,10 @@ class Talk:
                 self._prompt, self._results_from = further.prompt, further.results_from
                 self._continues = further.continues
                 return
-        if self._recorder is not None and self._latest:
+        late = self._late_rows()
+        if self._recorder is not None and late:
             try:
-                self._recorder.write(self._latest)
+                self._recorder.write(late)
             except Exception as error:  # noqa: BLE001 (as in the engine: it fails this sample alone)
                 reason = self._job.error_of(replace(generation, error=error))
                 assert reason is not None
@@ -222,6 +235,14 @@ class Talk:
             conversation=self._conversation,
             tools=self._runner.tools_of(self.lease, turns, self._called, ended),
         )
+
+    def _late_rows(self) -> Mapping[str, RowChunk]:
+        """Rows that only the end of the sample decides."""
+        origin = self._job.provenance
+        if self._held is None or origin is None:
+            return self._latest
+        due = self._conversation.due_tokens(origin.capture.positions, tail_only=False)
+        return self._held.chosen(frozenset(due))
 
     def decode(self) -> None:
         """Add text and log probabilities to a finished talk. Tokenizers serve one thread at a time."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -34,8 +35,12 @@ def render_chat(
     add_generation_prompt: bool = True,
     continues: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """The conversation as one text, special tokens included.
+
+    Args:
+        variables: further ones of the template; those that it does not know are ignored.
 
     With `continues` it ends with the text of the last message. Templates that know no `enable_thinking`
     ignore it.
@@ -54,6 +59,7 @@ def render_chat(
             add_generation_prompt=add_generation_prompt and not continues,
             continue_final_message=continues,
             enable_thinking=enable_thinking,
+            **variables,
         )
     except (TemplateError, TypeError, ValueError) as error:
         raise InvalidRequest(

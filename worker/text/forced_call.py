@@ -6,6 +6,7 @@ arguments, is the beginning. The model continues it and so writes the rest of a 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -43,6 +44,7 @@ def begin_call(
     *,
     enable_thinking: bool,
     name: str | None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> ForcedCall:
     """The conversation with a begun call of the tool `name`; None: the model chooses the tool.
 
@@ -59,6 +61,7 @@ def begin_call(
             enable_thinking=enable_thinking,
             add_generation_prompt=not with_call,
             tools=tools,
+            variables=variables,
         )
 
     function = {"name": _NAME, "arguments": dict(_CALL.arguments)}
@@ -72,7 +75,8 @@ def begin_call(
     if not 0 <= start < at or parse_calls(written[start:]) != [_CALL]:
         raise InvalidRequest(
             f"the model's chat template does not write calls in the {OPEN} form (Qwen2.5, Qwen3 and Hermes "
-            "models do), so calls can be neither forced nor strict; leave tool_choice and strict out",
+            "models do), so calls can be neither forced, nor strict, nor beside a form of the answer; leave "
+            "tool_choice, strict, and response_format out",
             param="tool_choice",
         )
     key = written.index(_KEY, at)

@@ -55,10 +55,6 @@ def test_any_object(client: Any) -> None:
         ({"schema": {"type": "objectt"}}, "Invalid type: objectt"),
         ({"schema": {"$ref": "http://example.com/x"}}, "not present in a registry"),
         ({"schema": {}, "extra_body": {"enable_thinking": True}}, "cannot have a thought"),
-        (
-            {"schema": {}, "tools": [{"type": "function", "function": {"name": "f"}}]},
-            "cannot have a tool call",
-        ),
     ],
 )
 def test_what_cannot_be_constrained_is_refused(

@@ -96,6 +96,20 @@ def test_a_strict_tool_is_called_by_its_schema_when_the_model_begins_to(client: 
     assert (found.message.content, found.message.tool_calls) == ("No call.", None)
 
 
+def test_an_answer_with_a_form_may_call_tools_instead(client: Any, says: Any) -> None:
+    schema = {"type": "object", "properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"]}
+    form = {"type": "json_schema", "json_schema": {"name": "unit", "schema": schema}}
+    options = OPTIONS | {"tools": TOOLS[:1], "response_format": form}
+    says("No form at all.")
+    (found,) = client.chat.completions.create(**options).choices
+    assert json.loads(found.message.content)["unit"] in ("C", "F") and found.message.tool_calls is None
+    says(f"{CALL}\n{CALL}")
+    (found,) = client.chat.completions.create(**options | {"max_tokens": 200}).choices
+    assert (found.finish_reason, found.message.content) == ("tool_calls", None)
+    arguments = [json.loads(call.function.arguments) for call in found.message.tool_calls]
+    assert arguments == [{"expression": "3+4"}] * 2
+
+
 def test_a_call_that_is_cut_off_is_told_as_text(client: Any, says: Any) -> None:
     says(f'calculator"{REST}')
     options = OPTIONS | {"tool_choice": "required", "max_tokens": 5}

@@ -63,6 +63,16 @@ def test_an_answer_goes_on_with_the_last_message(service: Any, client: Any) -> N
     assert said == answer.choices[0].message.content
 
 
+def test_a_chat_template_s_own_variables(service: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{{ messages[-1].content }} {{ effort }}{% if enable_thinking %} think{% endif %}"
+    monkeypatch.setattr(service.engine.model.tokenizer, "chat_template", template)
+    for more, end in (({}, " high"), ({"enable_thinking": True}, " high think")):
+        extra = {"chat_template_kwargs": {"effort": "high", "unknown": [1]} | more}
+        answer = client.chat.completions.create(extra_body=extra, **OPTIONS)
+        (sample,) = service.samples(answer.run_id)
+        assert sample.prompt == ASKED[-1]["content"] + end
+
+
 @pytest.mark.parametrize(
     ("extra", "param"),
     [

@@ -95,6 +95,7 @@ def test_prefill_stores_every_layer_of_every_token(prefill: Prefill) -> None:
         session = open_folder(prefill.folder / stored.id)
         reference = open_folder(prefill.folder / other.id)
         assert session.token_ids.tolist() == ids
+        assert session["model.layers[1].output"].hook == "resid_post.1"
         for name in names[:-1]:
             assert session[name].shape[0] == len(ids)
             assert np.allclose(session[name][:], reference[name][:], atol=1e-4)

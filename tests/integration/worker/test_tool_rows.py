@@ -1,6 +1,6 @@
 """Rows of samples with tools: what is chosen, summed up and changed, against what all rows say."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -95,6 +95,17 @@ CHOICES: list[tuple[Any, Callable[[Session], set[int]]]] = [
 ]
 
 
+#: what they mean of a session, and of its generated tokens that the model ran
+FROM_THE_END: dict[str, Callable[[Session, list[int]], Iterable[int]]] = {
+    "generated[-5:]": lambda s, ran: ran[-5:],
+    "generated[-100:-3]": lambda s, ran: ran[-100:-3],
+    "turn.-1[-4::2]": lambda s, ran: ran[-4::2],
+    "all[-1]": lambda s, ran: ran[-1:],
+    "tool_result[-2:]": lambda s, ran: sorted(s.segment("tool_result"))[-2:],
+    "think[-2:]": lambda s, ran: [],
+}
+
+
 @pytest.mark.covering(2)
 @pytest.mark.parametrize(("positions", "meant"), CHOICES)
 def test_rows_are_chosen_and_summed_up_over_all_turns(
@@ -120,6 +131,22 @@ def test_rows_are_chosen_and_summed_up_over_all_turns(
                 torch.testing.assert_close(session.tensors[hook][0], value, atol=1e-5, rtol=1e-5)
             check_statistics(counted[place], hook, x)
             assert counted[place].tokens[hook] == list(due)
+
+
+def test_rows_are_chosen_from_the_end_when_it_is_known(
+    bench: "Bench", everything: list[Session], subtests: pytest.Subtests
+) -> None:
+    for positions, meant in FROM_THE_END.items():
+        chosen = sessions(bench, capture={"hooks": HOOKS, "positions": positions})
+        for whole, session in zip(everything, chosen, strict=True):
+            ran = [token for token in sorted(whole.generated) if token < len(whole.token_ids) - 1]
+            for hook in HOOKS:
+                with subtests.test(positions=positions, hook=hook):
+                    wanted = {n: row for n, row in whole.rows(hook).items() if n in meant(whole, ran)}
+                    rows = session.rows(hook)
+                    assert list(rows) == list(wanted)
+                    for token, row in rows.items():
+                        torch.testing.assert_close(row, wanted[token], atol=1e-5, rtol=1e-5)
 
 
 def check_statistics(session: Session, hook: str, x: torch.Tensor) -> None:

@@ -1,5 +1,6 @@
 """Rows of a folder's tensors, read without loading the files."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import safetensors.torch
 import torch
 
 from actograph.client.stored_session import SessionTensors, open_folder
-from actograph.contract.errors import RangeNotSatisfiable, StoreDamaged
+from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
 
 
 @pytest.fixture
@@ -75,6 +76,17 @@ def test_what_a_tensor_says_about_itself(single: Path, values: torch.Tensor) -> 
     assert np.array_equal(np.asarray(tensor), values.bfloat16().float().numpy())
     assert [row.tolist() for row in tensor] == np.asarray(tensor).tolist()
     assert torch.equal(tensor.torch([1, 5]), values.bfloat16()[[1, 5]])
+
+
+def test_names_of_a_tensor_that_only_the_manifest_knows(single: Path) -> None:
+    known = {"locations": {"x.0": "model.layers.0.mlp.output"}, "resolved_hooks": {"first": "x.0"}}
+    (single / "manifest.json").write_text(json.dumps(known))
+    session = open_folder(single)
+    for name in ("model.layers[0].mlp.output", "model.layers.0.mlp.output[0]", "first"):
+        assert session[name].hook == "x.0"
+    assert "model.layers.1.mlp.output" not in session
+    with pytest.raises(NotFound, match=r"the session has x\.0, y\.0"):
+        session["second"]
 
 
 def test_a_row_that_is_not_there(single: Path) -> None:

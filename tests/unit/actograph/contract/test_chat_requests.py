@@ -70,6 +70,8 @@ def test_what_cannot_be_done_is_refused_by_its_name(subtests: pytest.Subtests) -
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"reasoning_effort": "none", "enable_thinking": True}, "reasoning_effort"),
         ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"enable_thinking": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"add_generation_prompt": True}}, "chat_template_kwargs"),
         ({"presence_penalty": -2.1}, "presence_penalty"),
         ({"frequency_penalty": 3}, "frequency_penalty"),
         ({"logit_bias": {"word": 1}}, "logit_bias.word"),

@@ -82,14 +82,25 @@ def test_slices_that_mean_nothing(subtests: pytest.Subtests) -> None:
 
 def test_ends_are_not_known_while_the_model_writes(subtests: pytest.Subtests) -> None:
     for text in ("generated[-5:]", "all[:-1]", "turn.-1", "answer[-1]"):
-        with subtests.test(text=text):
-            with pytest.raises(ValidationError, match="matrices, probes"):
-                CaptureSpec(positions=text)
-            with pytest.raises(ValidationError, match="matrices, probes"):
-                Intervention(hook="embed", op="zero", positions=text)
+        with subtests.test(text=text), pytest.raises(ValidationError, match="matrices, probes"):
+            Intervention(hook="embed", op="zero", positions=text)
     assert Intervention(hook="embed", op="zero", positions="prompt[-3:]").positions == "prompt[-3:]"
     with pytest.raises(ValidationError, match="prefill"):
         CaptureSpec(mode="prefill", positions="turn.0")
+
+
+def test_a_capture_counts_few_tokens_from_the_end(subtests: pytest.Subtests) -> None:
+    for text in ("generated[-5:]", "answer[-1]", "turn.-1[-128:-2]", "tool_result[-3::2]"):
+        assert CaptureSpec(positions=text).positions == text
+        for summary in ({"reduce": "mean"}, {"stats": True}):
+            with (
+                subtests.test(text=text, summary=summary),
+                pytest.raises(ValidationError, match="sum rows up"),
+            ):
+                CaptureSpec.model_validate({"positions": text, **summary})
+    for text in ("all[:-1]", "generated[2:-2]", "generated[-129:]", "turn.-1", "turn.1[-5:]", "turn.-2[-5:]"):
+        with subtests.test(text=text), pytest.raises(ValidationError, match="can keep"):
+            CaptureSpec(positions=text)
 
 
 def test_a_text_that_was_only_read_has_a_row_for_its_last_token() -> None:

@@ -1,0 +1,54 @@
+"""Rows that wait for the end of their sample, which alone decides what of them is stored."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worker.engine.requests import RowChunk
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    tokens: tuple[int, ...]
+    data: NDArray[np.uint8]  # [rows, bytes of a row]
+    dtype: torch.dtype
+
+
+class HeldRows:
+    """The last rows of each hook, over all turns of a sample.
+
+    Runs in the delivery thread, so rows are joined by numpy (see `worker.engine.stream.delivery`).
+
+    Args:
+        most: number of rows of a hook that are enough.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: dict[str, _Held] = {}
+
+    def add(self, hook: str, chunk: RowChunk) -> None:
+        """Take further rows of a hook, each with its token."""
+        assert chunk.tokens is not None
+        tokens, data = chunk.tokens[-self._most :], chunk.tensor.view(torch.uint8).numpy()[-self._most :]
+        earlier = self._held.get(hook)
+        if earlier is not None:
+            missing = self._most - len(tokens)
+            start = max(0, len(earlier.tokens) - missing)
+            tokens, data = earlier.tokens[start:] + tokens, np.concatenate([earlier.data[start:], data])
+        else:
+            data = data.copy()  # not a view of all rows of the turn
+        self._held[hook] = _Held(tokens, data, chunk.tensor.dtype)
+
+    def chosen(self, tokens: Collection[int]) -> Mapping[str, RowChunk]:
+        """The held rows of these tokens by hook; a hook without any has an empty chunk."""
+        chunks = dict[str, RowChunk]()
+        for hook, held in self._held.items():
+            places = [place for place, token in enumerate(held.tokens) if token in tokens]
+            named = tuple(held.tokens[place] for place in places)
+            rows = torch.from_numpy(held.data[places]).view(held.dtype)
+            chunks[hook] = RowChunk(next(iter(named), 0), rows, named)
+        return chunks
