@@ -3,7 +3,8 @@
 Most jobs have one turn per sample. Evaluations with tools have several; each is a request of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from actograph.contract.errors import ActographError, ContextLengthExceeded
@@ -64,22 +65,17 @@ class Talk:
         if job.refused is not None:
             self.fail(job.refused)
             return
-        try:
+        with self._failing("while sample {} was prompted"):
             self.sampling = self._runner.sampling_of(lease)
             first = self._runner.prompt(lease)
             self.outcome = replace(self.outcome, prompt=first)
             self._check_context(first)
-        except ActographError as error:
-            self.fail(error)
-            return
-        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
-            self.fail(unforeseen(error, f"while sample {lease.id} was prompted"))
-            return
-        if origin is not None:
-            self._recorder = SampleRecorder(
-                store, lease, origin, sampling=self._own_sampling(first), truncated_from=first.truncated_from
-            )
-        self._start(first)
+            if origin is not None:
+                sampling = self._own_sampling(first)
+                self._recorder = SampleRecorder(
+                    store, lease, origin, sampling=sampling, truncated_from=first.truncated_from
+                )
+            self._start(first)
 
     def _start(self, first: Prompt) -> None:
         self.running = True
@@ -109,6 +105,16 @@ class Talk:
         """End with an error."""
         self.running = False
         self.outcome = replace(self.outcome, error=error)
+
+    @contextmanager
+    def _failing(self, doing: str) -> Iterator[None]:
+        """End with the error of a step; `doing` says for the log what was being done, with the sample's id."""
+        try:
+            yield
+        except ActographError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
+            self.fail(unforeseen(error, doing.format(self.lease.id)))
 
     @property
     def live(self) -> LiveTextWriter | None:
@@ -195,12 +201,8 @@ class Talk:
 
     def follow(self) -> None:
         """Prepare the turn after the last one, or end."""
-        try:
+        with self._failing("while sample {} was prompted again"):
             self._follow(self._conversation.generations[-1])
-        except ActographError as reason:
-            self.fail(reason)
-        except Exception as unexpected:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
-            self.fail(unforeseen(unexpected, f"while sample {self.lease.id} was prompted again"))
 
     def _follow(self, generation: Generation) -> None:
         """Prepare the next turn, or end the sample."""
@@ -249,17 +251,12 @@ class Talk:
         generation, prompt = self.outcome.generation, self.outcome.prompt
         if self.outcome.error is not None or generation is None or prompt is None:
             return
-        try:
+        with self._failing("while sample {} was decoded"):
             ids = generation.generated_ids
             if self.sampling is not None and ids[-1:] and ids[-1] in self.sampling.stop_token_ids:
                 ids = ids[:-1]
             completion = prompt.begun + self._runner.completion(self.lease, ids)
             logprobs = self._runner.logprobs(self.lease, generation)
-        except ActographError as error:
-            self.fail(error)
-        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
-            self.fail(unforeseen(error, f"while sample {self.lease.id} was decoded"))
-        else:
             self.outcome = replace(self.outcome, completion=completion, logprobs=logprobs)
 
     def score(self) -> None:
@@ -267,26 +264,16 @@ class Talk:
         completion = self.outcome.completion
         if self.outcome.error is not None or completion is None:
             return
-        try:
+        with self._failing("while sample {} was scored"):
             scores = self._runner.score(self.lease, completion, self.outcome.generated_tokens)
-        except ActographError as error:
-            self.fail(error)
-        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
-            self.fail(unforeseen(error, f"while sample {self.lease.id} was scored"))
-        else:
             self.outcome = replace(self.outcome, scores=scores)
 
     def store(self) -> None:
         """Store the session of a scored talk; without it the sample fails."""
         if self._recorder is None or self.outcome.error is not None or self.outcome.conversation is None:
             return
-        try:
+        with self._failing("while the session of sample {} was stored"):
             recorded = self._recorder.finish(self.outcome.conversation)
-        except ActographError as error:
-            self.fail(error)
-        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
-            self.fail(unforeseen(error, f"while the session of sample {self.lease.id} was stored"))
-        else:
             self.outcome = replace(self.outcome, recorded=recorded)
 
     def discard(self) -> None:
