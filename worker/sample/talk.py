@@ -108,7 +108,7 @@ class Talk:
 
     @contextmanager
     def _failing(self, doing: str) -> Iterator[None]:
-        """End with the error of a step; `doing` says for the log what was being done, with the sample's id."""
+        """End with the error of a step; the log has `doing`, with the id of the sample."""
         try:
             yield
         except ActographError as error:
