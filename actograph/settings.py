@@ -51,6 +51,9 @@ class Settings(BaseSettings):
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1` ...; `auto` uses a GPU if there is one.")
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is torch's default.")
     slots: int = Field(0, ge=0, description="Most samples at once; 0: 64 on a CPU, 256 on a GPU.")
+    cuda_graphs: bool = Field(
+        False, description="Replay decode passes as CUDA graphs, each verified at its first use."
+    )
     allowed_models: CommaList = Field((), description="Further models of jobs, comma-separated.")
     model_switching: bool = Field(True, description="Load allowed models; false serves only `model`.")
     data_roots: CommaList = Field((), description="Folders of `dataset: {path}`, comma-separated.")

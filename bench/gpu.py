@@ -3,7 +3,8 @@
     python -m bench.gpu --model DIR --gsm8k FOLDER [--quick] [--out FOLDER]
 
 Random weights of Qwen3-0.6B's shape in bfloat16, with DIR's tokenizer: the service against lm-eval's hf
-backend on its three prompts, capture's cost in the engine, and the peak of its memory against the plan.
+backend on its three prompts, once with CUDA graphs too, capture's cost in the engine, and the peak of its
+memory against the plan.
 """
 
 import argparse
@@ -16,9 +17,10 @@ import torch
 from bench.__main__ import show
 from bench.programs import Program, run
 
-#: name of the result -> task, examples
+#: name of the result -> task, examples, further flags
 PROMPTS = {
     "zero-shot": ("gsm8k", "0"),
+    "zero-shot-cuda-graphs": ("gsm8k", "0", "--cuda-graphs"),
     "gsm8k-cot": ("gsm8k_cot", "8"),
     "gsm8k-5": ("gsm8k", "5"),
 }
@@ -29,17 +31,27 @@ def programs(model: Path, gsm8k: Path, *, quick: bool) -> dict[str, Program]:
     size = (
         ("--limit", "8", "--max-tokens", "16", "--rounds", "2")
         if quick
-        else ("--limit", "256", "--rounds", "2")
+        else ("--limit", "192", "--rounds", "2")
     )
     given = ("--model", str(model), "--gsm8k", str(gsm8k), "--shape", "qwen3-0.6b", "--layers", "all")
     made = {
         f"gpu-lm-eval-{name}": Program(
             module="lm_eval_speed",
-            arguments=(*given, "--dtype", "bfloat16", "--task", task, "--num-fewshot", examples, *size),
-            minutes=4,
+            arguments=(
+                *given,
+                "--dtype",
+                "bfloat16",
+                "--task",
+                task,
+                "--num-fewshot",
+                examples,
+                *more,
+                *size,
+            ),
+            minutes=3,
             limit_minutes=6,
         )
-        for name, (task, examples) in PROMPTS.items()
+        for name, (task, examples, *more) in PROMPTS.items()
     }
     seconds = "2" if quick else "20"
     rounds = "2" if quick else "5"

@@ -148,6 +148,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=0, help="of this side; 0: the memory plan")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--cuda-graphs", action="store_true", help="replay decode passes")
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
     arguments.gsm8k = arguments.gsm8k.resolve()
@@ -168,6 +169,7 @@ def main() -> None:
             "ACTOGRAPH_SLOTS": str(arguments.slots),
             "ACTOGRAPH_DEVICE": arguments.device,
             "ACTOGRAPH_DTYPE": arguments.dtype,
+            "ACTOGRAPH_CUDA_GRAPHS": str(arguments.cuda_graphs),
         }
         with (
             LmEval(arguments.gsm8k, Path(scratch), threads=arguments.threads) as lm_eval,
@@ -201,6 +203,7 @@ def report(found: list[dict[str, Any]], same: int, arguments: argparse.Namespace
         "device": arguments.device,
         "dtype": arguments.dtype,
         "threads": arguments.threads,
+        "cuda_graphs": arguments.cuda_graphs,
         "batch_size": {"actograph": arguments.slots or "default", "lm_eval": BATCH},
         "same_completions": same,
         "rounds": found,

@@ -90,6 +90,7 @@ class StreamRun:
         arena: int = 1 << 13,
         spare: int = 0,
         rows: int = 1 << 30,
+        prepare: Callable[[PackedForward], None] = lambda forward: None,
         **options: Any,
     ) -> "StreamRun":
         """Run all requests.
@@ -97,12 +98,14 @@ class StreamRun:
         Args:
             arena: tokens of the forward.
             rows: bytes for captured rows, staging included.
+            prepare: changes a packed forward before the run.
         """
         sizes = sum(s.token_bytes for s in layer_shapes(hooks.model)) if kind == "packed" else 1
         budget = Budget(rows + sizes * arena)
         forward: Any
         if kind == "packed":
             forward = PackedForward(hooks, budget, tokens=arena, spare=spare)
+            prepare(forward)
         else:
             forward = TracedForward(hooks, budget, tokens=arena, token_bytes=sizes)
         loop = Loop(forward, budget, source=self, control=self, results=self, sink=self, **options)

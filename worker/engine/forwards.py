@@ -62,6 +62,10 @@ class Forwards:
     def on_gpu(self) -> bool:
         return self._hooks.model.device.type == "cuda"
 
+    @property
+    def _one_gpu(self) -> bool:
+        return self.on_gpu and len(set(self._hooks.model.layer_devices)) == 1
+
     def slots(self, options: RunOptions) -> int:
         """Requests at once."""
         return most_slots(on_gpu=self.on_gpu, most=options.slots)
@@ -88,5 +92,12 @@ class Forwards:
         else:
             device = rows = Budget(room.tokens * token_bytes + room.for_rows)
         if self.reason is None and not options.traced:
-            return PackedForward(self._hooks, device, tokens=room.tokens, fused=self.attends_together), rows
+            replayed = self.slots(options) + options.urgent if options.cuda_graphs and self._one_gpu else 0
+            return PackedForward(
+                self._hooks,
+                device,
+                tokens=room.tokens,
+                fused=self.attends_together,
+                replayed=replayed,
+            ), rows
         return TracedForward(self._hooks, device, tokens=room.tokens, token_bytes=token_bytes), rows

@@ -88,6 +88,7 @@ class RunOptions:
         row_bytes: host memory for captured rows.
         shard_bytes: rows of a request that are gathered before they leave.
         traced: whether the passes run under nnsight, also if the model suits packed ones.
+        cuda_graphs: whether decode passes are replayed as CUDA graphs, where device and model allow it.
     """
 
     slots: int = 0
@@ -95,6 +96,7 @@ class RunOptions:
     row_bytes: int = 2 << 30
     shard_bytes: int = 256 << 20
     traced: bool = False
+    cuda_graphs: bool = False
 
 
 @dataclass(slots=True)

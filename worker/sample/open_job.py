@@ -58,6 +58,7 @@ class OpenJob:
             row_bytes=settings.host_buffer_bytes,
             shard_bytes=settings.shard_bytes,
             traced=traced,
+            cuda_graphs=settings.cuda_graphs,
         )
         self.capture: CapturePlan | None = None
         if provenance is not None:

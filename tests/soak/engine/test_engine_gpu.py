@@ -87,6 +87,24 @@ def test_half_precision_attends_for_all_requests_in_one_call(engine: Engine) -> 
     check_rows(half, made, sink, 5e-2)
 
 
+def test_replayed_passes_give_the_tokens_and_rows_of_others(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    hf: Any = copy.deepcopy(engine.model.hf)
+    half = Engine(wrap_model(hf.to(torch.bfloat16), engine.model.tokenizer, name="half"))
+    hooks, sampling = list(half.structure.hooks), SamplingSpec(max_tokens=40)
+    found = []
+    for options in (RunOptions(), RunOptions(cuda_graphs=True)):
+        sink = KeepingSink()
+        made = generate(
+            half, requests(40, 3, 17, 200), sampling=sampling, hooks=hooks, sink=sink, options=options
+        )
+        check_rows(half, made, sink, 5e-2)
+        found.append(made)
+    assert [one.generated_ids for one in found[0]] == [one.generated_ids for one in found[1]]
+    assert "not replayed" not in caplog.text
+
+
 def test_a_slow_sink_holds_decoding_back_and_loses_no_row(engine: Engine) -> None:
     """Blocks are used again as soon as they are written: none may be overwritten before."""
 

@@ -28,9 +28,9 @@ class _Stage:
     def __init__(self, layout: Layout, columns: Columns, device: torch.device, budget: Budget) -> None:
         self.layout, self._columns, self._device, self._budget = layout, columns, device, budget
         self._held: list[Tensor] = []
-        self.places: list[int] = []  # in the tensors of the pass
+        self.places: list[int] = []  # of the staged rows in the tensors of the pass
         self._index: dict[torch.device, Tensor] = {}
-        self.owners: list[tuple[Record, Sequence[int]]] = []  # and their token numbers
+        self.owners: list[tuple[Record, Sequence[int], int]] = []  # token numbers, first staged row
 
     def resize(self, rows: int, pool: Pool) -> bool:
         """Have room for `rows` rows, and for a block of them at least; 0 frees it."""
@@ -46,9 +46,14 @@ class _Stage:
             self._budget.give(self.layout.staged_bytes * held)
         return True
 
-    def begin(self) -> None:
-        self.places, self.owners = [], []
+    def begin(self, padded: int) -> None:
+        """Begin a pass; one of `padded` rows stages all of them."""
+        self.places, self.owners = list(range(padded)), []
         self._index.clear()
+
+    def staged(self) -> list[Tensor]:
+        """The rows of this pass, of each group [points, rows, width]."""
+        return [held[:, : len(self.places)] for held in self._held]
 
     def take(self, group: int, point: int, rows: Tensor) -> None:
         """Copy a point's rows [tokens, width]."""
@@ -61,13 +66,19 @@ class _Stage:
             self._index[rows.device] = torch.tensor(self.places, device=rows.device)
         own.copy_(rows.index_select(0, self._index[rows.device]))
 
-    def end(self) -> None:
+    def to_host(self) -> list[Tensor]:
+        """Begin to copy the rows to pinned memory; on a CPU they are where they should be."""
+        if self._device.type == "cpu":
+            return self.staged()
+        return [
+            torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
+            for rows in self.staged()
+        ]
+
+    def end(self, host: Sequence[Tensor]) -> None:
         """Give each request its rows."""
-        host = [held[:, : len(self.places)].to("cpu") for held in self._held]  # no copy on a CPU
-        at = 0
-        for record, tokens in self.owners:
+        for record, tokens, at in self.owners:
             record.add(self.layout, tokens, [rows[:, at : at + len(tokens)] for rows in host])
-            at += len(tokens)
 
 
 @dataclass(slots=True)
@@ -100,6 +111,7 @@ class Taps:
         self._plans: dict[tuple[object, ...], _Shared] = {}
         self._sites: dict[str, _Site] = {}
         self._counts = {False: 0, True: 0}  # rows at a location in this pass, by `tail`
+        self._padded = 0
 
     def open(self, plan: CapturePlan) -> list[Layout] | None:
         """Begin a request with this plan; returns its layouts, None if staging has no room.
@@ -134,14 +146,19 @@ class Taps:
         """Locations of this pass in execution order."""
         return sorted(self._sites, key=self._order.__getitem__)
 
-    def begin(self, parts: Sequence[Part]) -> None:
+    def begin(self, parts: Sequence[Part], *, padded: int = 0) -> None:
         """Plan the edits and copies of a pass.
+
+        Args:
+            padded: rows of a pass of single tokens with further rows that are nobody's; 0 for any other.
 
         Raises:
             MemoryError: staging has no room for so many rows.
         """
         kept = {place: i for i, place in enumerate(in_pack(parts))}
-        self._counts = {False: sum(part.count for part in parts), True: max(1, len(kept))}
+        self._padded = padded
+        whole = padded or sum(part.count for part in parts)
+        self._counts = {False: whole, True: padded or max(1, len(kept))}
         self._sites = {}
         used: dict[tuple[object, ...], _Shared] = {}
         for part in parts:
@@ -151,14 +168,14 @@ class Taps:
                 if key not in used:
                     used[key] = self._plans[key]
                     for stage in used[key].stages:
-                        stage.begin()
+                        stage.begin(padded)
                 for stage in used[key].stages:
                     self._add(stage, part, record, kept)
             for write in part.writes:
                 self._write(write, part, kept)
         for shared in used.values():
             for stage in shared.stages:
-                if stage.places:
+                if stage.owners:
                     self._read(stage)
 
     def at(self, location: str, value: Any) -> None:
@@ -175,9 +192,29 @@ class Taps:
 
     def end(self) -> None:
         """Give the rows of the pass to the records. Not called if the pass failed."""
-        stages = {id(s): s for site in self._sites.values() for s, _, _ in site.reads}
-        for stage in stages.values():
-            stage.end()
+        copied = [(stage, stage.to_host()) for stage in self.stages]
+        if copied and self._hooks.model.device.type == "cuda":
+            torch.cuda.current_stream(self._hooks.model.device).synchronize()
+        for stage, rows in copied:
+            stage.end(rows)
+
+    @property
+    def stages(self) -> list[_Stage]:
+        """What takes rows in this pass."""
+        return list({id(s): s for site in self._sites.values() for s, _, _ in site.reads}.values())
+
+    @property
+    def copies(self) -> tuple[object, ...]:
+        """What the hooks of this pass copy; passes for which it is equal make the same copies."""
+        return tuple(
+            (location, id(stage), group, point, stage.staged()[group].data_ptr())
+            for location, site in self._sites.items()
+            for stage, group, point in site.reads
+        )
+
+    def staged(self) -> list[Tensor]:
+        """All rows that this pass copies, on the device."""
+        return [rows for stage in self.stages for rows in stage.staged()]
 
     def _add(self, stage: _Stage, part: Part, record: Record, kept: dict[int, int]) -> None:
         tokens: Sequence[int] = part.rows
@@ -191,8 +228,9 @@ class Taps:
             ]
             tokens, places = [token for token, _ in pairs], [place for _, place in pairs]
         if places:
-            stage.places += places
-            stage.owners.append((record, tokens))
+            stage.owners.append((record, tokens, places[0] if self._padded else len(stage.places)))
+            if not self._padded:
+                stage.places += places
 
     def _write(self, write: Write, part: Part, kept: dict[int, int]) -> None:
         site = self._site(write.location)

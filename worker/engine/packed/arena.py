@@ -37,19 +37,20 @@ class Range:
 
 
 class Arena(Cache):
-    """Keys and values per layer, [key heads, tokens, width].
+    """Keys and values per layer, [key heads, tokens + 1, width].
 
     transformers' attention modules call `update` with the keys and values of a pack.
 
     Attributes:
+        tokens: places of requests; one more, the last, belongs to none.
         moved: tokens moved to close gaps.
     """
 
     def __init__(self, shapes: Sequence[LayerShape], tokens: int) -> None:
         self.layers: list[Any] = []  # read by transformers; it keeps nothing
         self.tokens = tokens
-        self.keys = [_zeros((s.heads, tokens, s.key_width), s) for s in shapes]
-        self.values = [_zeros((s.heads, tokens, s.value_width), s) for s in shapes]
+        self.keys = [_zeros((s.heads, tokens + 1, s.key_width), s) for s in shapes]
+        self.values = [_zeros((s.heads, tokens + 1, s.value_width), s) for s in shapes]
         self._ranges: list[Range] = []  # by start
         self.moved = 0
 

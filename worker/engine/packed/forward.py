@@ -13,6 +13,7 @@ from worker.engine.capture.pool import Budget
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks, place_of
 from worker.engine.packed.arena import Arena
+from worker.engine.packed.decoding import FixedPass, Replays
 from worker.engine.packed.registration import UnknownAttention, arena_attention, layer_shapes, refusal
 from worker.engine.packed.step import Chunk, Step, running
 
@@ -25,6 +26,7 @@ class PackedForward:
         tokens: of the arena.
         spare: tokens of the arena that only priority requests take.
         fused: one call attends for all requests, where the device has it.
+        replayed: most rows of decode passes that are replayed as CUDA graphs, with `fused`; 0: none are.
 
     Raises:
         MemoryError: the arena does not fit.
@@ -36,7 +38,14 @@ class PackedForward:
     chunks = True
 
     def __init__(
-        self, hooks: ModelHooks, budget: Budget, *, tokens: int, spare: int = 0, fused: bool = True
+        self,
+        hooks: ModelHooks,
+        budget: Budget,
+        *,
+        tokens: int,
+        spare: int = 0,
+        fused: bool = True,
+        replayed: int = 0,
     ) -> None:
         self.hooks, self.budget = hooks, budget
         self._spare, self._fused = spare, fused
@@ -48,6 +57,11 @@ class PackedForward:
             raise MemoryError(f"an arena of {tokens} tokens does not fit in {budget.free:,} bytes")
         self.arena = Arena(shapes, tokens)
         self._handles: dict[str, Any] = {}
+        self.decoding: Replays | None = None
+        if replayed and fused:
+            device, context = hooks.model.device, hooks.model.context_length
+            fixed = FixedPass(self.logits, self.arena, device, most=replayed, context=context)
+            self.decoding = Replays(fixed)
 
     def refusal(self, context: Context) -> str | None:
         """Why a request can never run; None if it can."""
@@ -76,6 +90,11 @@ class PackedForward:
         Returns:
             Logits of the last `part.logits` tokens of each part, [tokens, vocabulary].
         """
+        if self.decoding is not None and self.decoding.takes(parts):
+            replayed = self.decoding.run(parts, taps, self.hook)
+            if replayed is not None:
+                return self._ran(parts, replayed)
+        taps.begin(parts)
         spans: list[tuple[int, int]] = []
         chunks: list[Chunk] = []
         for part in parts:
@@ -89,23 +108,30 @@ class PackedForward:
         kept = list(in_pack(parts))
         device = self.hooks.model.device
         inputs = torch.tensor([ids, positions], device=device)
-        self._hook(taps)
-        with (
-            running(Step(self.arena.keys, self.arena.values, spans, chunks, self._fused)),
-            arena_attention(self.hooks.model.text_config),
-        ):
+        self.hook(taps)
+        step = Step(self.arena.keys, self.arena.values, spans, chunks, self._fused)
+        keep = 0 if len(kept) == len(ids) else torch.tensor(kept or [0], device=device)
+        logits = self.logits(inputs[:1], inputs[1:], step, keep)
+        return self._ran(parts, logits if kept else logits[:0])
+
+    def logits(self, ids: Tensor, positions: Tensor, step: Step, keep: Tensor | int = 0) -> Tensor:
+        """Logits [tokens, vocabulary] of a step; of all tokens, or of those at the places `keep`."""
+        with running(step), arena_attention(self.hooks.model.text_config):
             output = self.hooks.model.hf(
-                input_ids=inputs[:1],
-                position_ids=inputs[1:],
+                input_ids=ids,
+                position_ids=positions,
                 attention_mask=None,
                 past_key_values=self.arena,
                 use_cache=True,
-                logits_to_keep=0 if len(kept) == len(ids) else torch.tensor(kept or [0], device=device),
+                logits_to_keep=keep,
             )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def _ran(self, parts: Sequence[Part], logits: Tensor) -> Tensor:
         for part in parts:
             part.context.place.filled = part.stop
-        logits: Tensor = output.logits[0]
-        return logits if kept else logits[:0]
+        return logits
 
     def close(self) -> None:
         """Remove all hooks from the model."""
@@ -114,7 +140,7 @@ class PackedForward:
     def _room(self, context: Context) -> int:
         return self.arena.tokens if context.priority else self.arena.tokens - self._spare
 
-    def _hook(self, taps: Taps) -> None:
+    def hook(self, taps: Taps) -> None:
         self._hook_at(taps.locations, taps.at)
 
     def _hook_at(self, locations: Sequence[str], at: Callable[[str, Any], None] | None = None) -> None:

@@ -39,22 +39,22 @@ class Step:
     spans: Sequence[tuple[int, int]]  # of each single token: arena places of its request up to the token
     chunks: Sequence[Chunk]
     fused: bool = False  # one call attends for all requests, see `attention.fused`
-    _places: dict[torch.device, Tensor] = field(default_factory=dict)
-    _lengths: dict[torch.device, Lengths] = field(default_factory=dict)
+    known_places: dict[torch.device, Tensor] = field(default_factory=dict)
+    known_lengths: dict[torch.device, Lengths] = field(default_factory=dict)
 
     def places(self, device: torch.device) -> Tensor:
         """Arena place of each token, int64 [tokens]."""
-        if device not in self._places:
+        if device not in self.known_places:
             single = [end - 1 for _, end in self.spans]
             places = [
                 p for c in self.chunks for p in range(c.begin + c.start, c.begin + c.start + c.stop - c.first)
             ]
-            self._places[device] = torch.tensor(single + places, device=device)
-        return self._places[device]
+            self.known_places[device] = torch.tensor(single + places, device=device)
+        return self.known_places[device]
 
     def lengths(self, device: torch.device) -> Lengths:
         """Places of each request's tokens in the pack and in the arena."""
-        if device not in self._lengths:
+        if device not in self.known_lengths:
             singles = [(begin, end - begin, 1) for begin, end in self.spans]
             chunks = [(c.begin, c.start + c.stop - c.first, c.stop - c.first) for c in self.chunks]
             begins, used, counts = zip(*singles, *chunks, strict=True)
@@ -63,8 +63,8 @@ class Step:
                 [(0, *accumulate(counts)), (*begins, 0), (*used, 0)], dtype=torch.int32, device=device
             )
             queries, starts, lengths = numbers
-            self._lengths[device] = Lengths(queries, starts, lengths[:-1], max(counts), max(used))
-        return self._lengths[device]
+            self.known_lengths[device] = Lengths(queries, starts, lengths[:-1], max(counts), max(used))
+        return self.known_lengths[device]
 
 
 _running: ContextVar[Step] = ContextVar("running step")

@@ -66,7 +66,6 @@ def _run(
         start = context.computed
         parts.append(Part(context, start, start + count, first=place, logits=count))
         place += count
-    taps.begin(parts)
     logits = forward.run(parts, taps)
     for part, (context, count, own) in zip(parts, chosen, strict=True):
         own.append(logits[part.first : part.first + count].clone())

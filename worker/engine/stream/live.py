@@ -167,7 +167,11 @@ class Forward(Protocol):
         ...
 
     def run(self, parts: Sequence[Part], taps: Taps) -> Tensor:
-        """Run a pass; logits of the last `part.logits` tokens of each part, [tokens, vocabulary]."""
+        """Run a pass that the taps begin with.
+
+        Returns: logits of the last `part.logits` tokens of each part, [tokens, vocabulary]; they are good
+            until the next pass.
+        """
         ...
 
     def close(self) -> None:

@@ -221,7 +221,6 @@ class Loop:
     def _chosen(self, pairs: Sequence[_Pair], choosing: Sequence[Live]) -> list[ChosenToken]:
         """Run a pass: the next token of each request that chooses; scored prompts take their logits."""
         parts = [part for _, part in pairs]
-        self._places.taps.begin(parts)
         logits = self._forward.run(parts, self._places.taps)
         at, last = 0, []
         for live, part in pairs:

@@ -92,6 +92,7 @@ class TracedForward:
     def run(self, parts: Sequence[Part], taps: Taps) -> Tensor:
         """Run one part; see `PackedForward.run`. After an error the cache is not what it was."""
         (part,) = parts
+        taps.begin(parts)
         model, context = self.hooks.model, part.context
         kept = list(in_pack(parts))
         inputs = cached_inputs(

@@ -1,0 +1,153 @@
+"""Decode passes of fixed shapes, as a CUDA graph replays them: here each call is made, on a CPU."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.stream_run import StreamRun, ask, plan_of, prompts, stream_model
+from tests.support.varlen import varlen
+from worker.engine.capture.parts import Part
+from worker.engine.capture.taps import Taps
+from worker.engine.locations import ModelHooks
+from worker.engine.packed import attention, registration
+from worker.engine.packed.decoding import FixedPass
+from worker.engine.packed.forward import PackedForward
+from worker.engine.requests import Edit, RowShaping
+from worker.engine.runs import RunRequest
+
+#: calls whose result or shape depends on values
+_DATA_DEPENDENT = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "repeat_interleave")
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down each call with the shapes and types of its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[object, ...]] = []
+        self.paused = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not self.paused:
+            told = [(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else type(x) for x in args]
+            self.calls.append((str(func), *told))
+        return func(*args, **kwargs or {})
+
+
+class EveryCall:
+    """Has the interface of `Replays`, and makes the calls that a graph would."""
+
+    def __init__(self, forward: PackedForward, *, most: int) -> None:
+        model = forward.hooks.model
+        self._fixed = FixedPass(
+            forward.logits, forward.arena, model.device, most=most, context=model.context_length
+        )
+        self.passes: list[tuple[int, int, tuple[object, ...], Recorder]] = []
+
+    def takes(self, parts: Sequence[Part]) -> bool:
+        return self._fixed.takes(parts)
+
+    def run(self, parts: Sequence[Part], taps: Taps, hook: Callable[[Taps], None]) -> Tensor:
+        rows = self._fixed.bucket(parts)
+        taps.begin(parts, padded=rows)
+        self._fixed.fill(parts, rows)
+        hook(taps)
+        recorder = Recorder()
+        _now[:] = [recorder]
+        with recorder:
+            logits = self._fixed.forward(rows)
+        _now.clear()
+        self.passes.append((len(parts), rows, taps.copies, recorder))
+        return logits[: len(parts)]
+
+
+#: the recorder of the pass that runs; one pass runs at a time
+_now: list[Recorder] = []
+
+
+def _unrecorded(*args: Any, **kwargs: Any) -> Tensor:
+    """The GPU's one call; what its stand-in does is not the pass's."""
+    for recorder in _now:
+        recorder.paused = True
+    try:
+        return varlen(*args, **kwargs)
+    finally:
+        for recorder in _now:
+            recorder.paused = False
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "varlen_attn", _unrecorded)
+    monkeypatch.setattr(registration, "can_fuse", lambda keys, values: True)
+
+
+def _requests(hooks: ModelHooks) -> list[RunRequest]:
+    """Requests that differ in one thing each."""
+    given = prompts((21, 3, 40, 9, 12, 5, 30), vocabulary=500)
+    edit = Edit(hook="resid_post.0", op="scale", coefficient=0.5)
+    every, logits = plan_of(hooks), plan_of(hooks, positions="last")
+    return [
+        ask("all", given[0], 14, capture=every),
+        ask("short", given[1], 2, capture=every),
+        ask("answer", given[2], 9, capture=plan_of(hooks, positions="generated")),
+        ask("free", given[3], 12),
+        ask("some", given[4], 11, capture=plan_of(hooks, shaping=RowShaping(columns=(3, 1)))),
+        ask("edited", given[5], 4, capture=every, edits=(edit,)),
+        ask("last", given[6], 7, capture=logits),
+    ]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("name", ["llama", "tiny-qwen3"])
+def test_fixed_passes_give_the_tokens_and_rows_of_others(shared: Path, name: str) -> None:
+    hooks = stream_model(shared, name)
+    if name == "tiny-qwen3":
+        hooks.model.hf.generation_config.eos_token_id = None
+    made: list[EveryCall] = []
+
+    def fixed(forward: PackedForward) -> None:
+        made.append(EveryCall(forward, most=6))
+        forward.decoding = made[-1]  # type: ignore[assignment]
+
+    items = _requests(hooks)
+    plain = StreamRun(items).run(hooks, most=6)
+    run = StreamRun(items).run(hooks, most=6, prepare=fixed)
+    (decoding,) = made
+    assert {(live, rows) for live, rows, *_ in decoding.passes} >= {(1, 1), (2, 2), (3, 4)}
+    for item in items:
+        assert run.made[item.key].error is None
+        assert run.ids(item.key) == plain.ids(item.key)
+        for hook in item.capture.hooks if item.capture is not None else ():
+            assert run.tokens(item.key, hook) == plain.tokens(item.key, hook)
+            got, due = run.rows(item.key, hook), plain.rows(item.key, hook)
+            torch.testing.assert_close(got, due, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_passes_with_the_same_copies_make_the_same_calls(shared: Path) -> None:
+    hooks = stream_model(shared, "llama")
+    made: list[EveryCall] = []
+
+    def fixed(forward: PackedForward) -> None:
+        made.append(EveryCall(forward, most=6))
+        forward.decoding = made[-1]  # type: ignore[assignment]
+
+    items = [ask(f"r{n}", prompt, 9, capture=plan_of(hooks)) for n, prompt in enumerate(prompts((21, 3, 40)))]
+    StreamRun(items).run(hooks, most=3, prepare=fixed)
+    alike: dict[tuple[object, ...], list[Recorder]] = {}
+    for _, rows, copies, recorder in made[0].passes:
+        alike.setdefault((rows, copies), []).append(recorder)
+    repeated = [recorders for recorders in alike.values() if len(recorders) > 1]
+    assert repeated, "no two passes had the same shape and copies"
+    for first, *others in repeated:
+        assert len(first.calls) > 20
+        assert all(other.calls == first.calls for other in others)
+        assert not [call for call, *_ in first.calls if any(name in str(call) for name in _DATA_DEPENDENT)]

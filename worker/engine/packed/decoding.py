@@ -1,0 +1,162 @@
+"""Decode passes of fixed shapes, which a CUDA graph can replay.
+
+A pass of one token per request is filled up to a bucket of rows. All that changes between two passes stands
+in tensors that stay where they are: ids, positions, arena places, and the range of each row. So a pass makes
+the same calls on the same memory every time, and neither its shapes nor its calls depend on data.
+
+A graph is captured when a bucket and the copies of its hooks are first seen, and verified against the same
+pass run eagerly (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from worker.engine.capture.parts import Part
+from worker.engine.capture.taps import Taps
+from worker.engine.model.device_errors import is_device_lost, is_out_of_memory
+from worker.engine.packed.arena import Arena
+from worker.engine.packed.step import Lengths, Step
+from worker.engine.structure.comparison import alike
+
+log = logging.getLogger(__name__)
+
+_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+#: graphs that are kept; all go when there are more
+_MOST_GRAPHS = 64
+
+#: ids and positions, [1, rows] each, and the step -> logits [rows, vocabulary]
+RunModel = Callable[[Tensor, Tensor, Step], Tensor]
+
+
+class FixedPass:
+    """Runs decode passes with fixed shapes, one call after the other.
+
+    Args:
+        run: the model with its hooks.
+        most: rows of the largest pass.
+        context: most tokens of a request.
+    """
+
+    def __init__(self, run: RunModel, arena: Arena, device: torch.device, *, most: int, context: int) -> None:
+        self._run, self._arena, self._device, self._context = run, arena, device, context
+        self._most = most
+        self._buckets = [*(bucket for bucket in _BUCKETS if bucket < most), most]
+        pinned = device.type == "cuda"
+        self._host = torch.zeros(5, most + 1, dtype=torch.int64, pin_memory=pinned)
+        self._numbers = torch.zeros(5, most + 1, dtype=torch.int64, device=device)
+        self._queries = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._logits: Tensor | None = None
+
+    def takes(self, parts: Sequence[Part]) -> bool:
+        """Whether a pass has one token of each request, whose logits are wanted and which no edit changes."""
+        return 0 < len(parts) <= self._most and all(
+            part.count == part.logits == 1 and not part.writes for part in parts
+        )
+
+    def bucket(self, parts: Sequence[Part]) -> int:
+        """Rows of the pass that these fill."""
+        return next(bucket for bucket in self._buckets if bucket >= len(parts))
+
+    def fill(self, parts: Sequence[Part], rows: int) -> None:
+        """Write a pass's numbers; rows without a request read and write the arena's unused place."""
+        host, count, unused = self._host.numpy(), len(parts), self._arena.tokens
+        host[:, count : rows + 1] = [[0], [0], [unused], [unused], [1]]
+        for row, part in enumerate(parts):
+            begin = part.context.place.start
+            token = part.context.tokens[part.start]
+            host[:, row] = token, part.start, begin + part.start, begin, part.stop
+        self._numbers.copy_(self._host, non_blocking=True)
+
+    def forward(self, rows: int) -> Tensor:
+        """Run the pass that was filled in. Returns logits [rows, vocabulary], until the next pass."""
+        numbers, arena = self._numbers, self._arena
+        lengths = Lengths(
+            self._queries[: rows + 1],
+            numbers[3, : rows + 1].int(),
+            numbers[4, :rows].int(),
+            most_queries=1,
+            most_used=self._context,
+        )
+        step = Step(
+            arena.keys,
+            arena.values,
+            spans=(),
+            chunks=(),
+            fused=True,
+            known_places={self._device: numbers[2, :rows]},
+            known_lengths={self._device: lengths},
+        )
+        logits = self._run(numbers[:1, :rows], numbers[1:2, :rows], step)
+        if self._logits is None:
+            self._logits = logits.new_empty(self._most, logits.shape[-1])
+        return self._logits[:rows].copy_(logits)
+
+
+class _Graph(NamedTuple):
+    graph: Any
+    logits: Tensor
+    stages: Sequence[object]  # kept, so that no other has the id in the graph's key
+
+
+class Replays:
+    """Decode passes as CUDA graphs, as long as they give what the eager pass gives."""
+
+    def __init__(self, fixed: FixedPass) -> None:
+        self._fixed = fixed
+        self._graphs: dict[tuple[object, ...], _Graph] = {}
+        self._pool: Any = None
+        self._broken = False
+
+    def takes(self, parts: Sequence[Part]) -> bool:
+        return not self._broken and self._fixed.takes(parts)
+
+    def run(self, parts: Sequence[Part], taps: Taps, hook: Callable[[Taps], None]) -> Tensor | None:
+        """Run a pass; `hook` puts the taps' hooks on the model, which only a capture needs.
+
+        Returns: the parts' logits; None if graphs do not serve, and the pass is still to run.
+        """
+        rows = self._fixed.bucket(parts)
+        taps.begin(parts, padded=rows)
+        self._fixed.fill(parts, rows)
+        key = (rows, *taps.copies)
+        if key not in self._graphs:
+            try:
+                hook(taps)
+                self._graphs[key] = self._captured(rows, taps)
+            except Exception as error:
+                if is_device_lost(error) or is_out_of_memory(error):
+                    raise
+                log.warning("decode passes are not replayed as CUDA graphs: %s", error)
+                self._broken = True
+                self._graphs.clear()
+                return None
+        graph = self._graphs[key]
+        graph.graph.replay()
+        return graph.logits[: len(parts)]
+
+    def _captured(self, rows: int, taps: Taps) -> _Graph:
+        """Capture the pass, and hold it against the eager one. Raises RuntimeError if they differ."""
+        if len(self._graphs) >= _MOST_GRAPHS:
+            self._graphs.clear()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # what is made at the first call is made outside the graph
+            self._fixed.forward(rows)
+            due = [self._fixed.forward(rows).clone(), *(staged.clone() for staged in taps.staged())]
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # other threads may call CUDA meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            logits = self._fixed.forward(rows)
+        for tensor in (logits, *taps.staged()):
+            tensor.zero_()
+        graph.replay()
+        for got, wanted in zip((logits, *taps.staged()), due, strict=True):
+            if not (alike(got, wanted, wanted) if got.is_floating_point() else torch.equal(got, wanted)):
+                raise RuntimeError(f"a replayed pass of {rows} rows gives other numbers")
+        return _Graph(graph, logits, taps.stages)
