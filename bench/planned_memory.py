@@ -30,12 +30,12 @@ from bench import process_memory
 from bench.capture_throughput import build
 from bench.marks import Mark, print_marks, write_result
 from bench.shapes import PYTHON_BOUND
+from tests.support.engine_run import ListedRun
 from worker.engine import forwards
 from worker.engine.engine import Engine
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.requests import (
     Edit,
-    Generation,
     GenerationRequest,
     RowChunk,
     RowShaping,
@@ -49,35 +49,10 @@ SHAPE = PYTHON_BOUND | {"num_hidden_layers": 16, "hidden_size": 512, "intermedia
 JOBS, REQUESTS, SLOTS = 20, 12, 48
 
 
-class Queue:
-    """Source, control, results and sink of one run."""
+class Queue(ListedRun):
+    """Counts the bytes of rows and drops them."""
 
-    def __init__(self, waiting: Sequence[RunRequest]) -> None:
-        self._waiting = list(waiting)
-        self.failed: list[BaseException] = []
-        self.row_bytes = 0
-
-    @property
-    def exhausted(self) -> bool:
-        return not self._waiting
-
-    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[RunRequest]:
-        taken, self._waiting = self._waiting[:room], self._waiting[room:]
-        return taken
-
-    def stopped(self) -> bool:
-        return False
-
-    def dropped(self, key: str) -> bool:
-        return False
-
-    def beat(self) -> None: ...
-
-    def started(self, key: str, generated_ids: Sequence[int]) -> None: ...
-
-    def done(self, generation: Generation) -> None:
-        if generation.error is not None:
-            self.failed.append(generation.error)
+    row_bytes = 0
 
     def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
         self.row_bytes += sum(chunk.tensor.nbytes for chunk in rows.values())
@@ -148,8 +123,9 @@ def measure(free: int, device: str) -> dict[str, Any]:
     before = process_memory.in_use(on_gpu=on_gpu)
     process_memory.reset_peak(on_gpu=on_gpu)
     queue, made = _run(engine, asked, options)
-    if queue.failed:
-        raise RuntimeError(f"{len(queue.failed)} requests failed: {queue.failed[0]}")
+    failed = [made.error for made in queue.made.values() if made.error is not None]
+    if failed:
+        raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
     planned = room.total if on_gpu else room.tokens * token_bytes + room.for_rows
     return {
         "free": free,

@@ -32,6 +32,7 @@ from bench.drain import random_weights
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.rows_contenders import Ids, Made, Setup
 from bench.shapes import QWEN3_50M
+from tests.support.engine_run import ListedRun
 from tests.support.isolated_python import REPO, python_with
 from worker.engine.engine import Engine
 from worker.engine.model.load import wrap_model
@@ -52,38 +53,17 @@ LIBRARIES = ("TransformerLens", "interp-engine")
 TOLERANCE = 1e-4
 
 
-class Requests:
-    """Hands requests to a run, and keeps its answers and rows."""
+class Requests(ListedRun):
+    """Keeps the answers and rows of a run."""
 
     def __init__(self, requests: Sequence[RunRequest]) -> None:
-        self._waiting = list(requests)
-        self.ids: dict[str, Ids] = {}
+        super().__init__(requests)
         self.rows: dict[str, dict[str, list[torch.Tensor]]] = {}
-
-    @property
-    def exhausted(self) -> bool:
-        return not self._waiting
-
-    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[RunRequest]:
-        taken, self._waiting = self._waiting[:room], self._waiting[room:]
-        return taken
-
-    def stopped(self) -> bool:
-        return False
-
-    def dropped(self, key: str) -> bool:
-        return False
-
-    def beat(self) -> None:
-        pass
-
-    def started(self, key: str, generated_ids: Sequence[int]) -> None:
-        pass
 
     def done(self, generation: Generation) -> None:
         if generation.error is not None:
             raise generation.error
-        self.ids[generation.key] = generation.generated_ids
+        super().done(generation)
 
     def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
         for name, chunk in rows.items():
@@ -107,7 +87,7 @@ def ours(engine: Engine, max_tokens: int, prompts: Sequence[Ids]) -> list[Made]:
     )
     engine.run(source=run, control=run, results=run, sink=run)
     return [
-        Made(run.ids[str(i)], {modules[n]: torch.cat(p) for n, p in run.rows[str(i)].items()})
+        Made(run.made[str(i)].generated_ids, {modules[n]: torch.cat(p) for n, p in run.rows[str(i)].items()})
         for i in range(len(prompts))
     ]
 

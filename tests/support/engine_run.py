@@ -1,7 +1,7 @@
 """One list of requests through `Engine.run`, as tests and benches ask for them, and the expected rows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pytest
@@ -39,16 +39,13 @@ def _never(*_: Any) -> bool:
     return False
 
 
-@dataclass
-class _Run:
-    """Source, control, results and sink of a run, whose keys are indices."""
+class ListedRun:
+    """Source, control, results and sink of a run of these requests; rows are dropped."""
 
-    waiting: list[RunRequest]
-    sink: IndexedSink | None
-    stop: Callable[[], bool]
-    drop: Callable[[int, int], bool]
-    made: dict[str, Generation] = field(default_factory=dict)
-    live: dict[str, Sequence[int]] = field(default_factory=dict)
+    def __init__(self, waiting: Sequence[RunRequest]) -> None:
+        self.waiting = list(waiting)
+        self.made: dict[str, Generation] = {}
+        self.live: dict[str, Sequence[int]] = {}
 
     @property
     def exhausted(self) -> bool:
@@ -59,10 +56,10 @@ class _Run:
         return taken
 
     def stopped(self) -> bool:
-        return self.stop()
+        return False
 
     def dropped(self, key: str) -> bool:
-        return self.drop(int(key), len(self.live.get(key, ())))
+        return False
 
     def beat(self) -> None: ...
 
@@ -71,6 +68,28 @@ class _Run:
 
     def done(self, generation: Generation) -> None:
         self.made[generation.key] = generation
+
+    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None: ...
+
+
+class _IndexedRun(ListedRun):
+    """A run whose keys are indices."""
+
+    def __init__(
+        self,
+        waiting: Sequence[RunRequest],
+        sink: IndexedSink | None,
+        stop: Callable[[], bool],
+        drop: Callable[[int, int], bool],
+    ) -> None:
+        super().__init__(waiting)
+        self.sink, self.stop, self.drop = sink, stop, drop
+
+    def stopped(self) -> bool:
+        return self.stop()
+
+    def dropped(self, key: str) -> bool:
+        return self.drop(int(key), len(self.live.get(key, ())))
 
     def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
         assert self.sink is not None
@@ -104,7 +123,7 @@ def generate(
         )
         for i, request in enumerate(requests)
     ]
-    run = _Run(asked, sink, stop, drop)
+    run = _IndexedRun(asked, sink, stop, drop)
     engine.run(source=run, control=run, results=run, sink=run if sink is not None else None, options=options)
     for left in run.waiting:  # the run was stopped before it pulled them
         run.done(
