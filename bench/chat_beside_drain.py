@@ -79,7 +79,7 @@ def measure(url: str, database: Database, arguments: argparse.Namespace) -> dict
                 "kind": "evaluation",
                 "model": MODEL,
                 "dataset": {"path": str(arguments.gsm8k / "test.jsonl")},
-                "epochs": 50,
+                "epochs": 2,
                 "sampling": {"temperature": 1.0, "max_tokens": arguments.max_tokens},
                 "capture": {"points": ["attn_in", "mlp_in"], "layers": "all"},
             }
