@@ -2,7 +2,7 @@
 
     python -m bench.chat_beside_drain --model DIR --gsm8k FOLDER [--shape 50m] [--json FILE]
 
-`actograph up` serves DIR, or random weights of `--shape` with its tokenizer. First one chat a second is asked
+`actograph up` serves DIR, or random weights of `--shape` with its tokenizer and as many words. First one chat a second is asked
 while nothing else runs. Then an evaluation of FOLDER/test.jsonl with attn_in and mlp_in of every layer fills
 the slots, and windows with one chat a second and windows without any take turns. Chats are streams of the
 openai package; a window's rate is that of the tokens of the evaluation's samples that ended in it.
@@ -22,6 +22,7 @@ import openai
 import psutil
 import sqlalchemy as sa
 import torch
+from transformers import AutoTokenizer
 
 from actograph.client import Client
 from actograph.stack.up import up_process
@@ -39,11 +40,10 @@ CHAT_TOKENS = 16
 
 
 def ask(client: openai.OpenAI, seconds: float, first: int) -> list[float]:
-    """Ask one chat a second for so long. Returns seconds to the first text of each."""
+    """Ask a chat a second, or whenever the last one has ended. Returns seconds to each one's first text."""
     found, began = list[float](), time.perf_counter()
-    for number in range(int(seconds / EVERY_SECONDS)):
-        time.sleep(max(0.0, began + number * EVERY_SECONDS - time.perf_counter()))
-        sent = time.perf_counter()
+    while (sent := time.perf_counter()) < began + seconds:
+        number = len(found)
         stream = client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": f"Tom has {first + number} apples. How many?"}],
@@ -57,12 +57,13 @@ def ask(client: openai.OpenAI, seconds: float, first: int) -> list[float]:
             if first_text is None and any(choice.delta.content for choice in chunk.choices):
                 first_text = time.perf_counter() - sent
         found.append(time.perf_counter() - sent if first_text is None else first_text)
+        time.sleep(max(0.0, sent + EVERY_SECONDS - time.perf_counter()))
     return found
 
 
 def tokens_per_second(database: Database, job_id: str, start: float, stop: float) -> float:
     statement = sa.select(sa.func.sum(SampleRow.generated_tokens)).where(
-        SampleRow.job_id == job_id, SampleRow.completed_at >= start, SampleRow.completed_at < stop
+        SampleRow.job_id == job_id, SampleRow.finished_at >= start, SampleRow.finished_at < stop
     )
     with database.read() as session:
         return int(session.scalar(statement) or 0) / (stop - start)
@@ -126,8 +127,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape")
     parser.add_argument("--slots", type=int, default=16, help="live rows of the drain")
     parser.add_argument("--max-tokens", type=int, default=160)
-    parser.add_argument("--window", type=float, default=30.0, help="seconds")
-    parser.add_argument("--rounds", type=int, default=4, help="windows without chats, and as many with them")
+    parser.add_argument("--window", type=float, default=20.0, help="seconds")
+    parser.add_argument("--rounds", type=int, default=3, help="windows without chats, and as many with them")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
@@ -136,7 +137,10 @@ def main() -> None:
         model: Path = arguments.model.resolve()
         if arguments.shape:
             model = Path(scratch) / "model"
-            random_weights(arguments.model, model, torch.float32, SHAPES[arguments.shape], end_share=80)
+            # every token must be text, or a chat's first text comes late
+            words = len(AutoTokenizer.from_pretrained(arguments.model))
+            shape = SHAPES[arguments.shape] | {"vocab_size": words}
+            random_weights(arguments.model, model, torch.float32, shape, end_share=80)
         home = Path(scratch) / "home"
         options = [
             f"--model={MODEL}={model}", f"--home={home}", "--port=0", f"--threads={arguments.threads}",
