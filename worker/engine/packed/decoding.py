@@ -143,7 +143,7 @@ class Replays:
         if len(self._graphs) >= _MOST_GRAPHS:
             self._graphs.clear()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # what is made at the first call is made outside the graph
             self._fixed.forward(rows)
