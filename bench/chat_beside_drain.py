@@ -2,10 +2,10 @@
 
     python -m bench.chat_beside_drain --model DIR --gsm8k FOLDER [--shape 50m] [--json FILE]
 
-`actograph up` serves DIR, or random weights of `--shape` with its tokenizer and as many words. First one chat a
-second is asked while nothing else runs. Then an evaluation of FOLDER/test.jsonl with attn_in and mlp_in of
+`actograph up` serves DIR, or random weights of `--shape` with its tokenizer and as many words. First one chat
+a second is asked while nothing else runs. Then an evaluation of FOLDER/test.jsonl with attn_in and mlp_in of
 every layer fills the slots, and windows with one chat a second and windows without any take turns. Chats are
-streams of the openai package; a window's rate is that of the tokens of the evaluation's samples that ended in it.
+streams of the openai package; a window's rate counts the tokens of the evaluation's samples that ended in it.
 """
 
 import argparse

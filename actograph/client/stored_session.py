@@ -86,10 +86,10 @@ class StoredSession(ABC):
         return isinstance(hook, str) and self._name_of(hook) is not None
 
     def _name_of(self, hook: str) -> str | None:
-        """Stored name of a tensor; the manifest is read only for names that need it."""
-        known = self._stored()
-        found = next((name for name in (hook, canonical(hook), _path(hook)) if name in known), None)
-        if found is None and known:
+        """Stored name of a tensor; only for savepoints and paths of modules the manifest is read."""
+        known, point = self._stored(), canonical(hook)
+        found = next((name for name in (hook, point, _path(hook)) if name in known), None)
+        if found is None and point is None and known:
             found = self._manifest().hook_of(hook)
         return found if found in known else None
 

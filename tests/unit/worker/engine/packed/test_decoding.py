@@ -143,7 +143,7 @@ def test_passes_with_the_same_copies_make_the_same_calls(shared: Path) -> None:
     items = [ask(f"r{n}", prompt, 9, capture=plan_of(hooks)) for n, prompt in enumerate(prompts((21, 3, 40)))]
     StreamRun(items).run(hooks, most=3, prepare=fixed)
     alike: dict[tuple[object, ...], list[Recorder]] = {}
-    for _, rows, copies, recorder in made[0].passes:
+    for _, rows, copies, recorder in made[0].passes[1:]:  # the first one makes the tensor of logits
         alike.setdefault((rows, copies), []).append(recorder)
     repeated = [recorders for recorders in alike.values() if len(recorders) > 1]
     assert repeated, "no two passes had the same shape and copies"
