@@ -49,6 +49,8 @@ class HeldRows:
         for hook, held in self._held.items():
             places = [place for place, token in enumerate(held.tokens) if token in tokens]
             named = tuple(held.tokens[place] for place in places)
-            rows = torch.from_numpy(held.data[places]).view(held.dtype)
+            width = held.data.shape[1] // held.dtype.itemsize
+            rows = torch.empty(len(places), width, dtype=held.dtype)
+            rows.view(torch.uint8).numpy()[:] = held.data[places]
             chunks[hook] = RowChunk(next(iter(named), 0), rows, named)
         return chunks

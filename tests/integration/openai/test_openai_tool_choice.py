@@ -100,7 +100,7 @@ def test_an_answer_with_a_form_may_call_tools_instead(client: Any, says: Any) ->
     schema = {"type": "object", "properties": {"unit": {"enum": ["C", "F"]}}, "required": ["unit"]}
     form = {"type": "json_schema", "json_schema": {"name": "unit", "schema": schema}}
     options = OPTIONS | {"tools": TOOLS[:1], "response_format": form}
-    says("No form at all.")
+    says('{"unit": "D"}')
     (found,) = client.chat.completions.create(**options).choices
     assert json.loads(found.message.content)["unit"] in ("C", "F") and found.message.tool_calls is None
     says(f"{CALL}\n{CALL}")
