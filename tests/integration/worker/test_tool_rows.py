@@ -66,7 +66,9 @@ def sessions(bench: "Bench", count: int = 2, **changes: Any) -> list[Session]:
         for name in reader.manifest.tensors:
             data = reader.rows(name, 0, reader.manifest.tensors[name].shape[0])
             kind = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}[data.dtype]
-            tensors[name] = torch.frombuffer(bytearray(data.data), dtype=kind).view(data.shape)
+            tensors[name] = torch.empty(data.shape, dtype=kind)
+            if data.shape[0]:
+                tensors[name] = torch.frombuffer(bytearray(data.data), dtype=kind).view(data.shape)
         tokens = {
             name: list(reader.tokens_of_rows(name))
             for name, tensor in reader.manifest.tensors.items()
