@@ -17,7 +17,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from actograph.contract.resources import Job
-from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from actograph.stack.ports import free_port
 from api.app import create_app
@@ -29,12 +28,9 @@ from storage.jobs import jobs
 from storage.queue import view, workers
 from storage.sessions.writer import SessionReader
 from storage.tables.models import SampleRow
-from tests.support.engine_run import generate
 from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
-from worker.engine.model.load import load_model
-from worker.engine.requests import GenerationRequest
 from worker.signals.stop_signal import StopSignal
 
 MODEL = "tiny-qwen3"
@@ -94,17 +90,6 @@ class Service:
         with torch.inference_mode():
             logits: torch.Tensor = self.engine.model.hf(torch.tensor([ids])).logits[0]
         return logits.float().log_softmax(-1)
-
-
-@pytest.fixture(scope="session")
-def engine(shared: Path) -> Engine:
-    torch.set_num_threads(2)
-    engine = Engine(load_model(str(shared / "models" / MODEL), name=MODEL, device="cpu"))
-    # the first generation of an engine runs one pass more; hooks of tests count passes
-    generate(
-        engine, [GenerationRequest(key="", prompt_ids=(1, 2), seed=0)], sampling=SamplingSpec(max_tokens=2)
-    )
-    return engine
 
 
 @pytest.fixture

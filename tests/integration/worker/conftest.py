@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from actograph.contract.errors import UnknownModel
 from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
@@ -31,7 +30,6 @@ from tests.support.submitting import insert
 from tests.support.waiting import wait_until
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
-from worker.engine.model.load import load_model
 from worker.signals.stop_signal import StopSignal
 
 MODEL = "tiny-qwen3"
@@ -126,12 +124,6 @@ class Bench:
     def indexed_sessions(self) -> set[str]:
         with self.database.read() as session:
             return set(sessions.ids(session, sessions.SessionFilter()))
-
-
-@pytest.fixture(scope="session")
-def engine(shared: Path) -> Engine:
-    torch.set_num_threads(2)
-    return Engine(load_model(str(shared / "models" / "tiny-qwen3"), name=MODEL, device="cpu"))
 
 
 @pytest.fixture

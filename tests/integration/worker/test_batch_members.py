@@ -1,11 +1,9 @@
 """Samples that can run at once and differ in one thing each: each is what it is in a job of its own."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 from actograph import tensor_files
 from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec
@@ -75,15 +73,6 @@ LINES: dict[str, dict[str, Any]] = {
 }
 #: what a request says by itself in a batch of one kind
 OWN = ("prompt", "max_tokens", "echo", "top_logprobs")
-
-
-@pytest.fixture(autouse=True)
-def one_thread(bench: "Bench") -> Iterator[None]:
-    """Many small batches: threads that wait for each other's cores would take most of the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def line(name: str) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from storage.sessions.writer import SessionReader
 from tests.support.engine_run import generate
 from tests.support.one_turn import one_turn
 from worker.engine.engine import Engine
-from worker.engine.model.load import load_model
 from worker.engine.requests import Generation, GenerationRequest, RowChunk
 from worker.engine.runs import RunOptions
 from worker.sample.provenance import Provenance
@@ -74,12 +73,6 @@ class _Recording:
 
 
 Capture = Callable[..., Captured]
-
-
-@pytest.fixture(scope="module")
-def engine(shared: Path) -> Engine:
-    torch.set_num_threads(1)
-    return Engine(load_model(str(shared / "models" / "tiny-qwen3"), device="cpu", name="tiny-qwen3"))
 
 
 @pytest.fixture

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 Ask = Callable[..., list[dict[str, Any]]]
-ReadLogs = Callable[[Path], list[dict[str, Any]]]
 
-FRAMES = Path(__file__).parents[1] / "inspect_frames.py"
 PROBLEMS = additions((12, 30), (45, 11), (70, 25))
 #: the bare question, as the model was trained on it
 TASK = {"name": "additions", "prompt": "{{question}}", "scorers": ["numeric", "exact", "includes"]}
@@ -109,7 +107,7 @@ def check_with_the_tracker(lm_eval: Ask, where: Path, metrics: dict[str, float |
 
 @pytest.mark.soak
 def test_lm_eval_and_inspect_open_conditions_with_and_without_tools(
-    bench: "Bench", lm_eval: Ask, read_inspect_logs: ReadLogs, tmp_path: Path
+    bench: "Bench", lm_eval: Ask, inspect: Ask, tmp_path: Path
 ) -> None:
     where, results = exported(
         bench, tmp_path, task=TASK, conditions=TWO_WAYS, sampling={"max_tokens": 64}, tags=["night"],
@@ -131,7 +129,8 @@ def test_lm_eval_and_inspect_open_conditions_with_and_without_tools(
     summary = json.loads((where / "summary.json").read_text())
     assert {"actograph", "torch", "transformers", "nnsight"} <= summary["versions"].keys()
 
-    logs = {log["listed_as"]: log for log in read_inspect_logs(where / "inspect")}
+    (opened,) = inspect({"op": "read", "logs": str(where / "inspect")})
+    logs = {log["listed_as"]: log for log in opened["logs"]}
     assert set(logs) == {"additions-plain", "additions-calculator"}
     for name, log in ((name, logs[f"additions-{name}"]) for name in ("plain", "calculator")):
         assert (log["status"], log["task"], log["model"], log["epochs"]) == (
@@ -163,14 +162,12 @@ def test_lm_eval_and_inspect_open_conditions_with_and_without_tools(
     assert "<tool_call>" not in with_tools[1]["content"]
 
 
-def test_inspect_analyses_and_scores_a_log(bench: "Bench", run_inspect: Any, tmp_path: Path) -> None:
+def test_inspect_analyses_and_scores_a_log(bench: "Bench", inspect: Ask, tmp_path: Path) -> None:
     where, _ = exported(
         bench, tmp_path, fail_last=True, task=TASK, conditions=TWO_WAYS[1:], sampling={"max_tokens": 64}
     )  # fmt: skip
     (log,) = (where / "inspect").glob("*.eval")
-    done = run_inspect(FRAMES, str(log))
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])  # Inspect says which hooks it has
+    (found,) = inspect({"op": "frames", "log": str(log)})
     sample = json.loads((where / "samples" / "additions_0001.json").read_text())
     turns = lines(where / "trajectories" / "additions_0001.jsonl")
     messages = [one for one in found["messages"] if one["sample_id"] == sample["id"]]
@@ -185,7 +182,7 @@ def test_inspect_analyses_and_scores_a_log(bench: "Bench", run_inspect: Any, tmp
 
 
 def test_lm_eval_and_inspect_open_several_epochs_of_gsm8k(
-    bench: "Bench", lm_eval: Ask, read_inspect_logs: ReadLogs, tmp_path: Path
+    bench: "Bench", lm_eval: Ask, inspect: Ask, tmp_path: Path
 ) -> None:
     where, results = exported(
         bench,
@@ -214,7 +211,8 @@ def test_lm_eval_and_inspect_open_several_epochs_of_gsm8k(
         "top_p": 1.0,
     }
 
-    (log,) = read_inspect_logs(where / "inspect")
+    (opened,) = inspect({"op": "read", "logs": str(where / "inspect")})
+    (log,) = opened["logs"]
     assert (log["task"], log["epochs"]) == ("gsm8k", 2)
     assert sorted(one[:2] for one in log["summaries"]) == [[n, e] for n in (1, 2, 3) for e in (1, 2)]
     assert (log["results"]["total_samples"], log["results"]["completed_samples"]) == (6, 5)
