@@ -15,7 +15,6 @@ import pytest
 
 from actograph.client import Client
 from actograph.contract.operations import WorkerStatus
-from actograph.contract.resources import JobStatus
 from actograph.demo import MODEL_DIR, PROBLEMS
 from actograph.stack import redis_server
 from tests.support.processes import is_broker, words_of
@@ -167,20 +166,6 @@ def _secrets_are_where_they_are_needed(service: Any) -> None:
         assert not any(secret in argument for secret in secrets for argument in words_of(child))
 
 
-def test_other_machines_are_not_served_without_a_key(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*ACTOGRAPH, "up", f"--home={tmp_path}", "--port=0", "--host=0.0.0.0", f"--model={MODEL_DIR}"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert (
-        "error: api could not start: actograph api: without API keys only loopback is served" in done.stderr
-    )
-
-
 @pytest.mark.soak
 def test_a_second_signal_ends_it_at_once(up: Start, gone: Start) -> None:
     service = up()
@@ -249,13 +234,3 @@ def test_folders_of_the_users_that_are_named_like_ours_are_not_run(up: Start, tm
         os.chdir(before)
     service.await_ready()
     assert service.stop() == 0
-
-
-def test_it_starts_without_a_model_and_loads_the_one_that_a_job_names(up: Start) -> None:
-    service = up("--allow-model", f"demo={MODEL_DIR}", model="")
-    service.await_ready()
-    with Client(service.url, "") as client:
-        assert [worker.model for worker in client.workers.list() if worker.model != "=analysis"] == [""]
-        body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "1+2="}]}
-        job = client.submit(body | {"sampling": {"max_tokens": 4}}).wait(timeout=120)
-        assert job.status is JobStatus.COMPLETED, job.error
