@@ -81,7 +81,7 @@ def test_what_cannot_be_answered_is_an_error_of_openai_s_kind(client: Any, subte
 def test_chats_that_wait_together_run_together_and_keep_their_own_activations(
     service: Any, eventually: Callable[..., None]
 ) -> None:
-    count = 64
+    count = 24
     service.works.clear()
 
     def ask(number: int) -> Any:

@@ -150,27 +150,3 @@ def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk
     assert [s.losses for s in bench.samples(job_id)] == [0] * 45
     assert bench.stored_sessions() == bench.indexed_sessions()
     assert len(bench.indexed_sessions()) == 45
-
-
-@pytest.mark.usefixtures("slow")
-def test_a_deadline_ends_the_job_between_decode_steps(bench: "Bench") -> None:
-    job_id = bench.submit(
-        inputs=[{"prompt": "one two"}] * 4,
-        capture=CAPTURE,
-        sampling={"max_tokens": 1500},
-        deadline_seconds=900,
-    )
-
-    def pass_deadline() -> None:
-        with bench.database.write() as session:
-            jobs.get(session, job_id).deadline_at = 1.0
-
-    bench.run_until(job_id, pass_deadline)
-    with bench.database.write() as session:
-        control.fail_overdue(session)
-    with bench.database.read() as session:
-        job = view.job(session, jobs.get(session, job_id))
-    assert job.status is JobStatus.FAILED
-    assert job.error is not None and job.error.type == "deadline_exceeded"
-    assert statuses(bench, job_id) == ["cancelled"] * 4
-    assert bench.stored_sessions() == set()
