@@ -10,10 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from actograph.client import Client
+from actograph.client import ActographError, Client
 from actograph.contract.operations import WorkerStatus
 from actograph.demo import MODEL_DIR, PROBLEMS
 from actograph.stack import redis_server
@@ -43,14 +42,24 @@ def evaluate(client: Client, limit: int = 8) -> str:
 
 
 @pytest.mark.soak
-def test_ready_means_that_jobs_run_and_stop_leaves_nothing(up: Start, gone: Start) -> None:
+def test_ready_means_that_jobs_run_also_after_kills_and_stop_leaves_nothing(
+    up: Start, wait: Start, gone: Start
+) -> None:
     service = up()
     service.await_ready()
-    with Client(service.url, "") as client:
+    with Client(service.url, "", retries=8) as client:
         assert client.ready()
         assert [w.status for w in client.workers.list() if w.model == "demo"] == [WorkerStatus.READY]
         job_id = evaluate(client)
         assert len(list(client.sessions.list(job_id=job_id))) == 8
+        for word in ("worker", "api", "redis"):
+            killed = next(filter(is_broker, service.children())) if word == "redis" else service.child(word)
+            killed.kill()
+            wait(lambda: "starting it again" in service.said())
+            wait(lambda: service_is_ready(client))
+            evaluate(client)
+    assert service.process.poll() is None
+    assert "SIGKILL" in service.said()
     children = service.children()
     assert len(children) >= 4
     second = subprocess.run(
@@ -70,35 +79,10 @@ def test_ready_means_that_jobs_run_and_stop_leaves_nothing(up: Start, gone: Star
     }
 
 
-@pytest.mark.soak
-def test_programs_that_are_killed_come_back(up: Start, wait: Start) -> None:
-    service = up()
-    service.await_ready()
-    with Client(service.url, "", retries=8) as client:
-        evaluate(client)
-        for matches in (is_worker, is_api, is_broker):
-            program = next(c for c in service.children() if c.ppid() == service.process.pid and matches(c))
-            program.kill()
-            wait(lambda: "starting it again" in service.said())
-            wait(lambda: service_is_ready(client))
-            evaluate(client)
-    assert service.process.poll() is None
-    assert "SIGKILL" in service.said()
-    assert service.stop() == 0
-
-
-def is_worker(process: psutil.Process) -> bool:
-    return "worker" in words_of(process)
-
-
-def is_api(process: psutil.Process) -> bool:
-    return "api" in words_of(process)
-
-
 def service_is_ready(client: Client) -> bool:
     try:
         return client.ready()
-    except Exception:  # noqa: BLE001 (it is being restarted)
+    except ActographError:  # it is being restarted
         return False
 
 
