@@ -28,6 +28,7 @@ from storage.jobs import jobs
 from storage.queue import view, workers
 from storage.sessions.writer import SessionReader
 from storage.tables.models import SampleRow
+from tests.support.engine_double import OneModel
 from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
@@ -36,19 +37,6 @@ from worker.signals.stop_signal import StopSignal
 MODEL = "tiny-qwen3"
 ASKED: list[Any] = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
 WORKER = "wrk_" + "0" * 32
-
-
-class OneModel:
-    """A model holder whose model is loaded already."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def holds(self, _name: str) -> bool:
-        return True
-
-    def engine_for(self, name: str) -> Engine:
-        return self.engine
 
 
 @dataclass
@@ -113,7 +101,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
         settings=settings,
         database=database,
         store=store,
-        models=OneModel(engine),  # type: ignore[arg-type]
+        models=OneModel(MODEL, engine),  # type: ignore[arg-type]
         worker_id=WORKER,
         stop=stop,
     )

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from actograph.contract.errors import UnknownModel
 from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
-from actograph.contract.models import ModelIdentity
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.contract.specs import HubDataset
 from actograph.settings import Settings
@@ -26,6 +24,7 @@ from storage.jobs import jobs
 from storage.queue import workers
 from storage.samples.expansion import evaluation_samples
 from storage.sessions import sessions
+from tests.support.engine_double import OneModel
 from tests.support.submitting import insert
 from tests.support.waiting import wait_until
 from worker.drain.drain import Drain
@@ -37,24 +36,6 @@ PROBLEMS = [
     {"question": f"Tom has {a} apples and buys {b} more. How many?", "answer": f"{a}+{b}\n#### {a + b}"}
     for a, b in [(12, 30), (45, 11), (70, 25), (10, 10), (33, 44)]
 ]
-
-
-class OneModel:
-    """A model holder whose model is loaded already."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def holds(self, name: str) -> bool:
-        return name == MODEL
-
-    def engine_for(self, name: str) -> Engine:
-        if name != MODEL:
-            raise UnknownModel(f"model {name!r} is not served by this worker; it serves {MODEL}")
-        return self.engine
-
-    def engine_as(self, pinned: ModelIdentity) -> Engine:
-        return self.engine_for(pinned.model)
 
 
 @dataclass
@@ -75,7 +56,7 @@ class Bench:
             settings=self.settings.model_copy(update=changes),
             database=self.database,
             store=self.store,
-            models=OneModel(self.engine),  # type: ignore[arg-type]
+            models=OneModel(MODEL, self.engine),  # type: ignore[arg-type]
             worker_id=worker_id,
             stop=self.stop,
             end_process=self.end_process,
