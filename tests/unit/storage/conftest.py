@@ -69,7 +69,7 @@ def at_once(database: Database) -> Callable[..., None]:
                 session.flush()
                 following = pool.submit(follow)
                 begun.wait()
-                time.sleep(0.2)  # time to come as far as the first's commit lets it
+                time.sleep(0.05)  # time to come as far as the first's commit lets it
                 assert not following.done()
             following.result()
 
