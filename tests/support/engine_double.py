@@ -41,7 +41,7 @@ class OneModel:
     """A model holder whose model is loaded already."""
 
     def __init__(self, name: str, engine: Any) -> None:
-        self._name, self._engine = name, engine
+        self._name, self.engine = name, engine
 
     def holds(self, name: str) -> bool:
         return name == self._name
@@ -49,7 +49,7 @@ class OneModel:
     def engine_for(self, name: str) -> Any:
         if name != self._name:
             raise UnknownModel(f"model {name!r} is not served by this worker; it serves {self._name}")
-        return self._engine
+        return self.engine
 
     def engine_as(self, pinned: ModelIdentity) -> Any:
         return self.engine_for(pinned.model)

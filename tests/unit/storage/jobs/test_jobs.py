@@ -25,7 +25,6 @@ from tests.support import leasing
 from tests.support.samples import add_file, result, session_of
 
 Submit = Callable[..., str]
-UNKNOWN = "job_" + "0" * 32
 
 
 def complete(database: Database, lease: LeasedSample) -> None:
