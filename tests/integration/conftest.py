@@ -123,7 +123,7 @@ def inspect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
 
 @pytest.fixture(scope="session")
-def engine(shared: Path) -> Engine:
+def trained(shared: Path) -> Engine:
     """One small model for all tests of this process that need no other."""
     torch.set_num_threads(1)  # as many tests run at once as there are cores
     engine = Engine(load_model(str(shared / "models" / "tiny-qwen3"), name="tiny-qwen3", device="cpu"))
@@ -131,6 +131,12 @@ def engine(shared: Path) -> Engine:
     first = GenerationRequest(key="", prompt_ids=(1, 2), seed=0)
     generate(engine, [first], sampling=SamplingSpec(max_tokens=2))
     return engine
+
+
+@pytest.fixture(scope="session")
+def engine(trained: Engine) -> Engine:
+    """`trained`, where a module has no other."""
+    return trained
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ from tests.integration.conftest import (
     redis_process,
     redis_url,
     slow,
+    trained,
 )
 from tests.support.servers import s3
 from tests.support.servers.s3 import S3Server
 from tests.support.servers.swift import SwiftServer
 
-__all__ = ["engine", "eventually", "inspect", "lm_eval", "redis_process", "redis_url", "slow"]
+__all__ = ["engine", "eventually", "inspect", "lm_eval", "redis_process", "redis_url", "slow", "trained"]
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from worker.engine.model.load import load_model
 
 
 @pytest.fixture(scope="session")
-def engine_of(engine: Engine, shared: Path) -> Callable[[str], Engine]:
+def engine_of(trained: Engine, shared: Path) -> Callable[[str], Engine]:
     """Model name -> its engine: `tiny-qwen3`, `stories260k`, or random weights in a known shape."""
-    made = {"tiny-qwen3": engine}
+    made = {"tiny-qwen3": trained}
 
     def make(name: str) -> Engine:
         if name in made:

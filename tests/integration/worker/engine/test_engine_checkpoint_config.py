@@ -18,8 +18,8 @@ Config: Any = GenerationConfig
 
 
 @pytest.fixture
-def engine(engine_of: Callable[[str], Engine]) -> Iterator[Engine]:
-    """Whose generation config a test may replace."""
+def stories(engine_of: Callable[[str], Engine]) -> Iterator[Engine]:
+    """An engine whose generation config a test may replace."""
     engine = engine_of("stories260k")
     before = engine.model.hf.generation_config
     yield engine
@@ -43,7 +43,8 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-def test_it_cannot_change_what_a_step_is(engine: Engine, subtests: pytest.Subtests) -> None:
+def test_it_cannot_change_what_a_step_is(stories: Engine, subtests: pytest.Subtests) -> None:
+    engine = stories
     requests, hooks = requests_for(engine, PROMPTS[:2]), ["resid_pre.1", "mlp_out.0", "logits"]
     plain, sampling = KeepingSink(), SamplingSpec(max_tokens=6)
     expected = generate(engine, requests, sampling=sampling, hooks=hooks, sink=plain)
