@@ -1,4 +1,4 @@
-"""The whole service on Postgres and S3: drained, listed, sliced by range, downloaded, deleted."""
+"""The whole service on Postgres and S3, from a start without a model to the deletion of all sessions."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from actograph.client import Client
 from actograph.contract.resources import Session
-from actograph.demo import PROBLEMS
+from actograph.demo import MODEL_DIR, PROBLEMS
 from storage.artifacts.s3 import S3Store
 from tests.support.servers import s3
 from tests.support.servers.faulty_proxy import FaultyProxy
@@ -41,7 +41,7 @@ def service(
 ) -> Any:
     postgres_and_s3(proxy.url)
     monkeypatch.setenv("ACTOGRAPH_LOG_LEVEL", "debug")
-    started = up()
+    started = up("--allow-model", f"demo={MODEL_DIR}", model="")
     started.await_ready()
     return started
 
@@ -52,6 +52,7 @@ def test_a_job_on_postgres_and_s3(
     bucket, _, prefix = os.environ["ACTOGRAPH_ARTIFACT_URL"].removeprefix("s3://").partition("/")
     store = S3Store(bucket, prefix)
     with Client(service.url, "") as client, httpx.Client(base_url=service.url, timeout=60) as plain:
+        assert [one.model for one in client.workers.list() if one.model != "=analysis"] == [""]
         job = client.submit(
             {
                 "kind": "evaluation",

@@ -1,6 +1,5 @@
-"""What all integration tests share: a real redis-server, lm-eval and Inspect themselves, and a slow model."""
+"""What all integration tests share: a real redis-server, lm-eval and Inspect themselves, a small model."""
 
-import json
 import os
 import subprocess
 import time
@@ -10,15 +9,22 @@ from typing import Any
 
 import pytest
 import redis
+import torch
 
 from actograph.contract.errors import ServiceUnavailable
+from actograph.contract.specs import SamplingSpec
 from actograph.stack.ports import free_port
 from actograph.stack.redis_server import find_executable
 from tests.support import other_programs
+from tests.support.asked_program import AskedProgram
 from tests.support.availability import unavailable
+from tests.support.engine_run import generate
 from tests.support.lmeval.environment import LmEval
 from tests.support.servers import Unavailable
 from tests.support.waiting import wait_until
+from worker.engine.engine import Engine
+from worker.engine.model.load import load_model
+from worker.engine.requests import GenerationRequest
 
 
 class RedisProcess:
@@ -103,45 +109,38 @@ def lm_eval(
 
 
 @pytest.fixture(scope="session")
-def run_inspect(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a script of ours with inspect_ai itself, in a virtual environment of its own."""
+def inspect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+    """Asks inspect_ai itself, in a process and a virtual environment of its own; see `inspect_program.py`."""
     try:
         python = other_programs.inspect()
     except Unavailable as error:
         unavailable(str(error))
     home = tmp_path_factory.mktemp("inspect-home")
-
-    def run(script: Path, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(python), str(script), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            input=given,
-            env={"PATH": os.environ["PATH"], "HOME": str(home), "OPENAI_API_KEY": "none"},
-        )
-
-    return run
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "OPENAI_API_KEY": "none"}
+    command = [str(python), str(Path(__file__).with_name("inspect_program.py"))]
+    with AskedProgram("inspect", command, environment, home / "inspect.log") as running:
+        yield running.ask
 
 
 @pytest.fixture(scope="session")
-def read_inspect_logs(
-    run_inspect: Callable[..., subprocess.CompletedProcess[str]],
-) -> Callable[[Path], list[dict[str, Any]]]:
-    """Has inspect_ai itself read the logs of a folder."""
-    script = Path(__file__).with_name("inspect_reference.py")
+def trained(shared: Path) -> Engine:
+    """One small model for all tests of this process that need no other."""
+    torch.set_num_threads(1)  # as many tests run at once as there are cores
+    engine = Engine(load_model(str(shared / "models" / "tiny-qwen3"), name="tiny-qwen3", device="cpu"))
+    # the first generation of an engine runs one pass more; hooks of tests count passes
+    first = GenerationRequest(key="", prompt_ids=(1, 2), seed=0)
+    generate(engine, [first], sampling=SamplingSpec(max_tokens=2))
+    return engine
 
-    def read(folder: Path) -> list[dict[str, Any]]:
-        done = run_inspect(script, str(folder))
-        assert done.returncode == 0, done.stderr[-2000:]
-        logs: list[dict[str, Any]] = json.loads(done.stdout)
-        return logs
 
-    return read
+@pytest.fixture(scope="session")
+def engine(trained: Engine) -> Engine:
+    """`trained`, where a module has no other."""
+    return trained
 
 
 @pytest.fixture
-def slow(engine: Any) -> Iterator[list[float]]:
+def slow(engine: Engine) -> Iterator[list[float]]:
     """The model takes 5 ms more per step and never ends by itself; the moments of its steps."""
     (eos,) = engine.model.eos_token_ids
     steps: list[float] = []

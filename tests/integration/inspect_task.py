@@ -8,7 +8,7 @@ from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import Tool, tool
 
 #: the test has the model say 43 to all of them, so that a probe has two classes
-SUMS = [(12, 31), (25, 41), (33, 10), (47, 18), (29, 14), (63, 35)]
+SUMS = [(12, 31), (25, 41), (33, 10), (47, 18)]
 
 
 @tool

@@ -5,19 +5,20 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.conftest import (
+    engine,
     eventually,
+    inspect,
     lm_eval,
-    read_inspect_logs,
     redis_process,
     redis_url,
-    run_inspect,
     slow,
+    trained,
 )
 from tests.support.servers import s3
 from tests.support.servers.s3 import S3Server
 from tests.support.servers.swift import SwiftServer
 
-__all__ = ["eventually", "lm_eval", "read_inspect_logs", "redis_process", "redis_url", "run_inspect", "slow"]
+__all__ = ["engine", "eventually", "inspect", "lm_eval", "redis_process", "redis_url", "slow", "trained"]
 
 
 @pytest.fixture(scope="session")

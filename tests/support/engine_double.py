@@ -1,8 +1,10 @@
-"""Engines that do not compute, or that notice what a real one is asked."""
+"""Engines that do not compute, or that notice what a real one is asked, and a holder of one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from actograph.contract.errors import UnknownModel
+from actograph.contract.models import ModelIdentity
 from worker.engine.requests import Generation, GenerationRequest
 from worker.engine.runs import Control, Results, RunRequest, RunStatistics, Sink, Source
 
@@ -33,6 +35,24 @@ def run_requests(
             results.done(generation)
         control.beat()
     return RunStatistics()
+
+
+class OneModel:
+    """A model holder whose model is loaded already."""
+
+    def __init__(self, name: str, engine: Any) -> None:
+        self._name, self.engine = name, engine
+
+    def holds(self, name: str) -> bool:
+        return name == self._name
+
+    def engine_for(self, name: str) -> Any:
+        if name != self._name:
+            raise UnknownModel(f"model {name!r} is not served by this worker; it serves {self._name}")
+        return self.engine
+
+    def engine_as(self, pinned: ModelIdentity) -> Any:
+        return self.engine_for(pinned.model)
 
 
 class Watched:

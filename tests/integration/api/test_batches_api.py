@@ -75,10 +75,16 @@ def stored_files(service: Service) -> set[str]:
 END = {"completed": 3, "cancelled": 2, "expired": 2, "failed": 0}
 
 
-@pytest.mark.covering(2)
-@pytest.mark.parametrize("end", list(END))
-def test_every_end_keeps_what_finished(service: Service, end: str, eventually: Eventually) -> None:
+def test_every_end_keeps_what_finished(
+    service: Service, eventually: Eventually, subtests: pytest.Subtests
+) -> None:
     service.load_model()
+    for end in END:
+        with subtests.test(end):
+            check_end(service, end, eventually)
+
+
+def check_end(service: Service, end: str, eventually: Eventually) -> None:
     lines = [line("a"), line("b", n=2), line("c") if end != "failed" else line("a")]
     changes: dict[str, Any] = {"output_expires_after": {"anchor": "created_at", "seconds": 7200}}
     if end == "expired":

@@ -62,11 +62,17 @@ def test_verdicts_are_compared_over_http(service: Service, job: tuple[str, Sessi
     assert metric["mcnemar_p"] == 0.25
 
 
-@pytest.mark.parametrize(
-    ("positions", "low", "high"),
-    [("all", 0, 6), ("generated", 3, 6), ("last", 5, 6), ("last_prompt", 2, 3)],
-)
 def test_the_mean_difference_is_that_of_the_rows(
+    service: Service, job: tuple[str, Sessions], subtests: pytest.Subtests
+) -> None:
+    for positions, low, high in [
+        ("all", 0, 6), ("generated", 3, 6), ("last", 5, 6), ("last_prompt", 2, 3),
+    ]:  # fmt: skip
+        with subtests.test(positions):
+            check_difference(service, job, positions, low, high)
+
+
+def check_difference(
     service: Service, job: tuple[str, Sessions], positions: str, low: int, high: int
 ) -> None:
     job_id, stored = job
@@ -87,12 +93,8 @@ def test_the_mean_difference_is_that_of_the_rows(
     np.testing.assert_allclose(vector["vector"], direction, rtol=1e-5, atol=1e-6)
     assert (vector["name"], vector["hook"], vector["model"]) == ("mood", HOOKS[0], "demo")
     assert vector["metadata"]["condition"] == "steered"
-
-
-def test_a_stored_direction_steers_the_next_job(service: Service, job: tuple[str, Sessions]) -> None:
-    vector = compare(service, job[0], hooks=[HOOKS[0]], store_as="mood")["hooks"][HOOKS[0]]["vector_id"]
-    change = {"hook": HOOKS[0], "op": "add", "vector_id": vector, "coefficient": 4.0}
-    assert service.submit(interventions=[change])
+    change = {"hook": HOOKS[0], "op": "add", "vector_id": hook["vector_id"], "coefficient": 4.0}
+    assert service.submit(interventions=[change]), "it steers the next job"
 
 
 def test_what_cannot_be_compared_is_refused_and_changes_nothing(

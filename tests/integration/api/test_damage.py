@@ -1,7 +1,6 @@
 """A flipped byte in the store is never served: not in a file, a range, a slice or a manifest."""
 
 import io
-import json
 from pathlib import Path
 
 import pyarrow
@@ -20,17 +19,13 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.covering(2)
-@pytest.mark.parametrize("copies", [1, 40_000])
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+@pytest.mark.parametrize(("name", "copies"), [("rows.csv", 1), ("rows.parquet", 40_000)])
 def test_a_job_on_a_tampered_upload_is_refused(
     service: Service, problem: Problem, name: str, copies: int
 ) -> None:
     """The byte that changes lies in the first row: 2 + 2 becomes 3 + 2 and the file is still readable."""
     row = {"question": "What is 2 + 2?", "answer": "It is 4. #### 4"}
-    content = (json.dumps(row) + "\n").encode() * copies
-    if name.endswith("csv"):
-        content = b"question,answer\n" + b"What is 2 + 2?,It is 4. #### 4\n" * copies
+    content = b"question,answer\n" + b"What is 2 + 2?,It is 4. #### 4\n" * copies
     if name.endswith("parquet"):
         file = io.BytesIO()
         parquet.write_table(pyarrow.Table.from_pylist([row] * copies), file, compression="none")

@@ -39,37 +39,39 @@ def evaluation(dataset: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"kind": "evaluation", "model": "demo", "dataset": dataset} | changes
 
 
+def submit(service: Service, spec: dict[str, Any]) -> dict[str, Any]:
+    answer = service.client.post("/v1/jobs", json=spec)
+    assert answer.status_code == 202, answer.text
+    job: dict[str, Any] = answer.json()
+    return job
+
+
 def inputs(service: Service, job: dict[str, Any]) -> list[dict[str, Any]]:
     data = service.client.get(f"/v1/jobs/{job['id']}/samples", params={"limit": 100}).json()["data"]
     return [sample["input"] for sample in data]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
-def test_uploads_and_paths_in_every_format(service: Service, settings: Settings, name: str) -> None:
-    content = written(ROWS, name)
-    (Path(settings.data_roots[0]) / name).write_bytes(content)
-    for dataset in ({"file_id": service.upload_bytes(name, content)}, {"path": name}):
-        answer = service.client.post("/v1/jobs", json=evaluation(dataset, offset=1, limit=3))
-        assert answer.status_code == 202, answer.text
-        assert inputs(service, answer.json()) == ROWS[1:4]
-        # the worker reads few-shot examples from the same file without its name
-        assert answer.json()["spec"]["dataset"]["format"] == name.rpartition(".")[2]
-    texts = {
-        "kind": "capture", "model": "demo", "dataset": {"path": name}, "text_field": "question", "limit": 2,
-    }  # fmt: skip
-    job = service.client.post("/v1/jobs", json=texts).json()
-    assert inputs(service, job) == [{"prompt": row["question"]} for row in ROWS[:2]]
+def test_uploads_and_paths_in_every_format(
+    service: Service, settings: Settings, subtests: pytest.Subtests
+) -> None:
+    task = {"file_id": service.upload_bytes("sums.yaml", json.dumps(TASK).encode())}
+    for written_as in ("jsonl", "csv", "parquet"):
+        with subtests.test(written_as):
+            name = f"rows.{written_as}"
+            content = written(ROWS, name)
+            (Path(settings.data_roots[0]) / name).write_bytes(content)
+            for dataset in ({"file_id": service.upload_bytes(name, content)}, {"path": name}):
+                job = submit(service, evaluation(dataset, offset=1, limit=3))
+                assert inputs(service, job) == ROWS[1:4]
+                # the worker reads few-shot examples from the same file without its name
+                assert job["spec"]["dataset"]["format"] == written_as
+            texts = {"kind": "capture", "model": "demo", "dataset": {"path": name}, "limit": 2}
+            job = submit(service, texts | {"text_field": "question"})
+            assert inputs(service, job) == [{"prompt": row["question"]} for row in ROWS[:2]]
 
-
-@pytest.mark.parametrize("name", ["sums.jsonl", "sums.csv", "sums.parquet"])
-def test_a_task_from_an_uploaded_file(service: Service, name: str) -> None:
-    task = service.upload_bytes("sums.yaml", json.dumps(TASK).encode())
-    file_id = service.upload_bytes(name, written(SUMS, name))
-    answer = service.client.post("/v1/jobs", json=evaluation({"file_id": file_id}, task={"file_id": task}))
-    assert answer.status_code == 202, answer.text
-    spec = answer.json()["spec"]
-    assert (spec["task"]["name"], spec["num_fewshot"]) == ("sums", 2)
-    found = inputs(service, answer.json())
-    assert [(given["question"], given["answer"]) for given in found] == [
-        (f"{i}+{i}?", str(2 * i)) for i in range(4)
-    ]
+            file_id = service.upload_bytes(f"sums.{written_as}", written(SUMS, name))
+            job = submit(service, evaluation({"file_id": file_id}, task=task))
+            assert (job["spec"]["task"]["name"], job["spec"]["num_fewshot"]) == ("sums", 2)
+            assert [(given["question"], given["answer"]) for given in inputs(service, job)] == [
+                (f"{i}+{i}?", str(2 * i)) for i in range(4)
+            ]

@@ -39,20 +39,15 @@ def test_the_whole_log_of_an_ended_job_is_sent_and_the_stream_ends(service: Serv
     assert [e["event"] for e in log] == ["job.queued", "job.started", "job.progress", "job.completed"]
     assert {e["job_id"] for e in log} == {job_id}
     assert log[2]["data"] == {"total": 2, "completed": 1, "failed": 0}
+    check_resumption(service, f"/v1/jobs/{job_id}/events", log)
 
 
-@pytest.mark.parametrize("by_header", [True, False])
-def test_it_resumes_after_any_event_without_gap_or_repeat(service: Service, by_header: bool) -> None:
-    job_id = ended_job(service)
-    whole = parse(service.client.get(f"/v1/jobs/{job_id}/events").text)
+def check_resumption(service: Service, url: str, whole: list[dict[str, Any]]) -> None:
+    """After any event, named by header or by parameter, without gap or repeat."""
     for place, event in enumerate(whole[:-1]):
-        seen = (
-            {"headers": {"Last-Event-ID": str(event["id"])}}
-            if by_header
-            else {"params": {"after": event["id"]}}
-        )
-        answer = service.client.get(f"/v1/jobs/{job_id}/events", **seen)
-        assert parse(answer.text) == whole[place + 1 :]
+        for seen in ({"headers": {"Last-Event-ID": str(event["id"])}}, {"params": {"after": event["id"]}}):
+            answer = service.client.get(url, **seen)
+            assert parse(answer.text) == whole[place + 1 :]
 
 
 def test_events_arrive_while_the_job_runs(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,17 +77,15 @@ def test_events_arrive_while_the_job_runs(service: Service, monkeypatch: pytest.
     assert "job.completed" in rest
 
 
-@pytest.mark.parametrize("by", ["deletion", "stop"])
 def test_the_stream_ends_when_the_job_is_deleted_or_the_service_stops(
-    service: Service, monkeypatch: pytest.MonkeyPatch, by: str
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "POLL_SECONDS", 0.02)
-    job_id = service.submit()
-    ends = {
-        "deletion": lambda: service.client.delete(f"/v1/jobs/{job_id}"),
-        "stop": service.services.stopping.set,
-    }
-    timer = threading.Timer(0.2, ends[by])
-    timer.start()
-    assert [e["event"] for e in parse(service.client.get(f"/v1/jobs/{job_id}/events").text)] == ["job.queued"]
-    timer.join()
+    job_ids = [service.submit(), service.submit()]
+    ends = [lambda: service.client.delete(f"/v1/jobs/{job_ids[0]}"), service.services.stopping.set]
+    for job_id, end in zip(job_ids, ends, strict=True):
+        timer = threading.Timer(0.2, end)
+        timer.start()
+        text = service.client.get(f"/v1/jobs/{job_id}/events").text
+        assert [event["event"] for event in parse(text)] == ["job.queued"]
+        timer.join()

@@ -9,6 +9,7 @@ from httpx2 import Response
 
 from actograph.settings import Settings
 from api import keys as key_command
+from api.__main__ import main
 from storage.tables.models import ApiKeyRow
 from tests.integration.api.conftest import Keyed, Problem, Service, Start
 
@@ -136,3 +137,17 @@ def test_the_first_key_is_made_on_the_server_without_a_service(
     service = start(settings)
     assert service.client.get("/v1/keys", headers=bearer(key)).json()["data"][0]["role"] == "admin"
     assert service.client.get("/v1/jobs").status_code == 401
+
+
+def test_a_public_address_without_keys_is_refused_in_one_line(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ACTOGRAPH_HOME", str(settings.home))
+    monkeypatch.setattr("actograph.redaction.set_up_logging", lambda _: None)  # this process has its own
+    monkeypatch.setattr("uvicorn.run", lambda *_, **__: pytest.fail("other machines are served"))
+    for host in ("0.0.0.0", "::", "example.org"):
+        monkeypatch.setenv("ACTOGRAPH_HOST", host)
+        assert main() == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("actograph api: without API keys only loopback is served")
+        assert host in line and "ACTOGRAPH_API_KEYS" in line

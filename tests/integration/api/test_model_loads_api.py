@@ -3,8 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.openai import ChatCompletionRequest
@@ -14,8 +12,7 @@ from storage.queue import claim, model_loads, workers
 from tests.integration.api.conftest import Problem, Service, structure
 
 
-@pytest.mark.parametrize("path", ["/v1/models/load", "/models/load"])
-def test_a_request_is_queued_before_all_else_and_seen_to_its_end(service: Service, path: str) -> None:
+def test_a_request_is_queued_before_all_else_and_seen_to_its_end(service: Service) -> None:
     worker_id = service.load_model()
     service.submit(priority=1)
     body = {
@@ -24,7 +21,7 @@ def test_a_request_is_queued_before_all_else_and_seen_to_its_end(service: Servic
         "max_memory": {"0": "1GiB", "cpu": 5},
         "attn_implementation": "eager",
     }
-    answer = service.client.post(path, json=body)
+    answer = service.client.post("/v1/models/load", json=body)
     assert answer.status_code == 202, answer.text
     load = answer.json()
     assert (load["object"], load["model"], load["status"]) == ("model.load", "other", "queued")

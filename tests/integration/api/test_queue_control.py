@@ -2,7 +2,6 @@
 
 from actograph.contract.errors import CaptureFailed
 from actograph.settings import Settings
-from storage.jobs import jobs
 from storage.sessions import sessions
 from tests.integration.api.conftest import EMBED, Problem, Service, Start
 from tests.support import leasing
@@ -51,14 +50,3 @@ def test_a_retry_answers_with_the_job_in_the_queue_and_wakes_it(service: Service
     (again,) = service.claim(job_id, 9)
     service.finish(again)
     problem(service.client.post(f"/v1/jobs/{job_id}/retry"), 409, "conflict", says="nothing to retry")
-
-
-def test_the_reconciler_fails_a_job_whose_deadline_passed_while_it_waited(service: Service) -> None:
-    job_id = service.submit(deadline_seconds=1000)
-    shown = service.client.get(f"/v1/jobs/{job_id}").json()
-    assert shown["deadline_at"] - shown["created_at"] in (999, 1000, 1001)
-    with service.database.write() as session:
-        jobs.get(session, job_id).deadline_at = 1.0
-    service.reconcile()
-    ended = service.client.get(f"/v1/jobs/{job_id}").json()
-    assert (ended["status"], ended["error"]["type"]) == ("failed", "deadline_exceeded")

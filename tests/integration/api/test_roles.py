@@ -38,7 +38,7 @@ def concrete(path: str) -> str:
 
 
 def needed(method: str, path: str) -> Role:
-    """The least role that may call a route; `tests/golden/openapi.json` holds them for a reader's eyes."""
+    """The least role that may call a route, by the OpenAPI document."""
     if (method, path) in OF_DOCUMENTS:
         return Role.READ
     operation = operations().get((method, path.replace(":path", "").replace("/interventions", "/vectors")))

@@ -97,35 +97,29 @@ def read_safetensors(data: bytes) -> tuple[str, str, tuple[int, ...], bytes]:
     return name, entry.dtype, entry.shape, data[entry.start : entry.stop]
 
 
-@pytest.mark.covering(10)
-@pytest.mark.parametrize(
-    "name", ["resid_post.1", "blocks.1.hook_resid_post", "layers_output[1]", "layer_1_output"]
-)
-@pytest.mark.parametrize(
-    ("rows", "window"),
-    [("2:4", (2, 4)), (":", (0, 6)), ("5:", (5, 6)), (":1", (0, 1)), ("3:3", (3, 3)), (None, (0, 6))],
-)
-def test_rows_come_in_three_formats(
-    service: Service, session_id: str, name: str, rows: str | None, window: tuple[int, int]
-) -> None:
-    start, stop = window
-    url = f"{BASE}/{session_id}/tensors/{name}"
-    params = {} if rows is None else {"rows": rows}
-    raw = service.client.get(url, params=params)
-    assert raw.status_code == 200, raw.text
-    assert read_safetensors(raw.content) == (
-        "resid_post.1",
-        "F32",
-        (stop - start, 8),
-        FULL[start:stop].tobytes(),
-    )
-    npy = np.load(io.BytesIO(service.client.get(url, params={**params, "format": "npy"}).content))
-    assert npy.dtype == np.dtype("<f4")
-    np.testing.assert_array_equal(npy, FULL[start:stop])
-    body = service.client.get(url, params={**params, "format": "json"}).json()
-    assert (body["hook"], body["dtype"], body["first_row"]) == ("resid_post.1", "F32", start)
-    assert body["shape"] == [stop - start, 8]
-    np.testing.assert_array_equal(np.array(body["data"], "<f4").reshape(-1, 8), FULL[start:stop])
+def test_rows_come_in_three_formats(service: Service, session_id: str, subtests: pytest.Subtests) -> None:
+    for name, rows, (start, stop) in [
+        ("resid_post.1", "2:4", (2, 4)),
+        ("resid_post.1", None, (0, 6)),
+        ("blocks.1.hook_resid_post", ":", (0, 6)),
+        ("layers_output[1]", "5:", (5, 6)),
+        ("layer_1_output", ":1", (0, 1)),
+        ("layer_1_output", "3:3", (3, 3)),
+    ]:
+        with subtests.test(name=name, rows=rows):
+            url = f"{BASE}/{session_id}/tensors/{name}"
+            params = {} if rows is None else {"rows": rows}
+            raw = service.client.get(url, params=params)
+            assert raw.status_code == 200, raw.text
+            whole = ("resid_post.1", "F32", (stop - start, 8), FULL[start:stop].tobytes())
+            assert read_safetensors(raw.content) == whole
+            npy = np.load(io.BytesIO(service.client.get(url, params={**params, "format": "npy"}).content))
+            assert npy.dtype == np.dtype("<f4")
+            np.testing.assert_array_equal(npy, FULL[start:stop])
+            body = service.client.get(url, params={**params, "format": "json"}).json()
+            assert (body["hook"], body["dtype"], body["first_row"]) == ("resid_post.1", "F32", start)
+            assert body["shape"] == [stop - start, 8]
+            np.testing.assert_array_equal(np.array(body["data"], "<f4").reshape(-1, 8), FULL[start:stop])
 
 
 def test_rows_outside_the_tensor_are_refused(
@@ -185,11 +179,10 @@ def test_entity_tags_spare_a_download_and_guard_a_resumed_one(service: Service, 
     assert (changed.status_code, changed.content) == (200, whole.content)
 
 
-@pytest.mark.parametrize("name", ["sessions", "session"])
 def test_deleting_a_session_removes_row_and_files_once(
-    service: Service, session_id: str, problem: Problem, name: str
+    service: Service, session_id: str, problem: Problem
 ) -> None:
-    url = f"/v1/activations/{name}/{session_id}"
+    url = f"/v1/activations/session/{session_id}"  # the founding route
     sample = service.client.get(f"{BASE}/{session_id}").json()
     answer = service.client.delete(url)
     assert answer.json() == {"id": session_id, "object": "activation.session", "deleted": True}

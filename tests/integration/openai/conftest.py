@@ -17,7 +17,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from actograph.contract.resources import Job
-from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from actograph.stack.ports import free_port
 from api.app import create_app
@@ -29,30 +28,15 @@ from storage.jobs import jobs
 from storage.queue import view, workers
 from storage.sessions.writer import SessionReader
 from storage.tables.models import SampleRow
-from tests.support.engine_run import generate
+from tests.support.engine_double import OneModel
 from tests.support.indexes import create_index
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
-from worker.engine.model.load import load_model
-from worker.engine.requests import GenerationRequest
 from worker.signals.stop_signal import StopSignal
 
 MODEL = "tiny-qwen3"
 ASKED: list[Any] = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
 WORKER = "wrk_" + "0" * 32
-
-
-class OneModel:
-    """A model holder whose model is loaded already."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def holds(self, _name: str) -> bool:
-        return True
-
-    def engine_for(self, name: str) -> Engine:
-        return self.engine
 
 
 @dataclass
@@ -96,17 +80,6 @@ class Service:
         return logits.float().log_softmax(-1)
 
 
-@pytest.fixture(scope="session")
-def engine(shared: Path) -> Engine:
-    torch.set_num_threads(2)
-    engine = Engine(load_model(str(shared / "models" / MODEL), name=MODEL, device="cpu"))
-    # the first generation of an engine runs one pass more; hooks of tests count passes
-    generate(
-        engine, [GenerationRequest(key="", prompt_ids=(1, 2), seed=0)], sampling=SamplingSpec(max_tokens=2)
-    )
-    return engine
-
-
 @pytest.fixture
 def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]:
     settings = Settings(
@@ -128,7 +101,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
         settings=settings,
         database=database,
         store=store,
-        models=OneModel(engine),  # type: ignore[arg-type]
+        models=OneModel(MODEL, engine),  # type: ignore[arg-type]
         worker_id=WORKER,
         stop=stop,
     )

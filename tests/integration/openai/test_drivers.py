@@ -4,8 +4,6 @@ import json
 import os
 import random
 import re
-import subprocess
-import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -21,12 +19,8 @@ from actograph.client.matrix import Matrix
 from api.openai.batches import advance_all
 from tests.integration.openai.conftest import Service
 from tests.integration.openai.test_lm_eval_service import MAX_TOKENS, QUESTIONS, _questions
-from tests.support.availability import unavailable
-from tests.support.isolated_python import REPO
-from tests.support.lmeval import environment
-from tests.support.servers import Unavailable
 
-LmEval = Callable[..., list[dict[str, Any]]]
+Ask = Callable[..., list[dict[str, Any]]]
 LAYERS = ["resid_post.0", "resid_post.1"]
 TASK = Path(__file__).parents[1] / "inspect_task.py"
 
@@ -56,35 +50,22 @@ def probe_score(matrix: Matrix) -> float:
 
 
 def test_inspect_with_tools(
-    service: Service,
-    ours: Client,
-    *,
-    run_inspect: Callable[..., "subprocess.CompletedProcess[str]"],
-    read_inspect_logs: Callable[[Path], list[dict[str, Any]]],
-    says: Callable[[str], None],
-    tmp_path: Path,
+    service: Service, ours: Client, inspect: Ask, says: Callable[[str], None], tmp_path: Path
 ) -> None:
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12+31"}}\n</tool_call>'
     eos = service.engine.model.tokenizer.decode(list(service.engine.model.eos_token_ids))
     says(f"{call}{eos}#### 43")  # in turns, since one generation runs at a time
-    own = ["--model", "actograph/tiny-qwen3", "--model-base-url", service.url, "-M", "capture=resid_post@all"]
-    plain = [
-        "--model",
-        "openai/tiny-qwen3",
-        "--model-base-url",
-        f"{service.url}/v1",
-        "-M",
-        "responses_api=false",
-    ]
-    logs = []
-    for number, options in enumerate((own, plain)):
-        folder = tmp_path / str(number)
-        options += ["--log-dir", str(folder), "--display", "none", "--max-samples", "1"]
-        done = run_inspect(Path("-m"), "inspect_ai", "eval", os.path.relpath(TASK), *options)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        (log,) = read_inspect_logs(folder)
-        assert log["status"] == "success"
-        logs.append(log)
+    task = {"op": "evaluate", "task": os.path.relpath(TASK)}
+    own = task | {
+        "model": "actograph/tiny-qwen3", "base_url": service.url, "logs": str(tmp_path / "own"),
+        "model_args": {"capture": "resid_post@all"},
+    }  # fmt: skip
+    plain = task | {
+        "model": "openai/tiny-qwen3", "base_url": f"{service.url}/v1", "logs": str(tmp_path / "plain"),
+        "model_args": {"responses_api": False},
+    }  # fmt: skip
+    logs = [log for answer in inspect(own, plain) for log in answer["logs"]]
+    assert [log["status"] for log in logs] == ["success"] * 2
     ours_by, theirs_by = (
         {(s["id"], s["epoch"]): s["scores"]["match"]["value"] for s in log["samples"]} for log in logs
     )
@@ -114,7 +95,7 @@ def test_inspect_with_tools(
 
 
 def test_multiple_choice_of_lm_eval(
-    service: Service, ours: Client, lm_eval: LmEval, shared: Path, tmp_path: Path
+    service: Service, ours: Client, lm_eval: Ask, shared: Path, tmp_path: Path
 ) -> None:
     questions = list(_questions(service, shared))
     for question in questions[::2]:  # what the model itself would say is right here
@@ -151,11 +132,11 @@ def test_multiple_choice_of_lm_eval(
 
 
 def test_generation_of_lm_eval(
-    service: Service, ours: Client, lm_eval: LmEval, shared: Path, tmp_path: Path
+    service: Service, ours: Client, lm_eval: Ask, shared: Path, tmp_path: Path
 ) -> None:
     chance = random.Random(3)
     rows = []
-    for number in range(12):
+    for number in range(8):
         a, b = chance.randint(10, 99), chance.randint(10, 99)
         question = f"Anna buys {a} stamps and then buys {b} more. How many stamps did Anna buy?"
         asked = [{"role": "user", "content": f"Question: {question}\nAnswer:"}]
@@ -185,35 +166,21 @@ def test_generation_of_lm_eval(
     assert probe_score(matrix) > 0.9
 
 
-def test_the_verb_runs_lm_eval_itself(service: Service, ours: Client, shared: Path, tmp_path: Path) -> None:
+def test_the_verb_runs_lm_eval_itself(
+    service: Service, ours: Client, lm_eval: Ask, shared: Path, tmp_path: Path
+) -> None:
     rows = tmp_path / "choices.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in islice(_questions(service, shared), 2)))
     config = Path(__file__).with_name("choices.yaml").read_text()
     config += f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {rows}}}}}\n"
     (tmp_path / "choices.yaml").write_text(config)
-    try:
-        python = environment.python()
-    except Unavailable as error:
-        unavailable(str(error))
-    program = (
-        "import sys; sys.path.append(sys.argv.pop(1)); from actograph.cli.main import main; sys.exit(main())"
-    )
     model = shared / "models/tiny-qwen3"
-    done = subprocess.run(
-        [
-            str(python), "-c", program, sysconfig.get_paths()["purelib"], "--url", service.url, "lm-eval",
-            "--model_args", f"model=tiny-qwen3,tokenizer={model},capture=resid_post@all,run=verb",
-            "--tasks", "choices", "--include_path", str(tmp_path),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={
-            "PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "HF_HUB_OFFLINE": "1",
-            "HF_HOME": str(tmp_path / "cache"),
-        },
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "acc_norm" in done.stdout
+    arguments = [
+        "--url", service.url, "lm-eval", "--tasks", "choices", "--include_path", str(tmp_path),
+        "--model_args", f"model=tiny-qwen3,tokenizer={model},capture=resid_post@all,run=verb",
+    ]  # fmt: skip
+    (done,) = lm_eval({"op": "verb", "arguments": arguments})
+    assert done["status"] == 0
+    assert "acc_norm" in done["out"]
     sessions = list(ours.sessions.list(tag="verb"))
     assert len(sessions) == 8 and all("acc,none" in one.scores for one in sessions)

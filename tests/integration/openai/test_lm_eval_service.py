@@ -14,7 +14,7 @@ from tests.integration.openai.conftest import Service
 
 PROBLEMS = 50
 MAX_TOKENS = 48
-QUESTIONS = 8
+QUESTIONS = 6
 FILTERS = ("strict-match", "flexible-extract")
 BACKENDS = {"local-chat-completions": "chat/completions", "local-completions": "completions"}
 

@@ -127,9 +127,8 @@ def test_errors_come_before_the_first_event_or_as_one(service: Any, client: Any,
         list(events)
 
 
-@pytest.mark.parametrize(
-    ("changes", "param", "says"),
-    [
+def test_what_cannot_be_answered_names_the_field(client: Any, subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str, str]] = [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "item_reference"),
         ({"input": []}, "input", "at least 1 item"),
@@ -142,11 +141,9 @@ def test_errors_come_before_the_first_event_or_as_one(service: Any, client: Any,
             "text",
             "cannot have a thought",
         ),
-    ],
-)
-def test_what_cannot_be_answered_names_the_field(
-    client: Any, changes: dict[str, Any], param: str, says: str
-) -> None:
-    with pytest.raises(openai.BadRequestError, match=says) as raised:
-        client.responses.create(**OPTIONS | changes)
-    assert (raised.value.param or "").partition(".")[0] == param
+    ]
+    for changes, param, says in cases:
+        with subtests.test(says):
+            with pytest.raises(openai.BadRequestError, match=says) as raised:
+                client.responses.create(**OPTIONS | changes)
+            assert (raised.value.param or "").partition(".")[0] == param

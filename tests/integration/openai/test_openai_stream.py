@@ -42,7 +42,7 @@ def test_chunks_come_in_openai_s_order_and_make_up_the_answer(client: Any) -> No
 def test_the_text_comes_while_it_is_generated(service: Any, slow: list[float]) -> None:
     with service.client() as client:
         chunks = client.chat.completions.create(
-            model=MODEL, messages=ASKED, temperature=0, max_tokens=300, stream=True
+            model=MODEL, messages=ASKED, temperature=0, max_tokens=120, stream=True
         )
         seen: list[Any] = []
         while sum(bool(choice.delta.content) for chunk in seen for choice in chunk.choices) < 3:

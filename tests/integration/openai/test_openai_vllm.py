@@ -73,9 +73,8 @@ def test_a_chat_template_s_own_variables(service: Any, client: Any, monkeypatch:
         assert sample.prompt == ASKED[-1]["content"] + end
 
 
-@pytest.mark.parametrize(
-    ("extra", "param"),
-    [
+def test_what_would_change_the_answer_is_refused_by_name(client: Any, subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"length_penalty": 2.0}, "length_penalty"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"guided_json": {}}, "guided_json"),
@@ -85,14 +84,12 @@ def test_a_chat_template_s_own_variables(service: Any, client: Any, monkeypatch:
         ({"continue_final_message": True}, "continue_final_message"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"stop_token_ids": [577]}, "stop_token_ids"),
-    ],
-)
-def test_what_would_change_the_answer_is_refused_by_name(
-    client: Any, extra: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(extra_body=extra, **OPTIONS)
-    assert raised.value.param == param
+    ]
+    for extra, param in cases:
+        with subtests.test(extra=extra):
+            with pytest.raises(openai.BadRequestError) as raised:
+                client.chat.completions.create(extra_body=extra, **OPTIONS)
+            assert raised.value.param == param
 
 
 def test_values_that_change_nothing_are_accepted(client: Any) -> None:

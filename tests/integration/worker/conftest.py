@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from actograph.contract.errors import UnknownModel
 from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
-from actograph.contract.models import ModelIdentity
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.contract.specs import HubDataset
 from actograph.settings import Settings
@@ -27,11 +24,11 @@ from storage.jobs import jobs
 from storage.queue import workers
 from storage.samples.expansion import evaluation_samples
 from storage.sessions import sessions
+from tests.support.engine_double import OneModel
 from tests.support.submitting import insert
 from tests.support.waiting import wait_until
 from worker.drain.drain import Drain
 from worker.engine.engine import Engine
-from worker.engine.model.load import load_model
 from worker.signals.stop_signal import StopSignal
 
 MODEL = "tiny-qwen3"
@@ -39,24 +36,6 @@ PROBLEMS = [
     {"question": f"Tom has {a} apples and buys {b} more. How many?", "answer": f"{a}+{b}\n#### {a + b}"}
     for a, b in [(12, 30), (45, 11), (70, 25), (10, 10), (33, 44)]
 ]
-
-
-class OneModel:
-    """A model holder whose model is loaded already."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def holds(self, name: str) -> bool:
-        return name == MODEL
-
-    def engine_for(self, name: str) -> Engine:
-        if name != MODEL:
-            raise UnknownModel(f"model {name!r} is not served by this worker; it serves {MODEL}")
-        return self.engine
-
-    def engine_as(self, pinned: ModelIdentity) -> Engine:
-        return self.engine_for(pinned.model)
 
 
 @dataclass
@@ -77,7 +56,7 @@ class Bench:
             settings=self.settings.model_copy(update=changes),
             database=self.database,
             store=self.store,
-            models=OneModel(self.engine),  # type: ignore[arg-type]
+            models=OneModel(MODEL, self.engine),  # type: ignore[arg-type]
             worker_id=worker_id,
             stop=self.stop,
             end_process=self.end_process,
@@ -126,12 +105,6 @@ class Bench:
     def indexed_sessions(self) -> set[str]:
         with self.database.read() as session:
             return set(sessions.ids(session, sessions.SessionFilter()))
-
-
-@pytest.fixture(scope="session")
-def engine(shared: Path) -> Engine:
-    torch.set_num_threads(2)
-    return Engine(load_model(str(shared / "models" / "tiny-qwen3"), name=MODEL, device="cpu"))
 
 
 @pytest.fixture

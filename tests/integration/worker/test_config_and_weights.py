@@ -24,9 +24,10 @@ def checkpoint(folder: Path, shared: Path, **changes: Any) -> str:
     return str(folder / "model")
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
+def test_a_config_that_does_not_fit_is_refused_with_the_numbers(
+    tmp_path: Path, shared: Path, subtests: pytest.Subtests
+) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"num_hidden_layers": 4, "layer_types": None}, "22 weights are missing .model.layers.2"),
         (
             {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
@@ -40,11 +41,9 @@ def checkpoint(folder: Path, shared: Path, **changes: Any) -> str:
         ({"vocab_size": 1 << 33}, "vocab_size is 8589934592"),
         ({"head_dim": 1 << 30}, "head_dim is 1073741824"),
         ({"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers is 1000000000"),
-    ],
-)
-def test_a_config_that_does_not_fit_is_refused_with_the_numbers(
-    tmp_path: Path, shared: Path, changes: dict[str, Any], says: str
-) -> None:
-    source = checkpoint(tmp_path, shared, **changes)
-    with pytest.raises(ModelRefused, match=f"config.json does not fit the weights: .*{says}"):
-        load_model(source, name="tiny", device="cpu")
+    ]
+    for number, (changes, says) in enumerate(cases):
+        source = checkpoint(tmp_path / str(number), shared, **changes)
+        message = f"config.json does not fit the weights: .*{says}"
+        with subtests.test(says), pytest.raises(ModelRefused, match=message):
+            load_model(source, name="tiny", device="cpu")

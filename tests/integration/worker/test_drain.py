@@ -9,7 +9,7 @@ import torch
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index import counters, events
 from storage.index.counters import Counter
-from storage.jobs import control, jobs
+from storage.jobs import jobs
 from storage.queue import view
 from storage.results import summary
 from storage.sessions.writer import SessionReader
@@ -230,22 +230,6 @@ def test_a_worker_that_was_thought_dead_commits_nothing_and_leaves_no_files(benc
     assert bench.stored_sessions() == set()
     with bench.database.read() as session:
         assert jobs.get(session, job_id).completed == 0
-
-
-@pytest.mark.usefixtures("slow")
-def test_a_job_deleted_in_mid_unit_leaves_no_files(bench: "Bench") -> None:
-    job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling={"max_tokens": 200})
-
-    def remove() -> None:
-        with bench.database.write() as session:
-            row = jobs.get(session, job_id)
-            row.status = JobStatus.CANCELLED
-            session.flush()
-            control.delete(session, job_id)
-
-    bench.run_until(job_id, remove)
-    assert bench.status(job_id) is None
-    assert bench.stored_sessions() == set()
 
 
 def test_fewshot_examples_stand_before_the_question(bench: "Bench") -> None:

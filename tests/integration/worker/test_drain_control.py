@@ -79,7 +79,7 @@ def test_what_holds_the_queue_ends_what_runs_and_it_goes_on_where_it_stood(
     bench: "Bench", disk: Disk, by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    job_id = submit(bench, epochs=6)
+    job_id = submit(bench, epochs=3)
     limits: dict[str, Any] = {"slots": 2}
 
     def pause_the_queue() -> None:
@@ -110,12 +110,12 @@ def test_what_holds_the_queue_ends_what_runs_and_it_goes_on_where_it_stood(
     assert statuses(bench, job_id).count("completed") > before.count("completed")
     bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
-    assert [s.losses for s in bench.samples(job_id)] == [0] * 30
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 15
     assert bench.stored_sessions() == bench.indexed_sessions()
 
 
 def test_an_owner_at_the_quota_does_not_slow_others(bench: "Bench") -> None:
-    full = submit(bench, priority=0, epochs=6)
+    full = submit(bench, priority=0, epochs=3)
     bench.drain(owner_quota_bytes=1).look()
     before = statuses(bench, full)
     with bench.database.read() as session:
@@ -130,12 +130,12 @@ def test_an_owner_at_the_quota_does_not_slow_others(bench: "Bench") -> None:
 
 
 def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk: Disk) -> None:
-    job_id = bench.submit(capture=CAPTURE, epochs=9, max_consecutive_failures=4)
+    job_id = bench.submit(capture=CAPTURE, epochs=4, max_consecutive_failures=4)
     disk.is_broken = True
     bench.drain(slots=2).look()
     ended = statuses(bench, job_id)
     assert set(ended) == {"failed", "cancelled"}
-    assert 4 <= ended.count("failed") < 30, "what ran has ended"
+    assert 4 <= ended.count("failed") < 15, "what ran has ended"
     with bench.database.read() as session:
         job = view.job(session, jobs.get(session, job_id))
     assert job.status is JobStatus.FAILED
@@ -146,31 +146,7 @@ def test_failures_in_a_row_stop_the_job_and_a_retry_ends_it(bench: "Bench", disk
         control.retry(session, job_id)
     bench.drain().look()
     assert bench.status(job_id) is JobStatus.COMPLETED
-    assert statuses(bench, job_id) == ["completed"] * 45
-    assert [s.losses for s in bench.samples(job_id)] == [0] * 45
+    assert statuses(bench, job_id) == ["completed"] * 20
+    assert [s.losses for s in bench.samples(job_id)] == [0] * 20
     assert bench.stored_sessions() == bench.indexed_sessions()
-    assert len(bench.indexed_sessions()) == 45
-
-
-@pytest.mark.usefixtures("slow")
-def test_a_deadline_ends_the_job_between_decode_steps(bench: "Bench") -> None:
-    job_id = bench.submit(
-        inputs=[{"prompt": "one two"}] * 4,
-        capture=CAPTURE,
-        sampling={"max_tokens": 1500},
-        deadline_seconds=900,
-    )
-
-    def pass_deadline() -> None:
-        with bench.database.write() as session:
-            jobs.get(session, job_id).deadline_at = 1.0
-
-    bench.run_until(job_id, pass_deadline)
-    with bench.database.write() as session:
-        control.fail_overdue(session)
-    with bench.database.read() as session:
-        job = view.job(session, jobs.get(session, job_id))
-    assert job.status is JobStatus.FAILED
-    assert job.error is not None and job.error.type == "deadline_exceeded"
-    assert statuses(bench, job_id) == ["cancelled"] * 4
-    assert bench.stored_sessions() == set()
+    assert len(bench.indexed_sessions()) == 20

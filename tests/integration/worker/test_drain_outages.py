@@ -55,11 +55,12 @@ class BadStore:
             raise self.at_check
 
 
-@pytest.mark.parametrize("moment", ["at_begin", "at_commit"])
 @pytest.mark.parametrize(
-    "reason",
-    [OSError(28, "No space left on device"), ServiceUnavailable("S3 answers 503")],
-    ids=["disk", "s3"],
+    ("moment", "reason"),
+    [
+        ("at_begin", ServiceUnavailable("S3 answers 503")),
+        ("at_commit", OSError(28, "No space left on device")),
+    ],
 )
 def test_samples_that_the_store_does_not_take_are_given_back(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch, moment: str, reason: Exception

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 Ask = Callable[..., list[dict[str, Any]]]
-ReadLogs = Callable[[Path], list[dict[str, Any]]]
 
-FRAMES = Path(__file__).parents[1] / "inspect_frames.py"
 PROBLEMS = additions((12, 30), (45, 11), (70, 25))
 #: the bare question, as the model was trained on it
 TASK = {"name": "additions", "prompt": "{{question}}", "scorers": ["numeric", "exact", "includes"]}
@@ -107,70 +105,12 @@ def check_with_the_tracker(lm_eval: Ask, where: Path, metrics: dict[str, float |
             assert found[key] == pytest.approx(sum(values) / len(values))
 
 
-@pytest.mark.soak
-def test_lm_eval_and_inspect_open_conditions_with_and_without_tools(
-    bench: "Bench", lm_eval: Ask, read_inspect_logs: ReadLogs, tmp_path: Path
-) -> None:
-    where, results = exported(
-        bench, tmp_path, task=TASK, conditions=TWO_WAYS, sampling={"max_tokens": 64}, tags=["night"],
-        capture={"hooks": ["resid_post.0"]},
-    )  # fmt: skip
-    for name in ("plain", "calculator"):
-        check_with_the_tracker(lm_eval, where / "lm_eval" / name / "tiny-qwen3", results[name]["metrics"])
-
-    turns = lines(where / "trajectories" / "additions_0001__calculator.jsonl")
-    assert [turn["role"] for turn in turns] == ["prompt", "assistant", "tool", "assistant"]
-    (call,) = turns[1]["tool_calls"]
-    assert call["name"] == "calculator"
-    assert turns[2]["content"] == "42"
-    sample = json.loads((where / "samples" / "additions_0001__calculator.json").read_text())
-    assert turns[0]["tokens"] == sample["prompt_tokens"]
-    assert turns[1]["tokens"] + turns[3]["tokens"] == sample["generated_tokens"]
-    assert turns[1]["segments"][0]["name"] == "tool_call"
-    assert turns[3]["segments"][0]["name"] == "answer"
-    summary = json.loads((where / "summary.json").read_text())
-    assert {"actograph", "torch", "transformers", "nnsight"} <= summary["versions"].keys()
-
-    logs = {log["listed_as"]: log for log in read_inspect_logs(where / "inspect")}
-    assert set(logs) == {"additions-plain", "additions-calculator"}
-    for name, log in ((name, logs[f"additions-{name}"]) for name in ("plain", "calculator")):
-        assert (log["status"], log["task"], log["model"], log["epochs"]) == (
-            "success", "additions", "actograph/tiny-qwen3", 1,
-        )  # fmt: skip
-        assert log["config"] == {"max_tokens": 64, "temperature": 0.0, "top_p": 1.0, "seed": 0}
-        assert log["summaries"] == [[1, 1, True, None], [2, 1, True, None], [3, 1, True, None]]
-        scores = {score["name"]: score["metrics"] for score in log["results"]["scores"]}
-        assert set(scores) == {"numeric", "exact_match", "includes"}
-        metrics = results[name]["metrics"]
-        assert scores["numeric"]["mean"]["value"] == metrics["exact_match,numeric"]
-        assert scores["includes"]["stderr"]["value"] == metrics["includes_stderr,none"]
-        written = {sample["uuid"]: sample for sample in log["samples"]}
-        for path in (where / "samples").glob(f"*__{name}.json"):
-            ours = json.loads(path.read_text())
-            theirs = written[ours["id"]]
-            assert theirs["id"] == ours["index"] + 1
-            assert (theirs["input"], theirs["target"]) == (ours["problem"], ours["gold"])
-            assert theirs["messages"][0]["content"] == ours["prompt"]
-            assert theirs["output"]["completion"] == ours["completion"]
-            assert theirs["scores"]["numeric"]["value"] == ours["scores"]["exact_match,numeric"]["value"]
-            assert theirs["model_usage"]["actograph/tiny-qwen3"]["output_tokens"] == ours["generated_tokens"]
-    with_tools = logs["additions-calculator"]["samples"][0]["messages"]
-    assert [message["role"] for message in with_tools] == ["user", "assistant", "tool", "assistant"]
-    (made,) = with_tools[1]["tool_calls"]
-    assert (made["function"], list(made["arguments"])) == ("calculator", ["expression"])
-    assert with_tools[2]["tool_call_id"] == made["id"]
-    assert with_tools[2]["function"] == "calculator"
-    assert "<tool_call>" not in with_tools[1]["content"]
-
-
-def test_inspect_analyses_and_scores_a_log(bench: "Bench", run_inspect: Any, tmp_path: Path) -> None:
+def test_inspect_analyses_and_scores_a_log(bench: "Bench", inspect: Ask, tmp_path: Path) -> None:
     where, _ = exported(
         bench, tmp_path, fail_last=True, task=TASK, conditions=TWO_WAYS[1:], sampling={"max_tokens": 64}
     )  # fmt: skip
     (log,) = (where / "inspect").glob("*.eval")
-    done = run_inspect(FRAMES, str(log))
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])  # Inspect says which hooks it has
+    (found,) = inspect({"op": "frames", "log": str(log)})
     sample = json.loads((where / "samples" / "additions_0001.json").read_text())
     turns = lines(where / "trajectories" / "additions_0001.jsonl")
     messages = [one for one in found["messages"] if one["sample_id"] == sample["id"]]
@@ -185,7 +125,7 @@ def test_inspect_analyses_and_scores_a_log(bench: "Bench", run_inspect: Any, tmp
 
 
 def test_lm_eval_and_inspect_open_several_epochs_of_gsm8k(
-    bench: "Bench", lm_eval: Ask, read_inspect_logs: ReadLogs, tmp_path: Path
+    bench: "Bench", lm_eval: Ask, inspect: Ask, tmp_path: Path
 ) -> None:
     where, results = exported(
         bench,
@@ -214,7 +154,8 @@ def test_lm_eval_and_inspect_open_several_epochs_of_gsm8k(
         "top_p": 1.0,
     }
 
-    (log,) = read_inspect_logs(where / "inspect")
+    (opened,) = inspect({"op": "read", "logs": str(where / "inspect")})
+    (log,) = opened["logs"]
     assert (log["task"], log["epochs"]) == ("gsm8k", 2)
     assert sorted(one[:2] for one in log["summaries"]) == [[n, e] for n in (1, 2, 3) for e in (1, 2)]
     assert (log["results"]["total_samples"], log["results"]["completed_samples"]) == (6, 5)

@@ -212,6 +212,7 @@ STEERED: list[tuple[Any, Callable[[Session], set[int]]]] = [
 ]
 
 
+@pytest.mark.covering(4)
 @pytest.mark.parametrize(("positions", "meant"), STEERED)
 def test_interventions_change_a_token_in_every_turn_that_runs_it(
     bench: "Bench", positions: Any, meant: Callable[[Session], set[int]]

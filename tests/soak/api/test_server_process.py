@@ -1,4 +1,4 @@
-"""`python -m api` as a process: refusals, signals with open streams, memory."""
+"""`python -m api` as a process: signals with open streams, memory."""
 
 import os
 import signal
@@ -69,28 +69,6 @@ def run(settings: Settings) -> Iterator[Run]:
         if process.poll() is None:
             process.kill()
         process.communicate()
-
-
-def refused(settings: Settings, **more: str) -> str:
-    ended = subprocess.run(
-        [sys.executable, "-m", "api"],
-        env=environment(settings, **more),
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
-    return line
-
-
-def test_a_public_address_without_keys_is_refused_in_one_line(settings: Settings) -> None:
-    for host in ("0.0.0.0", "::", "example.org"):
-        line = refused(settings, ACTOGRAPH_HOST=host)
-        assert host in line
-        assert "ACTOGRAPH_API_KEYS" in line
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])

@@ -1,5 +1,5 @@
 """Fixtures of the tests of OpenAI's routes."""
 
-from tests.integration.openai.conftest import client, engine, service
+from tests.integration.openai.conftest import client, service
 
-__all__ = ["client", "engine", "service"]
+__all__ = ["client", "service"]

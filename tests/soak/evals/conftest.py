@@ -1,5 +1,5 @@
 """Fixtures of the worker tests."""
 
-from tests.integration.worker.conftest import bench, engine
+from tests.integration.worker.conftest import bench
 
-__all__ = ["bench", "engine"]
+__all__ = ["bench"]

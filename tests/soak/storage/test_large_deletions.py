@@ -9,13 +9,12 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.contract.errors import NotFound
-from actograph.contract.specs import SessionUpdate
 from storage.accounts import quotas
 from storage.artifacts.local import LocalStore
 from storage.index import ids, visible
 from storage.index.database import Database
 from storage.jobs import control, jobs
-from storage.sessions import changes, sessions
+from storage.sessions import sessions
 from storage.sessions.sessions import SessionFilter
 from storage.tables.models import EventRow, JobRow, SampleRow, SessionRow, SessionTagRow
 from storage.upkeep import reaper
@@ -100,37 +99,6 @@ def test_a_job_of_many_sessions(database: Database, tmp_path: Path) -> None:
         assert (usage.deleting, usage.deleting_bytes) == (left_over["sessions"] - KEPT, 1000 * usage.deleting)
         assert quotas.used(session)["alice"] == usage.deleting_bytes
         assert len(sessions.find(session, SessionFilter(tag="t"), limit=100)[0]) == KEPT
-
-
-def test_many_sessions_by_a_filter(database: Database, tmp_path: Path) -> None:
-    job_id, kept = add_job(database, COUNT), add_job(database, KEPT, owner="bob")
-    with database.write() as session:
-        pinned = session.scalars(sa.select(SessionRow.id).where(SessionRow.job_id == job_id).limit(3)).all()
-        assert changes.update(session, pinned, SessionUpdate(pinned=True)) == 3
-    # without a filter: only the restriction keeps the others' from going
-    gone = changes.delete_matching(database.restricted_to("alice"), SessionFilter())
-    assert (gone.sessions, gone.bytes) == (COUNT - 3, (COUNT - 3) * 1000)
-    with database.read() as session:
-        left = sessions.ids(session, SessionFilter())
-        assert set(pinned) < set(left)
-        assert len(left) == KEPT + 3
-        hidden = session.scalars(sa.select(SessionRow.id).where(SessionRow.id.not_in(left)).limit(2)).all()
-        for session_id in hidden:
-            with pytest.raises(NotFound):
-                sessions.get(session, session_id)
-        assert len(sessions.find(session, SessionFilter(tag="t"), limit=100)[0]) == KEPT + 3
-    with database.write() as session:
-        assert changes.update(session, hidden, SessionUpdate(pinned=True)) == 0
-    # a second request finds nothing more
-    assert changes.delete_matching(database, SessionFilter(job_id=job_id)).sessions == 0
-    drain_some(database, tmp_path)
-    left_over = counts(database)
-    assert 0 < COUNT + KEPT - left_over["sessions"] < COUNT / 10
-    assert left_over["samples"] == COUNT + KEPT
-    with database.read() as session:
-        without = sa.select(sa.func.count()).where(SampleRow.session_id.is_(None))
-        assert session.execute(without).scalar_one() == COUNT + KEPT - left_over["sessions"]
-        assert jobs.get(session, kept).completed == KEPT
 
 
 def drain_some(database: Database, folder: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 import sqlalchemy as sa
 
 from actograph.contract.operations import WorkerStatus
@@ -181,27 +180,3 @@ def test_a_worker_without_redis_and_api_runs_jobs_and_heals(database: Database, 
 
     wait_for(is_healed, worker)
     assert worker.end() == 0
-
-
-def test_a_redis_without_memory_costs_the_worker_nothing_but_its_messages(
-    database: Database, start: Start, redis_process: "Callable[[], RedisProcess]"
-) -> None:
-    server = redis_process()
-    job_id = submit(database, ["word"] * 3)
-    broker = Broker(server.url)
-    queued = submit(database, ["with a message"])
-    with redis.Redis.from_url(server.url) as client:
-        for _ in range(20):
-            assert broker.wake(MODEL)
-        client.config_set("maxmemory", 1)
-        worker = start(server.url)
-        for waiting in (job_id, queued):
-            wait_for(lambda job=waiting: is_completed(database, job), worker)  # type: ignore[misc]
-        wait_for(lambda: broker.messages() == 0, worker)
-        later = submit(database, ["later"])
-        assert not broker.wake(MODEL)
-        assert "maxmemory" in (broker.trouble or "")
-        wait_for(lambda: is_completed(database, later), worker)
-    broker.close()
-    assert worker.end() == 0
-    assert worker.log.count("Traceback") == 0, worker.log[-4000:]

@@ -8,11 +8,13 @@ only `evaluate` needs.
 """
 
 import importlib
+import io
 import json
 import sys
 import tempfile
 import time
-from functools import cache
+from contextlib import redirect_stdout
+from functools import cache, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -188,13 +190,23 @@ def loaded(request: dict[str, Any], _data: Path) -> dict[str, Any]:
     return found | {"task": utils.get_file_task_name(name), "date": utils.get_file_datetime(name)}
 
 
+def verb(request: dict[str, Any], _data: Path) -> dict[str, Any]:
+    """`actograph lm-eval` with these arguments, and with the tasks of its `--include_path` alone."""
+    manager = importlib.import_module("lm_eval.tasks.manager").TaskManager
+    # it takes most of a minute to read the 14,000 files of lm-eval's own tasks
+    manager.__init__ = partialmethod(manager.__init__, include_defaults=False)
+    with redirect_stdout(io.StringIO()) as out:
+        status = importlib.import_module("actograph.cli.main").main(request["arguments"])
+    return {"status": status, "out": out.getvalue()}
+
+
 def main() -> None:
     data, site = Path(sys.argv[1]), sys.argv[2]
     sys.path.append(site)  # behind lm-eval's own packages
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
     operations = {
         "contexts": contexts, "scores": scores, "evaluate": evaluate, "likelihoods": likelihoods,
-        "tracked": tracked, "loaded": loaded,
+        "tracked": tracked, "loaded": loaded, "verb": verb,
     }  # fmt: skip
     for line in sys.stdin:
         request = json.loads(line)

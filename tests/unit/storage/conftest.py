@@ -13,6 +13,18 @@ from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
 from storage.index.database import Database
 from tests.support.submitting import insert
 
+#: modules with plain SQL, which run on Postgres in soak alone
+PLAIN_SQL = {
+    "test_comparisons", "test_deletion", "test_eta", "test_routing", "test_summary", "test_vectors",
+    "test_workers_index",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in PLAIN_SQL and "[postgres" in item.nodeid:
+            item.add_marker(pytest.mark.soak)
+
 
 @pytest.fixture
 def capture_spec() -> Callable[..., CaptureJobSpec]:
@@ -57,7 +69,7 @@ def at_once(database: Database) -> Callable[..., None]:
                 session.flush()
                 following = pool.submit(follow)
                 begun.wait()
-                time.sleep(0.2)  # time to come as far as the first's commit lets it
+                time.sleep(0.05)  # time to come as far as the first's commit lets it
                 assert not following.done()
             following.result()
 

@@ -1,6 +1,7 @@
 """What belongs to others is not there: every route, every list, every reference, with another's key."""
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -93,18 +94,12 @@ def test_changes_of_many_sessions_reach_ones_own_alone(keyed: Keyed, things: Thi
     assert keyed.client.delete(path, params={"all": "true"}, headers=things.alice).json()["sessions"] == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/estimate"])
-def test_what_a_job_refers_to_must_be_ones_own(
-    keyed: Keyed, things: Things, problem: Problem, path: str
-) -> None:
+def test_what_a_job_refers_to_must_be_ones_own(keyed: Keyed, things: Things, problem: Problem) -> None:
     rows = json.dumps({"question": "1 + 1?", "answer": "#### 2"}).encode() + b"\n"
     mine = {"file": ("a.jsonl", rows)}
     bobs_file = keyed.client.post("/v1/files", files=mine, headers=things.bob).json()["id"]
     evaluation = {"kind": "evaluation", "model": "demo"}
     capture = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "a"}]}
-
-    def send(body: dict[str, Any], headers: dict[str, str]) -> Any:
-        return keyed.client.post(path, json=body, headers=headers)
 
     def bodies(file_id: str, vector_id: str) -> dict[str, dict[str, Any]]:
         steer = [{"hook": "resid_post.1", "op": "add", "vector_id": vector_id, "coefficient": 1.0}]
@@ -120,7 +115,11 @@ def test_what_a_job_refers_to_must_be_ones_own(
 
     foreign_bodies = bodies(things.ids["file_id"], things.ids["vector_id"])
     unknown = bodies(ids.new_file_id(), ids.new_vector_id())
-    for pointer, body in foreign_bodies.items():
+    for path, (pointer, body) in product(("/v1/jobs", "/v1/estimate"), foreign_bodies.items()):
+
+        def send(body: dict[str, Any], headers: dict[str, str], path: str = path) -> Any:
+            return keyed.client.post(path, json=body, headers=headers)
+
         assert send(body, things.root).status_code in (200, 202)
         foreign = problem(send(body, things.bob), 422, pointer=pointer)
         missing = problem(send(unknown[pointer], things.bob), 422, pointer=pointer)

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from tests.support.architectures import ARCHITECTURES
@@ -15,10 +14,9 @@ from worker.engine.model.load import load_model
 
 
 @pytest.fixture(scope="session")
-def engine_of(shared: Path) -> Callable[[str], Engine]:
+def engine_of(trained: Engine, shared: Path) -> Callable[[str], Engine]:
     """Model name -> its engine: `tiny-qwen3`, `stories260k`, or random weights in a known shape."""
-    torch.set_num_threads(1)
-    made: dict[str, Engine] = {}
+    made = {"tiny-qwen3": trained}
 
     def make(name: str) -> Engine:
         if name in made:

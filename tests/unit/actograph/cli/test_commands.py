@@ -81,24 +81,6 @@ def test_submit_from_flags_uploads_the_dataset(service: Any, run: Run, tmp_path:
     assert (spec["apply_chat_template"], spec["tags"]) == (False, ["a", "b"])
 
 
-def test_submit_from_a_file_with_flags_over_it(service: Any, run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "spec.json"
-    path.write_text(json.dumps({"kind": "capture", "model": "m", "inputs": [{"prompt": "p"}], "priority": 3}))
-    _, out, _ = run("jobs", "submit", path, "--seed", 5)
-    spec = service.jobs[out.strip()].spec
-    assert (spec["kind"], spec["priority"], spec["sampling"]["seed"]) == ("capture", 3, 5)
-
-
-def test_submit_finds_mistakes_before_it_uploads(service: Any, run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(ROW)
-    code, out, err = run("jobs", "submit", "--model", "m", "--dataset", path, "--top-p", 3)
-    assert (code, out) == (1, "")
-    assert err.startswith("error: sampling.top_p: ")
-    assert len(err.splitlines()) == 1
-    assert service.seen == []
-
-
 def test_submit_without_a_model_where_several_are_served(service: Any, run: Run) -> None:
     service.models = [models.Model(id=name, created=1) for name in ("a", "b")]
     code, _, err = run("jobs", "submit", "--prompt", "p")

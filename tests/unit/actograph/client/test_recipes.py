@@ -8,7 +8,7 @@ import pytest
 from actograph.client import Client
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.models import Model
-from actograph.contract.specs import CaptureSpec, Condition
+from actograph.contract.specs import CaptureSpec
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +54,6 @@ def test_prompts_and_conversations(service: Any, client: Client) -> None:
         "body",
         "prefill",
     )
-
-
-def test_specs_stand_for_texts(service: Any, client: Client) -> None:
-    conditions = [Condition(name="a"), "b:suffix=x"]
-    job = client.evaluate(dataset={"hub": "o/n"}, conditions=conditions)
-    assert [one["name"] for one in service.jobs[job.id].spec["conditions"]] == ["a", "b"]
 
 
 def test_mistakes_are_found_before_anything_is_sent(service: Any, client: Client) -> None:

@@ -10,13 +10,12 @@ import sqlalchemy as sa
 
 from actograph.contract.errors import CaptureFailed, Conflict, ModelRefused, NotFound
 from actograph.contract.job_specs import job_spec_adapter
-from actograph.contract.resources import JobStatus, SampleStatus, SessionFile
+from actograph.contract.resources import JobStatus, SessionFile
 from storage import samples
 from storage.artifacts.local import LocalStore
 from storage.files import files
 from storage.index.database import Database
 from storage.jobs import control, jobs
-from storage.queue import claim as queue_claim
 from storage.queue import view
 from storage.queue.leases import LeasedSample
 from storage.sessions import sessions
@@ -26,7 +25,6 @@ from tests.support import leasing
 from tests.support.samples import add_file, result, session_of
 
 Submit = Callable[..., str]
-UNKNOWN = "job_" + "0" * 32
 
 
 def complete(database: Database, lease: LeasedSample) -> None:
@@ -165,27 +163,6 @@ def test_deleting_a_job_takes_everything_that_hangs_on_it(
         assert jobs.get(session, kept).id == kept
         with pytest.raises(NotFound):
             jobs.get(session, gone)
-
-
-def test_a_job_that_is_being_run_is_not_deleted(database: Database, submit: Submit) -> None:
-    job_id = submit()
-    leasing.begin(database, job_id)
-    with pytest.raises(Conflict, match="cancel it"), database.write() as session:
-        control.delete(session, job_id)
-    assert status(database, job_id) == JobStatus.IN_PROGRESS
-
-
-def test_counts_and_positions(database: Database, submit: Submit) -> None:
-    first, running, urgent = submit(2), submit(3), submit(priority=0)
-    leasing.begin(database, running, 2)
-    with database.read() as session:
-        assert view.job_counts(session) == {
-            JobStatus.QUEUED: 2, JobStatus.IN_PROGRESS: 1,
-        }  # fmt: skip
-        assert view.open_samples(session) == {SampleStatus.PENDING: 4, SampleStatus.LEASED: 2}
-        assert view.next_jobs(session, 10) == [urgent, first]
-        places = [queue_claim.position(session, jobs.get(session, i)) for i in (urgent, first, running)]
-        assert places == [1, 2, None]
 
 
 def test_the_files_that_active_jobs_read_are_known(database: Database) -> None:

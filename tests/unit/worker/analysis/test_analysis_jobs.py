@@ -86,14 +86,6 @@ def test_planted_outliers_are_found_exactly(world: World, planted: Any) -> None:
         assert numbers["largest"] == np.abs(exact).max()
 
 
-def test_the_mean_reading_averages_layers(world: World, planted: Any) -> None:
-    job_id = store_sessions(world.database, world.store, planted)
-    body = {"kind": "outliers", "sessions": {"jobs": [job_id]}, "position_share": 0.07}
-    for reading, features in (("union", [9, 5]), ("mean", [9])):
-        found = world.result(world.run(**body, position_reading=reading))
-        assert [one["feature"] for one in found["outlier_features"]] == features
-
-
 def test_a_point_names_its_layers_and_positions_select_tokens(world: World, planted: Any) -> None:
     job_id = store_sessions(world.database, world.store, planted)
     query = {"jobs": [job_id], "limit": 3}
@@ -223,13 +215,6 @@ def test_a_damaged_session_is_left_out_with_the_reason(world: World, planted: An
     found = world.result(world.run(kind="outliers", sessions={"jobs": [job_id]}))
     assert (found["sessions"], found["skipped_sessions"]) == (3, 1)
     assert found["skipped"][0]["session_id"] == first
-
-
-def test_an_analysis_without_rows_fails_with_the_reason(world: World, planted: Any) -> None:
-    job_id = store_sessions(world.database, world.store, planted)
-    failed = world.job(world.run(kind="outliers", sessions={"jobs": [job_id]}, positions=[999]))
-    assert failed.status == JobStatus.FAILED
-    assert "no row at positions [999]" in failed.error["message"]
 
 
 @pytest.fixture

@@ -203,13 +203,12 @@ def early_end(engine: Engine, requests: Any, sampling: SamplingSpec) -> int:
     raise AssertionError("no token ends some samples and not others; change the seed")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
 def test_every_point_equals_an_independent_forward(
-    architecture: str, temperature: float, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
+    architecture: str, engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(architecture)
     requests = requests_for(engine, TEXTS)
-    sampling = SamplingSpec(max_tokens=TOKENS, temperature=temperature)
+    sampling = SamplingSpec(max_tokens=TOKENS, temperature=0.9)
     end = early_end(engine, requests, sampling)
     monkeypatch.setattr(engine.model.hf.generation_config, "eos_token_id", [end])
     hooks = list(engine.structure.hooks)

@@ -19,7 +19,9 @@ from worker.engine.runs import RunOptions
 
 pytestmark = pytest.mark.integration
 
-EDITED = ("embed", "resid_post", "attn_out", "mlp_out", "attn_in", "logits")
+EDITED = (
+    "embed", "resid_post", "resid_mid", "attn_out", "mlp_out", "attn_in", "mlp_in", "final_norm", "logits",
+)  # fmt: skip
 OPS: tuple[Op, ...] = ("add", "scale", "zero", "replace", "project_out")
 
 
@@ -86,7 +88,7 @@ def oracle(
     return plain_rows(engine, ids, hooks, writes)
 
 
-@pytest.mark.covering(12)
+@pytest.mark.covering(9)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "qwen3_moe", "gpt_neox", "olmo2"])
 def test_rows_and_tokens_are_those_of_plain_hooks(
