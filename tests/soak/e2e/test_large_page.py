@@ -1,4 +1,4 @@
-"""The page of a whole service with 12,000 jobs, 100,000 sessions and a session of 2,048 tokens × 28 layers."""
+"""The page of a service with 12,000 jobs, 100,000 sessions, and a session of 2,048 tokens in 28 layers."""
 
 import re
 from collections.abc import Callable
