@@ -88,11 +88,12 @@ def addresses(url: str, made: LargeStore) -> dict[str, str]:
     """Name -> address of each page."""
     with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
 
-        def first(path: str, **params: Any) -> str:
-            return str(client.get(path, params={"limit": 1} | params).raise_for_status().json()["last_id"])
+        def last_of(path: str, **params: Any) -> str:
+            return str(client.get(path, params=params).raise_for_status().json()["last_id"])
 
-        sample = first(f"/v1/jobs/{made.job_id}/samples")
-        middle = first("/v1/activations/sessions", tag="rare", order="asc")
+        sample = last_of(f"/v1/jobs/{made.job_id}/samples")
+        # one in a thousand has the tag
+        middle = last_of("/v1/activations/sessions", tag="rare", limit=50)
     paths = {
         "overview": "/",
         "jobs": "/jobs",
@@ -101,7 +102,8 @@ def addresses(url: str, made: LargeStore) -> dict[str, str]:
         "job of many samples": f"/jobs/{made.job_id}",
         "sessions": "/sessions",
         "sessions of a verdict": "/sessions?correct=yes&condition=a",
-        "sessions, the oldest": f"/sessions?after={middle}",
+        "sessions, none matches": "/sessions?condition=none",
+        "sessions, the middle": f"/sessions?after={middle}",
         "sample": f"/jobs/{made.job_id}/samples/{sample}",
         "storage": "/storage",
         "session with the viewer": f"/sessions/{made.session_id}",

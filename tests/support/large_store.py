@@ -26,7 +26,7 @@ CONDITIONS = ("baseline", "urgent")
 OUTLIERS, FACTOR = (7, 133, 700), 60
 _WORDS = ("The", " farmer", " had", " 42", " apples", " and", " sold", ",", "\n", " so", " =", " each")
 _QUESTION = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
-_SCORERS = ("exact_match,strict-match", "exact_match,flexible-extract")
+_SCORERS = ("exact_match,strict-match", "exact_match,flexible-extract", "exact_match,numeric")
 
 
 @dataclass(frozen=True, kw_only=True)

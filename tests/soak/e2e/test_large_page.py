@@ -40,10 +40,10 @@ def test_the_main_path_works(made: LargeStore, up: Callable[..., Any], browser: 
     tab = Tab(browser, service.url)
     page = tab.page
     page.goto(f"{service.url}/jobs")
-    for _ in range(2):
-        page.get_by_role("link", name="Next page").click()
-        page.get_by_role("link", name="First page").wait_for()
-    page.get_by_role("link", name="First page").click()
+    for name in ("Next page", "Next page", "First page"):
+        with page.expect_navigation():
+            page.get_by_role("link", name=name).click()
+        assert page.locator("tbody tr").count() == 50
     page.get_by_label("Text").fill("gsm8k")
     page.get_by_role("button", name="Filter").click()
     page.get_by_text(f"{SAMPLES} / {SAMPLES}").wait_for()
