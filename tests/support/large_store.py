@@ -67,6 +67,7 @@ def _evaluation(database: Database, problems: int) -> str:
         "kind": "evaluation",
         "model": MODEL,
         "task": "gsm8k",
+        "dataset": {"file_id": f"file_{0:032x}"},
         "conditions": [{"name": name} for name in CONDITIONS],
         "tags": ["large"],
     }

@@ -38,7 +38,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 18_200, "api": 6_800, "storage": 11_200, "worker": 13_350, "tests": 38_600}
+MOST_LINES = {"actograph": 18_200, "api": 6_800, "storage": 11_220, "worker": 13_350, "tests": 38_600}
 
 
 class Source(NamedTuple):
