@@ -7,10 +7,8 @@ import argparse
 import os
 import shutil
 import tempfile
-from io import BytesIO
 from pathlib import Path
 
-from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from actograph.client import Client
@@ -19,8 +17,14 @@ from actograph.stack.up import up_process
 
 IMAGES = Path(__file__).with_name("images")
 SIZE = {"width": 1280, "height": 800}
-#: colours of a picture; a page has few, and a heatmap has shades of two
-COLOURS = 160
+#: page -> what must be seen before the picture is taken, and the part at its top
+WAITS = {"job": "#compared table", "session": "#viewer-row h2", "probe": "img.figure"}
+TOPS = {
+    "job": "section:has(#comparison)",
+    "session": "section:has(#viewer-controls)",
+    "probe": "section:has(img.figure)",
+}
+LOADED = "() => [...document.images].every((one) => one.complete && one.naturalWidth)"
 
 
 def drain(client: Client) -> dict[str, str]:
@@ -58,17 +62,11 @@ def take(url: str, pages: dict[str, str], folder: Path, *, dark: bool) -> None:
         for name, path in pages.items():
             # the stream of a live page never ends
             page.goto(f"{url}{path}", wait_until="load")
-            if name == "job":
-                page.locator("#compared table").wait_for()
-            if name == "session":
-                page.locator("#viewer-row h2").wait_for()
-            if name == "probe":
-                figure = page.locator("img.figure").first
-                figure.scroll_into_view_if_needed()
-                page.wait_for_function("() => document.querySelector('img.figure').complete")
-            picture = Image.open(BytesIO(page.screenshot())).convert("RGB")
-            few = picture.quantize(COLOURS, dither=Image.Dither.NONE)
-            few.save(folder / f"{name}.png", optimize=True)
+            if name in WAITS:
+                page.locator(WAITS[name]).wait_for()
+                page.locator(TOPS[name]).evaluate("one => one.scrollIntoView()")
+            page.wait_for_function(LOADED)
+            page.screenshot(path=folder / f"{name}.png")
         browser.close()
 
 
