@@ -187,7 +187,7 @@ def test_an_admin_makes_and_revokes_a_key_in_the_browser(keyed: Keyed, browser: 
     admin.check()
     job_id = keyed.client.post("/v1/jobs", json=capture_spec(), headers=keyed.headers()).json()["id"]
     admin.page.goto(f"{application.url}/jobs/{job_id}")
-    admin.page.get_by_text("Cancel", exact=True).wait_for()
+    admin.page.get_by_text("Cancel", exact=True).first.wait_for()
     sign_in(reader, "/jobs", key)
     reader.page.get_by_text("No job was submitted yet.").wait_for()
     names = reader.page.get_by_role("navigation").get_by_role("link").all_text_contents()
