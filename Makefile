@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 SERVICE := $(VENV)/.service
 DEV := $(VENV)/.dev
 
-.PHONY: demo check test soak lint up bench docs clean
+.PHONY: demo check test soak lint up bench docs screenshots clean
 
 # PyTorch's own index has a torch for Linux without gigabytes of CUDA; if it cannot be reached, pip's index decides
 CPU_INDEX := https://download.pytorch.org/whl/cpu
@@ -66,6 +66,10 @@ bench: $(DEV)
 docs: $(DEV)
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -m mkdocs build --strict
+
+# makes the pictures of the page in docs/images anew; needs chromium
+screenshots: $(DEV)
+	$(BIN)/python -m docs.screenshots
 
 clean:
 	rm -rf $(VENV)

@@ -65,6 +65,12 @@ PROGRAMS = (
         limit_minutes=15,
     ),
     Program(
+        module="page_speed",
+        quick=("--jobs", "200", "--sessions", "2000", "--problems", "50", "--tokens", "256", "--rounds", "2"),
+        minutes=3,
+        limit_minutes=15,
+    ),
+    Program(
         module="overhead",
         arguments=("--seconds", "5", "--rounds", "100"),
         quick=("--rate", "50", "--seconds", "1", "--rounds", "10", "--apis", "1"),

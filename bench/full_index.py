@@ -22,7 +22,6 @@ from pathlib import Path
 import httpx
 import sqlalchemy as sa
 
-from bench.index_rows import Shape, fill
 from bench.marks import Mark, print_marks, write_result
 from bench.session_listing import served
 from storage import migrate
@@ -30,6 +29,7 @@ from storage.index.database import Database
 from storage.queue import leases
 from storage.tables.models import JobRow, SessionRow
 from tests.support import leasing
+from tests.support.index_rows import Shape, fill
 from tests.support.servers.postgres import PostgresServer
 
 SESSIONS = "/v1/activations/sessions"

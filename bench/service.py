@@ -83,10 +83,9 @@ class Service:
             while True:
                 self._supervisor.check()
                 try:
-                    if (
-                        sum(w.status == "ready" for w in client.workers.list()) == self._workers
-                        and client.ready()
-                    ):
+                    ready = sum(w.status == "ready" for w in client.workers.list())
+                    # a service without a worker is never ready
+                    if ready == self._workers and (not self._workers or client.ready()):
                         return
                 except ActographError:
                     pass

@@ -24,6 +24,8 @@ router = APIRouter(include_in_schema=False, dependencies=[READ])
 #: samples in the grid of a page
 GRID = 1000
 EVENTS = 50
+#: verdicts in words
+_NAMES = {"no_answer": "no answer", "done": "completed", "leased": "running", "pending": "waiting"}
 #: standard errors on each side of a mean, as in reports
 _Z = 1.96
 
@@ -45,12 +47,15 @@ def show_job(
     state = digest(services, job_id)
     job = get_job(services, job_id)
     with services.database.read() as session:
-        grid = verdicts.verdicts(session, job_id, first, GRID)
+        shown = verdicts.verdicts(session, job_id, first, GRID)
         groups = verdicts.error_groups(session, job_id)
         log = events.latest(session, job_id, EVENTS)
     results, trouble = _results(services, job_id)
     # the result of an analysis is the one session of its one sample
-    results_in = grid[0].session_id if grid and job.kind in ANALYSIS_KINDS else None
+    results_in = shown[0].session_id if shown and job.kind in ANALYSIS_KINDS else None
+    grid: dict[str, list[verdicts.Verdict]] = {}
+    for one in shown:
+        grid.setdefault(one.condition, []).append(one)
     values = {
         "state": state,
         "job": job,
@@ -60,6 +65,8 @@ def show_job(
         "metrics": intervals(results.conditions) if results else {},
         "conditions": [one["name"] for one in job.spec.get("conditions") or []],
         "grid": grid,
+        "verdicts": {one.verdict: _NAMES.get(one.verdict, one.verdict) for one in shown},
+        "has_more": len(shown) == GRID,
         "first": first,
         "step": GRID,
         "groups": groups,

@@ -1,25 +1,26 @@
 """Jobs: the list with its filters, and the forms that change jobs."""
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Form, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from actograph.contract.chat_job import CHAT
-from actograph.contract.errors import InvalidRequest
+from actograph.contract.errors import Conflict, InvalidRequest
 from actograph.contract.job_specs import JOB_KINDS
 from actograph.contract.resources import JobStatus
 from api.auth import READ, SUBMIT
-from api.dependencies import Services, ServicesDep
+from api.dependencies import Services, ServicesDep, slow
 from api.pages.live import digest
 from api.pages.problems import change_each
 from api.pages.rendering import render, see_other
 from api.routes.jobs import cancel_job, delete_job, list_jobs, retry_job
 from api.routes.models import list_models
 from storage.index.pages import PageOptions
-from storage.jobs.jobs import LOAD
+from storage.jobs import control, jobs
+from storage.jobs.jobs import LOAD, JobFilter
 
 router = APIRouter(include_in_schema=False, dependencies=[READ])
 
@@ -27,7 +28,7 @@ PAGE = 50
 
 
 class Filters(BaseModel):
-    """Filters of the list; "" is no filter."""
+    """Filters of the list, with the job that comes before the page; "" is no filter."""
 
     status: JobStatus | Literal[""] = ""
     kind: str = ""
@@ -36,21 +37,64 @@ class Filters(BaseModel):
     text: str = ""
     after: str = ""
 
+    @property
+    def chosen(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"after"})
+
+    @property
+    def wanted(self) -> JobFilter:
+        return cast(JobFilter, {name: value for name, value in self.chosen.items() if value})
+
 
 @router.get("/jobs")
 def show_jobs(request: Request, services: ServicesDep, filters: Annotated[Filters, Query()]) -> Response:
     state = digest(services)
     page = PageOptions(limit=PAGE, after=filters.after or None)
-    chosen: dict[str, Any] = filters.model_dump(exclude={"after"})
     values = {
         "state": state,
-        "page": list_jobs(services, page, **{name: value for name, value in chosen.items() if value}),
-        "filters": chosen,
+        "page": list_jobs(services, page, **filters.wanted),
+        "filters": filters.chosen,
         "statuses": list(JobStatus),
         "kinds": [*JOB_KINDS, CHAT, LOAD],
         "models": [one.id for one in list_models(services).data],
     }
     return render(request, "jobs.html", values)
+
+
+@router.get("/jobs/all", dependencies=[SUBMIT])
+def show_changes_of_all(
+    request: Request, services: ServicesDep, filters: Annotated[Filters, Query()]
+) -> Response:
+    """A part of the list's page: the number of jobs that match, and what can be done with them."""
+    with services.database.read() as session:
+        counts = jobs.count(session, filters.wanted)
+    total, running = sum(counts.values()), counts[JobStatus.IN_PROGRESS]
+    values = {
+        "filters": filters.chosen,
+        "total": total,
+        "cancellable": counts[JobStatus.QUEUED] + running,
+        "deletable": total - running,
+    }
+    return render(request, "jobs_all.html", values)
+
+
+@router.post("/jobs/all", dependencies=[SUBMIT])
+@slow
+def change_all_jobs(
+    request: Request,
+    services: ServicesDep,
+    filters: Annotated[Filters, Query()],
+    action: Annotated[Literal["cancel", "delete"], Form()],
+    total: Annotated[int, Form()],
+) -> Response:
+    """Change all jobs that match, unless they are more than the `total` that the caller was shown."""
+    with services.database.read() as session:
+        now = sum(jobs.count(session, filters.wanted).values())
+    if now > total:
+        raise Conflict(f"{now} jobs match now, {total} did when you looked; look again")
+    change = control.cancel_matching if action == "cancel" else control.delete_matching
+    change(services.database, filters.wanted)
+    return see_other(f"/jobs?{request.url.query}")
 
 
 @router.post("/jobs", dependencies=[SUBMIT])

@@ -34,6 +34,7 @@ from storage.accounts import quotas
 from storage.index import pages
 from storage.index.pages import PageOptions
 from storage.jobs import control, jobs, request_keys
+from storage.jobs.jobs import JobFilter
 from storage.queue import view, workers
 from storage.results import rescoring, summary
 from storage.results.export import folder, plan
@@ -120,10 +121,9 @@ def list_jobs(
     model: Annotated[str | None, Query(max_length=1024)] = None,
     text: Annotated[str | None, Query(max_length=256, description="Part of the id or the spec.")] = None,
 ) -> ListPage[Job]:
+    wanted = JobFilter(id_prefix=id_prefix, status=status, kind=kind, tag=tag, model=model, text=text)
     with services.database.read() as session:
-        rows, has_more = jobs.find(
-            session, id_prefix=id_prefix, status=status, kind=kind, tag=tag, model=model, text=text, **page
-        )
+        rows, has_more = jobs.find(session, wanted, **page)
         limits, served = quotas.read(session, services.settings), workers.served_models(session)
         return pages.page(
             rows,

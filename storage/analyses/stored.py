@@ -24,7 +24,7 @@ _MOST_BYTES = 32 << 20
 
 def of_job(session: Session, kind: str, job_id: str) -> Sequence[SessionRow]:
     """The results of completed analyses of a job's sessions, newest first."""
-    done, _ = jobs.find(session, kind=kind, status=JobStatus.COMPLETED, limit=_JOBS)
+    done, _ = jobs.find(session, {"kind": kind, "status": JobStatus.COMPLETED}, limit=_JOBS)
     chosen = [job.id for job in done if job_id in job.spec["sessions"]["jobs"]]
     statement = sa.select(SessionRow).where(SessionRow.job_id.in_(chosen))
     return session.scalars(statement.order_by(SessionRow.created_at.desc())).all()

@@ -5,6 +5,7 @@ of failing midway. Reads begin with `BEGIN`. On Postgres reads run without a tra
 each statement sees the commits before it anyway.
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from pydantic_core import from_json
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -69,6 +71,7 @@ class Database:
         self.owner: str | None = None
         options: dict[str, Any] = {
             "hide_parameters": True,
+            "json_deserializer": _read_json,
             "pool_size": pool_size,
             "max_overflow": pool_overflow,
             "pool_timeout": pool_timeout_seconds,
@@ -205,6 +208,14 @@ class Database:
         self.engine.dispose()
         if self._turns is not None:
             self._turns.close()
+
+
+def _read_json(text: str | bytes) -> Any:
+    """Decode a JSON column, five times as fast as `json`, which alone reads unpaired surrogates."""
+    try:
+        return from_json(text)
+    except ValueError:
+        return json.loads(text)
 
 
 def is_away(error: DBAPIError) -> bool:

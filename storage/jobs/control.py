@@ -1,9 +1,9 @@
-"""Count the ended samples of a job, end it early, retry it, and delete it.
+"""Count the ended samples of a job, end it early, retry it, and delete it; cancel and delete many jobs.
 
 A deleted job disappears at once; `storage.upkeep.reaper` removes its rows and files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index import counters, events, row_locks
 from storage.index.database import Database, changed, now
 from storage.jobs import jobs
+from storage.jobs.jobs import JobFilter
 from storage.tables.models import IS_OPEN_BATCH, BatchRow, EventRow, JobRow, SampleRow, SessionRow
 
 Kind = Literal["chats", "jobs"]
@@ -29,6 +30,8 @@ EVENT_SECONDS = 1.0
 PREPARATION_FAILED = "job.preparation_failed"
 #: a job fails after so many failed attempts to make it ready, counted in its log
 MAX_PREPARATIONS = 3
+#: jobs that one transaction cancels or deletes
+AT_ONCE = 200
 _REMOVABLE = (
     JobRow.status.not_in(jobs.ACTIVE),
     ~sa.exists().where(SessionRow.job_id == JobRow.id),
@@ -172,17 +175,65 @@ def delete(session: Session, job_id: str, *, include_pinned: bool = True) -> Non
     if row.status == JobStatus.IN_PROGRESS:
         raise Conflict(f"job {job_id} is {row.status}; cancel it first")
     # under the lock: its last samples may have been committed meanwhile
-    pinned, size = sa.func.sum(sa.case((SessionRow.pinned, 1), else_=0)), sa.func.sum(SessionRow.bytes)
-    held = session.execute(sa.select(sa.func.count(), size, pinned).where(SessionRow.job_id == job_id)).one()
-    if held[2] and not include_pinned:
+    if not include_pinned and (pinned := _pinned(session, [job_id])):
         raise Conflict(
-            f"{held[2]} sessions of job {job_id} are pinned; unpin them, or say include_pinned=true"
+            f"{pinned[job_id]} sessions of job {job_id} are pinned; unpin them, or say include_pinned=true"
         )
-    counters.add_removed(session, "deleted", sessions=held[0], size=int(held[1] or 0))
-    # the foreign key does so only when the row is removed
-    session.execute(sa.update(BatchRow).where(BatchRow.job_id == job_id).values(job_id=None))
-    _doom(session, JobRow.id == job_id)
+    _delete(session, [job_id])
     session.expunge(row)
+
+
+def delete_matching(database: Database, wanted: JobFilter) -> int:
+    """Delete the matching jobs that do not run and have no pinned session. Returns their number."""
+    with database.read() as session:
+        found = session.scalars(jobs.narrow(sa.select(JobRow.id), wanted)).all()
+    count = 0
+    for batch in _batches(found):
+        with database.write() as session:
+            held = row_locks.lock(session, JobRow, batch, to_delete=True)
+            pinned = _pinned(session, batch)
+            going = [row for row in held if row.status != JobStatus.IN_PROGRESS and row.id not in pinned]
+            _delete(session, [row.id for row in going])
+            count += len(going)
+    return count
+
+
+def cancel_matching(database: Database, wanted: JobFilter) -> int:
+    """Cancel the matching jobs that have not ended. Returns their number."""
+    active = sa.select(JobRow.id).where(JobRow.status.in_(jobs.ACTIVE))
+    with database.read() as session:
+        found = session.scalars(jobs.narrow(active, wanted)).all()
+    count = 0
+    for batch in _batches(found):
+        with database.write() as session:
+            for row in jobs.lock_all(session, batch):
+                if row.status in jobs.ACTIVE:
+                    jobs.cancel(session, row.id)
+                    count += 1
+    return count
+
+
+def _batches(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The jobs of each transaction: other writers have their turns between."""
+    return (job_ids[start : start + AT_ONCE] for start in range(0, len(job_ids), AT_ONCE))
+
+
+def _pinned(session: Session, job_ids: Sequence[str]) -> dict[str, int]:
+    """Job -> number of its pinned sessions, for jobs that have some."""
+    of_jobs = sa.select(SessionRow.job_id, sa.func.count()).where(
+        SessionRow.job_id.in_(job_ids), SessionRow.pinned == sa.true()
+    )
+    return {row[0]: row[1] for row in session.execute(of_jobs.group_by(SessionRow.job_id))}
+
+
+def _delete(session: Session, job_ids: Sequence[str]) -> None:
+    """Hide locked jobs, and count their sessions as deleted."""
+    sums = sa.select(sa.func.count(), sa.func.sum(SessionRow.bytes))
+    count, size = session.execute(sums.where(SessionRow.job_id.in_(job_ids))).one()
+    counters.add_removed(session, "deleted", sessions=count, size=int(size or 0))
+    # the foreign key does so only when the row is removed
+    session.execute(sa.update(BatchRow).where(BatchRow.job_id.in_(job_ids)).values(job_id=None))
+    _doom(session, JobRow.id.in_(job_ids))
 
 
 def delete_old(database: Database, kind: Kind, seconds: float, *, limit: int) -> int:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Sequence
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -20,6 +20,7 @@ from storage.index.pages import PageOptions
 from storage.jobs.request_keys import RequestKey
 from storage.tables.models import JobRow, JobTagRow, SampleRow
 
+S = TypeVar("S", bound="sa.Select[*tuple[Any, ...]]")
 Spec = AnyJobSpec | ChatJobSpec | BatchJobSpec
 #: kind of a job that loads a model, see `storage.queue.model_loads`; it has no samples
 LOAD = "load"
@@ -42,6 +43,18 @@ class JobFields(TypedDict, total=False):
     pinned: PinnedModel | None
     #: see `storage.jobs.request_keys`
     request_key: RequestKey | None
+
+
+class JobFilter(TypedDict, total=False):
+    """Conditions that a job must meet; None means any value."""
+
+    id_prefix: str | None
+    status: JobStatus | None
+    kind: str | None
+    tag: str | None
+    model: str | None
+    #: a part of the id or of the spec's JSON
+    text: str | None
 
 
 def create(session: Session, spec: Spec | AnalysisSpec, **fields: Unpack[JobFields]) -> JobRow:
@@ -90,32 +103,39 @@ def get(session: Session, job_id: str) -> JobRow:
 
 def find(
     session: Session,
-    *,
-    id_prefix: str | None = None,
-    status: JobStatus | None = None,
-    kind: str | None = None,
-    tag: str | None = None,
-    model: str | None = None,
-    text: str | None = None,
+    wanted: JobFilter | None = None,
     **page: Unpack[PageOptions],
 ) -> tuple[Sequence[JobRow], bool]:
-    """One page of jobs, newest first by default. `text` is a part of the id or of the spec's JSON."""
-    statement = sa.select(JobRow)
-    if id_prefix is not None:
+    """One page of jobs, newest first by default."""
+    statement = narrow(sa.select(JobRow), wanted or {})
+    return pages.fetch(session, statement, JobRow.created_at, JobRow.id, **page)
+
+
+def count(session: Session, wanted: JobFilter) -> dict[JobStatus, int]:
+    """Number of matching jobs in each status."""
+    statement = narrow(sa.select(JobRow.status, sa.func.count()).select_from(JobRow), wanted)
+    found = {row[0]: row[1] for row in session.execute(statement.group_by(JobRow.status))}
+    return {status: found.get(status, 0) for status in JobStatus}
+
+
+def narrow(statement: S, wanted: JobFilter) -> S:
+    """Restrict a statement to matching jobs."""
+    if (id_prefix := wanted.get("id_prefix")) is not None:
         statement = statement.where(pages.id_begins(JobRow.id, id_prefix))
-    if status is not None:
-        statement = statement.where(JobRow.status == status)
-    if kind is not None:
-        statement = statement.where(JobRow.kind == kind)
-    if tag is not None:
+    for column, value in (
+        (JobRow.status, wanted.get("status")),
+        (JobRow.kind, wanted.get("kind")),
+        (JobRow.model, wanted.get("model")),
+    ):
+        if value is not None:
+            statement = statement.where(column == value)
+    if (tag := wanted.get("tag")) is not None:
         statement = statement.join(JobTagRow, JobTagRow.job_id == JobRow.id).where(JobTagRow.tag == tag)
-    if model is not None:
-        statement = statement.where(JobRow.model == model)
-    if text is not None:
+    if (text := wanted.get("text")) is not None:
         escaped = json.dumps(text)[1:-1]
         places = (JobRow.id, sa.cast(JobRow.spec, sa.Text))
         statement = statement.where(sa.or_(*(one.icontains(escaped, autoescape=True) for one in places)))
-    return pages.fetch(session, statement, JobRow.created_at, JobRow.id, **page)
+    return statement
 
 
 def lock(session: Session, job_id: str) -> JobRow:

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic import TypeAdapter
 from sqlalchemy.orm import Session
 
 from actograph.contract import resources
@@ -18,6 +19,7 @@ from storage.tables.models import JobRow, SampleRow
 
 #: samples in memory at once
 PAGE = 1000
+_scores = TypeAdapter(dict[str, resources.Score])
 
 
 class ConditionSums:
@@ -40,27 +42,27 @@ class ConditionSums:
 
         Samples of other jobs than evaluations may have scores by other programs, or none.
         """
-        done = [sample for sample in samples if sample.status == SampleStatus.COMPLETED]
-        self.completed += len(done)
-        self.failed += len(samples) - len(done)
-        self.truncated += sum(sample.finish_reason == "length" for sample in done)
-        self.tool_uses.update(ToolUse.model_validate(sample.tool_use) for sample in done if sample.tool_use)
-        scores = [
-            {key: resources.Score.model_validate(score) for key, score in (sample.scores or {}).items()}
-            for sample in done
-        ]
+        scores: list[dict[str, dict[str, Any]]] = []
+        for sample in samples:
+            if sample.status != SampleStatus.COMPLETED:
+                self.failed += 1
+                continue
+            self.completed += 1
+            self.truncated += sample.finish_reason == "length"
+            if sample.tool_use:
+                self.tool_uses[ToolUse.model_validate(sample.tool_use)] += 1
+            scores.append(sample.scores or {})
         if not scores:
             return
-        if not is_evaluation:
-            for key in dict.fromkeys(key for sample in scores for key in sample):
-                self.means[key].append(fmean(sample[key].value for sample in scores if key in sample))
-            return
-        metrics.check_scorers([list(self.means), *scores] if self.completed > len(done) else scores)
-        for key in scores[0]:
-            self.unparsed[key] += sum(sample[key].answer is None for sample in scores)
-            self.means[key].append(fmean(sample[key].value for sample in scores))
-        if epochs > 1:
-            metrics.add_problem(self.of_epochs, scores, epochs)
+        if is_evaluation:
+            metrics.check_scorers([list(self.means), *scores] if self.means else scores)
+        for key in dict.fromkeys(key for sample in scores for key in sample):
+            found = [sample[key] for sample in scores if key in sample]
+            self.means[key].append(fmean([score["value"] for score in found]))
+            if is_evaluation:
+                self.unparsed[key] += [score.get("answer") for score in found].count(None)
+        if is_evaluation and epochs > 1:
+            metrics.add_problem(self.of_epochs, [_scores.validate_python(one) for one in scores], epochs)
 
     def resource(self, alias: str) -> resources.ConditionResults:
         return resources.ConditionResults(

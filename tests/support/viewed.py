@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from actograph.contract.analyses.results import AnalysisResult
@@ -20,7 +19,7 @@ from tests.support.samples import manifest_of, result, session_of
 from worker.analysis.run import Results
 from worker.analysis.stored_results import store_results
 
-Rows = Mapping[str, NDArray[np.float32]]
+Rows = Mapping[str, NDArray[Any]]
 #: tokens of the prompt, of the thought, and of the answer to the end
 PROMPT, THOUGHT = 2, 3
 
@@ -38,13 +37,14 @@ def store_session(
     """Complete a sample with a session whose tokens have these texts.
 
     Args:
-        rows: hook -> rows of its last tokens but one.
+        rows: hook -> rows of its last tokens but one, in float32 or float16.
         shown: fields of the session.
     """
     assert lease.session_id is not None
     ran, counts = len(texts) - 1, {"prompt_tokens": PROMPT, "generated_tokens": len(texts) - PROMPT}
+    kinds = {name: f"F{8 * array.itemsize}" for name, array in rows.items()}
     infos = {
-        name: StoredTensor(shape=array.shape, dtype="F32", first_row=ran - len(array))
+        name: StoredTensor(shape=array.shape, dtype=kinds[name], first_row=ran - len(array))
         for name, array in rows.items()
     }
     spans = [("prompt", 0, PROMPT), ("think", PROMPT, THOUGHT), ("answer", THOUGHT, len(texts))]
@@ -54,7 +54,10 @@ def store_session(
     )  # fmt: skip
     with SessionWriter(store, lease.session_id) as writer:
         writer.write_shard(
-            [TensorRows(name, "F32", rows[name].shape, infos[name].first_row, rows[name]) for name in rows]
+            [
+                TensorRows(name, kinds[name], rows[name].shape, infos[name].first_row, rows[name])
+                for name in rows
+            ]
         )
         files = writer.finish(manifest, range(100, 100 + len(texts)))
     hooks = {name: TensorInfo(**info.model_dump(exclude={"parts"})) for name, info in infos.items()}

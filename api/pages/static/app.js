@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * Live pages. One stream tells the digest of the state. If the page shows another one, htmx reads `#live`
+ * Live pages, boxes of tables, and uploads. One stream tells the digest of the state. If the page shows another one, htmx reads `#live`
  * again from the page's own address.
  */
 "use strict";
@@ -113,7 +113,30 @@ function checkAll(event) {
   }
 }
 
+/**
+ * Upload the chosen file, and write its id into the field that the input names.
+ * @param {Event} event
+ */
+async function upload(event) {
+  const input = event.target;
+  if (!(input instanceof HTMLInputElement) || !input.dataset.uploadTo || !input.files?.length) return;
+  const field = /** @type {HTMLInputElement} */ (input.form?.elements.namedItem(input.dataset.uploadTo));
+  const status = /** @type {HTMLElement} */ (document.getElementById("upload-status"));
+  const body = new FormData();
+  body.set("file", input.files[0]);
+  status.textContent = "Uploading …";
+  const headers = { Accept: "application/json" };
+  const answer = await fetch("/v1/files", { method: "POST", body, headers }).catch(() => null);
+  const found = await answer?.json().catch(() => null);
+  if (answer?.ok && found) {
+    status.textContent = `${found.filename} is stored as ${found.id}.`;
+    field.value = found.id;
+    field.dispatchEvent(new Event("input", { bubbles: true })); // estimates the job again
+  } else status.textContent = found?.detail ?? "The service does not answer.";
+}
+
 document.addEventListener("change", checkAll);
+document.addEventListener("change", upload);
 document.addEventListener("htmx:afterRequest", rest);
 document.addEventListener("htmx:beforeSwap", keepFocus);
 document.addEventListener("htmx:afterSettle", restoreFocus);

@@ -60,7 +60,7 @@ class Service:
 
     def jobs(self) -> list[Job]:
         with self.database.read() as session:
-            rows, _ = jobs.find(session, kind="chat", limit=100)
+            rows, _ = jobs.find(session, {"kind": "chat"}, limit=100)
             return [view.job(session, row) for row in rows]
 
     def samples(self, job_id: str) -> list[SampleRow]:

@@ -28,8 +28,8 @@ SMALL = ("workers", "models", "api_keys", "state", "counters")
 
 LISTS: dict[str, Query] = {
     "jobs": lambda session, job: jobs.find(session),
-    "jobs of a status": lambda session, job: jobs.find(session, status=JobStatus.COMPLETED),
-    "jobs of a kind": lambda session, job: jobs.find(session, kind="chat"),
+    "jobs of a status": lambda session, job: jobs.find(session, {"status": JobStatus.COMPLETED}),
+    "jobs of a kind": lambda session, job: jobs.find(session, {"kind": "chat"}),
     "sessions": lambda session, job: sessions.find(session, SessionFilter()),
     "sessions of a job": lambda session, job: sessions.find(session, SessionFilter(job_id=job)),
     "sessions of a tag": lambda session, job: sessions.find(session, SessionFilter(tag="night")),
@@ -44,7 +44,7 @@ ASKING = claim.Asking(worker_id="wrk_1", held=claim.Held("demo"), may_load=["dem
 OTHERS: dict[str, Query] = {
     "samples of a job": samples.find,
     "batches to move on": lambda session, job: batches.unended(session),
-    "jobs of a tag": lambda session, job: jobs.find(session, tag="night"),
+    "jobs of a tag": lambda session, job: jobs.find(session, {"tag": "night"}),
     "next job": lambda session, job: claim.choose(session, ASKING),
     "place": lambda session, job: claim.position(session, jobs.get(session, job)),
     "unserved jobs": lambda session, job: workers.unserved_jobs(session, 0.0),

@@ -3,12 +3,13 @@
 import shutil
 from collections.abc import Iterator
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actograph.contract.resources import Score
-from tests.integration.api.conftest import EMBED, Keyed, Service
+from tests.integration.api.conftest import EMBED, ROOT_KEY, Keyed, Service, capture_spec
 from tests.support.servers.application import Application
 
 CHROMIUM = shutil.which("chromium")
@@ -109,6 +110,31 @@ def test_submit_watch_open_a_sample(service: Service, served: Application, brows
     page.context.close()
 
 
+def test_a_chosen_file_becomes_the_dataset(
+    service: Service, served: Application, browser: Any, tmp_path: Path
+) -> None:
+    service.load_model()
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text('{"question": "1 + 1", "answer": "#### 2"}\n' * 3)
+    tab = Tab(browser, served.url)
+    page = tab.page
+    page.goto(f"{served.url}/submit")
+    page.get_by_label("Kind").select_option("evaluation")
+    page.get_by_label("or a file of yours").set_input_files(problems)
+    page.get_by_text("problems.jsonl is stored as file_").wait_for()
+    page.locator("#estimate").get_by_text("3 samples").wait_for()
+    tab.check()
+    page.get_by_role("button", name="Submit").click()
+    page.wait_for_url("**/jobs/job_*")
+    page.get_by_text("0 / 3", exact=True).wait_for()
+    page.goto(f"{served.url}/jobs?kind=evaluation")
+    page.get_by_text("All that match").click()
+    page.get_by_role("button", name="Cancel 1 that have not ended").click()
+    page.locator(".status.cancelled").wait_for()
+    assert tab.trouble == []
+    page.context.close()
+
+
 def test_a_page_goes_on_after_a_restart(service: Service, served: Application, browser: Any) -> None:
     first = service.submit()
     page = Tab(browser, served.url).page
@@ -140,4 +166,41 @@ def test_a_browser_signs_in_and_out(keyed: Keyed, browser: Any) -> None:
     page.wait_for_url("**/sign-in")
     assert tab.trouble == []
     page.context.close()
+    application.stop()
+
+
+def test_an_admin_makes_and_revokes_a_key_in_the_browser(keyed: Keyed, browser: Any) -> None:
+    application = Application(keyed.app)
+    admin, reader = Tab(browser, application.url), Tab(browser, application.url)
+
+    def sign_in(tab: Tab, path: str, key: str) -> None:
+        tab.page.goto(f"{application.url}{path}")
+        tab.page.get_by_label("API key").fill(key)
+        tab.page.keyboard.press("Enter")
+        tab.page.wait_for_url(f"**{path}")
+
+    sign_in(admin, "/keys", ROOT_KEY)
+    admin.page.get_by_label("Name").fill("laptop")
+    admin.page.get_by_label("Role").select_option("read")
+    admin.page.get_by_role("button", name="Create").click()
+    key = admin.page.get_by_role("status").locator("pre").text_content()
+    admin.check()
+    job_id = keyed.client.post("/v1/jobs", json=capture_spec(), headers=keyed.headers()).json()["id"]
+    admin.page.goto(f"{application.url}/jobs/{job_id}")
+    admin.page.get_by_text("Cancel", exact=True).first.wait_for()
+    sign_in(reader, "/jobs", key)
+    reader.page.get_by_text("No job was submitted yet.").wait_for()
+    names = reader.page.get_by_role("navigation").get_by_role("link").all_text_contents()
+    assert not {"Submit", "Keys"} & set(names)
+    reader.check()
+    admin.page.goto(f"{application.url}/keys")
+    row = admin.page.get_by_role("row", name="laptop")
+    row.locator("summary").click()
+    row.get_by_role("button", name="Revoke").click()
+    row.get_by_text("revoked").wait_for()
+    reader.page.goto(f"{application.url}/jobs")
+    reader.page.get_by_label("API key").wait_for()
+    assert admin.trouble == reader.trouble == []
+    for tab in (admin, reader):
+        tab.page.context.close()
     application.stop()

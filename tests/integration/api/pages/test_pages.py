@@ -122,6 +122,28 @@ def test_ticked_jobs_are_changed(service: Service) -> None:
     assert change("explode", ids[0])[0] == 409
 
 
+def test_all_jobs_of_a_filter_are_changed(service: Service) -> None:
+    ids = [service.submit(tags=[tag]) for tag in ("a", "a", "b")]
+    query = "?tag=a"
+    shown = page(service, f"/jobs{query}")
+    assert f'hx-get="/jobs/all{query}"' in shown
+    shown = page(service, f"/jobs/all{query}")
+    assert "2 jobs match" in shown and "Cancel 2" in shown and "Delete 2" in shown
+
+    def change(action: str, total: int) -> tuple[int, str]:
+        form = {"action": action, "total": total}
+        answer = service.client.post(f"/jobs/all{query}", data=form, headers=HTML | ORIGIN)
+        return answer.status_code, answer.headers.get("location", answer.text)
+
+    status, text = change("delete", 1)
+    assert status == 409 and "2 jobs match now" in text
+    assert change("cancel", 2) == (303, f"/jobs{query}")
+    statuses = [service.client.get(f"/v1/jobs/{one}").json()["status"] for one in ids]
+    assert statuses == ["cancelled", "cancelled", "queued"]
+    assert change("delete", 2)[0] == 303
+    assert [one["id"] for one in service.client.get("/v1/jobs").json()["data"]] == ids[2:]
+
+
 def test_a_form_makes_a_job_and_its_json(service: Service) -> None:
     service.load_model()
     form = {"kind": "capture", "model": "demo", "prompts": f"{EVIL}\n\ntwo", "capture": "resid_post@0,2"}

@@ -1,5 +1,8 @@
-"""Which ended chats and jobs are deleted after a while, and which stay."""
+"""Which ended chats and jobs are deleted after a while, which jobs a filter deletes, and which stay."""
 
+from collections.abc import Callable
+
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
@@ -7,8 +10,11 @@ from actograph.contract.openai_answers import BatchRequest, BatchStatus
 from actograph.contract.resources import JobStatus
 from storage.index.database import Database, now
 from storage.jobs import batches, control, jobs
+from storage.jobs.jobs import JobFilter
 from storage.tables.models import EventRow, JobRow, SampleRow, SessionRow
 from tests.support.submitting import insert_chat
+
+Submit = Callable[..., str]
 
 
 def chat(database: Database, *, ended_before: float | None, kind: str = "chat") -> str:
@@ -61,3 +67,29 @@ def test_jobs_that_ended_long_ago_go_unless_something_needs_them(database: Datab
         assert set(session.scalars(sa.select(JobRow.id))) == stay
         assert set(session.scalars(sa.select(SampleRow.job_id))) == stay
         assert set(session.scalars(sa.select(EventRow.job_id))) == stay
+
+
+def test_all_matching_jobs_are_cancelled_and_deleted(
+    database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "AT_ONCE", 2)
+    waiting, running, pinned, other = (submit(tags=[tag]) for tag in ("a", "a", "a", "b"))
+    more = [submit(tags=["a"]) for _ in range(3)]
+    with database.write() as session:
+        jobs.start(session, running)
+        add_session(session, pinned, pinned=True)
+    wanted: JobFilter = {"tag": "a"}
+    with database.read() as session:
+        counts = jobs.count(session, wanted)
+    assert {status: count for status, count in counts.items() if count} == {"queued": 5, "in_progress": 1}
+    assert control.delete_matching(database, wanted | {"status": JobStatus.COMPLETED}) == 0
+    assert control.delete_matching(database, wanted | {"text": waiting[4:]}) == 1
+    assert control.delete_matching(database, wanted) == len(more)
+    assert control.cancel_matching(database, wanted) == 2
+    with database.read() as session:
+        left = dict(session.execute(sa.select(JobRow.id, JobRow.status)).all())
+        assert set(session.scalars(sa.select(SampleRow.status).where(SampleRow.job_id != other))) == {
+            "cancelled"
+        }
+    assert left == {running: "cancelled", pinned: "cancelled", other: "queued"}
+    assert control.cancel_matching(database, wanted) == 0

@@ -99,7 +99,7 @@ def test_a_job_appears_as_a_whole(
                 (job_id,) = job_ids(database)
                 with database.write() as session:
                     assert jobs.find(session)[0] == []
-                    assert jobs.find(session, tag="bulk")[0] == []
+                    assert jobs.find(session, {"tag": "bulk"})[0] == []
                     assert leasing.with_work(session) == []
                     assert view.next_jobs(session, 10) == []
                     assert sum(view.job_counts(session, list(JobStatus)).values()) == 0

@@ -1,4 +1,4 @@
-"""Rows of a full index, made inside the database: jobs that have ended, each with 100 sessions, and a queue.
+"""Rows of a full index, made inside the database: jobs that have ended, each with its sessions, and a queue.
 
 A million sessions take minutes, since nothing is sent row by row and the indexes are created afterwards.
 Ids look random, as real ones do, so that neighbours in time lie far apart in the indexes by id.
@@ -14,8 +14,6 @@ from sqlalchemy.schema import CreateIndex, DropIndex
 from storage.index.database import Database
 from storage.tables.models import JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
 
-#: sessions of each job
-PER_JOB = 100
 #: for so many ended jobs one waits, with all its samples
 QUEUED_JOB = 5
 FIRST_CREATED = 1_700_000_000
@@ -38,12 +36,14 @@ class Shape:
     """Number and size of the rows."""
 
     sessions: int
+    #: sessions of each job; an even number, since problems have two conditions
+    per_job: int = 100
     hooks: int = 6
 
     @property
     def jobs(self) -> int:
         """Ended jobs; the queued ones come on top."""
-        return self.sessions // PER_JOB
+        return self.sessions // self.per_job
 
 
 def fill(database: Database, shape: Shape) -> None:
@@ -82,7 +82,7 @@ def _execute(connection: sa.Connection, statement: str) -> None:
 def _inserts(shape: Shape, *, is_sqlite: bool) -> list[str]:
     queued = shape.jobs // QUEUED_JOB
     hooks = json.dumps({f"resid_post.{layer}": _TENSOR for layer in range(shape.hooks)})
-    ids = _Ids(is_sqlite=is_sqlite)
+    ids, per_job = _Ids(is_sqlite=is_sqlite), shape.per_job
 
     def series(count: int) -> str:
         if is_sqlite:
@@ -92,27 +92,32 @@ def _inserts(shape: Shape, *, is_sqlite: bool) -> list[str]:
 
     false = "0" if is_sqlite else "false"
     correct = "i % 50 = 0"
-    model = "CASE WHEN (i / 100) % 20 = 0 THEN 'example/rare' ELSE 'example/usual' END"
+    model = f"CASE WHEN (i / {per_job}) % 20 = 0 THEN 'example/rare' ELSE 'example/usual' END"
     size = 300 * 2048 * shape.hooks
     files = {
         "activations.safetensors": {"bytes": size, "sha256": "0" * 64},
         "manifest.json": {"bytes": 5000, "sha256": "1" * 64},
     }
     session_values = {
-        "id": ids.of("ses", "i"), "job_id": ids.of("job", "(i / 100)"), "sample_id": ids.of("smp", "i"),
-        "sample_index": "(i % 100) / 2", "condition": "CASE WHEN i % 2 = 0 THEN 'a' ELSE 'b' END",
+        "id": ids.of("ses", "i"), "job_id": ids.of("job", f"(i / {per_job})"),
+        "sample_id": ids.of("smp", "i"),
+        "sample_index": f"(i % {per_job}) / 2", "condition": "CASE WHEN i % 2 = 0 THEN 'a' ELSE 'b' END",
         "epoch": "0", "model": model, "created_at": f"{FIRST_CREATED} + i", "prompt_tokens": "100",
         "generated_tokens": "201", "rows": "300", "bytes": str(size), "dtype": "'BF16'",
         "hooks": f"'{hooks}'", "files": f"'{json.dumps(files)}'", "correct": correct,
-        "owner": "'key:0000000' || ((i / 100) % 4)",
+        "owner": f"'key:0000000' || ((i / {per_job}) % 4)",
         "pinned": false,
     }  # fmt: skip
     return [
-        _jobs(series(shape.jobs), ids, first=0, status="completed", count=PER_JOB, size=size),
-        *([_jobs(series(queued), ids, first=shape.jobs, status="queued", count=0, size=0)] if queued else []),
+        _jobs(series(shape.jobs), ids, per_job, first=0, status="completed", size=size),
+        *([_jobs(series(queued), ids, per_job, first=shape.jobs, status="queued")] if queued else []),
         f"INSERT INTO job_tags (job_id, tag) SELECT {ids.of('job', 'i')}, 'all' FROM {series(shape.jobs)}",
-        _samples(series(shape.sessions), ids, first=0, ended=True),
-        *([_samples(series(queued * PER_JOB), ids, first=shape.sessions, ended=False)] if queued else []),
+        _samples(series(shape.sessions), ids, per_job, first=0, ended=True),
+        *(
+            [_samples(series(queued * per_job), ids, per_job, first=shape.sessions, ended=False)]
+            if queued
+            else []
+        ),
         f"INSERT INTO sessions ({', '.join(session_values)}) "
         f"SELECT {', '.join(session_values.values())} FROM {series(shape.sessions)}",
         "INSERT INTO session_tags (session_id, tag, created_at) "
@@ -123,25 +128,27 @@ def _inserts(shape: Shape, *, is_sqlite: bool) -> list[str]:
     ]
 
 
-def _jobs(series: str, ids: "_Ids", *, first: int, status: str, count: int, size: int) -> str:
-    created = f"{FIRST_CREATED} + (i + {first}) * {PER_JOB}"
+def _jobs(series: str, ids: "_Ids", per_job: int, *, first: int, status: str, size: int = 0) -> str:
+    created = f"{FIRST_CREATED} + (i + {first}) * {per_job}"
+    count = per_job if status == "completed" else 0
     values = {
         "id": ids.of("job", f"(i + {first})"), "kind": "'evaluation'", "status": f"'{status}'",
-        "model": "'example/usual'", "spec": f"'{json.dumps(_SPEC)}'", "priority": "5", "total": str(PER_JOB),
+        "model": "'example/usual'", "spec": f"'{json.dumps(_SPEC)}'", "priority": "5", "total": str(per_job),
         "completed": str(count), "failed": "0", "created_at": created,
-        "finished_at": f"{created} + 100" if count else "NULL", "owner": "'key:0000000' || (i % 4)",
-        "bytes": str(count * size),
+        "finished_at": f"{created} + {per_job}" if count else "NULL", "owner": "'key:0000000' || (i % 4)",
+        "bytes": str(count * size), "pending": str(per_job - count), "served_at": "0", "logged_at": "0",
+        "cached_tokens": "0",
     }  # fmt: skip
     return f"INSERT INTO jobs ({', '.join(values)}) SELECT {', '.join(values.values())} FROM {series}"
 
 
-def _samples(series: str, ids: "_Ids", *, first: int, ended: bool) -> str:
+def _samples(series: str, ids: "_Ids", per_job: int, *, first: int, ended: bool) -> str:
     place = f"(i + {first})"
     values = {
-        "id": ids.of("smp", place), "job_id": ids.of("job", f"({place} / 100)"), "position": "i % 100",
-        "sample_index": "(i % 100) / 2", "condition": "CASE WHEN i % 2 = 0 THEN 'a' ELSE 'b' END",
-        "epoch": "0", "status": "'completed'" if ended else "'pending'", "lease_token": "0",
-        "losses": "0", "seed": "i",
+        "id": ids.of("smp", place), "job_id": ids.of("job", f"({place} / {per_job})"),
+        "position": f"i % {per_job}", "sample_index": f"(i % {per_job}) / 2",
+        "condition": "CASE WHEN i % 2 = 0 THEN 'a' ELSE 'b' END", "epoch": "0",
+        "status": "'completed'" if ended else "'pending'", "lease_token": "0", "losses": "0", "seed": "i",
         "input": "'{\"question\": \"Tom has 12 apples and buys 30 more. How many does he have?\"}'",
     }  # fmt: skip
     if ended:
