@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -29,6 +30,9 @@ SHARED = Path(os.environ.get("ACTOGRAPH_TEST_SHARED", REPO.parent / "shared"))
 for name in [n for n in os.environ if n.startswith("ACTOGRAPH_")]:
     del os.environ[name]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# an example may take as long as the machine is busy
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes that each take all cores wait for one another
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

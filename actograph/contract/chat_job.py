@@ -5,9 +5,9 @@ interventions too.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from actograph import json_grammar
 from actograph.contract.base import JsonObject, Name, Part, PromptText, Spec, Tag
@@ -77,6 +77,32 @@ class StructuredOutputs(Spec):
         if self.definition is not None:
             return json_grammar.of_json(self.definition)
         return json_grammar.of_choice(self.choice) if self.choice else json_grammar.of_regex(self.regex or "")
+
+
+#: what a request cannot set in its chat template, since other fields or the service do
+_TAKEN = frozenset(
+    {
+        "messages", "conversation", "tools", "chat_template", "add_generation_prompt", "tokenize", "padding",
+        "continue_final_message", "truncation", "max_length", "return_tensors", "return_dict",
+        "return_assistant_tokens_mask", "tokenizer_kwargs",
+    }
+)  # fmt: skip
+
+
+def _variables(value: dict[str, Any]) -> dict[str, Any]:
+    for name in value:
+        if name in _TAKEN or not name.isidentifier():
+            raise ValueError(f"{name[:64]} cannot be set for the chat template")
+    if not isinstance(value.get("enable_thinking"), bool | None):
+        raise ValueError("enable_thinking must be true or false")
+    return value
+
+
+ChatTemplateKwargs = Annotated[
+    JsonObject,
+    Field(max_length=64, description="Variables of the model's chat template, such as `enable_thinking`."),
+    AfterValidator(_variables),
+]
 
 
 class ChatInput(Spec):

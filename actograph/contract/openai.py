@@ -7,7 +7,7 @@ refused; those of its messages and tools are ignored, so that answers of other s
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Json, model_validator
+from pydantic import BeforeValidator, Field, Json, model_validator
 from pydantic_core import PydanticCustomError
 
 from actograph.contract.base import (
@@ -22,7 +22,7 @@ from actograph.contract.base import (
     Text,
     example,
 )
-from actograph.contract.chat_job import OwnSample, ResponseFormat, StructuredOutputs
+from actograph.contract.chat_job import ChatTemplateKwargs, OwnSample, ResponseFormat, StructuredOutputs
 from actograph.contract.interventions import InterventionList
 from actograph.contract.row_selection import needs_generation
 from actograph.contract.specs import CaptureSpec, Expiry, LogitBias, Penalty, SamplingOptions, SamplingSpec
@@ -125,32 +125,6 @@ Prompts = Annotated[list[PromptText], Few] | Annotated[list[TokenIds], Few]
 
 class StreamOptions(Part):
     include_usage: bool = False
-
-
-#: what a request cannot set in its chat template, since other fields or the service do
-_TAKEN = frozenset(
-    {
-        "messages", "conversation", "tools", "chat_template", "add_generation_prompt", "tokenize", "padding",
-        "continue_final_message", "truncation", "max_length", "return_tensors", "return_dict",
-        "return_assistant_tokens_mask", "tokenizer_kwargs",
-    }
-)  # fmt: skip
-
-
-def _variables(value: dict[str, Any]) -> dict[str, Any]:
-    for name in value:
-        if name in _TAKEN or not name.isidentifier():
-            raise ValueError(f"{name[:64]} cannot be set for the chat template")
-    if not isinstance(value.get("enable_thinking"), bool | None):
-        raise ValueError("enable_thinking must be true or false")
-    return value
-
-
-ChatTemplateKwargs = Annotated[
-    JsonObject,
-    Field(max_length=64, description="Variables of the model's chat template, such as `enable_thinking`."),
-    AfterValidator(_variables),
-]
 
 
 class GenerationBase(SamplingOptions):

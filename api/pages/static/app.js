@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * Live pages, boxes of tables, and uploads. One stream tells the digest of the state. If the page shows another one, htmx reads `#live`
- * again from the page's own address.
+ * Live pages, boxes of tables, and uploads. One stream tells the digest of the state. If the page shows another
+ * one, htmx reads `#live` again from the page's own address.
  */
 "use strict";
 

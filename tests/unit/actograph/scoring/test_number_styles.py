@@ -63,7 +63,7 @@ def written(draw: st.DrawFn, numbers: st.SearchStrategy[tuple[bool, int, str]]) 
     return draw(st.sampled_from(FRAMES)).format(text), value
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(written(NUMBERS))
 def test_any_writing_of_the_right_number_is_right(case: tuple[str, Fraction]) -> None:
     completion, value = case
@@ -71,7 +71,7 @@ def test_any_writing_of_the_right_number_is_right(case: tuple[str, Fraction]) ->
     assert correct(completion, f"worked out\n#### {format_exact(value)}")
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(written(NUMBERS), NUMBERS)
 def test_another_number_is_never_right(case: tuple[str, Fraction], other: tuple[bool, int, str]) -> None:
     completion, value = case
@@ -82,7 +82,7 @@ def test_another_number_is_never_right(case: tuple[str, Fraction], other: tuple[
 
 
 @given(st.text(alphabet="0123456789.,/-+ $%eE^{}\\frac#*=boxed<>think'x×10√\u00a0\u2212½", max_size=60))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_no_text_makes_it_stumble(completion: str) -> None:
     score = NUMERIC.score(Answer(completion, "5"))["exact_match,numeric"]
     assert (score.value == 1.0) == (score.answer == "5")
