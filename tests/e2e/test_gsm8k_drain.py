@@ -147,7 +147,7 @@ def test_a_worker_killed_in_mid_drain_costs_what_it_ran_and_nothing_else(
             return leased <= done.keys() and expected.keys() <= {(s.index, s.epoch) for s in done.values()}
 
         wait(lambda: client.jobs.get(job_id).progress.completed >= 10)
-        (worker_id,) = (one.id for one in client.workers.list() if one.model == "tiny-qwen3")
+        (worker_id,) = (one.id for one in client.workers.list() if one.device)
         killed = service.child("worker")
         killed.send_signal(signal.SIGKILL)
         killed.wait(120)
