@@ -226,10 +226,10 @@ def main() -> None:
         taken["viewer"] = viewer_times(launch, pages["session with the viewer"], in_browser)
     results = {kind: summary(found) for kind, found in taken.items()}
     for kind, found in results.items():
-        print(f"\n{kind:44}{'median':>14}{'quartiles':>28}{'most':>14}")
+        print(f"\n{kind:44}{'median':>14}{'quartiles':>34}{'most':>14}")
         for name, one in found.items():
             quartiles = f"{one['low']:,.1f} to {one['high']:,.1f}"
-            print(f"{name:44}{one['median']:14,.1f}{quartiles:>28}{one['most']:14,.1f}")
+            print(f"{name:44}{one['median']:14,.1f}{quartiles:>34}{one['most']:14,.1f}")
     print()
     marks = marks_of(results)
     print_marks(marks)
