@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
 from actograph.contract.base import Metadata, Part, Text, example
-from actograph.contract.chat_job import JsonSchema
+from actograph.contract.chat_job import ChatTemplateKwargs, JsonSchema
 from actograph.contract.errors import ActographError
 from actograph.contract.openai import (
     IGNORED,
@@ -20,7 +20,6 @@ from actograph.contract.openai import (
     CalledTool,
     ChatCompletionRequest,
     ChatMessage,
-    ChatTemplateKwargs,
     GenerationBase,
     Tool,
     ToolFunction,
