@@ -59,7 +59,7 @@ class Queue(ListedRun):
 
 
 def captures(engine: Engine) -> list[CapturePlan | None]:
-    """What the jobs keep; one after the other."""
+    """Captures of the jobs, in turn."""
     points = ["attn_in", "mlp_in"]
     every = tuple(grammar.expand(points, "all", [], engine.structure))
     three = tuple(grammar.expand(points, None, [], engine.structure))

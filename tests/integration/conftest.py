@@ -1,4 +1,4 @@
-"""What all integration tests share: a real redis-server, lm-eval and Inspect themselves, a small model."""
+"""Fixtures of all integration tests: a real redis-server, lm-eval and Inspect themselves, a small model."""
 
 import os
 import subprocess

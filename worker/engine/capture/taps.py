@@ -51,6 +51,11 @@ class _Stage:
         self.places, self.owners = list(range(padded)), []
         self._index.clear()
 
+    @property
+    def memory(self) -> tuple[object, ...]:
+        """Identity of the stage and of the memory that it copies to."""
+        return (id(self), *((held.data_ptr(), held.shape) for held in self._held))
+
     def staged(self) -> list[Tensor]:
         """The rows of this pass, of each group [points, rows, width]."""
         return [held[:, : len(self.places)] for held in self._held]
@@ -103,6 +108,9 @@ class Taps:
 
     Args:
         budget: of the device's memory, for staging.
+
+    Attributes:
+        stages: those that take rows in this pass.
     """
 
     def __init__(self, hooks: ModelHooks, budget: Budget, pool: Pool) -> None:
@@ -112,6 +120,7 @@ class Taps:
         self._sites: dict[str, _Site] = {}
         self._counts = {False: 0, True: 0}  # rows at a location in this pass, by `tail`
         self._padded = 0
+        self.stages: list[_Stage] = []
 
     def open(self, plan: CapturePlan) -> list[Layout] | None:
         """Begin a request with this plan; returns its layouts, None if staging has no room.
@@ -173,10 +182,9 @@ class Taps:
                     self._add(stage, part, record, kept)
             for write in part.writes:
                 self._write(write, part, kept)
-        for shared in used.values():
-            for stage in shared.stages:
-                if stage.owners:
-                    self._read(stage)
+        self.stages = [stage for shared in used.values() for stage in shared.stages if stage.owners]
+        for stage in self.stages:
+            self._read(stage)
 
     def at(self, location: str, value: Any) -> None:
         """Edit and read the value at a location, inside the forward pass."""
@@ -199,18 +207,9 @@ class Taps:
             stage.end(rows)
 
     @property
-    def stages(self) -> list[_Stage]:
-        """What takes rows in this pass."""
-        return list({id(s): s for site in self._sites.values() for s, _, _ in site.reads}.values())
-
-    @property
     def copies(self) -> tuple[object, ...]:
-        """What the hooks of this pass copy; passes for which it is equal make the same copies."""
-        return tuple(
-            (location, id(stage), group, point, stage.staged()[group].data_ptr())
-            for location, site in self._sites.items()
-            for stage, group, point in site.reads
-        )
+        """Identity of this pass's copies: equal for passes that make the same ones to the same memory."""
+        return tuple(stage.memory for stage in self.stages)
 
     def staged(self) -> list[Tensor]:
         """All rows that this pass copies, on the device."""

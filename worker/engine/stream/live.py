@@ -167,7 +167,7 @@ class Forward(Protocol):
         ...
 
     def run(self, parts: Sequence[Part], taps: Taps) -> Tensor:
-        """Run a pass that the taps begin with.
+        """Begin a pass of the taps, and run it.
 
         Returns: logits of the last `part.logits` tokens of each part, [tokens, vocabulary]; they are good
             until the next pass.
