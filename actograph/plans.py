@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from actograph.contract.models import ModelStructure
-from actograph.contract.row_selection import Features, FirstFeatures, NamedPositions, Selection
+from actograph.contract.row_selection import Features, FirstFeatures, NamedPositions, Selection, held_back
 from actograph.contract.specs import CaptureSpec, Dtype
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
@@ -198,7 +198,7 @@ class SampleNeed:
     Attributes:
         keys: keys and values of all its tokens, reserved from its start.
         staging: rows on the device before they reach their blocks; shared by samples of one job.
-        block: rows that it holds at least.
+        block: rows that it holds at least, those that wait for its end included.
         rows: all its rows, if none left before its end.
     """
 
@@ -227,7 +227,9 @@ def sample_need(
     staging = BLOCK_ROWS * bytes_per_token(structure, hooks, "model", capture.features)
     block = rows = 0
     if stores_every_row(capture):
-        block = BLOCK_ROWS * bytes_per_token(structure, hooks, capture.dtype, capture.features)
+        held = held_back(capture.positions)
+        kept = BLOCK_ROWS + (0 if held is None else held[1])
+        block = kept * bytes_per_token(structure, hooks, capture.dtype, capture.features)
         sizes = {"prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens}
         rows = max(block, tensor_bytes(structure, hooks, capture, **sizes))
     return SampleNeed(keys=tokens * token_bytes, staging=staging, block=block, rows=rows)

@@ -51,8 +51,8 @@ class CountingSink:
         self.bytes = 0
 
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
-        self.rows += sum(c.tensor.shape[0] for c in rows.values())
-        self.bytes += sum(c.tensor.nbytes for c in rows.values())
+        self.rows += sum(c.rows for c in rows.values())
+        self.bytes += sum(piece.nbytes for c in rows.values() for piece in c.pieces)
 
 
 def build(shape: dict[str, int], dtype: torch.dtype, device: str) -> Engine:

@@ -55,7 +55,7 @@ class Queue(ListedRun):
     row_bytes = 0
 
     def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
-        self.row_bytes += sum(chunk.tensor.nbytes for chunk in rows.values())
+        self.row_bytes += sum(piece.nbytes for chunk in rows.values() for piece in chunk.pieces)
 
 
 def captures(engine: Engine) -> list[CapturePlan | None]:

@@ -23,7 +23,6 @@ TOKEN_IDS = "token_ids"
 ROW_POSITIONS = "row_positions"
 _METADATA_ROOM = 768  # bytes; a longer header costs a copy of the file
 _MANY_TOKENS = 10**9
-_NO_ROWS = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Block:
     dtype: str
     shape: tuple[int, int]
     start: int
-    data: memoryview = _NO_ROWS
+    data: Sequence[memoryview] = ()  # pieces, in order
 
     @property
     def stop(self) -> int:
@@ -60,7 +59,7 @@ class ShardFile:
         # Readers that map files need every tensor aligned to its element. So the narrowest dtypes come
         # first, and the rows end at a multiple of 8.
         blocks = sorted(blocks, key=lambda block: tensor_files.itemsize(block.dtype))
-        self._data_bytes = sum(len(block.data) for block in blocks)
+        self._data_bytes = sum(len(piece) for block in blocks for piece in block.data)
         entries = [(b.name(sharded=True), b.dtype, b.shape) for b in blocks]
         numbers = [(name, "I64", (_MANY_TOKENS,)) for name in (TOKEN_IDS, ROW_POSITIONS)]
         longest = tensor_files.encode_header([*entries, *numbers])
@@ -68,8 +67,8 @@ class ShardFile:
         self._file = stage.create(name)
         try:
             self._file.seek(self._data_start)
-            for block in blocks:
-                self._file.write(block.data)
+            for piece in (piece for block in blocks for piece in block.data):
+                self._file.write(piece)
             stage.start_writeback(self._file)
         except BaseException:
             self._file.close()

@@ -40,7 +40,8 @@ INDEX_FILE = "activations.safetensors.index.json"
 class TensorRows:
     """Rows of one hook in memory: those of tokens [first_row, first_row + shape[0]), or of `tokens`.
 
-    `data` is any C-contiguous buffer of exactly rows x width elements; bfloat16 as its raw 16 bits.
+    `data` is any C-contiguous buffer of exactly rows x width elements, or several whose rows follow on;
+    bfloat16 as its raw 16 bits.
     `first_row` counts the sample's tokens; `tokens` names the token of every row, ascending.
     """
 
@@ -48,7 +49,7 @@ class TensorRows:
     dtype: str
     shape: tuple[int, int]
     first_row: int
-    data: Buffer | NDArray[Any]
+    data: Buffer | NDArray[Any] | tuple[Buffer, ...]
     tokens: tuple[int, ...] | None = None
 
 
@@ -113,10 +114,10 @@ class SessionWriter:
                 raise CaptureFailed("a hook occurs twice in one shard")
             blocks = []
             for tensor in tensors:
-                view = _checked_bytes(tensor)
+                views = _checked_bytes(tensor)
                 start = self._advance(tensor)
                 if tensor.shape[0]:
-                    blocks.append(Block(tensor.name, tensor.dtype, tensor.shape, start, view))
+                    blocks.append(Block(tensor.name, tensor.dtype, tensor.shape, start, views))
             if blocks:
                 self._seal(sharded=True)
                 self._current = ShardFile(self._stage, f"shard-{len(self._sealed)}", blocks)
@@ -320,8 +321,8 @@ def _unwritten(session_id: str, error: OSError) -> ServiceUnavailable:
     return kind(f"session {session_id} could not be written: {error}")
 
 
-def _checked_bytes(tensor: TensorRows) -> memoryview:
-    """Check a tensor and return its bytes."""
+def _checked_bytes(tensor: TensorRows) -> list[memoryview]:
+    """Check a tensor and return its bytes, piece by piece."""
     name, (rows, width) = tensor.name, tensor.shape
     if not name or name.startswith("__") or name in (TOKEN_IDS, ROW_POSITIONS) or name.endswith("]"):
         raise CaptureFailed(f"{name!r} cannot be the name of a stored tensor")
@@ -335,15 +336,16 @@ def _checked_bytes(tensor: TensorRows) -> memoryview:
         )
     if rows < 0 or width < 1 or tensor.first_row < 0:
         raise CaptureFailed(f"{name}: shape {tensor.shape} from row {tensor.first_row} is impossible")
-    view = memoryview(cast(Buffer, tensor.data))
-    if not view.c_contiguous:
+    pieces = tensor.data if isinstance(tensor.data, tuple) else (cast(Buffer, tensor.data),)
+    views = [memoryview(piece) for piece in pieces]
+    if not all(view.c_contiguous for view in views):
         raise CaptureFailed(f"{name}: the buffer is not contiguous; copy it first")
-    size = rows * width * tensor_files.itemsize(tensor.dtype)
-    if view.nbytes != size:
+    size, received = rows * width * tensor_files.itemsize(tensor.dtype), sum(view.nbytes for view in views)
+    if received != size:
         raise CaptureFailed(
-            f"{name}: received {view.nbytes} bytes, {tensor.dtype} {list(tensor.shape)} takes {size}"
+            f"{name}: received {received} bytes, {tensor.dtype} {list(tensor.shape)} takes {size}"
         )
-    return view.cast("B") if size else memoryview(b"")
+    return [view.cast("B") for view in views if view.nbytes]
 
 
 def _file_metadata(manifest: SessionManifest) -> dict[str, str]:

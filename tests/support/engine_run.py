@@ -155,7 +155,7 @@ class KeepingSink:
 
     def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
         for hook, chunk in rows.items():
-            self.chunks.setdefault(index, {}).setdefault(hook, []).append(chunk)
+            self.chunks.setdefault(index, {}).setdefault(hook, []).append(chunk.copied())
 
     def first_row(self, index: int, hook: str) -> int:
         return self.chunks[index][hook][0].first_row

@@ -157,7 +157,7 @@ class StreamRun:
         self.on_write(key)
         self.writes += 1
         for hook, chunk in rows.items():
-            self.chunks.setdefault(key, {}).setdefault(hook, []).append(chunk)
+            self.chunks.setdefault(key, {}).setdefault(hook, []).append(chunk.copied())
 
     def wait_for_beats(self, count: int, into: list[int]) -> None:
         """Hold the delivery thread up until the engine's has beaten so often."""
@@ -184,7 +184,7 @@ class StreamRun:
         return [
             token
             for c in self.chunks[key][hook]
-            for token in (range(c.first_row, c.first_row + len(c.tensor)) if c.tokens is None else c.tokens)
+            for token in (range(c.first_row, c.first_row + c.rows) if c.tokens is None else c.tokens)
         ]
 
 

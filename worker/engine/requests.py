@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 
 from actograph.contract.interventions import Op
@@ -138,12 +139,33 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class RowChunk:
-    """Rows of one hook: `tensor[i]` belongs to token `first_row + i`, or to `tokens[i]` where given."""
+    """Rows of one hook: row `i` belongs to token `first_row + i`, or to `tokens[i]` where given.
+
+    The pieces may be memory of the engine, which is valid until the sink's `write` returns.
+    """
 
     first_row: int
-    tensor: torch.Tensor  # [rows, width], contiguous, on the CPU
+    pieces: tuple[torch.Tensor, ...]  # [rows, width] each, in order, contiguous, on the CPU; one at least
     tokens: tuple[int, ...] | None = None  # ascending; None where the rows are consecutive
     over: int | None = None  # number of rows that this row summarises
+
+    @property
+    def rows(self) -> int:
+        return sum(len(piece) for piece in self.pieces)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """All rows, [rows, width], in new memory.
+
+        Joined by numpy: in the delivery thread torch would start an OpenMP team of that thread's own, which
+        slows the forward's down.
+        """
+        raw = np.concatenate([piece.view(torch.uint8).numpy() for piece in self.pieces])
+        return torch.from_numpy(raw).view(self.pieces[0].dtype)
+
+    def copied(self) -> "RowChunk":
+        """The same in new memory."""
+        return replace(self, pieces=(self.tensor,))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,11 +26,13 @@ class CapturePlan:
         hooks: canonical names or module locations, as `actograph.contract.hooks.expand` returns them.
         positions: tokens to keep; names of segments count as all generated tokens. A chooser of the request
             or of the shaping decides instead.
+        held_rows: number of rows that the sink holds in memory until the end of the sample decides on them.
     """
 
     hooks: tuple[str, ...]
     positions: Positions = "all"
     dtype: Dtype = "model"
+    held_rows: int = 0
     shaping: RowShaping = field(default_factory=RowShaping)
 
     @property
@@ -164,7 +166,7 @@ class Sink(Protocol):
         """Take one chunk of a request.
 
         Per hook the chunks arrive in row order and without gaps. Hooks that name the same tensor share its
-        memory. An exception fails this request only, and nothing more of it is written. The rows of a request
-        that fails later are void.
+        memory, which is the engine's again when this returns. An exception fails this request only, and
+        nothing more of it is written. The rows of a request that fails later are void.
         """
         ...

@@ -33,15 +33,12 @@ class HeldRows:
     def add(self, hook: str, chunk: RowChunk) -> None:
         """Take further rows of a hook, each with its token."""
         assert chunk.tokens is not None
-        tokens, data = chunk.tokens[-self._most :], chunk.tensor.view(torch.uint8).numpy()[-self._most :]
-        earlier = self._held.get(hook)
-        if earlier is not None:
-            missing = self._most - len(tokens)
-            start = max(0, len(earlier.tokens) - missing)
-            tokens, data = earlier.tokens[start:] + tokens, np.concatenate([earlier.data[start:], data])
-        else:
-            data = data.copy()  # not a view of all rows of the turn
-        self._held[hook] = _Held(tokens, data, chunk.tensor.dtype)
+        raw = [piece.view(torch.uint8).numpy() for piece in chunk.pieces]
+        tokens = chunk.tokens
+        if hook in self._held:
+            raw, tokens = [self._held[hook].data, *raw], self._held[hook].tokens + tokens
+        data = np.concatenate(raw)[-self._most :]
+        self._held[hook] = _Held(tokens[-self._most :], data.copy(), chunk.pieces[0].dtype)
 
     def chosen(self, tokens: Collection[int]) -> Mapping[str, RowChunk]:
         """The held rows of these tokens by hook; a hook without any has an empty chunk."""
@@ -52,5 +49,5 @@ class HeldRows:
             width = held.data.shape[1] // held.dtype.itemsize
             rows = torch.empty(len(places), width, dtype=held.dtype)
             rows.view(torch.uint8).numpy()[:] = held.data[places]
-            chunks[hook] = RowChunk(next(iter(named), 0), rows, named)
+            chunks[hook] = RowChunk(next(iter(named), 0), (rows,), named)
         return chunks

@@ -66,6 +66,7 @@ class OpenJob:
                 hooks=tuple(provenance.hooks),
                 positions=provenance.positions,
                 dtype=provenance.capture.dtype,
+                held_rows=provenance.held_rows,
                 shaping=provenance.shaping,
             )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from actograph.contract import models
-from actograph.contract.row_selection import FirstFeatures, NamedPositions, Positions
+from actograph.contract.row_selection import FirstFeatures, NamedPositions, Positions, held_back
 from actograph.contract.specs import CaptureSpec
 from actograph.plans import is_tail_only
 from worker.engine.capture.statistics import STATISTICS
@@ -50,6 +50,12 @@ class Provenance:
     def captured(self) -> Positions:
         """Positions whose rows the engine keeps; the session may hold fewer."""
         return choosers.captured(self.capture.positions)
+
+    @property
+    def held_rows(self) -> int:
+        """Rows of a hook that a sample holds until its end, see `worker.sample.held_rows`."""
+        held = held_back(self.capture.positions)
+        return 0 if held is None else held[1]
 
     @property
     def shaping(self) -> RowShaping:

@@ -236,19 +236,18 @@ def library_versions() -> dict[str, str]:
 
 
 def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:
-    tensor = chunk.tensor
     undefined = chunk.over is not None and hook.endswith(".kurtosis")  # NaN where a channel does not vary
-    if tensor.is_floating_point() and not undefined and (place := _not_finite(tensor)) is not None:
+    if not undefined and (place := _not_finite(chunk)) is not None:
         if chunk.over is not None:
             raise CaptureFailed(f"{hook}: of {chunk.over} rows some are not finite (NaN or infinity)")
         row = chunk.first_row + place if chunk.tokens is None else chunk.tokens[place]
         raise CaptureFailed(f"{hook}: token {row} has a value that is not finite (NaN or infinity)")
     return TensorRows(
         name=hook,
-        dtype=DTYPE_NAMES[tensor.dtype],
-        shape=(tensor.shape[0], tensor.shape[1]),
+        dtype=DTYPE_NAMES[chunk.pieces[0].dtype],
+        shape=(chunk.rows, chunk.pieces[0].shape[1]),
         first_row=chunk.first_row,
-        data=_bytes_of(tensor),
+        data=tuple(_bytes_of(piece) for piece in chunk.pieces),
         tokens=chunk.tokens,
     )
 
@@ -258,17 +257,22 @@ def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:
 _EXPONENTS = {torch.float16: (torch.int16, 0x7C00), torch.bfloat16: (torch.int16, 0x7F80)}
 
 
-def _not_finite(tensor: torch.Tensor) -> int | None:
+def _not_finite(chunk: RowChunk) -> int | None:
     """The first row with a value that is not finite; None if there is none.
 
     By numpy: torch would start an OpenMP team of this thread's own, which slows the model's down.
     """
-    if tensor.dtype in _EXPONENTS:
-        kind, bits = _EXPONENTS[tensor.dtype]
-        bad = (tensor.view(kind).numpy() & bits) == bits
-    else:
-        bad = ~np.isfinite(tensor.numpy())
-    return int(bad.any(axis=1).argmax()) if bad.any() else None
+    before = 0
+    for piece in chunk.pieces:
+        if piece.dtype in _EXPONENTS:
+            kind, bits = _EXPONENTS[piece.dtype]
+            bad = (piece.view(kind).numpy() & bits) == bits
+        else:
+            bad = ~np.isfinite(piece.numpy())
+        if bad.any():
+            return before + int(bad.any(axis=1).argmax())
+        before += len(piece)
+    return None
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

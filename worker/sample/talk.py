@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from actograph.contract.errors import ActographError, ContextLengthExceeded
 from actograph.contract.resources import ToolUseEnd
-from actograph.contract.row_selection import held_back
 from actograph.contract.specs import SamplingSpec, sample_seed
 from storage.artifacts.store import ArtifactStore
 from storage.broker.live_text import LiveTextWriter
@@ -94,8 +93,7 @@ class Talk:
         #: rows of positions that count from the end of the generation
         self._held: HeldRows | None = None
         if (origin := self._job.provenance) is not None:
-            held = held_back(origin.capture.positions)
-            self._held = None if held is None else HeldRows(held[1])
+            self._held = HeldRows(origin.held_rows) if origin.held_rows else None
 
     @property
     def lease(self) -> LeasedSample:
@@ -176,8 +174,11 @@ class Talk:
                 if chunk.over is not None:
                     self._latest[hook] = chunk
                 else:
-                    kept = self._latest if self._positions == "last" else at_once
-                    kept[hook] = _numbered(chunk, self._begun)
+                    numbered = _numbered(chunk, self._begun)
+                    if self._positions == "last":
+                        self._latest[hook] = numbered.copied()
+                    else:
+                        at_once[hook] = numbered
             rows = at_once
         if rows:
             self._recorder.write(rows)
@@ -306,6 +307,6 @@ class Talk:
 def _numbered(chunk: RowChunk, begun: TurnPrompt) -> RowChunk:
     places = chunk.tokens
     if places is None:
-        places = tuple(range(chunk.first_row, chunk.first_row + len(chunk.tensor)))
+        places = tuple(range(chunk.first_row, chunk.first_row + chunk.rows))
     tokens = tuple(begun.number(place) for place in places)
     return replace(chunk, first_row=next(iter(tokens), 0), tokens=tokens)

@@ -141,7 +141,7 @@ class RowsEngine(NullEngine):
         for request in requests:
             if sink is not None and request.capture is not None:
                 rows = torch.zeros(len(request.prompt), WIDTH)
-                sink.write(request.key, {HOOK: RowChunk(first_row=0, tensor=rows)})
+                sink.write(request.key, {HOOK: RowChunk(first_row=0, pieces=(rows,))})
         return super().answer(requests, sink)
 
 

@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from actograph.contract.row_selection import Selection
-from worker.engine.capture.pool import BLOCK, Block, Group, Layout, Pool
+from worker.engine.capture.pool import BLOCK, Block, Layout, Pool
 from worker.engine.capture.selection import ChosenTokens
 from worker.engine.capture.summaries import Summaries
-from worker.engine.model.host_memory import host_empty
 from worker.engine.requests import RowChunk
 from worker.engine.runs import DTYPES, CapturePlan, RunRequest
 
@@ -29,7 +27,7 @@ class Shard(NamedTuple):
         return [block for _, blocks in self.pieces for block in blocks]
 
     def chunks(self) -> dict[str, RowChunk]:
-        """Rows by hook, in memory of their own. Called in the delivery thread, so it runs no torch."""
+        """Rows by hook, in the memory of the blocks. Called in the delivery thread: it computes nothing."""
         made = dict(self.extra)
         for layout, blocks in self.pieces:
             tokens = [token for block in blocks for token in block.tokens]
@@ -38,23 +36,9 @@ class Shard(NamedTuple):
             named = tuple(tokens) if self.scattered else None
             for g, group in enumerate(layout.groups):
                 for i, names in enumerate(group.names):
-                    chunk = RowChunk(
-                        tokens[0], _joined(group, [b.parts[g][i] for b in blocks], blocks), named
-                    )
-                    made.update(dict.fromkeys(names, chunk))
+                    pieces = tuple(b.parts[g][i, : len(b.tokens)] for b in blocks if b.tokens)
+                    made.update(dict.fromkeys(names, RowChunk(tokens[0], pieces, named)))
         return made
-
-
-def _joined(group: Group, rows: Sequence[Tensor], blocks: Sequence[Block]) -> Tensor:
-    """Rows of one point, [tokens, width].
-
-    Joined by numpy: torch would start an OpenMP team of this thread's own, which slows the forward's down.
-    """
-    count = sum(len(block.tokens) for block in blocks)
-    out = host_empty((count, group.width), group.stored)
-    pieces = [r.view(torch.uint8).numpy()[: len(b.tokens)] for r, b in zip(rows, blocks, strict=True)]
-    np.concatenate(pieces, out=out.view(torch.uint8).numpy())
-    return out
 
 
 class _Strand:
@@ -93,12 +77,20 @@ class _Strand:
         return blocks
 
 
+def held_bytes(plan: CapturePlan, layouts: Sequence[Layout]) -> int:
+    """Bytes of the rows that a plan's sink holds."""
+    return plan.held_rows * sum(layout.row_bytes for layout in layouts)
+
+
 class Record:
     """Rows of one request from its first kept token on.
 
     Args:
         layouts: of its plan.
         generated: live view of its generated ids.
+
+    Attributes:
+        held: see `held_bytes`.
     """
 
     def __init__(
@@ -115,6 +107,7 @@ class Record:
         #: first token with rows of points that have the last tokens alone
         self.tail_from = 0 if not item.max_tokens else len(item.prompt) - 1
         self.has_tail = any(layout.tail for layout in layouts)
+        self.held = held_bytes(plan, layouts)
         self._pool = pool
         self._strands = [_Strand(layout, pool) for layout in layouts]
         self._keeps = plan.shaping.keeps_rows
@@ -200,7 +193,7 @@ class Record:
         for strand in self._strands if self._keeps else ():
             for group in strand.layout.groups if not strand.delivered else ():
                 rows = torch.empty(0, group.width, dtype=group.stored)
-                chunk = RowChunk(self._first(generated, strand.layout.tail), rows, self._no_tokens)
+                chunk = RowChunk(self._first(generated, strand.layout.tail), (rows,), self._no_tokens)
                 extra.update({name: chunk for names in group.names for name in names})
         if self._summaries is not None:
             extra.update(self._summaries.chunks())

@@ -109,6 +109,6 @@ class Summaries:
         for kind, summary in zip(self._kinds, own, strict=True):
             for name, values in kind.finished(summary, count).items():
                 row = values if name else values.to(stored_dtype(group.source, self._dtype))
-                chunk = RowChunk(0, row[: min(count, 1)].clone(), over=count)
+                chunk = RowChunk(0, (row[: min(count, 1)].clone(),), over=count)
                 made.update({f"{hook}.{name}" if name else hook: chunk for hook in names})
         return made

@@ -111,7 +111,7 @@ class Delivery:
             if self._sink is None:
                 raise ValueError("hooks need a sink")
             self._sink.write(key, chunks)
-            self.rows += sum(len(chunk.tensor) for chunk in chunks.values())
+            self.rows += sum(chunk.rows for chunk in chunks.values())
         except Exception as error:
             log.warning("request %s: its rows could not be stored", key, exc_info=error)
             with self._moved:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest
 from actograph.contract.interventions import check_width
 from worker.engine.capture.pool import BLOCK, Budget, Pool, layouts_of
-from worker.engine.capture.record import Record
+from worker.engine.capture.record import Record, held_bytes
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks
 from worker.engine.model.device_errors import out_of_memory
@@ -171,7 +171,7 @@ class Places:
         if item.capture is not None and item.capture.hooks:
             layouts = layouts_of(self._hooks, item.capture)
             tail = any(layout.tail for layout in layouts)
-            rows = sum(layout.row_bytes for layout in layouts) * BLOCK
+            rows = sum(layout.row_bytes for layout in layouts) * BLOCK + held_bytes(item.capture, layouts)
             staged = sum(layout.staged_bytes for layout in layouts) * BLOCK
             own = rows + staged if self._forward.budget is self.pool.budget else rows
             if own > self._host or staged > self._device:
@@ -236,8 +236,11 @@ class Places:
             if layouts is not None:
                 record = Record(live.item, plan, layouts, self.pool, live.generated)
                 # with a block from the start, one of the live requests can always go on
-                if record.reserve(1, 1):
-                    live.record = record
+                if self.pool.budget.take(record.held):
+                    if record.reserve(1, 1):
+                        live.record = record
+                    else:
+                        self.pool.budget.give(record.held)
         finally:
             if live.record is None:
                 if layouts is not None:
@@ -249,6 +252,7 @@ class Places:
         self._forward.leave(live)
         if live.record is not None:
             self.taps.close(live.record.plan)
+            self.pool.budget.give(live.record.held)
 
     def _evict(self, beginning: Beginning, *, ever: bool = False) -> None:
         """Free the tokens and rows of a beginning that does not run."""

@@ -244,6 +244,7 @@ def test_shards_that_do_not_fit_are_refused(store: LocalStore, subtests: pytest.
     for shards, reason in [
         ([[part(), part()]], "twice"),
         ([[part(data=bytes(20))]], "received 20 bytes, F32 .2, 3. takes 24"),
+        ([[part(data=(bytes(12), bytes(8)))]], "received 20 bytes"),
         ([[part(dtype="F33")]], "cannot be stored"),
         ([[part(dtype="F16")]], "takes 12"),
         ([[part(name="token_ids")]], "cannot be the name"),

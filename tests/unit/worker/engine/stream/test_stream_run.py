@@ -203,6 +203,25 @@ def test_a_request_whose_rows_have_no_room_fails_and_holds_nobody_up(hooks: Mode
     _assert_good(hooks, run, _good())
 
 
+def test_rows_that_the_sink_holds_take_of_the_same_memory(hooks: ModelHooks) -> None:
+    """With blocks for many, two requests at once; one that alone needs more is refused."""
+    row = 32 * 4
+    items = [replace(one, capture=replace(PLAN, held_rows=100)) for one in _good(4)]
+    wide = ask("wide", (5, 6), 3, capture=replace(PLAN, held_rows=500))
+    run = StreamRun([*items, wide])
+    most = 0
+
+    def count() -> None:
+        nonlocal most
+        most = max(most, len(run.live.keys() - run.made.keys()))
+
+    run.on_beat = count
+    run.run(hooks, rows=(64 + 2 * (64 + 100) + 70) * row, step_tokens=64)
+    assert {key: type(error) for key, error in run.errors.items()} == {"wide": OutOfDeviceMemory}
+    assert most == 2
+    _assert_good(hooks, run, items)
+
+
 def test_neither_arena_nor_pool_with_little_room_blocks_forks(
     hooks: ModelHooks, subtests: pytest.Subtests
 ) -> None:
