@@ -8,9 +8,8 @@ import json
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -26,32 +25,31 @@ _NAMES = {"attn_in": "layer_{}_ln_attn", "mlp_in": "layer_{}_ln_mlp"}
 _INTEGERS = ("token_ids", "segment_ids")
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Rows [start, stop) of a text, from place `at` of a sequence on."""
 
     text: int
     start: int
     stop: int
-    sequence: int
     at: int
 
 
-def packed(lengths: Sequence[int], size: int) -> list[Piece]:
-    """Places of texts in sequences of `size` tokens.
+def packed(lengths: Sequence[int], size: int) -> list[list[Piece]]:
+    """The pieces of each sequence of `size` tokens.
 
     A text that does not fit into the rest of a sequence begins the next one; a longer one takes several.
     """
-    pieces: list[Piece] = []
-    sequence, at = 0, 0
+    sequences: list[list[Piece]] = [[]]
+    at = 0
     for text, length in enumerate(lengths):
         for start in range(0, length, size):
             stop = min(start + size, length)
-            if at and at + stop - start > size:
-                sequence, at = sequence + 1, 0
-            pieces.append(Piece(text, start, stop, sequence, at))
+            if at + stop - start > size:
+                sequences.append([])
+                at = 0
+            sequences[-1].append(Piece(text, start, stop, at))
             at += stop - start
-    return pieces
+    return sequences
 
 
 def name_of(hook: str) -> str:
@@ -111,9 +109,9 @@ class _Stack:
         #: token of every row of each session
         self._tokens = [self._tokens_of(session) for session in sessions]
         lengths = list(map(len, self._tokens))
-        unpacked = [Piece(i, 0, n, i, 0) for i, n in enumerate(lengths)]
-        self._pieces = packed(lengths, size) if size else unpacked
-        self.shape = (1 + max((piece.sequence for piece in self._pieces), default=0), size or max(lengths))
+        unpacked = [[Piece(text, 0, length, 0)] for text, length in enumerate(lengths)]
+        self._sequences = packed(lengths, size) if size else unpacked
+        self.shape = (len(self._sequences), size or max(lengths))
 
     def _tokens_of(self, session: SessionHandle) -> Array:
         hooks = list(self.hooks.values())
@@ -139,14 +137,11 @@ class _Stack:
     def blocks(self, name: str, tensors: Sequence[SessionTensors]) -> Iterator[Array]:
         """The array, a sequence at a time, [sequence, width]; 0 where no text is. bfloat16 as its bits."""
         dtype, width = self.forms[name]
-        pieces = iter(self._pieces)
-        piece = next(pieces, None)
-        for sequence in range(self.shape[0]):
+        for pieces in self._sequences:
             block = np.zeros((self.shape[1], *width), tensor_files.NUMPY_DTYPES[dtype])
-            while piece is not None and piece.sequence == sequence:
+            for piece in pieces:
                 place = slice(piece.at, piece.at + piece.stop - piece.start)
                 block[place] = self._rows(name, piece, tensors[piece.text])
-                piece = next(pieces, None)
             yield block
 
     def _rows(self, name: str, piece: Piece, tensors: SessionTensors) -> Any:

@@ -336,13 +336,9 @@ def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelSt
 def check_sampling(sampling: SamplingSpec, structure: ModelStructure) -> None:
     """Raises InvalidRequest if the sampling names a token that the model does not have."""
     for field in ("logit_bias", "stop_token_ids"):
-        _check_tokens(field, getattr(sampling, field), structure)
-
-
-def _check_tokens(field: str, tokens: Iterable[int], structure: ModelStructure) -> None:
-    beyond = [token for token in tokens if token >= structure.vocab_size]
-    if beyond:
-        raise InvalidRequest(
-            f"{field} names token {beyond[0]}; this model's ids are from 0 to {structure.vocab_size - 1}",
-            param=f"sampling.{field}",
-        )
+        largest = max(getattr(sampling, field), default=0)
+        if largest >= structure.vocab_size:
+            raise InvalidRequest(
+                f"{field} names token {largest}; this model's ids are from 0 to {structure.vocab_size - 1}",
+                param=f"sampling.{field}",
+            )

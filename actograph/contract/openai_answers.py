@@ -9,6 +9,7 @@ from actograph.contract.base import MAX_TAGS, FileId, Metadata, Resource, Spec, 
 from actograph.contract.chat_job import Endpoint
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.specs import ExpiresAfter
+from actograph.durations import seconds_of
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -155,7 +156,6 @@ class ChatChunk(Answer):
 OUTPUT_PURPOSE = "batch_output"
 #: OpenAI accepts `24h` only
 Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}[smhd]$")]
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class BatchRequest(Spec):
@@ -180,7 +180,7 @@ class BatchRequest(Spec):
 
     @property
     def window_seconds(self) -> float:
-        return float(int(self.completion_window[:-1]) * _SECONDS[self.completion_window[-1]])
+        return float(seconds_of(self.completion_window, "completion_window"))
 
 
 class BatchLine(Spec):

@@ -230,8 +230,18 @@ class ExpiresAfter(Spec):
 Expiry = Annotated[ExpiresAfter | Literal["never"] | None, Field(description="null: the service's default.")]
 
 
-class JobSpecBase(Spec):
-    """Fields of all jobs. Defaults that are null are settings of the service."""
+class QueuedSpec(Spec):
+    """Fields of all jobs, analyses included. Defaults that are null are settings of the service."""
+
+    priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
+    deadline_seconds: float | None = Field(None, gt=0, le=1e9, description="From submission or retry.")
+    tags: list[Tag] = Field([], max_length=MAX_TAGS, description="Of the job and its sessions.")
+    expires_after: Expiry = None
+    metadata: Metadata = Field({}, description="Your own keys and values.")
+
+
+class JobSpecBase(QueuedSpec):
+    """Fields of all jobs that run a model."""
 
     model: ModelName = Field(description="A served model.")
     capture: CaptureSpec | None = Field(None, description="null keeps texts and scores only.")
@@ -240,12 +250,7 @@ class JobSpecBase(Spec):
     engine: EngineChoice = Field("auto", description="See docs/guides/models.md.")
     epochs: int = Field(1, ge=1, le=1000, description="Runs of each sample.")
     sample_timeout_seconds: float | None = Field(None, ge=0, le=1e8, description="null: the default.")
-    priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
     max_consecutive_failures: int | None = Field(None, ge=0, description="null: the default; 0: no limit.")
-    deadline_seconds: float | None = Field(None, gt=0, le=1e9, description="From submission or retry.")
-    tags: list[Tag] = Field([], max_length=MAX_TAGS, description="Of the job and its sessions.")
-    expires_after: Expiry = None
-    metadata: Metadata = Field({}, description="Your own keys and values.")
 
     @property
     def is_prefill(self) -> bool:

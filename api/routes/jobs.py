@@ -35,7 +35,7 @@ from storage.index import pages
 from storage.index.pages import PageOptions
 from storage.jobs import control, jobs, request_keys
 from storage.jobs.jobs import JobFilter
-from storage.queue import view, workers
+from storage.queue import claim, view, workers
 from storage.results import rescoring, summary
 from storage.results.export import folder, plan
 from storage.results.export.sample import Detail
@@ -124,12 +124,13 @@ def list_jobs(
     wanted = JobFilter(id_prefix=id_prefix, status=status, kind=kind, tag=tag, model=model, text=text)
     with services.database.read() as session:
         rows, has_more = jobs.find(session, wanted, **page)
-        limits, served = quotas.read(session, services.settings), workers.served_models(session)
-        return pages.page(
-            rows,
-            has_more,
-            lambda row: view.job(session, row, limits, broker_trouble=services.broker.trouble, served=served),
-        )
+        limits, trouble = quotas.read(session, services.settings), services.broker.trouble
+        served, places = workers.served_models(session), claim.positions(session, *rows)
+
+        def shown(row: JobRow) -> Job:
+            return view.job(session, row, limits, broker_trouble=trouble, served=served, positions=places)
+
+        return pages.page(rows, has_more, shown)
 
 
 @router.get("/jobs/{job_id}", summary="One job")

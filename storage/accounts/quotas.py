@@ -145,53 +145,43 @@ def _limits(session: Session, settings: Settings) -> Quotas:
 @of_everyone
 def used(session: Session) -> dict[str, int]:
     """Bytes in the store by owner, deleted ones included."""
-    found: dict[str, int] = {}
+    found = Counter[str]()
     with visible.doomed(session):
         for row in (JobRow, FileRow):
-            sums = sa.select(row.owner, sa.func.sum(row.bytes)).where(row.bytes > sa.literal_column("0"))
-            for owner, size in session.execute(sums.group_by(row.owner)):
-                found[owner] = found.get(owner, 0) + int(size)
+            found.update(_sizes(session, row))
     return found
+
+
+def _sizes(session: Session, row: type[JobRow | FileRow]) -> dict[str, int]:
+    sums = sa.select(row.owner, sa.func.sum(row.bytes)).where(row.bytes > sa.literal_column("0"))
+    return {owner: int(size) for owner, size in session.execute(sums.group_by(row.owner))}
 
 
 @of_everyone
 def usage(session: Session) -> dict[str, OwnerUsage]:
-    """Usage by owner in detail."""
+    """Usage by owner in detail. Rows of sessions are wide: an index counts all, and hidden ones are read."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    count = sa.func.count()
     with visible.doomed(session):
-        moment = now(session)
-        # Rows of sessions are wide: an index counts them, their jobs know their size; hidden ones are read.
-        sizes = sa.select(JobRow.owner, sa.func.sum(JobRow.bytes)).where(
-            JobRow.bytes > sa.literal_column("0")
-        )
-        for owner, size in session.execute(sizes.group_by(JobRow.owner)):
-            found[owner]["session_bytes"] = int(size)
-        for owner, number in session.execute(sa.select(SessionRow.owner, count).group_by(SessionRow.owner)):
-            found[owner]["sessions"] = number
+        moment, count = now(session), sa.func.count()
         hidden_jobs = sa.select(JobRow.id).where(JobRow.doomed_at.is_not(None))
         of_hidden_jobs = sa.and_(SessionRow.doomed_at.is_(None), SessionRow.job_id.in_(hidden_jobs))
-        # the others are in the making
-        deleted = sa.or_(SessionRow.doomed_at.is_(None), SessionRow.doomed_at <= moment)
-        sums = sa.select(SessionRow.owner, deleted, count, sa.func.sum(SessionRow.bytes))
-        for hidden in (SessionRow.doomed_at.is_not(None), of_hidden_jobs):
-            for owner, gone, number, size in session.execute(
-                sums.where(hidden).group_by(SessionRow.owner, deleted)
-            ):
-                found[owner]["sessions"] -= number
-                if gone:
-                    found[owner].update(deleting=number, deleting_bytes=int(size), session_bytes=-int(size))
-        # bytes of an upload count before it ends
-        state = sa.case(
-            (FileRow.doomed_at <= moment, "deleting"),
-            (FileRow.doomed_at.is_not(None), "arriving"),
-            else_="stored",
-        )
-        sums = sa.select(FileRow.owner, state, count, sa.func.sum(FileRow.bytes))
-        for owner, of_state, number, size in session.execute(sums.group_by(FileRow.owner, state)):
-            found[owner]["deleting_bytes" if of_state == "deleting" else "file_bytes"] += int(size)
-            if of_state != "arriving":
-                found[owner]["deleting" if of_state == "deleting" else "files"] += number
+        for row, sized, name, further in (
+            (SessionRow, JobRow, "session", [of_hidden_jobs]),
+            (FileRow, FileRow, "file", []),
+        ):
+            for owner, size in _sizes(session, sized).items():
+                found[owner][f"{name}_bytes"] += size
+            for owner, number in session.execute(sa.select(row.owner, count).group_by(row.owner)):
+                found[owner][f"{name}s"] += number
+            # the others arrive: bytes of an upload count before it ends
+            deleted = sa.or_(row.doomed_at.is_(None), row.doomed_at <= moment)
+            sums = sa.select(row.owner, deleted, count, sa.func.sum(row.bytes)).group_by(row.owner, deleted)
+            for hidden in (row.doomed_at.is_not(None), *further):
+                for owner, gone, number, size in session.execute(sums.where(hidden)):
+                    found[owner][f"{name}s"] -= number
+                    if gone:
+                        moved = {"deleting": number, "deleting_bytes": int(size), f"{name}_bytes": -int(size)}
+                        found[owner].update(moved)
     return {owner: OwnerUsage(owner=owner or None, **numbers) for owner, numbers in found.items()}
 
 

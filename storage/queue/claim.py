@@ -1,7 +1,7 @@
 """Claims: the only place that picks work, and the order in which it is picked.
 
 Of the jobs of the held model that have work, the most urgent goes first, then the one claimed longest ago.
-`position` counts along the same order. Chats of priority 0 leave one claim in eight to other jobs; with one
+`positions` counts along the same order. Chats of priority 0 leave one claim in eight to other jobs; with one
 slot they take turns. `choose` changes the model.
 """
 
@@ -307,10 +307,13 @@ def _lease(session: Session, job: JobRow, ids: Sequence[str], worker_id: str) ->
 
 
 @of_everyone
-def position(session: Session, job: JobRow) -> int | None:
-    """The place of a queued job among the waiting jobs of its model, from 1; None if it is not queued."""
-    if job.status != JobStatus.QUEUED or not job.pending:
-        return None
-    own = sa.tuple_(*(sa.literal(value) for value in _place(job)))
-    before = sa.select(sa.func.count()).where(HAS_PENDING, JobRow.model == job.model, sa.tuple_(*ORDER) < own)
-    return 1 + session.execute(before).scalar_one()
+def positions(session: Session, *rows: JobRow) -> dict[str, int]:
+    """The place of each queued job among the waiting jobs of its model, from 1, by id."""
+    queued = [row for row in rows if row.status == JobStatus.QUEUED and row.pending]
+    if not queued:
+        return {}
+    place = sa.func.row_number().over(partition_by=JobRow.model, order_by=ORDER).label("place")
+    of_models = JobRow.model.in_({row.model for row in queued})
+    waiting = sa.select(JobRow.id, place).where(HAS_PENDING, of_models).subquery()
+    found = sa.select(waiting.c.id, waiting.c.place).where(waiting.c.id.in_([row.id for row in queued]))
+    return {row.id: row.place for row in session.execute(found)}

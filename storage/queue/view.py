@@ -1,6 +1,6 @@
 """The queue as readers see it: jobs with their place, rate and time left, and counts for monitoring."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -30,6 +30,7 @@ def job(
     *,
     broker_trouble: str | None = None,
     served: Collection[str] | None = None,
+    positions: Mapping[str, int] | None = None,
 ) -> resources.Job:
     """The resource of a job.
 
@@ -37,6 +38,7 @@ def job(
         quotas: if given, the resource says whether a quota pauses the job.
         broker_trouble: why workers are not woken.
         served: read once by callers that show many jobs, see `workers.served_models`.
+        positions: read once by them too, see `claim.positions`.
     """
     paused = waiting = None
     if row.status in jobs.ACTIVE:
@@ -71,7 +73,7 @@ def job(
         metadata=row.spec.get("metadata", {}),
         spec=row.spec,
         results_url=f"/v1/jobs/{row.id}/results",
-        queue_position=claim.position(session, row),
+        queue_position=(claim.positions(session, row) if positions is None else positions).get(row.id),
         waiting_reason=waiting,
         samples_per_second=per_second,
         eta_seconds=eta_seconds,

@@ -7,15 +7,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from actograph.contract.base import MAX_TAGS, HookList, Metadata, Name, Spec, Tag, example
+from actograph.contract.base import HookList, Name, Spec, example
 from actograph.contract.row_selection import Positions, Reduce
-from actograph.contract.specs import Expiry
+from actograph.contract.specs import QueuedSpec
 
 #: `model` of these jobs and of their workers; served models have no "=" in their names, see `parse_served`
 ANALYSIS = "=analysis"
+Label = Annotated[str, Field(min_length=1, max_length=256)]
 JobId = Annotated[str, Field(pattern=r"^job_[0-9a-f]{32}$")]
 Bytes = Annotated[int, Field(ge=1, le=4 << 30)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_EXAMPLE = {"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"]}
 
 
 class SessionQuery(Spec):
@@ -29,18 +31,13 @@ class SessionQuery(Spec):
     limit: int | None = Field(None, ge=1, description="Most sessions of each job, oldest first.")
 
 
-class AnalysisSpecBase(Spec):
+class AnalysisSpecBase(QueuedSpec):
     """Fields of all analyses."""
 
     sessions: SessionQuery
     hooks: HookList = Field(
         [], description="Stored hooks, or points such as `resid_post` for all of its layers. Empty: all."
     )
-    priority: int = Field(5, ge=0, le=9, description="0 is served first, 9 last.")
-    deadline_seconds: float | None = Field(None, gt=0, le=1e9, description="From submission or retry.")
-    tags: list[Tag] = Field([], max_length=MAX_TAGS, description="Of the job and its results.")
-    expires_after: Expiry = None
-    metadata: Metadata = Field({}, description="Your own keys and values.")
 
     @property
     def model(self) -> str:
@@ -51,9 +48,7 @@ class AnalysisSpecBase(Spec):
 class OutliersSpec(AnalysisSpecBase):
     """Find outlier features and massive activations of hooks with a layer."""
 
-    model_config = example(
-        kind="outliers", sessions={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"]}, hooks=["resid_post"]
-    )
+    model_config = example(kind="outliers", sessions=_EXAMPLE, hooks=["resid_post"])
 
     kind: Literal["outliers"] = Field(description="Kind of the job.")
     positions: Positions = Field("all", description="Tokens to read, as in a capture spec.")
@@ -85,7 +80,7 @@ class ProbeSpec(RowsSpec):
 
     model_config = example(
         kind="probe",
-        sessions={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"]},
+        sessions=_EXAMPLE,
         hooks=["resid_post"],
         positions="generated",
         reduce="mean",
@@ -93,12 +88,7 @@ class ProbeSpec(RowsSpec):
     )
 
     kind: Literal["probe"] = Field(description="Kind of the job.")
-    label: str = Field(
-        "correct",
-        min_length=1,
-        max_length=256,
-        description="`correct`, `condition`, or a metric key of the samples' scores.",
-    )
+    label: Label = Field("correct", description="`correct`, `condition`, or a metric key of the scores.")
     method: Literal["logistic", "ridge", "mean_difference"] = Field("logistic", description="Kind of probe.")
     folds: int = Field(5, ge=2, le=100, description="Number of folds.")
     c: float | None = Field(
@@ -113,8 +103,8 @@ class CompareSpec(RowsSpec):
 
     model_config = example(
         kind="compare",
-        sessions={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"], "condition": "baseline"},
-        other={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"], "condition": "ep02"},
+        sessions=_EXAMPLE | {"condition": "baseline"},
+        other=_EXAMPLE | {"condition": "ep02"},
         hooks=["resid_post.12"],
     )
 
@@ -127,9 +117,7 @@ class CompareSpec(RowsSpec):
 class LensSpec(AnalysisSpecBase):
     """Read residual rows as next tokens, by the final norm and the unembedding of their model's files."""
 
-    model_config = example(
-        kind="lens", sessions={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"]}, positions="generated"
-    )
+    model_config = example(kind="lens", sessions=_EXAMPLE, positions="generated")
 
     kind: Literal["lens"] = Field(description="Kind of the job.")
     hooks: HookList = Field(

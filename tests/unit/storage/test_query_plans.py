@@ -46,7 +46,7 @@ OTHERS: dict[str, Query] = {
     "batches to move on": lambda session, job: batches.unended(session),
     "jobs of a tag": lambda session, job: jobs.find(session, {"tag": "night"}),
     "next job": lambda session, job: claim.choose(session, ASKING),
-    "place": lambda session, job: claim.position(session, jobs.get(session, job)),
+    "place": lambda session, job: claim.positions(session, jobs.get(session, job)),
     "unserved jobs": lambda session, job: workers.unserved_jobs(session, 0.0),
     "overdue jobs": lambda session, job: control.fail_overdue(session),
     "open samples": lambda session, job: view.open_samples(session),
@@ -107,9 +107,9 @@ def scans(plan: str) -> list[str]:
     """Steps that read a whole table."""
     found = []
     for line in (line.strip() for line in plan.splitlines()):
-        # a list of no ids is a subquery of no rows
+        # a list of no ids is a subquery of no rows; "anon" is what another step has found
         whole = line.startswith("SCAN ") and not any(
-            word in line for word in ("INDEX", "CONSTANT", "subquery")
+            word in line for word in ("INDEX", "CONSTANT", "subquery", "anon")
         )
         if (whole or "Seq Scan on" in line) and not any(f" {table}" in line for table in SMALL):
             found.append(line)

@@ -28,10 +28,12 @@ def test_the_most_urgent_goes_first_and_then_the_one_served_longest_ago(
     database: Database, submit: Submit
 ) -> None:
     first, second, late, urgent = submit(3), submit(3), submit(priority=9), submit(priority=1)
-    submit(model="other")
+    other = submit(model="other")
     with database.read() as session:
-        places = [claim.position(session, jobs.get(session, one)) for one in (urgent, first, second, late)]
-    assert places == [1, 2, 3, 4]
+        found = claim.positions(
+            session, *(jobs.get(session, one) for one in (late, other, first, urgent, second))
+        )
+    assert found == {urgent: 1, first: 2, second: 3, late: 4, other: 1}
     served = [job_id for worker in (ME, OTHER) * 4 for job_id in take(database, worker)]
     assert served == [urgent, *[first, second] * 3, late]
     assert take(database) == []
