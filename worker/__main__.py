@@ -41,7 +41,7 @@ def tune_for_cpu(environment: MutableMapping[str, str]) -> None:
     # Activations of long prompts take tens of MB each: without large pages prefill is a fifth slower
     environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     # oneDNN keeps kernels of 0.6 MB for each number of rows and shape of weight, 1,024 by default. 256 are as
-    # fast; with 64 a drain is 5 % slower. torch has a cache of its own in front.
+    # fast; with 64 a drain is slower. torch has a cache of its own in front.
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         environment.setdefault(cache, "256")
 

@@ -135,4 +135,4 @@ def _early_rows(plan: CapturePlan | None) -> CapturePlan | None:
     """Rows that a beginning captures for a plan."""
     if plan is None or not plan.hooks or plan.positions in _LATE:
         return None
-    return replace(plan, positions="all")
+    return replace(plan, positions="all", held_rows=0)
