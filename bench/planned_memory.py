@@ -4,8 +4,8 @@
 
 The model's device has `--free` MiB as far as the engine knows, of which its plan is a share. Jobs differ in
 length of prompt and answer, in what they capture and in what they change; all are in one run, and fill it.
-The process is fresh, and its memory before the run is taken off. Logits and activations of a pass come on
-top of the plan, and count.
+The process is fresh, tuned as a worker is, and its memory before the run is taken off. Logits and
+activations of a pass come on top of the plan, and count.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from bench.capture_throughput import build
 from bench.marks import Mark, print_marks, write_result
 from bench.shapes import PYTHON_BOUND
 from tests.support.engine_run import ListedRun
+from worker.__main__ import tune_for_cpu
 from worker.engine import forwards
 from worker.engine.engine import Engine
 from worker.engine.model.kv_cache import kv_bytes_per_token
@@ -157,9 +158,11 @@ def main() -> None:
         return
     command = [sys.executable, "-m", "bench.planned_memory", "--one", "--free", str(args.free)]
     command += ["--device", args.device]
+    environment = dict(os.environ)
+    tune_for_cpu(environment)
     found: list[dict[str, Any]] = []
     for _ in range(args.rounds):
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
         found.append(json.loads(done.stdout.splitlines()[-1]))
         shown = {name: f"{found[-1][name] / MIB:,.0f} MiB" for name in ("planned", "peak", "rows")}
         print(shown, f"{found[-1]['tokens']:,} tokens")

@@ -6,7 +6,7 @@ slot they take turns. `choose` changes the model.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -35,6 +35,8 @@ _ANY_WAITS = sa.select(sa.literal(1)).where(HAS_PENDING).limit(1)
 _CHAT_WAITS = _ANY_WAITS.where(JobRow.model == sa.bindparam("model"), _IS_URGENT_CHAT)
 #: a worker is busy with the job
 _IS_RUN = sa.exists().where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
+#: one worker alone reads the dataset, or loads the model; then all may open the job
+_MAY_BEGIN = sa.or_(JobRow.total.is_not(None), ~_IS_RUN)
 
 
 class Held(NamedTuple):
@@ -92,17 +94,18 @@ def claim(session: Session, asking: Asking, room: Callable[[JobRow], int]) -> Cl
         room: most samples to lease of a job; 0 if the worker must open it first.
     """
     _one_at_a_time(session, f"claim {asking.held and asking.held.model}")
+    # a worker with another model may take the chosen job before this lock: then the next one is chosen
     while not pause.holds(session) and (job := choose(session, asking)) is not None:
         size = room(job)
         if job.kind == LOAD or job.total is None or size < 1:
             if asking.joins:
                 return Claim(job=job)
-            # a worker that held another model may have begun it before this lock
-            free = sa.select(JobRow.id).where(JobRow.id == job.id, HAS_PENDING, ~_IS_RUN)
-            if jobs.lock_all(session, [job.id]) and session.scalar(free):
+            may_begin = sa.select(JobRow.id).where(JobRow.id == job.id, HAS_PENDING, _MAY_BEGIN)
+            if jobs.lock_all(session, [job.id]) and session.scalar(may_begin):
                 jobs.start(session, job.id)
                 _serve(session, asking, job)
                 return Claim(job=job)
+            asking = replace(asking, without=[*asking.without, job.id])
             continue
         several = [job.id] if job.kind != CHAT else _chats(session, asking, job, size)
         locked = {row.id: row for row in jobs.lock_all(session, several)}
@@ -117,6 +120,7 @@ def claim(session: Session, asking: Asking, room: Callable[[JobRow], int]) -> Cl
             return Claim(job=job, samples=samples, jobs=locked)
         if asking.joins and any(row.status in jobs.ACTIVE and row.pending for row in locked.values()):
             return Claim(job=job)
+        asking = replace(asking, without=[*asking.without, job.id])
     return None
 
 
@@ -190,8 +194,7 @@ def _head(
         JobRow.model == model,
         JobRow.kind != LOAD if kind is None else JobRow.kind == kind,
         sa.or_(JobRow.deadline_at.is_(None), JobRow.deadline_at >= now(session)),
-        # one worker alone reads the dataset, or loads the model
-        sa.or_(JobRow.total.is_not(None), ~_IS_RUN),
+        _MAY_BEGIN,
         *where,
     )
     if asking.owners:

@@ -8,6 +8,8 @@ import pytest
 from actograph.contract.resources import JobStatus
 from storage import samples
 from storage.artifacts.store import ArtifactStore
+from storage.queue import workers
+from tests.integration.worker.conftest import MODEL
 from tests.support.submitting import insert_chat
 
 if TYPE_CHECKING:
@@ -74,3 +76,12 @@ def test_clients_that_never_stop_asking_leave_turns_to_another_job(
         jobs.append(insert_chat(bench.database, "tiny-qwen3"))
         assert drain.look(1)
     assert [place == 0 for place in served(bench, *jobs)] == other
+
+
+def test_a_worker_takes_samples_of_a_job_that_another_one_runs(bench: "Bench") -> None:
+    night, another = bench.submit(capture=CAPTURE), "wrk_" + "1" * 32
+    bench.drain(another)
+    with bench.database.write() as session:
+        workers.set_busy(session, another, night, MODEL)
+    assert bench.drain(slots=2).look()
+    assert bench.status(night) is JobStatus.COMPLETED

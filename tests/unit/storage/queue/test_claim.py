@@ -58,6 +58,16 @@ def test_a_job_that_is_not_open_is_named_and_no_other_worker_reads_its_dataset(
     assert take(database, OTHER) == []
 
 
+def test_a_job_that_was_read_may_be_opened_by_every_worker(database: Database, submit: Submit) -> None:
+    job_id = submit(3)
+    with database.write() as session:
+        for worker_id in (ME, OTHER):
+            workers.register(session, worker_id, hostname="here", pid=1, model="demo")
+    assert take(database) == [job_id]
+    assert take(database, OTHER, room=0) == [job_id], "the other one opens it too"
+    assert take(database, OTHER) == [job_id]
+
+
 def test_what_may_not_start_waits(database: Database, submit: Submit) -> None:
     overdue, left, mine = submit(deadline_seconds=900), submit(), submit()
     with database.write() as session:
