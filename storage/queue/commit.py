@@ -63,7 +63,7 @@ class Ended:
 class Committed:
     #: what was stored; an outcome that the database refused has become a failure
     kept: Sequence[Ended]
-    #: samples without a stored result; the files of their sessions must be removed
+    #: keys of leases without a stored result; the files of their sessions must be removed
     lost: Collection[str]
 
 
@@ -84,8 +84,8 @@ def commit(session: Session, given: Sequence[Ended], *, seconds: float = 0.0) ->
             stored = _store(session, known)
     except _RefusedError as refused:
         stored, tried = _store_each(session, known, refused)
-    done = {one.lease.id for one in tried if stored[one.lease.id]}
-    kept = [one for one in tried if one.lease.id in done]
+    done = {one.lease.key for one in tried if stored[one.lease.key]}
+    kept = [one for one in tried if one.lease.key in done]
     published = {one.session.id for one in kept if one.session is not None}
     announced.abandon(
         session, [one.lease.session_id for one in given if one.lease.session_id not in published]
@@ -101,10 +101,10 @@ def commit(session: Session, given: Sequence[Ended], *, seconds: float = 0.0) ->
         kinds = {row.id: row.kind for row in jobs.lock_all(session, errors)}
         counters.add(session, _tally(kinds, kept, seconds))
     # unless their first commit was stored, and its answer was lost
-    without = [one.lease for one in given if one.lease.id not in done] + [
+    without = [one.lease for one in given if one.lease.key not in done] + [
         one.lease for one in kept if one.error is not None
     ]
-    lost = {lease.id for lease in without} - (_completed(session, without) if without else set())
+    lost = {lease.key for lease in without} - (_completed(session, without) if without else set())
     return Committed(kept=kept, lost=lost)
 
 
@@ -139,8 +139,8 @@ def _savepoint(session: Session) -> Iterator[None]:
 
 
 def _store(session: Session, given: Sequence[Ended]) -> dict[str, bool]:
-    stored = {one.lease.id: _end(session, one) for one in given}
-    sessions.publish(session, *(one.session for one in given if one.session and stored[one.lease.id]))
+    stored = {one.lease.key: _end(session, one) for one in given}
+    sessions.publish(session, *(one.session for one in given if one.session and stored[one.lease.key]))
     return stored
 
 
@@ -195,11 +195,12 @@ def _end(session: Session, one: Ended) -> bool:
 
 
 def _completed(session: Session, held: Sequence[LeasedSample]) -> set[str]:
-    """Samples that were completed under these leases."""
-    tokens = {lease.id: lease.token for lease in held}
+    """Keys of the leases under which samples were completed."""
     completed = SampleRow.status == SampleStatus.COMPLETED
-    statement = sa.select(SampleRow.id, SampleRow.lease_token).where(SampleRow.id.in_(tokens), completed)
-    return {row.id for row in session.execute(statement) if row.lease_token == tokens[row.id]}
+    ids = {lease.id for lease in held}
+    statement = sa.select(SampleRow.id, SampleRow.lease_token).where(SampleRow.id.in_(ids), completed)
+    tokens = {row.id: row.lease_token for row in session.execute(statement)}
+    return {lease.key for lease in held if tokens.get(lease.id) == lease.token}
 
 
 def _tally(kinds: Mapping[str, str], kept: Sequence[Ended], seconds: float) -> dict[Counter, float]:

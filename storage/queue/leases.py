@@ -52,6 +52,11 @@ class LeasedSample:
     session_id: str | None = None
 
     @property
+    def key(self) -> str:
+        """Name of the lease: a worker that lost a sample may get it again while it still runs it."""
+        return f"{self.id}.{self.token}"
+
+    @property
     def shown(self) -> dict[str, Any]:
         """Index, condition and epoch of its session: its own, or those that a request names."""
         named = self.input.get("sample", {})

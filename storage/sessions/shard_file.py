@@ -8,6 +8,7 @@ sample ends. Rows that wait for it would fill the memory, so the file begins wit
 import hashlib
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
@@ -71,14 +72,15 @@ class ShardFile:
                 self._file.write(piece)
             stage.start_writeback(self._file)
         except BaseException:
-            self._file.close()
+            self.close()
             raise
         # without their rows, which belong to the caller
         self._blocks = [Block(b.hook, b.dtype, b.shape, b.start) for b in blocks]
 
     def close(self) -> None:
-        """Close the file without its header."""
-        self._file.close()
+        """Close the file without its header. A full disk may refuse its last bytes, which nobody reads."""
+        with suppress(OSError):
+            self._file.close()
 
     def seal(
         self,

@@ -1,7 +1,7 @@
 """Stored sessions of synthetic rows, and a drain of analyses on them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,8 @@ class WatchedStore:
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
         self.read_keys: list[str] = []
-        self.at, self.act = -1, lambda: None
+        self.at = -1
+        self.act: Callable[[], None] = lambda: None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

@@ -169,7 +169,7 @@ def _commit(session: Session, ended: commit.Ended, owner: str, results: Results 
     if done.kept:
         for new in results.vectors if results is not None and done.kept[0].error is None else ():
             vectors.insert(session, new, owner=owner)
-    return ended.lease.id not in done.lost
+    return ended.lease.key not in done.lost
 
 
 def _sample_result(results: Results, session_id: str) -> SampleResult:

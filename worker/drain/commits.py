@@ -122,7 +122,7 @@ class Commits:
         """
         away = [o for o in outcomes if isinstance(o.error, _GIVEN_BACK)]
         ended = [_ended(o) for o in outcomes if not isinstance(o.error, _GIVEN_BACK)]
-        recorded = {o.lease.id: o.recorded.session_id for o in outcomes if o.recorded}
+        recorded = {o.lease.key: o.recorded.session_id for o in outcomes if o.recorded}
 
         def attempt(session: Session) -> Stored:
             leases.lock_jobs(session, [o.lease for o in outcomes])
@@ -130,7 +130,7 @@ class Commits:
             done = commit.commit(session, ended, seconds=seconds)
             return Stored(
                 outcomes=outcomes,
-                lost_sessions=[recorded[sample_id] for sample_id in done.lost if sample_id in recorded],
+                lost_sessions=[recorded[key] for key in done.lost if key in recorded],
                 is_any=bool(done.kept),
                 outage=next((o.error for o in away if isinstance(o.error, ServiceUnavailable)), None),
             )

@@ -184,7 +184,7 @@ class Desk:
             self._keeper.progress()
             talk = Talk(lease, job, self._store, urgent=work.urgent)
             with self._changed:
-                self._running[lease.id] = talk
+                self._running[lease.key] = talk
                 if talk.running:
                     (self._urgent if talk.urgent else self._waiting).append(talk)
                 self._changed.notify_all()
@@ -266,7 +266,7 @@ class Desk:
         """Score, store and commit an ended talk, in a thread of the pool."""
         self._finishing.submit(self._finish, talk)
         with self._changed:
-            del self._running[talk.lease.id]
+            del self._running[talk.lease.key]
             self._changed.notify_all()
 
     def _finish(self, talk: Talk) -> None:
@@ -287,7 +287,7 @@ class Desk:
             talk.fail(unforeseen(error, f"while sample {talk.lease.id} was finished"))
         self._commits.add(talk.outcome, at_once=talk.live is not None)
         if self._live is not None:
-            self._live.end(talk.lease.id)
+            self._live.end(talk.lease.key)
 
 
 def _take(most: int, *queues: deque[Talk]) -> list[Talk]:

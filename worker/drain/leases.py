@@ -43,10 +43,10 @@ class LeaseKeeper:
         self._stop = stop
         self._stall_seconds = stall_seconds
         self._end_process = end_process
-        #: sample -> lease
+        #: by key
         self._held: dict[str, LeasedSample] = {}
-        #: leases that were taken away
-        self._lost: set[tuple[str, int]] = set()
+        #: keys of leases that were taken away
+        self._lost: set[str] = set()
         self._lock = threading.Lock()
         self._silent_seconds = 0.0
         self._done = threading.Event()
@@ -69,14 +69,14 @@ class LeaseKeeper:
     def add(self, claimed: Iterable[LeasedSample]) -> None:
         """Watch further leases."""
         with self._lock:
-            self._held.update((lease.id, lease) for lease in claimed)
+            self._held.update((lease.key, lease) for lease in claimed)
 
     def release(self, ended: Iterable[LeasedSample]) -> None:
         """Watch these no longer: they were committed or given back."""
         with self._lock:
             for lease in ended:
-                self._held.pop(lease.id, None)
-                self._lost.discard((lease.id, lease.token))
+                self._held.pop(lease.key, None)
+                self._lost.discard(lease.key)
 
     def progress(self) -> None:
         """Note a decode step, a scored sample or a stored piece of a file."""
@@ -92,7 +92,7 @@ class LeaseKeeper:
 
     def has_lost(self, lease: LeasedSample) -> bool:
         """Whether this sample is the worker's no more: its job has ended, or its lease is lost."""
-        return (lease.id, lease.token) in self._lost
+        return lease.key in self._lost
 
     def _run(self) -> None:
         attempts = Attempts("the index cannot be asked for the leases")
@@ -112,9 +112,7 @@ class LeaseKeeper:
             found = leases.mine(session, self._worker_id)
         with self._lock:
             self._lost |= {
-                (lease.id, lease.token)
-                for lease in held
-                if found.get(lease.id) != lease.token and self._held.get(lease.id) == lease
+                lease.key for lease in held if found.get(lease.id) != lease.token and lease.key in self._held
             }
 
     def _end_stalled(self) -> None:

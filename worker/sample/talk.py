@@ -147,7 +147,7 @@ class Talk:
             # rows of earlier turns are not kept again
             chooser = TurnTokens(conversation, begun, self._positions, self._job.markup, begun.first_row)
         return GenerationRequest(
-            key=lease.id,
+            key=lease.key,
             prompt_ids=begun.ids,
             seed=seed,
             edits=edits,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from actograph.contract.resources import JobStatus, SampleStatus
+from storage import samples
 from storage.jobs import jobs
 from tests.support import leasing
 from tests.support.engine_double import Watched
@@ -84,3 +85,27 @@ def test_suspects_wait_until_nothing_else_runs(bench: "Bench", eventually: Event
         pass
     assert bench.status(suspect) is JobStatus.COMPLETED
     assert watched.most == 1
+
+
+def test_a_lost_sample_that_the_worker_gets_again_while_it_runs_is_stored_once(
+    bench: "Bench",
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("worker.drain.leases.POLL_SECONDS", 60)  # it gets it before it knows of the loss
+    job_id = bench.submit(**LONG | {"capture": CAPTURE, "sampling": {"max_tokens": 400}})
+
+    def token() -> int:
+        with bench.database.read() as session:
+            return samples.find(session, job_id)[0][0].lease_token
+
+    def lose() -> None:
+        leasing.lose(bench.database)
+        eventually(lambda: token() == 2)
+
+    bench.run_until(job_id, lose)
+    (sample,) = bench.samples(job_id)
+    assert (sample.error, bench.status(job_id)) == (None, JobStatus.COMPLETED)
+    assert "failed" not in caplog.text, "a failed run would end all other samples too"
+    assert bench.stored_sessions() == bench.indexed_sessions() == {sample.session_id}

@@ -157,7 +157,7 @@ class Client:
         rescoring.rescore(self._services.database, self._any("evaluation"), scorers)
 
     def load_model(self) -> None:
-        models.load_model(self._services, ModelLoadRequest(model_id=MODEL))
+        models.begin_load(self._services, ModelLoadRequest(model_id=MODEL))
 
     def pause(self) -> None:
         with self._services.database.write() as session:

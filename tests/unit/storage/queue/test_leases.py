@@ -265,6 +265,22 @@ def test_a_worker_that_ends_itself_counts_a_loss_and_tells_the_reason_in_the_end
         leases.give_back(session, held, WorkerStalled("its job is gone"))
 
 
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_of_two_outcomes_of_a_sample_the_one_of_its_valid_lease_counts(
+    database: Database, submit: Submit, newest_first: bool
+) -> None:
+    job_id = submit(1)
+    (old,) = claim(database, job_id)
+    leasing.lose(database)
+    (new,) = claim(database, job_id)
+    ended = [Ended(lease=one, result=RESULT) for one in (old, new)]
+    with database.write() as session:
+        done = commit.commit(session, ended[::-1] if newest_first else ended)
+    assert (done.kept, done.lost) == ([ended[1]], {old.key})
+    with database.read() as session:
+        assert jobs.get(session, job_id).completed == 1
+
+
 def test_an_outcome_that_the_database_refuses_fails_its_own_sample_alone(
     database: Database, submit: Submit
 ) -> None:
@@ -275,10 +291,10 @@ def test_an_outcome_that_the_database_refuses_fails_its_own_sample_alone(
         ended = [Ended(lease=lease, result=bad if lease.sample_index == 1 else RESULT) for lease in held]
         done = commit.commit(session, ended, seconds=1.0)
     assert [one.error is None for one in done.kept] == [True, False, True]
-    assert done.lost == {held[1].id}
+    assert done.lost == {held[1].key}
     with database.write() as session:
         again = commit.commit(session, ended)  # the answer was lost
-    assert (again.kept, again.lost) == ([], {held[1].id})
+    assert (again.kept, again.lost) == ([], {held[1].key})
     assert [row.status for row in rows(database, job_id)] == ["completed", "failed", "completed"]
     with database.read() as session:
         row = jobs.get(session, job_id)

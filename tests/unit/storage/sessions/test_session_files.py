@@ -1,6 +1,7 @@
 """Session files: what goes in comes out, here and in other readers; what is wrong is not stored."""
 
 import json
+import resource
 import secrets
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from actograph.contract.errors import (
     StoreDamaged,
 )
 from storage.artifacts.local import LocalStore
+from storage.artifacts.s3 import S3Store
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.writer import SessionReader, SessionWriter, TensorRows
 from tests.support.samples import manifest_of
@@ -317,6 +319,19 @@ def test_a_full_disk_is_a_reason(store: LocalStore, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ServiceUnavailable, match=r"could not be written: .*No space left"):
         writer.finish(manifest(session_id, TWO_ROWS), TOKENS)
     assert not staged(store)
+
+
+def test_files_that_a_full_disk_refuses_can_still_be_discarded(tmp_path: Path) -> None:
+    writer = SessionWriter(S3Store("bucket", spool=tmp_path), new_id())
+    writer.write_shard([part()])
+    assert list(tmp_path.iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        writer.discard()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 # --- reading, also what was damaged since

@@ -110,6 +110,19 @@ def test_what_is_taken_from_a_worker_is_dropped_alone(
         assert held.held == [first] and not held.has_lost(second)
 
 
+def test_a_lost_sample_that_the_worker_got_again_is_dropped_once(
+    database: Database, leases: list[LeasedSample], tmp_path: Path
+) -> None:
+    leasing.lose(database)
+    again = leasing.begin(database, leases[0].job_id, 2, worker_id="w")
+    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
+        held.add(again)
+        wait_until(lambda: all(held.has_lost(one) for one in leases))
+        assert not any(held.has_lost(one) for one in again)
+        held.release(leases)
+        assert held.held == again
+
+
 def test_a_claim_between_the_question_and_its_answer_is_not_lost(
     database: Database, leases: list[LeasedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
