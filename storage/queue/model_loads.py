@@ -9,11 +9,13 @@ from sqlalchemy.orm import Session
 from actograph.contract import base, resources
 from actograph.contract.errors import ModelRefused, NotFound
 from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.models import ModelStructure
 from actograph.contract.resources import JobStatus
 from storage.index import events, row_locks
 from storage.index.database import now
 from storage.index.ids import new_job_id
 from storage.jobs import control, jobs
+from storage.queue import workers
 from storage.tables.models import JobRow
 
 #: more urgent than all other jobs
@@ -64,11 +66,18 @@ def begin(session: Session, row: JobRow, worker_id: str) -> bool:
     return True
 
 
-def complete(session: Session, job_id: str) -> None:
-    """Complete the request of a loaded and verified model, unless it was cancelled."""
+def complete(session: Session, job_id: str, structure: ModelStructure) -> None:
+    """Complete the request of a loaded model, unless it was cancelled. Its options are in force now."""
     if jobs.lock_active(session, job_id) is not None:
+        workers.keep_structure(session, structure)
         jobs.set_total(session, job_id, 1)
         control.count_ended(session, job_id, [None])
+
+
+def loaded(session: Session, worker_id: str, structure: ModelStructure, options: ModelLoadOptions) -> None:
+    """Show the model that a worker has loaded with `options`."""
+    is_in_force = options == options_in_force(session, structure.model)
+    workers.set_ready(session, worker_id, structure, is_in_force=is_in_force)
 
 
 def options_in_force(session: Session, model: str) -> ModelLoadOptions:

@@ -52,21 +52,16 @@ def register(
 
 
 def set_ready(
-    session: Session, worker_id: str, structure: models.ModelStructure, *, is_as_pinned: bool = False
+    session: Session, worker_id: str, structure: models.ModelStructure, *, is_in_force: bool = True
 ) -> None:
-    """Show a loaded and verified model. Submissions are checked against its structure.
+    """Show a loaded and verified model.
 
     Args:
-        is_as_pinned: True for a model that was loaded for a pinned job. New jobs keep the structure of the
-            last other load.
+        is_in_force: False for a model that was loaded for a pinned job, or whose options others replaced
+            meanwhile. New jobs keep the structure of the last other load.
     """
-    moment = now(session)
-    if not is_as_pinned:
-        # two workers may load one model at once
-        _keep_structure(
-            session,
-            [{"name": structure.model, "structure": structure.model_dump(mode="json"), "loaded_at": moment}],
-        )
+    if is_in_force:
+        keep_structure(session, structure)
     _update(
         session,
         worker_id,
@@ -75,8 +70,14 @@ def set_ready(
         model=structure.model,
         identity_sha256=structure.identity.sha256 if structure.identity else None,
         device=structure.device,
-        heartbeat_at=moment,
+        heartbeat_at=now(session),
     )
+
+
+def keep_structure(session: Session, structure: models.ModelStructure) -> None:
+    """Check submissions against this structure. Two workers may load one model at once."""
+    row = {"structure": structure.model_dump(mode="json"), "loaded_at": now(session)}
+    _keep_structure(session, [{"name": structure.model} | row])
 
 
 def set_failed(session: Session, worker_id: str, error: ActographError) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from actograph.contract.errors import ActographError, ModelChanged, ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
-from actograph.contract.models import PinnedModel
+from actograph.contract.models import ModelStructure, PinnedModel
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
@@ -115,16 +115,17 @@ class JobModels:
         """Run a job of kind `load`; if its model is refused, go on with the former one."""
         previous = self.name
         refused: ActographError | None = None
+        structure: ModelStructure | None = None
         try:
-            self._models.load(job.model, ModelLoadOptions.model_validate(job.spec))
+            structure = self._models.load(job.model, ModelLoadOptions.model_validate(job.spec)).structure
         except ActographError as error:
             # the error's frames hold the loaded model, which must be freed before the next load
             error.__cause__ = error.__context__ = None
             refused = error.with_traceback(None)
         with self._database.write() as session:
-            if refused is None:
-                model_loads.complete(session, job.id)
-            else:
+            if structure is not None:
+                model_loads.complete(session, job.id, structure)
+            elif refused is not None:
                 logger.warning("model %s is refused: %s", job.model, refused)
                 jobs.fail(session, job.id, refused)
         if refused is not None and previous is not None:

@@ -49,9 +49,8 @@ class ModelHolder:
         self.before_unload: Callable[[], None] = lambda: None
         #: the engine of the held model
         self.engine: Engine | None = None
-        self._options = ModelLoadOptions()
-        #: True if the model was loaded for a pinned job, not with the options in force
-        self.is_as_pinned = False
+        #: what it was loaded with
+        self.options = ModelLoadOptions()
         self._resting: dict[str, int] = {}
 
     def engine_for(self, name: str) -> Engine:
@@ -69,7 +68,7 @@ class ModelHolder:
     def holds(self, name: str) -> bool:
         """Whether the model served as `name` is held, with the options in force."""
         held = self.engine
-        return held is not None and held.structure.model == name and self._options_of(name) == self._options
+        return held is not None and held.structure.model == name and self._options_of(name) == self.options
 
     def engine_as(self, pinned: ModelIdentity) -> Engine:
         """The engine of exactly this model variant, loaded if another one is held.
@@ -93,24 +92,23 @@ class ModelHolder:
                 "savepoints": [],  # a pinned job has its own
             }
         )
-        engine = self.load(pinned.model, options, as_pinned=True)
+        engine = self.load(pinned.model, options)
         found = engine.structure.identity
         if found is not None and not is_same(found, pinned):
             raise _changed(pinned, found)
         return engine
 
-    def load(self, name: str, options: ModelLoadOptions, *, as_pinned: bool = False) -> Engine:
+    def load(self, name: str, options: ModelLoadOptions) -> Engine:
         """Unload the held model, load and verify `name`, resolve its savepoints; errors as `engine_for`.
 
         After an error other than UnknownModel no model is held.
         """
         model = self._find(name)
         self.unload()
-        self.is_as_pinned = as_pinned
         logger.info("loading model %s", name)
         try:
             self.engine = self._load(model, options)
-            self._options, self._resting = options, memory_snapshot(self.engine.model.devices)
+            self.options, self._resting = options, memory_snapshot(self.engine.model.devices)
             self._on_loaded(self.engine.structure)
         except (ActographError, torch.AcceleratorError):
             self.unload()

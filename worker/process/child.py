@@ -132,7 +132,7 @@ class WorkerProcess:
 
     def _loaded(self, structure: ModelStructure) -> None:
         def show(session: Session) -> None:
-            workers.set_ready(session, self.worker_id, structure, is_as_pinned=self._models.is_as_pinned)
+            model_loads.loaded(session, self.worker_id, structure, self._models.options)
             # plans need the memory before the first heartbeat
             workers.heartbeat(session, self.worker_id, self._models.memory())
 

@@ -38,7 +38,7 @@ def test_a_request_is_queued_before_all_else_and_seen_to_its_end(service: Servic
     shown = service.client.get(url).json()
     assert (shown["status"], shown["worker_id"]) == ("in_progress", worker_id)
     with service.database.write() as session:
-        model_loads.complete(session, load["id"])
+        model_loads.complete(session, load["id"], structure("other"))
     assert service.client.get(url).json()["status"] == "completed"
     with service.database.read() as session:
         found = model_loads.options_in_force(session, "other")
@@ -70,7 +70,7 @@ def test_a_client_may_wait_until_the_model_is_loaded_or_refused(service: Service
         load_id = take()
         assert not asked.done()
         with service.database.write() as session:
-            model_loads.complete(session, load_id)
+            model_loads.complete(session, load_id, structure("other"))
         answer = asked.result(60)
         assert answer.status_code == 200
         assert (answer.json()["id"], answer.json()["status"]) == (load_id, "completed")

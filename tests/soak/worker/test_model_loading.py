@@ -57,7 +57,7 @@ class Bench:
     def _loaded(self, structure: Any) -> None:
         self.loads.append(structure.model)
         with self.database.write() as session:
-            workers.set_ready(session, WORKER, structure)
+            model_loads.loaded(session, WORKER, structure, self.holder.options)
 
     def _options_of(self, model: str) -> ModelLoadOptions:
         with self.database.read() as session:

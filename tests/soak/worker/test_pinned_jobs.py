@@ -62,7 +62,7 @@ class Worker:
     def _loaded(self, structure: ModelStructure) -> None:
         self.loads.append(structure.dtype)
         with self._bench.database.write() as session:
-            workers.set_ready(session, self.id, structure, is_as_pinned=self.holder.is_as_pinned)
+            model_loads.loaded(session, self.id, structure, self.holder.options)
 
     def load(self, **options: Any) -> None:
         """Load the model as a client asks."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
 
+from actograph.contract.errors import ActographError
 from worker.engine.capture.pool import Block
 from worker.engine.capture.record import Shard
 from worker.engine.requests import Generation
@@ -113,7 +114,8 @@ class Delivery:
             self._sink.write(key, chunks)
             self.rows += sum(chunk.rows for chunk in chunks.values())
         except Exception as error:
-            log.warning("request %s: its rows could not be stored", key, exc_info=error)
+            trace = None if isinstance(error, ActographError) else error
+            log.warning("request %s: its rows could not be stored: %s", key, error, exc_info=trace)
             with self._moved:
                 self._errors[key] = self._failed[key] = error.with_traceback(None)  # its frames hold the rows
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from actograph.contract.errors import ModelRefused
+from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import ModelStructure
 from actograph.contract.operations import WorkerStatus
 from storage.index.database import Database
-from storage.queue import workers
+from storage.jobs import jobs
+from storage.queue import model_loads, workers
 from storage.tables.models import WorkerRow
 from tests.support import leasing
 from tests.support.structures import model_structure
@@ -37,6 +39,25 @@ def shown(database: Database, worker_id: str) -> WorkerStatus:
 def silence(database: Database, seconds: float) -> None:
     with database.write() as session:
         session.execute(sa.update(WorkerRow).values(heartbeat_at=WorkerRow.heartbeat_at - seconds))
+
+
+def test_a_worker_that_starts_while_a_model_is_loaded_anew_keeps_the_newer_structure(
+    database: Database,
+) -> None:
+    start(database, A)
+    options = ModelLoadOptions(dtype="bfloat16")
+    with database.write() as session:
+        asked = model_loads.create(session, "demo", options).id
+        jobs.start(session, asked)
+        model_loads.loaded(session, A, structure(layers=3), options)
+        assert workers.structure(session, "demo") == structure(), "these options are not in force yet"
+        model_loads.complete(session, asked, structure(layers=3))
+    with database.write() as session:
+        workers.register(session, B, hostname="here", pid=os.getpid(), model="demo")
+        model_loads.loaded(session, B, structure(), ModelLoadOptions())
+        assert workers.structure(session, "demo") == structure(layers=3)
+        model_loads.loaded(session, B, structure(layers=4), options)
+        assert workers.structure(session, "demo") == structure(layers=4)
 
 
 def test_a_worker_shows_what_it_does(database: Database, submit: Submit) -> None:
