@@ -19,7 +19,7 @@ from worker.__main__ import main
 class NullHolder:
     """Holds the null engine under the name that the settings give the model."""
 
-    is_as_pinned = False
+    options = ModelLoadOptions()
 
     def __init__(
         self,
