@@ -52,7 +52,7 @@ class Mark:
 
 
 def median_and_quartiles(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    low, middle, high = statistics.quantiles(values, n=4)
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
     return middle, (low, high)
 
 

@@ -144,4 +144,6 @@ document.addEventListener("visibilitychange", () => (document.hidden ? unfollow(
 addEventListener("pagehide", unfollow);
 addEventListener("pageshow", follow);
 setInterval(refresh, PACE);
+// on a narrow screen the page's own link may be beyond the edge
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 follow();

@@ -10,7 +10,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from actograph import tensor_files
-from actograph.contract.errors import ActographError
+from actograph.contract.errors import ActographError, WorkerLost
 from actograph.contract.resources import Job, JobStatus, Sample, SampleStatus
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
@@ -25,7 +25,7 @@ RELATIVE_TOLERANCE = 1e-5
 
 @dataclass
 class Audit:
-    """Counts; every one but `samples`, `sessions` and the repeats must be zero."""
+    """Counts; every one of `FAULTLESS` must be zero."""
 
     samples: int = 0
     sessions: int = 0
@@ -44,6 +44,8 @@ class Audit:
     #: samples that were claimed more than once, and how often in all
     repeated_samples: int = 0
     repeats: int = 0
+    #: samples that failed, as they must, when the faults had killed their worker four times
+    given_up: int = 0
     largest_activation_difference: float = 0.0
     examples: list[str] = field(default_factory=list)
 
@@ -83,7 +85,10 @@ def audit_job(
     counts = Counter(_key(s) for s in samples)
     reference = {_key(s): s for s in expected}
     good = {_key(s): s for s in samples if s.status is SampleStatus.COMPLETED}
-    audit.note("lost", f"{job.id}: {len(reference) - len(good)} samples", len(reference.keys() - good.keys()))
+    given_up = {_key(s) for s in samples if s.error is not None and s.error.type == WorkerLost.code}
+    audit.given_up += len(given_up)
+    lost = reference.keys() - good.keys() - given_up
+    audit.note("lost", f"{job.id}: {len(lost)} samples", len(lost))
     audit.note("duplicated", f"{job.id}: rows", sum(n - 1 for n in counts.values()))
     # a result that was counted twice, or not at all, shows here
     audit.note(
