@@ -264,12 +264,14 @@ class Desk:
 
     def _end(self, talk: Talk) -> None:
         """Score, store and commit an ended talk, in a thread of the pool."""
-        self._finishing.submit(self._finish, talk)
+        # a commit waits for others that end soon, if there are any
+        at_once = talk.live is not None or len(self._running) == 1
+        self._finishing.submit(self._finish, talk, at_once=at_once)
         with self._changed:
             del self._running[talk.lease.key]
             self._changed.notify_all()
 
-    def _finish(self, talk: Talk) -> None:
+    def _finish(self, talk: Talk, *, at_once: bool) -> None:
         self._keeper.progress()
         try:
             with self._decoding:
@@ -285,7 +287,7 @@ class Desk:
             talk.discard()
         except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
             talk.fail(unforeseen(error, f"while sample {talk.lease.id} was finished"))
-        self._commits.add(talk.outcome, at_once=talk.live is not None)
+        self._commits.add(talk.outcome, at_once=at_once)
         if self._live is not None:
             self._live.end(talk.lease.key)
 
