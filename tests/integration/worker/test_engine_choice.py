@@ -1,5 +1,6 @@
 """A job's engine: chosen by its spec, named with its reason by the job and by its sessions."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from storage.queue import view
 from storage.sessions.writer import SessionReader
 from tests.support.engine_double import Watched
 from tests.support.submitting import insert_chat
-from worker.engine.runs import RunStatistics
+from worker.engine.runs import RunRequest, RunStatistics
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -32,12 +33,15 @@ class Noted(Watched):
     """Notes of each run whether it was traced, and its samples."""
 
     def __init__(self, engine: Any) -> None:
-        super().__init__(engine, lambda requests: self.runs[-1][1].update(one.key for one in requests))
+        super().__init__(engine, self._note)
         self.runs: list[tuple[bool, set[str]]] = []
 
     def run(self, **of_run: Any) -> RunStatistics:
         self.runs.append((of_run["options"].traced, set()))
         return super().run(**of_run)
+
+    def _note(self, requests: Sequence[RunRequest]) -> None:
+        self.runs[-1][1].update(one.key.partition(".")[0] for one in requests)
 
 
 @pytest.fixture(autouse=True)

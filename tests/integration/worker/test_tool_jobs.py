@@ -194,7 +194,7 @@ def test_tools_and_scorers_of_the_operator_take_part(
         assert (sample.tool_use.calls, sample.tool_use.errors) == (2, 0)
         assert [m.content for m in sample.messages if m.role == "tool"] == ["5 of plums", "2"]
         assert sample.scores["last_word,none"].value == 1.0
-        prompt = bench.engine.model.tokenizer.decode(said.asked[sample.id][0].prompt_ids)
+        prompt = bench.engine.model.tokenizer.decode(said.asked[f"{sample.id}.1"][0].prompt_ids)
         assert "Look up how many of an item are in stock." in prompt
 
 
