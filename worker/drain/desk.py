@@ -235,7 +235,7 @@ class Desk:
             self._live = LiveText(talk.live, self._job.engine.model.tokenizer)
             self._live.start()
         sampling = talk.sampling
-        self._live.follow(key, generated_ids, sampling.stop, sampling.stop_token_ids)
+        self._live.follow(talk.lease.id, generated_ids, sampling.stop, sampling.stop_token_ids)
 
     def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
         self._running[key].write(rows)
@@ -289,7 +289,7 @@ class Desk:
             talk.fail(unforeseen(error, f"while sample {talk.lease.id} was finished"))
         self._commits.add(talk.outcome, at_once=at_once)
         if self._live is not None:
-            self._live.end(talk.lease.key)
+            self._live.end(talk.lease.id)
 
 
 def _take(most: int, *queues: deque[Talk]) -> list[Talk]:
