@@ -96,31 +96,36 @@ def claim(session: Session, asking: Asking, room: Callable[[JobRow], int]) -> Cl
     _one_at_a_time(session, f"claim {asking.held and asking.held.model}")
     # a worker with another model may take the chosen job before this lock: then the next one is chosen
     while not pause.holds(session) and (job := choose(session, asking)) is not None:
-        size = room(job)
-        if job.kind == LOAD or job.total is None or size < 1:
-            if asking.joins:
-                return Claim(job=job)
-            may_begin = sa.select(JobRow.id).where(JobRow.id == job.id, HAS_PENDING, _MAY_BEGIN)
-            if jobs.lock_all(session, [job.id]) and session.scalar(may_begin):
-                jobs.start(session, job.id)
-                _serve(session, asking, job)
-                return Claim(job=job)
-            asking = replace(asking, without=[*asking.without, job.id])
-            continue
-        several = [job.id] if job.kind != CHAT else _chats(session, asking, job, size)
-        locked = {row.id: row for row in jobs.lock_all(session, several)}
-        samples: list[LeasedSample] = []
-        for row in [locked[one] for one in several if one in locked]:
-            beside = len(samples) + asking.joins
-            samples += of_job(session, row, asking.worker_id, size - len(samples), beside=beside)
-            if len(samples) == size or any(one.losses >= SUSPECT_AFTER for one in samples):
-                break
-        if samples:
-            _serve(session, asking, job)
-            return Claim(job=job, samples=samples, jobs=locked)
-        if asking.joins and any(row.status in jobs.ACTIVE and row.pending for row in locked.values()):
-            return Claim(job=job)
+        if (found := _of_chosen(session, asking, job, room(job))) is not None:
+            return found
         asking = replace(asking, without=[*asking.without, job.id])
+    return None
+
+
+def _of_chosen(session: Session, asking: Asking, job: JobRow, size: int) -> Claim | None:
+    """Lease up to `size` samples of the chosen job, or of chats like it. None if others took it meanwhile."""
+    if job.kind == LOAD or job.total is None or size < 1:
+        if asking.joins:
+            return Claim(job=job)
+        may_begin = sa.select(JobRow.id).where(JobRow.id == job.id, HAS_PENDING, _MAY_BEGIN)
+        if not jobs.lock_all(session, [job.id]) or not session.scalar(may_begin):
+            return None
+        jobs.start(session, job.id)
+        _serve(session, asking, job)
+        return Claim(job=job)
+    several = [job.id] if job.kind != CHAT else _chats(session, asking, job, size)
+    locked = {row.id: row for row in jobs.lock_all(session, several)}
+    samples: list[LeasedSample] = []
+    for row in [locked[one] for one in several if one in locked]:
+        beside = len(samples) + asking.joins
+        samples += of_job(session, row, asking.worker_id, size - len(samples), beside=beside)
+        if len(samples) == size or any(one.losses >= SUSPECT_AFTER for one in samples):
+            break
+    if samples:
+        _serve(session, asking, job)
+        return Claim(job=job, samples=samples, jobs=locked)
+    if asking.joins and any(row.status in jobs.ACTIVE and row.pending for row in locked.values()):
+        return Claim(job=job)
     return None
 
 
