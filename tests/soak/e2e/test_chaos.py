@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from actograph.contract.resources import JobStatus
+from actograph.contract.base import ErrorRecord
+from actograph.contract.errors import WorkerLost
+from actograph.contract.resources import JobStatus, SampleStatus
 from storage import samples
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
@@ -95,6 +97,8 @@ def check_that_the_audit_sees(home: Path, problems: int) -> None:
     again[1] = again[1].model_copy(update={"session_id": again[2].session_id})
     again[3] = again[3].model_copy(update={"completion": "something else"})
     again[4] = again[4].model_copy(update={"scores": {}})
+    killed = ErrorRecord(type=WorkerLost.code, message="killed four times", details=None)
+    again[7] = again[7].model_copy(update={"status": SampleStatus.FAILED, "error": killed})
     other = stored_path(store, f"sessions/{again[6].session_id}/manifest.json")
     said = json.loads(other.read_text())
     other.chmod(0o600)
@@ -113,5 +117,5 @@ def check_that_the_audit_sees(home: Path, problems: int) -> None:
     assert (audit.unreadable, audit.different_token_ids) == (1, 1)
     assert (audit.different_texts, audit.different_scores) == (1, 1)
     assert audit.mixed_identity == 1
-    # one is missing, one is there twice, and the job counts more than there are
-    assert (audit.lost, audit.duplicated, audit.unfinished_jobs) == (1, 2, 1)
+    # one is missing, one is there twice, and the job counts more than have completed
+    assert (audit.lost, audit.given_up, audit.duplicated, audit.unfinished_jobs) == (1, 1, 3, 1)
