@@ -87,9 +87,9 @@ class NewVector(Spec):
 
     model_config = example(name="career", hook="resid_post.2", vector=[0.1, -0.2, 0.3], model="demo")
 
-    name: Name
-    hook: HookName
-    vector: Vector
+    name: Name = Field(description="Your name for it; another of the same name may exist.")
+    hook: HookName = Field(description="Hook whose rows it is from or for.")
+    vector: Vector = Field(description="As long as the hook is wide.")
     model: ModelName | None = Field(None, description="Only its jobs may use it.")
     metadata: Metadata = Field({})
 

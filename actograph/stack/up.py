@@ -60,6 +60,7 @@ def up_process(arguments: Sequence[str], environment: Mapping[str, str]) -> Iter
             yield url.strip()
         finally:
             process.terminate()
+            process.wait()  # Popen does not wait for its program after Ctrl-C
 
 
 def run(

@@ -1,6 +1,6 @@
 """/v1/models in OpenAI's form, the structure of a model, and model loads."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 from anyio import to_thread
@@ -18,6 +18,12 @@ from storage.queue import model_loads, workers
 
 #: between two looks at a load that a client waits for
 _LOOK_SECONDS = 0.25
+#: of both paths
+_LOAD: Any = {
+    "dependencies": [ADMIN],
+    "status_code": 202,
+    "responses": {200: {"model": ModelLoad, "description": "The load has ended."}},
+}
 
 router = APIRouter(tags=["models"], dependencies=[READ])
 
@@ -32,14 +38,8 @@ def list_models(services: ServicesDep) -> ListPage[Model]:
     )
 
 
-@router.post("/v1/models/load", summary="Load a model on a worker", dependencies=[ADMIN], status_code=202)
-@router.post(
-    "/models/load",
-    summary="Alias of POST /v1/models/load",
-    dependencies=[ADMIN],
-    status_code=202,
-    name="load_model_alias",
-)
+@router.post("/v1/models/load", summary="Load a model on a worker", **_LOAD)
+@router.post("/models/load", summary="Alias of POST /v1/models/load", name="load_model_alias", **_LOAD)
 async def load_model(
     services: ServicesDep, request: ModelLoadRequest, http: Request, response: Response
 ) -> ModelLoad:

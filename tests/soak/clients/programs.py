@@ -30,10 +30,11 @@ CAPTURE = {"capture": {"points": ["resid_post"], "layers": [0]}}
 
 
 def _place() -> Any:
-    """A form that no weights write by chance."""
+    """A form that no weights write by chance. Nothing may be added to it: they would, and never end."""
     pydantic = importlib.import_module("pydantic")
     city, size = (Literal["Paris", "Rome"], ...), (int, pydantic.Field(ge=0, le=99))
-    return pydantic.create_model("Place", __doc__="A place.", city=city, size=size)
+    closed = pydantic.ConfigDict(extra="forbid")
+    return pydantic.create_model("Place", __doc__="A place.", __config__=closed, city=city, size=size)
 
 
 def agents(url: str, model: str) -> dict[str, Any]:

@@ -119,7 +119,8 @@ def test_nothing_is_lost_or_doubled_whoever_dies(service: Any, wait: Wait) -> No
         one, other = (client.batches.retrieve(batch_id) for batch_id in (undisturbed, disturbed))
         first, second = answers(client, one), answers(client, other)
         for name, answer in first.items():
-            assert answer["choices"][0]["message"] == second[name]["choices"][0]["message"], name
+            said, again = (found["choices"][0]["message"]["content"] for found in (answer, second[name]))
+            assert said == again, name
             assert answer.get("activations_meta") == second[name].get("activations_meta"), name
         assert (one.usage, one.error_file_id) == (other.usage, other.error_file_id)
         assert {sample.losses for sample in plain.jobs.get(job_id).samples()} == {0, 1}
