@@ -1,6 +1,8 @@
 """The application: its services, middleware and routes."""
 
 import logging
+import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -23,19 +25,7 @@ from api.middleware.bodies import BodyLimit, refuse_nul
 from api.middleware.request_ids import RequestIds, name_in_logs
 from api.openai.chat_watch import ChatWatch
 from api.pages import site
-from api.routes import (
-    batches,
-    chat,
-    comparisons,
-    files,
-    jobs,
-    keys,
-    matrix,
-    models,
-    ops,
-    sessions,
-    vectors,
-)  # fmt: skip
+from api.routes import batches, chat, comparisons, files, jobs, keys, matrix, models, ops, sessions, vectors
 from api.served_models import ServedModels
 from storage import migrate
 from storage.artifacts.factory import open_store
@@ -134,7 +124,15 @@ def process_app() -> FastAPI:
     settings = Settings()
     redaction.set_up_logging(settings)
     name_in_logs()
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     return create_app(settings)
+
+
+def _end_with(parent: Any) -> None:
+    """End when the process that serves through several has died: this one would keep the port."""
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _stop_streams_on_signal(services: Services) -> None:
