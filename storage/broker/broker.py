@@ -6,6 +6,7 @@ A lost or doubled message does no harm: the index has the jobs, and idle workers
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import redis
 from celery import Celery
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 WAKE_TASK = "actograph.wake"
 PREFIX = "actograph.wake."
+#: messages that may wait: they wake every idle worker, and whoever takes one reads the index as it is then
+ENOUGH = 8
 #: a write that shows whether Redis takes messages; it expires at once
 _PROBE = "actograph-probe"
 TIMEOUT_SECONDS = 1.0
@@ -96,7 +99,8 @@ class Broker:
         if time.monotonic() < self._paused_until:
             return False
         queue = queue_of(model)
-        return self._takes(lambda: self._app.send_task(WAKE_TASK, args=[model], queue=queue, retry=False))
+        send = partial(self._app.send_task, WAKE_TASK, args=[model], queue=queue, retry=False)
+        return self._takes(lambda: self._redis.llen(queue) >= ENOUGH or send())
 
     def probe(self) -> bool:
         """Whether Redis takes a write now; `trouble` says why not."""
@@ -109,8 +113,7 @@ class Broker:
             ServiceUnavailable: the broker does not answer.
         """
         try:
-            lists = list(self._redis.scan_iter(f"{PREFIX}*", _type="list"))
-            return sum(self._redis.llen(name) for name in lists)
+            return sum(map(self._redis.llen, list(self._redis.scan_iter(f"{PREFIX}*", _type="list"))))
         except redis.RedisError as error:
             raise ServiceUnavailable("the broker does not answer") from error
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from storage.broker.broker import Broker
+from storage.broker.broker import ENOUGH, Broker
 
 if TYPE_CHECKING:
     from tests.integration.conftest import RedisProcess
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 
-def test_a_message_waits_in_the_queue_of_its_model(redis_process: "Callable[[], RedisProcess]") -> None:
+def test_some_messages_wait_in_the_queue_of_their_model(redis_process: "Callable[[], RedisProcess]") -> None:
     broker = Broker(redis_process().url)
     assert broker.messages() == 0
-    for model in ("some model/x", "some model/x", "y"):
+    for model in (*["some model/x"] * 20, "y"):
         assert broker.wake(model)
-    assert broker.messages() == 3
+    assert broker.messages() == ENOUGH + 1
     broker.close()
 
 
