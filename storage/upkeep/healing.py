@@ -158,7 +158,7 @@ class Healing:
                 chats = kind == "chats"
                 seconds = settings.chat_retention_seconds if chats else settings.job_retention_seconds
                 if seconds:
-                    delete = partial(control.delete_old, database, kind, seconds, limit=BATCH)
+                    delete = partial(control.delete_old, database, kind, seconds, limit=reaper.SLICE)
                     self._repeat(f"ended {kind}", delete, deadline)
         reaped = reaper.reap(database, self._store, self._stop, deadline=deadline)
         if reaped.count:

@@ -73,8 +73,7 @@ def reap(
     Args:
         deadline: as `time.monotonic` counts.
     """
-    reaped = Reaped()
-    stop = stop or threading.Event()
+    reaped, stop = Reaped(), stop or threading.Event()
     with database.alone("reaper") as is_alone:
         while is_alone and not stop.is_set():
             has_removed = [_reap_slice(database, store, row, reaped) for row in (SessionRow, FileRow)]
@@ -166,11 +165,12 @@ def _remove_job_rows(database: Database) -> bool:
         has_session = sa.exists().where(SessionRow.job_id == JobRow.id)
         due = sa.select(JobRow.id).where(_is_due(session, JobRow), ~has_session).order_by(JobRow.doomed_at)
         ids = session.scalars(due.limit(JOBS).with_for_update(skip_locked=True, of=JobRow)).all()
+        if not ids:
+            return False
+        room = SLICE
         for row in (EventRow, SampleRow):
-            chosen = sa.select(row.id).where(row.job_id.in_(ids)).limit(SLICE)
-            found = session.scalars(chosen).all() if ids else ()
-            if found:
-                session.execute(sa.delete(row).where(row.id.in_(found)))
-                return True
+            found = session.scalars(sa.select(row.id).where(row.job_id.in_(ids)).limit(room)).all()
+            session.execute(sa.delete(row).where(row.id.in_(found)))
+            room -= len(found)
         doomed = sa.delete(JobRow).where(JobRow.id.in_(ids)).execution_options(synchronize_session=False)
-        return bool(ids) and changed(session.execute(doomed)) > 0
+        return not room or changed(session.execute(doomed)) > 0
