@@ -37,7 +37,7 @@ def upload_file(
     anchor: Annotated[Literal["created_at"] | None, Form(alias="expires_after[anchor]")] = None,
     expires: Annotated[int | None, Form(alias="expires_after[seconds]", ge=1, le=MAX_EXPIRY_SECONDS)] = None,
 ) -> File:
-    """`purpose` is `dataset` or `batch`. `expires_after[seconds]` deletes the file once no job reads it."""
+    """`purpose`: `batch`, or any word. Deleted `expires_after[seconds]` from now, once nothing reads it."""
     if anchor is not None and expires is None:
         raise InvalidRequest("give expires_after[seconds] too", param="expires_after[seconds]")
     if not (size := file.size or 0):
