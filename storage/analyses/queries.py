@@ -14,6 +14,7 @@ from actograph.contract.errors import InvalidRequest, MixedIdentities, UnknownHo
 from actograph.contract.models import ModelIdentity, short
 from actograph.contract.resources import TensorInfo
 from actograph.tensor_files import Array, itemsize
+from storage.index.ids import slices
 from storage.jobs import jobs
 from storage.results import matrix
 from storage.results.matrix import Source
@@ -217,8 +218,7 @@ def completions(session: Session, found: Sequence[Source]) -> dict[str, str]:
     """The text of each session's answer by its id; "" without one."""
     texts: dict[str, str | None] = {}
     ids = [one.sample_id for one in found]
-    for start in range(0, len(ids), _AT_ONCE):
-        part = ids[start : start + _AT_ONCE]
+    for part in slices(ids, _AT_ONCE):
         statement = sa.select(SampleRow.id, SampleRow.completion).where(SampleRow.id.in_(part))
         texts.update((row.id, row.completion) for row in session.execute(statement))
     return {one.id: texts.get(one.sample_id) or "" for one in found}

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 _ID = re.compile(r"(job|smp|ses|file|wrk|vec|evt|batch|key)_[0-9a-f]{32}")
@@ -19,6 +20,11 @@ new_worker_id = partial(_new, "wrk")
 new_vector_id = partial(_new, "vec")
 new_batch_id = partial(_new, "batch")
 new_key_id = partial(_new, "key")
+
+
+def slices(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """The ids in their order, up to `size` at once, for statements and transactions that must be short."""
+    return (ids[start : start + size] for start in range(0, len(ids), size))
 
 
 def is_id(text: str, prefix: str) -> bool:

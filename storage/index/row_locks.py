@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import NotFound
 from storage.tables.models import Base
 
-_LOCKED, _NEW = "actograph_locked", "actograph_new"
+_LOCKED, _UNREAD = "actograph_locked", "actograph_unread"
 Row = TypeVar("Row", bound=Base)
 
 
@@ -46,14 +46,14 @@ def lock(session: Session, table: type[Row], ids: Collection[str], *, to_delete:
     return found
 
 
-def note_new(session: Session, table: type[Base], key: str) -> None:
-    """Note a row that this transaction has inserted: no other one can lock it."""
-    session.info.setdefault(_NEW, set()).add((table, key))
+def note_held(session: Session, table: type[Base], *keys: str) -> None:
+    """Note rows that this transaction has locked unread, or inserted: no other one can lock them."""
+    session.info.setdefault(_UNREAD, set()).update((table, key) for key in keys)
 
 
 def is_locked(session: Session, table: type[Base], key: str) -> bool:
     """Whether this transaction has locked or inserted the row."""
-    return (table, key) in session.info.get(_LOCKED, ()) or (table, key) in session.info.get(_NEW, ())
+    return any((table, key) in session.info.get(known, ()) for known in (_LOCKED, _UNREAD))
 
 
 def keep(session: Session, table: type[Row], ids: Collection[str]) -> list[Row]:

@@ -3,7 +3,7 @@
 A deleted job disappears at once; `storage.upkeep.reaper` removes its rows and files.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import sqlalchemy as sa
@@ -20,6 +20,7 @@ from actograph.contract.errors import (
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index import counters, events, row_locks
 from storage.index.database import Database, changed, now
+from storage.index.ids import slices
 from storage.jobs import jobs
 from storage.jobs.jobs import JobFilter
 from storage.tables.models import IS_OPEN_BATCH, BatchRow, EventRow, JobRow, SampleRow, SessionRow
@@ -188,7 +189,7 @@ def delete_matching(database: Database, wanted: JobFilter) -> int:
     with database.read() as session:
         found = session.scalars(jobs.narrow(sa.select(JobRow.id), wanted)).all()
     count = 0
-    for batch in _batches(found):
+    for batch in slices(found, AT_ONCE):
         with database.write() as session:
             held = row_locks.lock(session, JobRow, batch, to_delete=True)
             pinned = _pinned(session, batch)
@@ -204,18 +205,13 @@ def cancel_matching(database: Database, wanted: JobFilter) -> int:
     with database.read() as session:
         found = session.scalars(jobs.narrow(active, wanted)).all()
     count = 0
-    for batch in _batches(found):
+    for batch in slices(found, AT_ONCE):
         with database.write() as session:
             for row in jobs.lock_all(session, batch):
                 if row.status in jobs.ACTIVE:
                     jobs.cancel(session, row.id)
                     count += 1
     return count
-
-
-def _batches(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The jobs of each transaction: other writers have their turns between."""
-    return (job_ids[start : start + AT_ONCE] for start in range(0, len(job_ids), AT_ONCE))
 
 
 def _pinned(session: Session, job_ids: Sequence[str]) -> dict[str, int]:
@@ -249,7 +245,7 @@ def delete_old(database: Database, kind: Kind, seconds: float, *, limit: int) ->
     if not ids:
         return 0
     with database.write() as session:
-        row_locks.lock(session, JobRow, ids, to_delete=True)
+        jobs.lock_unread(session, ids, to_delete=True)
         # a job may have changed meanwhile
         return _doom(session, JobRow.id.in_(ids), *_REMOVABLE)
 

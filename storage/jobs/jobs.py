@@ -88,7 +88,7 @@ def create(session: Session, spec: Spec | AnalysisSpec, **fields: Unpack[JobFiel
     }
     connection = session.connection()
     connection.execute(_INSERT, values)
-    row_locks.note_new(session, JobRow, values["id"])
+    row_locks.note_held(session, JobRow, values["id"])
     if spec.tags:
         tags = [{"job_id": values["id"], "tag": tag} for tag in dict.fromkeys(spec.tags)]
         connection.execute(_INSERT_TAGS, tags)
@@ -152,6 +152,14 @@ def lock(session: Session, job_id: str) -> JobRow:
 def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
     """Lock several jobs; deleted jobs are left out."""
     return row_locks.lock(session, JobRow, job_ids)
+
+
+def lock_unread(session: Session, job_ids: Collection[str], *, to_delete: bool = False) -> Sequence[str]:
+    """Lock many jobs without reading their rows. Returns the ids of the existing ones."""
+    statement = sa.select(JobRow.id).where(JobRow.id.in_(job_ids)).order_by(JobRow.id)
+    found = session.scalars(statement.with_for_update(key_share=not to_delete)).all()
+    row_locks.note_held(session, JobRow, *found)
+    return found
 
 
 def lock_active(session: Session, job_id: str) -> JobRow | None:

@@ -43,7 +43,7 @@ def create(session: Session, model: str, options: ModelLoadOptions) -> JobRow:
     )
     session.add(row)
     session.flush()
-    row_locks.note_new(session, JobRow, row.id)
+    row_locks.note_held(session, JobRow, row.id)
     events.append(session, row.id, "job.queued", {"total": None})
     return row
 

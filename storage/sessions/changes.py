@@ -3,7 +3,7 @@
 A deleted session is hidden at once; `storage.upkeep.reaper` removes its files and then its row.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ from actograph.contract.resources import SessionScores
 from actograph.contract.specs import SessionUpdate
 from storage.index import counters, events, visible
 from storage.index.database import Database, now
+from storage.index.ids import slices
 from storage.jobs import jobs
 from storage.sessions.filter import SessionFilter
 from storage.sessions.sessions import get, ids
@@ -112,7 +113,7 @@ def update_matching(database: Database, wanted: SessionFilter, change: SessionUp
     with database.read() as session:
         matching = ids(session, wanted)
     count = 0
-    for batch in _batches(matching):
+    for batch in slices(matching, BATCH):
         with database.write() as session:
             count += update(session, batch, change)
     return count
@@ -171,7 +172,7 @@ def _doom(session: Session, reason: str, chosen: sa.Select[str]) -> dict[str, Co
 def _lock(session: Session, session_ids: Sequence[str]) -> Sequence[str]:
     """Lock the jobs of sessions and then the sessions. Returns the ids of the existing ones."""
     of_sessions = sa.select(SessionRow.job_id).where(SessionRow.id.in_(session_ids)).distinct()
-    jobs.lock_all(session, session.scalars(of_sessions).all())
+    jobs.lock_unread(session, session.scalars(of_sessions).all())
     statement = sa.select(SessionRow.id).where(SessionRow.id.in_(session_ids)).order_by(SessionRow.id)
     return session.scalars(statement.with_for_update(of=SessionRow)).all()
 
@@ -179,8 +180,3 @@ def _lock(session: Session, session_ids: Sequence[str]) -> Sequence[str]:
 def _expired(session: Session) -> tuple[sa.ColumnElement[bool], ...]:
     """Condition of expired sessions."""
     return SessionRow.expires_at <= now(session), SessionRow.pinned == sa.false()
-
-
-def _batches(session_ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(session_ids), BATCH):
-        yield session_ids[start : start + BATCH]

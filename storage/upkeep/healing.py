@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 FORGET_WORKERS_SECONDS = 24 * 3600.0
 #: a round removes data for about so long; the next one continues
 REMOVE_SECONDS = 5.0
-#: objects that are deleted between two looks at the clock
-BATCH = 50
 #: a search reads the jobs that stay too
 LOOK_FOR_OLD_EVERY_SECONDS = 60.0
 #: a search lists the whole store
@@ -152,7 +150,7 @@ class Healing:
         deadline = time.monotonic() + REMOVE_SECONDS
         if expired := files.expire(database):
             log.info("deleted %d expired file(s)", expired)
-        self._repeat("expired sessions", lambda: changes.expire(database, limit=BATCH).sessions, deadline)
+        self._repeat("expired sessions", lambda: changes.expire(database).sessions, deadline)
         if take_turn(database, "old jobs", LOOK_FOR_OLD_EVERY_SECONDS):
             for kind in get_args(control.Kind):
                 chats = kind == "chats"

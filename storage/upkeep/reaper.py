@@ -146,17 +146,16 @@ def _remove_rows(database: Database, row: Doomed, ids: Sequence[str]) -> None:
 
 def _leave_jobs_and_samples(session: Session, session_ids: Sequence[str]) -> None:
     """Take the bytes of sessions off their jobs, and their ids off their samples."""
-    columns = (SessionRow.job_id, SessionRow.sample_id, SessionRow.bytes)
-    removed = session.execute(sa.select(*columns).where(SessionRow.id.in_(session_ids))).all()
-    held = {job.id: job for job in jobs.lock_all(session, {one.job_id for one in removed})}
-    for one in removed:
-        held[one.job_id].bytes -= one.bytes
-    session.execute(
-        sa.update(SampleRow)
-        .where(SampleRow.id.in_([one.sample_id for one in removed]), SampleRow.session_id.in_(session_ids))
-        .values(session_id=None)
-        .execution_options(synchronize_session=False)
-    )
+    removed = SessionRow.id.in_(session_ids)
+    of_sessions = session.scalars(sa.select(SessionRow.job_id).where(removed).distinct()).all()
+    held = JobRow.id.in_(jobs.lock_unread(session, of_sessions))
+    of_job = sa.select(sa.func.sum(SessionRow.bytes)).where(SessionRow.job_id == JobRow.id, removed)
+    samples = SampleRow.id.in_(sa.select(SessionRow.sample_id).where(removed))
+    for statement in (
+        sa.update(JobRow).where(held).values(bytes=JobRow.bytes - of_job.scalar_subquery()),
+        sa.update(SampleRow).where(samples, SampleRow.session_id.in_(session_ids)).values(session_id=None),
+    ):
+        session.execute(statement.execution_options(synchronize_session=False))
 
 
 def _remove_job_rows(database: Database) -> bool:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.operations import StoreProblem, StoreVerification
 from storage.artifacts.checked_files import digest_of
-from storage.artifacts.store import ArtifactStore, StoredPrefix
+from storage.artifacts.store import ArtifactStore
 from storage.index import visible
 from storage.index.database import Database
 from storage.sessions.manifest import MANIFEST_NAME
@@ -159,12 +159,9 @@ def _orphans(
         with database.read() as session, visible.doomed(session):
             chosen = sa.select(row.id).where(row.id.in_([prefix.id for prefix in batch]))
             known = set(session.scalars(chosen))
-        orphans += [_orphan(prefix) for prefix in batch if prefix.id not in known]
+        for one in [one for one in batch if one.id not in known]:
+            detail = f"{one.bytes:,} bytes that are not in the index"
+            orphans.append(StoreProblem(id=one.id, problem="orphaned", detail=detail))
         if time.monotonic() >= deadline:
             return orphans, batch[-1].id
     return orphans, None
-
-
-def _orphan(prefix: StoredPrefix) -> StoreProblem:
-    detail = f"{prefix.bytes:,} bytes that are not in the index"
-    return StoreProblem(id=prefix.id, problem="orphaned", detail=detail)

@@ -1,5 +1,6 @@
 """Fixtures of all integration tests: a real redis-server, lm-eval and Inspect themselves, a small model."""
 
+import math
 import os
 import subprocess
 import time
@@ -139,20 +140,29 @@ def engine(trained: Engine) -> Engine:
     return trained
 
 
+class Steps(list[float]):
+    """The moments of a model's steps; after `most` of them it stands still."""
+
+    most = math.inf
+
+
 @pytest.fixture
-def slow(engine: Engine) -> Iterator[list[float]]:
-    """The model takes 5 ms more per step and never ends by itself; the moments of its steps."""
+def slow(engine: Engine) -> Iterator[Steps]:
+    """The model takes 5 ms more per step and never ends by itself."""
     (eos,) = engine.model.eos_token_ids
-    steps: list[float] = []
+    steps = Steps()
 
     def drag(_module: Any, _inputs: Any, logits: Any) -> Any:
         steps.append(time.monotonic())
         time.sleep(0.005)
+        while len(steps) > steps.most:
+            time.sleep(0.005)
         logits[..., eos] = -1e4
         return logits
 
     handle = engine.model.hf.get_submodule("lm_head").register_forward_hook(drag)
     yield steps
+    steps.most = math.inf
     handle.remove()
 
 

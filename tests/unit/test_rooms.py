@@ -38,7 +38,7 @@ PACKAGES = {
 }
 MAX_LINES, MAX_FILES, MAX_FUNCTION_LINES = 400, 16, 60
 #: most lines of Python in a room, without migrations; a change that needs more says why and raises it
-MOST_LINES = {"actograph": 18_245, "api": 6_700, "storage": 11_250, "worker": 13_640, "tests": 38_155}
+MOST_LINES = {"actograph": 18_245, "api": 6_700, "storage": 11_250, "worker": 13_640, "tests": 38_170}
 
 
 class Source(NamedTuple):
