@@ -16,8 +16,6 @@ from storage.upkeep import reaper
 
 #: `next` of a page after which something is left
 REST = "rest"
-#: sessions that are deleted between two looks at the clock
-BATCH = 50
 #: no writer takes so long with one file
 OLD_SECONDS = 3600.0
 
@@ -53,9 +51,9 @@ def collect(
         )
     database.give_back_log()
     expired_files = files.expire(database)
-    gone = more = changes.expire(database, limit=BATCH)
+    gone = more = changes.expire(database)
     while more.sessions and time.monotonic() < deadline:
-        more = changes.expire(database, limit=BATCH)
+        more = changes.expire(database)
         gone += more
     reaped = reaper.reap(database, store, deadline=deadline)
     with database.read() as session:
