@@ -139,10 +139,15 @@ def stored_bytes(
 #: the time of 32, since the last layer reads its weights for more of them at once.
 CPU_SLOTS = 64
 GPU_SLOTS = 256
-#: share of the free memory that a run takes for keys, values and rows; the rest is for logits and activations
+#: share of the free memory that a run takes for keys, values and rows if no pass was measured: on a CPU, and
+#: by the traced engine, whose passes are as long as prompts
 RUN_SHARE = 0.6
-#: of that on a CPU, where rows take of the same memory, for keys and values
+#: bytes of a GPU that no run takes: for its libraries, and for gaps between tensors
+GPU_SPARE = 1 << 30
+#: share of a run's memory on a CPU, where rows take of the same memory, for keys and values
 KEYS_SHARE = 0.5
+#: share of a run's memory on a GPU, at most, that is kept for rows on their way to the host
+STAGING_SHARE = 0.25
 #: rows of a block, of which a request that captures holds one at least
 BLOCK_ROWS = 64
 
@@ -156,39 +161,59 @@ def most_slots(*, on_gpu: bool, most: int = 0) -> int:
     return most or (GPU_SLOTS if on_gpu else CPU_SLOTS)
 
 
+def run_bytes(free: int, pass_bytes: int | None) -> int:
+    """Bytes of a device that a run takes for keys, values and rows.
+
+    Args:
+        free: bytes that are free beside the weights.
+        pass_bytes: measured peak of a pass's logits, activations and choice of tokens; None: not measured.
+    """
+    return int(RUN_SHARE * free) if pass_bytes is None else max(0, free - pass_bytes - GPU_SPARE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunMemory:
     """Memory that a run takes when it begins.
 
     Attributes:
         total: bytes on the model's device; on a CPU rows take of them too.
-        for_keys: most bytes of keys and values.
         tokens: number of tokens whose keys and values are held.
+        for_keys: bytes of these keys and values.
+        for_staging: bytes on a GPU for rows on their way to the host; 0 on a CPU, which has no such way.
         for_rows: bytes of host memory for captured rows.
     """
 
     total: int
-    for_keys: int
     tokens: int
+    for_keys: int
+    for_staging: int
     for_rows: int
 
 
 def run_memory(
-    *, free: int, token_bytes: int, slots: int, context: int, row_bytes: int, on_gpu: bool
+    total: int, *, token_bytes: int, slots: int, context: int, row_bytes: int, on_gpu: bool
 ) -> RunMemory:
-    """Divide the free memory of the model's device.
+    """Divide the memory of a run.
 
     Args:
+        total: bytes of the device, see `run_bytes`.
         token_bytes: keys and values of one token.
         slots: requests at once.
         context: most tokens of a request.
-        row_bytes: most host memory for captured rows.
+        row_bytes: most host memory for captured rows; a GPU keeps no more for rows either, unless keys and
+            values leave it.
     """
-    total = int(RUN_SHARE * free)
-    for_keys = total if on_gpu else int(KEYS_SHARE * total)
-    tokens = min(slots * context, for_keys // token_bytes)
-    for_rows = row_bytes if on_gpu else min(total - tokens * token_bytes, row_bytes)
-    return RunMemory(total=total, for_keys=for_keys, tokens=tokens, for_rows=for_rows)
+    staging = min(int(STAGING_SHARE * total), row_bytes)
+    most_keys = total - staging if on_gpu else int(KEYS_SHARE * total)
+    tokens = min(slots * context, most_keys // token_bytes)
+    left = total - tokens * token_bytes
+    return RunMemory(
+        total=total,
+        tokens=tokens,
+        for_keys=tokens * token_bytes,
+        for_staging=left if on_gpu else 0,
+        for_rows=row_bytes if on_gpu else min(left, row_bytes),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,5 +264,12 @@ def samples_at_once(room: RunMemory, need: SampleNeed, slots: int) -> int:
     """Samples of equal needs that run at once, at least 1."""
     fit = min(slots, room.for_keys // max(1, need.keys))
     if need.block:
-        fit = min(fit, (room.for_rows - need.staging) // need.block)
+        staged = 0 if room.for_staging else need.staging  # on a CPU it is in the same memory
+        fit = min(fit, (room.for_rows - staged) // need.block)
     return max(1, fit)
+
+
+def fits_device(room: RunMemory, need: SampleNeed, samples: int = 1) -> bool:
+    """Whether so many samples of equal needs run at once, as far as the model's device decides."""
+    staged = not room.for_staging or need.staging <= room.for_staging
+    return staged and samples * need.keys <= room.for_keys

@@ -75,11 +75,11 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
         assumptions.append(f"every sample generates max_tokens = {spec.max_tokens} tokens")
     if submission.structure is None:
         assumptions.append(f"no worker has loaded {spec.model} yet, so its widths are unknown")
-    elif not submission.memory:
+    elif "run_bytes" not in submission.memory:
         assumptions.append("no live worker holds the model, so the free memory is unknown")
     else:
         assumptions.append(
-            f"a run takes {plans.RUN_SHARE:.0%} of the free memory for keys, values and rows; it reserves "
+            f"a run has {submission.memory['run_bytes']:,} bytes for keys, values and rows; it reserves "
             "prompt and max_tokens of each sample; logits and activations take of the rest"
         )
     found = _estimate(services, submission, lengths)
@@ -204,10 +204,10 @@ def _memory(
     )
     slots = memory.get("slots", plans.most_slots(on_gpu=on_gpu))
     row_bytes = memory.get("host_buffer_bytes", 2 << 30)
-    free, room, chosen = memory.get("device_available_bytes"), None, None
-    if free is not None:
+    total, room, chosen = memory.get("run_bytes"), None, None
+    if total is not None:
         room = plans.run_memory(
-            free=free,
+            total,
             token_bytes=token_bytes,
             slots=slots,
             context=structure.context_length,
@@ -219,12 +219,17 @@ def _memory(
     # rows leave early if memory is short: a sample alone holds one block
     rows = need.block if alone else max(size * need.block, min(size * need.rows, row_bytes))
     keys = size * need.keys
-    device, host = (keys + need.staging, rows) if on_gpu else (keys, keys + need.staging + rows)
-    for_keys, total = (room.for_keys, room.total) if room else (None, None)
+    on_device = Need(
+        needed=keys + need.staging if on_gpu else keys,
+        available=(room.total if on_gpu else room.for_keys) if room else None,
+        fits=plans.fits_device(room, need, size) if room else None,
+    )
     return {
         "slots": chosen,
-        "device": _need(device, for_keys),
-        "host": _need(host, memory.get("host_available_bytes") if on_gpu else total),
+        "device": on_device,
+        "host": _need(rows, memory.get("host_available_bytes"))
+        if on_gpu
+        else _need(keys + need.staging + rows, total),
     }
 
 

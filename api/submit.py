@@ -148,7 +148,7 @@ def outlook(services: Services, session: Session, spec: Spec, owner: str) -> Sub
         spec=spec,
         owner=owner,
         structure=services.structures.find(session, spec.model),
-        memory=max(memory, key=lambda one: one.get("device_available_bytes", 0), default={}),
+        memory=max(memory, key=lambda one: one.get("run_bytes", 0), default={}),
         quotas=quotas.read(session, services.settings),
         waiting_reason=workers.why_unserved(spec.model, served),
     )

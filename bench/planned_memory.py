@@ -110,7 +110,7 @@ def measure(free: int, device: str) -> dict[str, Any]:
     token_bytes = kv_bytes_per_token(engine.model)
     on_gpu = device == "cuda"
     room = plans.run_memory(
-        free=free,
+        plans.run_bytes(free, engine.forwards.pass_bytes),
         token_bytes=token_bytes,
         slots=SLOTS,
         context=engine.model.context_length,
@@ -127,7 +127,7 @@ def measure(free: int, device: str) -> dict[str, Any]:
     failed = [made.error for made in queue.made.values() if made.error is not None]
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
-    planned = room.total if on_gpu else room.tokens * token_bytes + room.for_rows
+    planned = room.total + (engine.forwards.pass_bytes or 0) if on_gpu else room.for_keys + room.for_rows
     return {
         "free": free,
         "planned": planned,

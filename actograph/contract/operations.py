@@ -163,7 +163,7 @@ class Estimate(Resource):
     bytes_per_sample: int | None = Field(None, description="A session with a prompt of mean length.")
     slots: int | None = Field(None, description="Samples that run at once.")
     weights_bytes: int | None = Field(None, description="Not part of `device`.")
-    device: Need = Field(Need(), description="Keys and values, on the model's device.")
+    device: Need = Field(Need(), description="Keys, values and, on a GPU, rows on their way to the host.")
     host: Need = Field(Need(), description="Captured rows; on a CPU keys and values too.")
     disk: Need = Field(Need(), description="All sessions of the job.")
     fits: bool | None = Field(None, description="False if one of the three does not fit.")

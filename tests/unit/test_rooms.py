@@ -31,7 +31,7 @@ PACKAGES = {
     "results analyses upkeep backup",
     "worker": "engine text evals runners sample signals drain process analysis __main__",
     "worker.engine": "requests model locations edits tokens structure runs capture packed traced stream "
-    "forwards engine",
+    "pass_memory forwards engine",
     "api": "middleware errors browser auth served_models dependencies estimate check submit analyses openai "
     "reading background metrics routes pages app keys __main__",
 }

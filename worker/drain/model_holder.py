@@ -22,6 +22,7 @@ from worker.engine.model.memory import capacity, memory_snapshot
 from worker.engine.model.placement import weights_by_device
 from worker.engine.model.weight_files import Stamp
 from worker.engine.packed.weights import pack
+from worker.engine.runs import RunOptions
 from worker.text import chat_template
 
 logger = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ class ModelHolder:
         _check_weights(loaded, options)
         # before the engine verifies the model, so that it verifies packed weights
         logger.info("%s: %s", model.name, pack(loaded.hf))
-        engine = Engine(loaded)
+        engine = Engine(loaded, RunOptions(slots=settings.slots, cuda_graphs=settings.cuda_graphs))
         found = {
             "kv_bytes_per_token": kv_bytes_per_token(loaded),
             "identity": _identity(model, loaded, before),
@@ -159,7 +160,7 @@ class ModelHolder:
         engine = self.engine  # another thread may load a model meanwhile
         numbers = memory_snapshot(engine.model.devices if engine is not None else ())
         if engine is not None:
-            numbers |= capacity(engine.model.layer_devices, self._resting)
+            numbers |= capacity(engine.model.layer_devices, self._resting, engine.forwards.pass_bytes)
             numbers["host_buffer_bytes"] = self._settings.host_buffer_bytes
             on_gpu = engine.model.device.type == "cuda"
             numbers["slots"] = most_slots(on_gpu=on_gpu, most=self._settings.slots)

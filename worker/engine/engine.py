@@ -4,6 +4,7 @@ import threading
 
 from actograph.contract.models import ModelStructure
 from worker.engine.forwards import Forwards
+from worker.engine.model.devices import current
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.runs import Control, Results, RunOptions, RunStatistics, Sink, Source
 from worker.engine.stream.loop import Loop
@@ -17,15 +18,21 @@ class Engine:
 
     One run at a time; a second caller waits.
 
+    Args:
+        usual: options of most runs, for which the device's memory is planned.
+
     Raises:
-        ModelRefused: (constructor) the model's structure cannot be found or verified.
+        ModelRefused: (constructor) the model's structure cannot be found or verified, or its device has no
+            memory for a run.
     """
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, usual: RunOptions = _NO_OPTIONS) -> None:
         self.model = model
-        self.hooks = discover(model)
-        self.forwards = Forwards(self.hooks)
-        reason = self.forwards.reason
+        with current(model.device):
+            self.hooks = discover(model)
+            self.forwards = Forwards(self.hooks)
+            reason = self.forwards.reason
+            self.forwards.plan(usual)
         found = {"engine": "streaming" if reason is None else "traced", "engine_reason": reason}
         self.structure: ModelStructure = self.hooks.structure.model_copy(update=found)
         self._lock = threading.Lock()
@@ -46,7 +53,7 @@ class Engine:
         Raises:
             Exception: of `results`, or what makes every pass fail; all requests end with it.
         """
-        with self._lock:
+        with self._lock, current(self.model.device):
             forward, rows = self.forwards.open(options)
             loop = Loop(
                 forward,

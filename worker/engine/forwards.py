@@ -7,14 +7,17 @@ pass; `reason` says why.
 import logging
 from functools import cached_property
 
-from actograph.plans import most_slots, run_memory
+from actograph.contract.errors import ModelRefused
+from actograph.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes, run_memory
 from worker.engine.capture.pool import Budget
 from worker.engine.locations import ModelHooks
+from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.memory import available_bytes, spread_bytes
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.registration import UnknownAttention
 from worker.engine.packed.verification import verify
+from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure
 from worker.engine.runs import RunOptions
 from worker.engine.stream.live import Forward
 from worker.engine.traced.forward import TracedForward
@@ -26,10 +29,15 @@ _VERIFIED_TOKENS = 256
 
 
 class Forwards:
-    """Opens the forward of each run of a model."""
+    """Opens the forward of each run of a model.
+
+    Attributes:
+        pass_bytes: measured peak of a packed pass on a GPU; None: not measured.
+    """
 
     def __init__(self, hooks: ModelHooks) -> None:
         self._hooks = hooks
+        self.pass_bytes: int | None = None
 
     @property
     def reason(self) -> str | None:
@@ -70,27 +78,62 @@ class Forwards:
         """Requests at once."""
         return most_slots(on_gpu=self.on_gpu, most=options.slots)
 
+    def plan(self, usual: RunOptions) -> None:
+        """Measure a pass if the model is on a GPU, and check that runs have memory.
+
+        Args:
+            usual: options of most runs.
+
+        Raises:
+            ModelRefused: the device has no memory for a run.
+        """
+        name, slots = self._hooks.model.name, self.slots(usual) + usual.urgent
+        if self.on_gpu and self.reason is None:
+            longest = min(self._hooks.model.context_length, LONGEST_PROMPT)
+            least = least_tokens(slots)
+            # half of the memory is left to the passes
+            tokens = min(longest + least, self._free(GPU_SPARE) // 2 // self._token_bytes)
+            try:
+                if tokens < least + BLOCK_ROWS:
+                    raise MemoryError(f"{self._free(0):,} bytes are free beside its weights")
+                forward = PackedForward(
+                    self._hooks,
+                    Budget(tokens * self._token_bytes),
+                    tokens=tokens,
+                    fused=self.attends_together,
+                )
+                peak = measure(forward, slots, tokens - least)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise ModelRefused(
+                    f"{name}: a pass of {slots} requests does not fit into the memory of "
+                    f"{self._hooks.model.device} beside the weights ({error}); set fewer ACTOGRAPH_SLOTS, "
+                    "or use a smaller dtype or a larger device"
+                ) from error
+            # CUDA graphs keep the memory of their passes
+            replays = usual.cuda_graphs and self._one_gpu
+            self.pass_bytes = 2 * peak if replays else peak
+            log.info("%s: a pass of %d requests takes %s bytes", name, slots, f"{peak:,}")
+        room = self._memory(usual)
+        if room.tokens < BLOCK_ROWS:
+            raise ModelRefused(
+                f"{name}: {room.total:,} bytes are left for keys, values and rows, and a token takes "
+                f"{self._token_bytes:,}; set fewer ACTOGRAPH_SLOTS, or use a smaller dtype or a larger device"
+            )
+
     def open(self, options: RunOptions) -> tuple[Forward, Budget]:
         """The forward of a run, and the budget of its rows, which on a CPU is the forward's too.
 
         Raises:
             MemoryError: there is no memory for a single request.
         """
-        model = self._hooks.model
-        token_bytes = max(1, kv_bytes_per_token(model))
-        room = run_memory(
-            free=spread_bytes(model.layer_devices, available_bytes),
-            token_bytes=token_bytes,
-            slots=self.slots(options),
-            context=model.context_length,
-            row_bytes=options.row_bytes,
-            on_gpu=self.on_gpu,
-        )
+        room = self._memory(options)
         rows = Budget(room.for_rows)
         if self.on_gpu:
             device = Budget(room.total)
         else:
-            device = rows = Budget(room.tokens * token_bytes + room.for_rows)
+            device = rows = Budget(room.for_keys + room.for_rows)
         if self.reason is None and not options.traced:
             replayed = self.slots(options) + options.urgent if options.cuda_graphs and self._one_gpu else 0
             return PackedForward(
@@ -100,4 +143,26 @@ class Forwards:
                 fused=self.attends_together,
                 replayed=replayed,
             ), rows
-        return TracedForward(self._hooks, device, tokens=room.tokens, token_bytes=token_bytes), rows
+        return TracedForward(self._hooks, device, tokens=room.tokens, token_bytes=self._token_bytes), rows
+
+    @property
+    def _token_bytes(self) -> int:
+        return max(1, kv_bytes_per_token(self._hooks.model))
+
+    def _free(self, spare: int) -> int:
+        """Bytes of the devices, less `spare` of each."""
+        return spread_bytes(self._hooks.model.layer_devices, lambda one: max(0, available_bytes(one) - spare))
+
+    def _memory(self, options: RunOptions) -> RunMemory:
+        """The memory of a run, if it began now."""
+        pass_bytes = None if options.traced else self.pass_bytes
+        return run_memory(
+            spread_bytes(
+                self._hooks.model.layer_devices, lambda one: run_bytes(available_bytes(one), pass_bytes)
+            ),
+            token_bytes=self._token_bytes,
+            slots=self.slots(options),
+            context=self._hooks.model.context_length,
+            row_bytes=options.row_bytes,
+            on_gpu=self.on_gpu,
+        )

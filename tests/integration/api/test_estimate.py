@@ -32,7 +32,7 @@ def service_with(start: Start, settings: Settings) -> Disk:
 
 def loaded(service: Service, available: int = GIB, **memory: int) -> None:
     worker_id = service.load_model(kv_bytes_per_token=1024)
-    numbers = {"device_available_bytes": available, "host_available_bytes": available, "slots": 16}
+    numbers = {"run_bytes": int(0.6 * available), "host_available_bytes": available, "slots": 16}
     with service.database.write() as session:
         workers.heartbeat(session, worker_id, numbers | {"host_buffer_bytes": 1 << 20} | memory)
 
@@ -63,7 +63,7 @@ def test_an_estimate_names_every_number_and_queues_nothing(service_with: Disk) -
         "fits": True,
     }
     assert found["slots"] == 16
-    assert found["device"]["available"] == int(0.5 * int(0.6 * GIB))
+    assert found["device"]["available"] == 16 * 1024 * 1024, "16 slots of whole contexts"
     assert found["device"]["needed"] == 16 * 30 * 1024
     assert found["host"]["needed"] > found["device"]["needed"], "on a CPU both come from one memory"
     assert found["weights_bytes"] == 4000
@@ -123,7 +123,28 @@ def test_a_job_of_which_one_sample_cannot_fit_is_refused(service_with: Disk, pro
     loaded(service, available=100_000)
     answer = service.client.post("/v1/jobs", json=capture(sampling={"max_tokens": 200}))
     problem(answer, 422, "insufficient_resources", "/sampling/max_tokens", says="a sample alone")
-    assert "available 30,000" in answer.text
+    assert "available 29,696" in answer.text, "half of the memory, in whole tokens"
     assert service.client.post("/v1/jobs", json=capture(sampling={"max_tokens": 20})).status_code == 202
     estimate = service.client.post("/v1/estimate", json=capture(sampling={"max_tokens": 200})).json()
     assert (estimate["slots"], estimate["fits"]) == (1, False)
+
+
+def test_a_gpu_needs_room_for_rows_on_their_way_too(service_with: Disk, problem: Problem) -> None:
+    service = service_with(GIB)
+    worker_id = service.load_model(kv_bytes_per_token=1024, device="cuda:0")
+    numbers = {"host_available_bytes": GIB, "slots": 16, "host_buffer_bytes": 1 << 20}
+
+    def estimate(run_bytes: int) -> Any:
+        with service.database.write() as session:
+            workers.heartbeat(session, worker_id, numbers | {"run_bytes": run_bytes})
+        return service.client.post("/v1/estimate?prompt_tokens=10", json=capture(sampling={"max_tokens": 21}))
+
+    block, keys = 64 * 4 * ROW, 30 * 1024
+    found = estimate(GIB).json()
+    assert found["device"] == {"needed": 16 * keys + block, "available": GIB, "fits": True}
+    assert (found["slots"], found["fits"]) == (16, True)
+    # a quarter of so little memory holds no block of rows
+    found = estimate(4 * block - 4).json()
+    assert (found["device"]["fits"], found["fits"]) == (False, False)
+    answer = service.client.post("/v1/jobs", json=capture(sampling={"max_tokens": 21}))
+    problem(answer, 422, "insufficient_resources", "/sampling/max_tokens", says="memory of the device")

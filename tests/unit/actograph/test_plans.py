@@ -1,5 +1,6 @@
 """Sizes of rows, sessions and runs, against numbers worked out by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ def structure(**changes: Any) -> ModelStructure:
 
 
 def room(**changes: Any) -> RunMemory:
-    sizes = {"free": 10**9, "token_bytes": KV, "slots": 16, "context": 2000, "row_bytes": 100 * MIB}
+    sizes = {"total": 10**9, "token_bytes": KV, "slots": 16, "context": 2000, "row_bytes": 100 * MIB}
     return plans.run_memory(**sizes | {"on_gpu": True} | changes)
 
 
@@ -67,14 +68,26 @@ def test_a_session_is_its_rows_and_a_little_more() -> None:
     assert stored(["resid_post.0", "logits"]) - stored(["resid_post.0"]) < 11 * VOCAB * 2 + 512
 
 
-def test_a_run_takes_a_share_of_the_free_memory() -> None:
+def test_a_run_leaves_what_its_passes_take() -> None:
+    gib = 1 << 30
+    assert plans.run_bytes(10 * gib, 2 * gib) == 7 * gib, "and a GiB for libraries"
+    assert plans.run_bytes(gib, 2 * gib) == 0
+    assert plans.run_bytes(10**9, None) == 6 * 10**8, "a share where no pass was measured"
+
+
+def test_a_run_divides_its_memory_into_keys_and_rows() -> None:
     on_gpu = room()
-    assert (on_gpu.total, on_gpu.for_keys, on_gpu.for_rows) == (6 * 10**8, 6 * 10**8, 100 * MIB)
-    assert on_gpu.tokens == 16 * 2000, "no more than the slots can fill"
-    assert room(slots=10**6).tokens == 6 * 10**5
+    assert (on_gpu.tokens, on_gpu.for_keys) == (16 * 2000, 32 * 10**6), "no more than the slots can fill"
+    assert (on_gpu.for_staging, on_gpu.for_rows) == (10**9 - 32 * 10**6, 100 * MIB)
+    full = room(slots=10**6)
+    assert full.for_staging == pytest.approx(100 * MIB, abs=KV), "keys leave room for rows on their way"
+    assert full.for_keys + full.for_staging == full.total == 10**9
+    small = room(total=100 * MIB, slots=10**6)
+    assert small.for_staging == pytest.approx(25 * MIB, abs=KV), "and no more than a quarter of a small card"
     # on a CPU keys and rows are in the same memory
-    on_cpu = room(on_gpu=False, slots=10**6, row_bytes=10**9)
-    assert (on_cpu.for_keys, on_cpu.tokens, on_cpu.for_rows) == (3 * 10**8, 3 * 10**5, 3 * 10**8)
+    on_cpu = room(total=6 * 10**8, on_gpu=False, slots=10**6, row_bytes=10**9)
+    assert (on_cpu.for_keys, on_cpu.tokens) == (3 * 10**8, 3 * 10**5)
+    assert (on_cpu.for_staging, on_cpu.for_rows) == (0, 3 * 10**8)
 
 
 def test_a_sample_reserves_all_its_tokens_and_a_block_of_rows() -> None:
@@ -102,6 +115,15 @@ def test_a_sample_reserves_all_its_tokens_and_a_block_of_rows() -> None:
 def test_as_many_samples_run_at_once_as_keys_and_blocks_allow() -> None:
     need = SampleNeed(keys=10**6, staging=MIB, block=2 * MIB, rows=9 * MIB)
     assert plans.samples_at_once(room(), need, 16) == 16
-    assert plans.samples_at_once(room(free=10**7), need, 16) == 6
-    assert plans.samples_at_once(room(free=0), need, 16) == 1
+    assert plans.samples_at_once(room(total=8 * 10**6), need, 16) == 6
+    assert plans.samples_at_once(room(total=0), need, 16) == 1
     assert plans.samples_at_once(room(row_bytes=9 * MIB), need, 16) == 4
+    assert plans.samples_at_once(room(row_bytes=9 * MIB, on_gpu=False), need, 16) == 4, "staging is in it too"
+
+
+def test_a_device_holds_keys_and_rows_on_their_way() -> None:
+    need = SampleNeed(keys=10**6, staging=MIB, block=2 * MIB, rows=9 * MIB)
+    assert plans.fits_device(room(), need, 32)
+    assert not plans.fits_device(room(), need, 33)
+    assert not plans.fits_device(room(total=3 * MIB), need), "a quarter is for rows, and these take more"
+    assert plans.fits_device(room(total=3 * MIB), replace(need, staging=0))

@@ -25,26 +25,23 @@ from worker.engine.runs import CapturePlan
 class _Stage:
     """Rows of all requests with one layout in one pass."""
 
-    def __init__(self, layout: Layout, columns: Columns, device: torch.device, budget: Budget) -> None:
-        self.layout, self._columns, self._device, self._budget = layout, columns, device, budget
+    def __init__(self, layout: Layout, columns: Columns, device: torch.device) -> None:
+        self.layout, self._columns, self._device = layout, columns, device
         self._held: list[Tensor] = []
         self.places: list[int] = []  # of the staged rows in the tensors of the pass
         self._index: dict[torch.device, Tensor] = {}
         self.owners: list[tuple[Record, Sequence[int], int]] = []  # token numbers, first staged row
 
-    def resize(self, rows: int, pool: Pool) -> bool:
-        """Have room for `rows` rows, and for a block of them at least; 0 frees it."""
-        held = self._held[0].shape[1] if self._held else 0
-        rows = max(rows, BLOCK) if rows else 0
-        if rows > held:
-            while not self._budget.take(self.layout.staged_bytes * (rows - held)):
-                if self._budget is not pool.budget or not pool.shrink():
-                    return False
+    @property
+    def rows(self) -> int:
+        """Rows that have room."""
+        return self._held[0].shape[1] if self._held else 0
+
+    def resize(self, rows: int) -> None:
+        """Have memory for `rows` rows; what it costs is counted by the caller."""
+        self._held = []  # before the new memory is taken
+        if rows:
             self._held = self.layout.staging(rows, self._device)
-        elif not rows:
-            self._held = []
-            self._budget.give(self.layout.staged_bytes * held)
-        return True
 
     def begin(self, padded: int) -> None:
         """Begin a pass; one of `padded` rows stages all of them."""
@@ -86,11 +83,12 @@ class _Stage:
             record.add(self.layout, tokens, [rows[:, at : at + len(tokens)] for rows in host])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Shared:
     """Stages of one plan and the live requests that have it."""
 
     stages: list[_Stage]
+    number: int  # in the order in which plans came
     users: int = 0
 
 
@@ -108,15 +106,19 @@ class Taps:
 
     Args:
         budget: of the device's memory, for staging.
+        rows: rows of the largest pass, for which a GPU has room from the start if it can.
 
     Attributes:
         stages: those that take rows in this pass.
     """
 
-    def __init__(self, hooks: ModelHooks, budget: Budget, pool: Pool) -> None:
+    def __init__(self, hooks: ModelHooks, budget: Budget, pool: Pool, *, rows: int = BLOCK) -> None:
         self._hooks, self._budget, self._pool = hooks, budget, pool
+        self._on_gpu = hooks.model.device.type == "cuda"
+        self._rows = max(rows, BLOCK) if self._on_gpu else BLOCK
         self._order = {location: i for i, location in enumerate(hooks.structure.module_locations)}
-        self._plans: dict[tuple[object, ...], _Shared] = {}
+        self._plans: dict[tuple[object, ...], _Shared] = {}  # the one that ended longest ago first
+        self._opened = 0
         self._sites: dict[str, _Site] = {}
         self._counts = {False: 0, True: 0}  # rows at a location in this pass, by `tail`
         self._padded = 0
@@ -130,25 +132,51 @@ class Taps:
         """
         shared = self._plans.get(plan.copies)
         if shared is None:
-            columns = Columns(plan.shaping.columns)
-            device = self._hooks.model.device
-            layouts = layouts_of(self._hooks, plan)
-            shared = _Shared([_Stage(layout, columns, device, self._budget) for layout in layouts])
-        if not shared.users and not all(stage.resize(BLOCK, self._pool) for stage in shared.stages):
-            for stage in shared.stages:
-                stage.resize(0, self._pool)
-            return None
+            columns, device = Columns(plan.shaping.columns), self._hooks.model.device
+            stages = [_Stage(layout, columns, device) for layout in layouts_of(self._hooks, plan)]
+            self._opened += 1
+            shared = _Shared(stages, self._opened)
+            # room for the largest pass, if there is so much: memory that stays keeps its graphs
+            if not any(self._sized(shared, rows) for rows in dict.fromkeys((self._rows, BLOCK))):
+                return None
+            self._plans[plan.copies] = shared
         shared.users += 1
-        self._plans[plan.copies] = shared
         return [stage.layout for stage in shared.stages]
 
     def close(self, plan: CapturePlan) -> None:
-        """End a request with this plan."""
-        shared = self._plans[plan.copies]
+        """End a request with this plan. On a GPU its memory stays until another plan needs it."""
+        shared = self._plans.pop(plan.copies)
         shared.users -= 1
-        if not shared.users:
-            for stage in self._plans.pop(plan.copies).stages:
-                stage.resize(0, self._pool)
+        self._plans[plan.copies] = shared
+        if not shared.users and not self._on_gpu:
+            self._forget(plan.copies)
+
+    def clear(self) -> None:
+        """Free the memory of plans without requests."""
+        for key in [key for key, shared in self._plans.items() if not shared.users]:
+            self._forget(key)
+
+    def _forget(self, key: tuple[object, ...]) -> None:
+        self._sized(self._plans.pop(key), 0)
+
+    def _sized(self, shared: _Shared, rows: int) -> bool:
+        """Give all stages of a plan room for `rows` rows, or for none of them more than they have."""
+        size = sum(stage.layout.staged_bytes * (rows - stage.rows) for stage in shared.stages)
+        if not self._taken(size):
+            return False
+        for stage in shared.stages:
+            stage.resize(rows)
+        return True
+
+    def _taken(self, size: int) -> bool:
+        """Count bytes, for which plans without requests lose their memory, the oldest first."""
+        while not self._budget.take(size):
+            idle = next((key for key, shared in self._plans.items() if not shared.users), None)
+            if idle is not None:
+                self._forget(idle)
+            elif self._budget is not self._pool.budget or not self._pool.shrink():
+                return False
+        return True
 
     @property
     def locations(self) -> list[str]:
@@ -182,7 +210,9 @@ class Taps:
                     self._add(stage, part, record, kept)
             for write in part.writes:
                 self._write(write, part, kept)
-        self.stages = [stage for shared in used.values() for stage in shared.stages if stage.owners]
+        # in an order that does not depend on the requests', so that a graph serves all of them
+        plans = sorted(used.values(), key=lambda shared: shared.number)
+        self.stages = [stage for shared in plans for stage in shared.stages if stage.owners]
         for stage in self.stages:
             self._read(stage)
 
@@ -201,7 +231,7 @@ class Taps:
     def end(self) -> None:
         """Give the rows of the pass to the records. Not called if the pass failed."""
         copied = [(stage, stage.to_host()) for stage in self.stages]
-        if copied and self._hooks.model.device.type == "cuda":
+        if copied and self._on_gpu:
             torch.cuda.current_stream(self._hooks.model.device).synchronize()
         for stage, rows in copied:
             stage.end(rows)
@@ -239,8 +269,11 @@ class Taps:
         site.writes.setdefault(write.key, (write.change, []))[1].extend(places)
 
     def _read(self, stage: _Stage) -> None:
-        if not stage.resize(len(stage.places), self._pool):
-            raise MemoryError(f"no room for {len(stage.places)} rows of a pass")  # a smaller pass will do
+        rows = len(stage.places)
+        if rows > stage.rows:
+            if not self._taken(stage.layout.staged_bytes * (rows - stage.rows)):
+                raise MemoryError(f"no room for {rows} rows of a pass")  # a smaller pass will do
+            stage.resize(rows)
         for g, group in enumerate(stage.layout.groups):
             for i, location in enumerate(group.locations):
                 self._site(location).reads.append((stage, g, i))

@@ -1,6 +1,7 @@
 """Devices: choosing one for a model, and finding those that accelerate uses for its modules."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ def resolve_device(device: str) -> torch.device:
         if found.index is not None and found.index >= torch.cuda.device_count():
             raise ModelRefused(f"device {device}: there are {torch.cuda.device_count()} GPUs, counted from 0")
     return found
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a GPU the current one, to which pinned memory and new streams belong; a CPU needs nothing."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def kept_on(model: Any) -> Mapping[str, Device]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from actograph.plans import run_bytes
+
 
 def available_bytes(device: torch.device) -> int:
     """Bytes that can be allocated on `device` now.
@@ -61,6 +63,16 @@ def spread_bytes(layer_devices: Sequence[torch.device], free: Callable[[torch.de
     return min(free(device) * len(layer_devices) // count for device, count in counts.items())
 
 
+def peak_over(devices: Iterable[torch.device], work: Callable[[], object]) -> int:
+    """Most bytes that `work` takes of a GPU, of that one of these GPUs where it takes most."""
+    gpus = [device for device in devices if device.type == "cuda"]
+    before = {device: torch.cuda.memory_allocated(device) for device in gpus}
+    for device in gpus:
+        torch.cuda.reset_peak_memory_stats(device)
+    work()
+    return max((torch.cuda.max_memory_allocated(device) - held for device, held in before.items()), default=0)
+
+
 def memory_snapshot(devices: Iterable[torch.device] = ()) -> dict[str, int]:
     """Bytes in use now and at the peak: of this process, and of its GPUs."""
     rss = _rss()
@@ -78,25 +90,34 @@ def memory_snapshot(devices: Iterable[torch.device] = ()) -> dict[str, int]:
     return snapshot
 
 
-def capacity(layer_devices: Sequence[torch.device], resting: Mapping[str, int]) -> dict[str, int]:
-    """Memory for a batch on devices and host, counted as if no batch were running.
+def capacity(
+    layer_devices: Sequence[torch.device], resting: Mapping[str, int], pass_bytes: int | None
+) -> dict[str, int]:
+    """Memory for a run on devices and host, counted as if no run were going on.
 
     Args:
         layer_devices: where each layer is.
         resting: snapshot taken just after the model was loaded.
+        pass_bytes: measured peak of a pass; None: not measured.
+
+    Returns:
+        Free bytes of the host and of the devices, and the bytes that a run divides, see `plans.run_bytes`.
     """
     devices = tuple(dict.fromkeys(layer_devices))
     now = memory_snapshot(devices)
 
-    def beside_the_batch(where: torch.device) -> int:
+    def beside_the_run(where: torch.device) -> int:
         used = "rss_bytes" if where.type == "cpu" else "cuda_allocated_bytes"
         if where.type == "cuda" and len(devices) > 1:
             used = f"cuda_{where.index or 0}_allocated_bytes"
         return available_bytes(where) + max(0, now.get(used, 0) - resting.get(used, now.get(used, 0)))
 
     return {
-        "host_available_bytes": beside_the_batch(torch.device("cpu")),
-        "device_available_bytes": spread_bytes(layer_devices, beside_the_batch),
+        "host_available_bytes": beside_the_run(torch.device("cpu")),
+        "device_available_bytes": spread_bytes(layer_devices, beside_the_run),
+        "run_bytes": spread_bytes(
+            layer_devices, lambda device: run_bytes(beside_the_run(device), pass_bytes)
+        ),
     }
 
 

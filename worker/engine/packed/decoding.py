@@ -17,7 +17,6 @@ from torch import Tensor
 
 from worker.engine.capture.parts import Part
 from worker.engine.capture.taps import Taps
-from worker.engine.model.device_errors import is_device_lost, is_out_of_memory
 from worker.engine.packed.arena import Arena
 from worker.engine.packed.step import Lengths, Step
 from worker.engine.structure.comparison import alike
@@ -25,7 +24,7 @@ from worker.engine.structure.comparison import alike
 log = logging.getLogger(__name__)
 
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-#: graphs that are kept; all go when there are more
+#: graphs that are kept
 _MOST_GRAPHS = 64
 
 #: ids and positions, [1, rows] each, and the step -> logits [rows, vocabulary]
@@ -105,9 +104,9 @@ class _Graph(NamedTuple):
 class Replays:
     """Decode passes as CUDA graphs, as long as they give what the eager pass gives."""
 
-    def __init__(self, fixed: FixedPass) -> None:
-        self._fixed = fixed
-        self._graphs: dict[tuple[object, ...], _Graph] = {}
+    def __init__(self, fixed: FixedPass, device: torch.device) -> None:
+        self._fixed, self._device = fixed, device
+        self._graphs: dict[tuple[object, ...], _Graph] = {}  # the least recently used first
         self._pool: Any = None
         self._broken = False
 
@@ -123,35 +122,46 @@ class Replays:
         taps.begin(parts, padded=rows)
         self._fixed.fill(parts, rows)
         key = (rows, *taps.copies)
-        if key not in self._graphs:
-            try:
-                hook(taps)
-                self._graphs[key] = self._captured(rows, taps)
-            except Exception as error:
-                if is_device_lost(error) or is_out_of_memory(error):
-                    raise
-                log.warning("decode passes are not replayed as CUDA graphs: %s", error)
-                self._broken = True
-                self._graphs.clear()
-                return None
-        graph = self._graphs[key]
+        graph = self._graphs.pop(key, None) or self._captured(rows, taps, hook)
+        if graph is None:
+            return None
+        while len(self._graphs) >= _MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        self._graphs[key] = graph
         graph.graph.replay()
         return graph.logits[: len(parts)]
 
-    def _captured(self, rows: int, taps: Taps) -> _Graph:
+    def close(self) -> None:
+        """Let go of all graphs and their memory."""
+        self._graphs.clear()
+        self._pool = None
+
+    def _captured(self, rows: int, taps: Taps, hook: Callable[[Taps], None]) -> _Graph | None:
+        """The graph of a pass; None if it cannot be captured, or gives other numbers than the eager pass."""
+        try:
+            hook(taps)
+            return self._capture(rows, taps)
+        except Exception as error:  # noqa: BLE001 (the eager pass serves)
+            # the error of a failed capture reads like that of a lost device, which alone fails here too
+            torch.cuda.synchronize(self._device)
+            log.warning("decode passes are not replayed as CUDA graphs: %s", error)
+        self._broken = True
+        self.close()
+        return None
+
+    def _capture(self, rows: int, taps: Taps) -> _Graph:
         """Capture the pass, and hold it against the eager one. Raises RuntimeError if they differ."""
-        if len(self._graphs) >= _MOST_GRAPHS:
-            self._graphs.clear()
+        device = self._device
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
+        stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):  # what is made at the first call is made outside the graph
             self._fixed.forward(rows)
             due = [self._fixed.forward(rows).clone(), *(staged.clone() for staged in taps.staged())]
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # other threads may call CUDA meanwhile
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             logits = self._fixed.forward(rows)
         for tensor in (logits, *taps.staged()):
             tensor.zero_()

@@ -61,7 +61,7 @@ class PackedForward:
         if replayed and fused:
             device, context = hooks.model.device, hooks.model.context_length
             fixed = FixedPass(self.logits, self.arena, device, most=replayed, context=context)
-            self.decoding = Replays(fixed)
+            self.decoding = Replays(fixed, device)
 
     def refusal(self, context: Context) -> str | None:
         """Why a request can never run; None if it can."""
@@ -134,8 +134,11 @@ class PackedForward:
         return logits
 
     def close(self) -> None:
-        """Remove all hooks from the model."""
+        """Remove all hooks from the model, and let go of the graphs."""
         self._hook_at(())
+        if self.decoding is not None:
+            self.decoding.close()
+            self.decoding = None  # it refers back to this, and so would keep the arena
 
     def _room(self, context: Context) -> int:
         return self.arena.tokens if context.priority else self.arena.tokens - self._spare

@@ -65,7 +65,16 @@ class Loop:
         self._choice = TokenChoice(model)
         self._endings = Endings(model.eos_token_ids, model.tokenizer, clock)
         self._delivery = Delivery(sink, results)
-        self._places = Places(forward, budget, source, self._delivery, most=most, urgent=urgent, clock=clock)
+        self._places = Places(
+            forward,
+            budget,
+            source,
+            self._delivery,
+            most=most,
+            urgent=urgent,
+            step_tokens=step_tokens,
+            clock=clock,
+        )
         self._bad = 0  # passes that failed since the last good one
         self.statistics = RunStatistics()
 

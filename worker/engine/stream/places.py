@@ -33,6 +33,7 @@ class Places:
         budget: of the host's memory, for rows.
         most: requests at once, priority requests besides.
         urgent: priority requests at once.
+        step_tokens: tokens of the largest pass.
 
     Attributes:
         shared: tokens forked.
@@ -47,11 +48,12 @@ class Places:
         *,
         most: int,
         urgent: int,
+        step_tokens: int = BLOCK,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.live: list[Live] = []
         self.pool = Pool(budget)
-        self.taps = Taps(forward.hooks, forward.budget, self.pool)
+        self.taps = Taps(forward.hooks, forward.budget, self.pool, rows=step_tokens)
         self.shared = 0
         self._waiting: list[_Waiting] = []
         self._forward, self._hooks, self._source, self._delivery = forward, forward.hooks, source, delivery
@@ -152,11 +154,12 @@ class Places:
             self._delivery.write(live.key, live.record.leave())
 
     def clear(self) -> None:
-        """Forget all beginnings and free blocks."""
+        """Forget all beginnings, and free blocks and staging."""
         for beginning in self._prefixes.all():
             self._evict(beginning)
         self.pool.give(self._delivery.take_back())
         self.pool.close()
+        self.taps.clear()
 
     def _admit(self, item: RunRequest) -> bool:
         """Whether a request may share a beginning.

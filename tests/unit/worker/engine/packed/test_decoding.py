@@ -67,6 +67,9 @@ class EveryCall:
         self.passes.append((len(parts), rows, taps.copies, recorder))
         return logits[: len(parts)]
 
+    def close(self) -> None:
+        """It holds no graphs."""
+
 
 #: the recorder of the pass that runs; one pass runs at a time
 _now: list[Recorder] = []

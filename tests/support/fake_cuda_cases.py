@@ -1,0 +1,291 @@
+"""Cases of the engine on a GPU; prints results as JSON: `python -m tests.support.fake_cuda_cases CASE ...`.
+
+A case is a process of its own, since `fake_cuda` patches torch. `tests/integration/worker/test_fake_cuda.py`
+asserts what must hold.
+"""
+
+import gc
+import json
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from actograph.contract.errors import ModelRefused
+from actograph.contract.specs import SamplingSpec
+from tests.support import fake_cuda
+from tests.support.fake_cuda import GB, Card, Pass, card, points, world
+from tests.support.fake_cuda_process import NO_GUARDS
+from worker.engine import forwards
+from worker.engine.engine import Engine
+from worker.engine.forwards import Forwards
+from worker.engine.locations import ModelHooks
+from worker.engine.requests import Generation, GenerationRequest
+from worker.engine.runs import CapturePlan, RunOptions, RunRequest
+
+Hooks = Sequence[str]
+#: sampling without a grammar, in the forms that cost something of their own
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top_p": {"temperature": 0.8, "top_p": 0.9},
+    "penalties": {
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.2,
+        "repetition_penalty": 1.1,
+        "min_tokens": 3,
+        "logit_bias": {"5": 1.0},
+    },
+}
+
+
+def engine_of(hooks: ModelHooks) -> Engine:
+    """An engine around a fake model, whose structure is known: `discover` compares numbers."""
+    engine = Engine.__new__(Engine)
+    engine.model, engine.hooks, engine.structure = hooks.model, hooks, hooks.structure
+    engine.forwards, engine._lock = Forwards(hooks), threading.Lock()
+    return engine
+
+
+class Requests:
+    """Source, control, results and sink of a run that ends after some turns."""
+
+    def __init__(self, waves: Iterable[Sequence[RunRequest]], turns: int) -> None:
+        self._waves = [list(wave) for wave in waves]
+        self._turns, self._pulled = turns, 0
+        self.made: dict[str, Generation] = {}
+
+    @property
+    def exhausted(self) -> bool:
+        return not any(self._waves)
+
+    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[RunRequest]:
+        """Take of the first wave, and of the next one when all of the first have ended."""
+        if self._waves and not self._waves[0] and len(self.made) == self._pulled:
+            self._waves.pop(0)
+        if not self._waves:
+            return []
+        pulled, self._waves[0] = self._waves[0][:room], self._waves[0][room:]
+        self._pulled += len(pulled)
+        return pulled
+
+    def stopped(self) -> bool:
+        return self._turns <= 0
+
+    def dropped(self, key: str) -> bool:
+        return False
+
+    def beat(self) -> None:
+        self._turns -= 1
+
+    def started(self, key: str, generated_ids: Sequence[int]) -> None: ...
+
+    def done(self, generation: Generation) -> None:
+        self.made[generation.key] = generation
+
+    def write(self, key: str, rows: Mapping[str, Any]) -> None: ...
+
+    @property
+    def errors(self) -> list[str]:
+        return sorted({str(one.error) for one in self.made.values() if one.error is not None})
+
+
+def ask(i: int, *, prompt: int = 16, tokens: int = 400, hooks: Hooks = (), **sampling: Any) -> RunRequest:
+    ids = tuple((i * 97 + j * 7) % 1000 + 2 for j in range(prompt))
+    return RunRequest(
+        request=GenerationRequest(key=str(i), prompt_ids=ids, seed=i, max_tokens=tokens),
+        sampling=SamplingSpec(**{"temperature": 0.0, "ignore_eos": True} | sampling),
+        capture=CapturePlan(hooks=tuple(hooks)) if hooks else None,
+    )
+
+
+def run(
+    engine: Engine,
+    *waves: Sequence[RunRequest],
+    turns: int = 6,
+    graphs: bool = False,
+) -> Requests:
+    card().passes.clear()
+    requests = Requests(waves, turns)
+    options = RunOptions(cuda_graphs=graphs)
+    engine.run(source=requests, control=requests, results=requests, sink=requests, options=options)
+    return requests
+
+
+def decode_passes() -> list[Pass]:
+    return [one for one in card().passes if one.kind == "decode"]
+
+
+def admission(shape: str, layers: int | None = None) -> list[dict[str, Any]]:
+    """On cards of three sizes: the errors and the peak of runs of 256 requests."""
+    found = []
+    with world(shape, layers=layers) as (hooks, on):
+        engine = engine_of(hooks)
+        sizes = [size for size in (16, 24, 80) if on.live < (size - 2) * GB]
+        for size in sizes:
+            on.size = size * GB
+            if size == sizes[0]:  # a pass takes the same on all cards
+                engine.forwards.plan(RunOptions())
+            captures: dict[str, Hooks] = {"nothing": (), "one": points(hooks)[:1], "all": points(hooks)}
+            for name, captured in captures.items():
+                on.peak = on.live
+                made = run(engine, [ask(i, prompt=2, hooks=captured) for i in range(256)], turns=2)
+                found.append(
+                    {
+                        "card": size,
+                        "capture": name,
+                        "rows": max(one.rows for one in decode_passes()),
+                        "errors": made.errors,
+                        "left": on.size - on.peak,
+                    }
+                )
+    return found
+
+
+def counts(shape: str) -> dict[str, Any]:
+    """Launches, stalls and hidden temporaries of a decode pass of 64 requests; the launches at two depths."""
+    found: dict[str, Any] = {}
+    for name, captures in (("plain", False), ("capture", True)):
+        launches = {}
+        for layers in (2, 4):
+            with world(shape, layers=layers) as (hooks, _):
+                captured = points(hooks) if captures else ()
+                run(engine_of(hooks), [ask(i, prompt=2, hooks=captured) for i in range(64)], turns=2)
+                last = decode_passes()[-1]
+                launches[layers] = last.inside["launch"]
+        per_layer = (launches[4] - launches[2]) // 2
+        found[name] = {
+            "launches per layer": per_layer,
+            "launches beside layers": launches[2] - 2 * per_layer,
+            "hidden temporaries": last.counts["hidden temporary"],
+            "stalls inside": last.stalls_inside,
+        }
+    return found
+
+
+def stalls() -> dict[str, Any]:
+    """Blocking copies and waits of a decode pass of 8 and of 64 requests, by their sampling."""
+    found: dict[str, Any] = {}
+    with world("0.6b", layers=1) as (hooks, _):
+        for name, sampling in SAMPLING.items():
+            for rows in (8, 64):
+                run(
+                    engine_of(hooks),
+                    [ask(i, prompt=2, hooks=points(hooks), **sampling) for i in range(rows)],
+                    turns=3,
+                )
+                last = decode_passes()[-1]
+                found.setdefault(name, {})[rows] = {"all": last.stalls, "inside": last.stalls_inside}
+    return found
+
+
+def graphs() -> dict[str, Any]:
+    """Captures of graphs by waves and orders of plans, and launches outside them."""
+    found: dict[str, Any] = {}
+    with world("0.6b", layers=1) as (hooks, on):
+        one, two = points(hooks)[:1], points(hooks)
+        engine = engine_of(hooks)
+        waves = [[ask(8 * w + i, tokens=6, hooks=two) for i in range(8)] for w in range(4)]
+        made = run(engine, *waves, turns=60, graphs=True)
+        found["waves"] = _replays(on, made)
+        on.graphs.clear()
+        # the plans of a pass come in another order, as requests end and others begin
+        waves = [
+            [ask(8 * w + i, tokens=6, hooks=(one, two)[(i + w) % 2]) for i in range(8)] for w in range(4)
+        ]
+        found["orders"] = _replays(on, run(engine, *waves, turns=60, graphs=True))
+        found["unnamed"] = on.unnamed
+        found["captures while a drain runs"] = found["waves"]["captures"]
+    return found
+
+
+def _replays(on: Card, made: Requests) -> dict[str, Any]:
+    passes = decode_passes()
+    return {
+        "captures": len(on.graphs),
+        "passes": len(passes),
+        "replays": sum(one.counts["replay"] > 0 for one in passes),
+        "requests": len(made.made),
+        "errors": made.errors,
+    }
+
+
+def failed_capture() -> dict[str, Any]:
+    """A run with graphs on a model whose forward waits for the device, so that no graph can be captured."""
+    with world("30b-a3b", layers=1) as (hooks, on):
+        hooks.model.hf.config._experts_implementation = "eager"
+        made = run(engine_of(hooks), [ask(i, tokens=3) for i in range(64)], turns=9, graphs=True)
+        lost: dict[str, Any] = {"graphs": len(on.graphs), "errors": made.errors}
+        reasons = [one.finish_reason for one in made.made.values()]
+        return lost | {reason: reasons.count(reason) for reason in sorted(set(reasons))}
+
+
+def returned_bytes() -> dict[str, Any]:
+    """Bytes that a run and a model leave on the card, without a collection of garbage."""
+    found: dict[str, Any] = {}
+    gc.collect()
+    gc.disable()
+    with world("0.6b", layers=2) as (hooks, on):
+        for name, replayed in (("eager", False), ("graphs", True)):
+            before = on.live
+            made = run(
+                engine_of(hooks), [ask(i, tokens=3, hooks=points(hooks)) for i in range(4)], graphs=replayed
+            )
+            assert not made.errors, made.errors
+            del made
+            found[name] = on.live - before
+        engine = engine_of(hooks)
+        before = on.live
+        engine.forwards.plan(RunOptions())
+        found["plan"] = on.live - before
+    return found
+
+
+def refused() -> dict[str, str]:
+    """The reasons for which a model is refused on cards that are too small for it."""
+    found = {}
+    with world("0.6b", layers=2) as (hooks, on):
+        for name, more in (("passes", GB), ("keys", 1.5 * GB)):
+            on.size = on.live + int(more)
+            try:
+                engine_of(hooks).forwards.plan(RunOptions())
+            except ModelRefused as error:
+                found[name] = str(error)
+    return found
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "admission-0.6b": lambda: admission("0.6b"),
+    "admission-8b": lambda: admission("8b"),
+    "admission-30b-a3b": lambda: admission("30b-a3b"),
+    "admission-gemma2": lambda: admission("gemma2"),
+    "counts-0.6b": lambda: counts("0.6b"),
+    "counts-30b-a3b": lambda: counts("30b-a3b"),
+    "counts-gemma2": lambda: counts("gemma2"),
+    "stalls": stalls,
+    "graphs": graphs,
+    "failed-capture": failed_capture,
+    "returned-bytes": returned_bytes,
+    "refused": refused,
+}
+
+
+def main() -> None:
+    if not fake_cuda.available():
+        print(f"torch {torch.__version__} has no device guards that fake CUDA tensors need", file=sys.stderr)
+        sys.exit(NO_GUARDS)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    fake_cuda.install()
+    # a shorter long prompt: attention takes no memory by its length, and full depth takes time here
+    forwards.LONGEST_PROMPT = 1024  # type: ignore[attr-defined]
+    print(json.dumps({name: CASES[name]() for name in sys.argv[1:]}))
+
+
+if __name__ == "__main__":
+    main()
