@@ -134,7 +134,7 @@ def admission(shape: str, layers: int | None = None) -> list[dict[str, Any]]:
             captures: dict[str, Hooks] = {"nothing": (), "one": points(hooks)[:1], "all": points(hooks)}
             for name, captured in captures.items():
                 on.peak = on.live
-                made = run(engine, [ask(i, prompt=2, hooks=captured) for i in range(256)], turns=2)
+                made = run(engine, [ask(i, prompt=2, tokens=32, hooks=captured) for i in range(256)], turns=2)
                 found.append(
                     {
                         "card": size,

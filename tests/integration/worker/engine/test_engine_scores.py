@@ -75,7 +75,7 @@ def test_scores_are_those_of_a_forward_alone_and_while_generating(name: str, eng
         assert one.generated_ids == other.generated_ids and other.prompt_logprobs is None
         assert one.logprobs is not None and len(one.logprobs) == len(one.generated_ids)
         for hook in hooks:
-            torch.testing.assert_close(sink.rows(i, hook), plain_sink.rows(i, hook), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(sink.rows(i, hook), plain_sink.rows(i, hook), atol=1e-4, rtol=1e-4)
             assert sink.first_row(i, hook) == plain_sink.first_row(i, hook)
 
 
