@@ -84,8 +84,12 @@ class PackedForward:
         self.arena.give(context.place)
         context.place = None
 
+    def restart(self, context: Context) -> int:
+        """Nothing is lost: a pass writes to the places of its own tokens alone, and writes them again."""
+        return context.computed
+
     def run(self, parts: Sequence[Part], taps: Taps) -> Tensor:
-        """Run a pack; running it again after an error is harmless.
+        """Run a pack.
 
         Returns:
             Logits of the last `part.logits` tokens of each part, [tokens, vocabulary].
