@@ -98,6 +98,11 @@ class ModelStructure(Resource):
     hidden_size: int
     vocab_size: int
     context_length: int
+    position_switch: int | None = Field(
+        None,
+        description="Longer texts have other positions (LongRoPE). A prompt of so many tokens or fewer "
+        "cannot be continued beyond them. None if all texts have the same positions.",
+    )
     dtype: str
     device: str = Field(description="Device of inputs and chosen tokens.")
     devices: list[str] = Field([], description="Device of each layer.")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
@@ -128,6 +129,118 @@ ARCHITECTURES: dict[str, Architecture] = {
             **COMMON, **_HEAD, num_local_experts=7, num_experts_per_tok=2, sliding_window=12
         ),
     ),
+}
+
+
+#: longer than any short text that a load could check
+WINDOW = 48
+_PLAIN = COMMON | {"pad_token_id": 0}
+_LLAMA4: dict[str, Any] = {
+    **COMMON,
+    **_HEAD,
+    "intermediate_size_mlp": 48,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "no_rope_layers": [1, 0, 1],
+    "attn_temperature_tuning": False,
+    "attention_chunk_size": 120,
+}
+_FULL = ["full_attention"] * 3
+
+
+@dataclass(frozen=True)
+class Switching:
+    """A model that changes what it does at a number of tokens."""
+
+    config: Callable[[], Any]
+    refused: str | None = None  # of the reason why it does not run packed
+
+
+def _of(kind: str, **fields: Any) -> Callable[[], Any]:
+    return lambda: AutoConfig.for_model(kind, **fields)
+
+
+#: models with windows, chunks and scales by position, which one short text does not show
+SWITCHING: dict[str, Switching] = {
+    "phimoe": Switching(
+        _of(
+            "phimoe",
+            **COMMON,
+            sliding_window=WINDOW,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            router_jitter_noise=0.0,
+        )
+    ),
+    "gpt_neo": Switching(
+        _of(
+            "gpt_neo",
+            **IDS,
+            hidden_size=32,
+            num_layers=4,
+            num_heads=4,
+            window_size=WINDOW,
+            max_position_embeddings=160,
+            attention_types=[[["global", "local"], 2]],
+            tie_word_embeddings=False,
+        ),
+        "its attention cannot be replaced",
+    ),
+    "qwen2": Switching(
+        _of("qwen2", **COMMON, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
+    ),
+    "mistral": Switching(_of("mistral", **COMMON, sliding_window=WINDOW)),
+    "gemma2": Switching(_of("gemma2", **COMMON, **_HEAD, sliding_window=WINDOW)),
+    "gemma3": Switching(_of("gemma3_text", **COMMON, **_HEAD, sliding_window=WINDOW)),
+    "olmo3": Switching(_of("olmo3", **COMMON, sliding_window=WINDOW)),
+    "gpt_oss": Switching(
+        _of("gpt_oss", **COMMON, **_HEAD, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW)
+    ),
+    "cohere2": Switching(_of("cohere2", **_PLAIN, sliding_window=WINDOW)),
+    "starcoder2": Switching(_of("starcoder2", **COMMON, sliding_window=WINDOW)),
+    "exaone4": Switching(_of("exaone4", **COMMON, sliding_window=WINDOW, sliding_window_pattern=4)),
+    "smollm3": Switching(_of("smollm3", **_PLAIN, use_sliding_window=True, sliding_window=WINDOW)),
+    "granite_swa": Switching(_of("granite_swa", **COMMON, sliding_window=WINDOW)),
+    "llama4, plain": Switching(_of("llama4_text", **_LLAMA4, layer_types=_FULL)),
+    "llama4, chunks": Switching(
+        _of("llama4_text", **_LLAMA4 | {"attention_chunk_size": WINDOW}),
+        "layers of the kind chunked_attention",
+    ),
+    "llama4, temperature": Switching(
+        _of(
+            "llama4_text",
+            **_LLAMA4 | {"attn_temperature_tuning": True, "floor_scale": WINDOW},
+            layer_types=_FULL,
+        ),
+        "it reads the length of its cache",
+    ),
+    # beyond every text, but the cache is read all the same
+    "llama4, far temperature": Switching(
+        _of(
+            "llama4_text",
+            **_LLAMA4 | {"attn_temperature_tuning": True, "floor_scale": 8192},
+            layer_types=_FULL,
+        ),
+        "it reads the length of its cache",
+    ),
+    "bloom": Switching(
+        _of("bloom", **IDS, hidden_size=32, n_layer=3, n_head=4), "its attention cannot be replaced"
+    ),
+    "falcon, alibi": Switching(
+        _of(
+            "falcon",
+            **IDS,
+            hidden_size=32,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            max_position_embeddings=160,
+            alibi=True,
+            parallel_attn=False,
+        ),
+        "its attention cannot be replaced",
+    ),
+    # beyond its window it computes other rows with a cache than without one
+    "doge": Switching(_of("doge", **COMMON, keep_window_size=160), "a mask of its own"),
 }
 
 

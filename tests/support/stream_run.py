@@ -81,6 +81,8 @@ class StreamRun:
         self.on_start: Callable[[str], None] = lambda key: None
         self.on_done: Callable[[str], None] = lambda key: None
         self.statistics = RunStatistics()
+        #: requests that have a place now
+        self.running: Callable[[], int] = lambda: 0
 
     def run(
         self,
@@ -109,7 +111,7 @@ class StreamRun:
         else:
             forward = TracedForward(hooks, budget, tokens=arena, token_bytes=sizes)
         loop = Loop(forward, budget, source=self, control=self, results=self, sink=self, **options)
-        self.statistics = loop.statistics
+        self.statistics, self.running = loop.statistics, lambda: len(loop._places.live)
         loop.run()
         assert budget.used == sizes * arena  # whatever happened, all rows were given back
         return self

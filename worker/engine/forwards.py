@@ -15,17 +15,14 @@ from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.memory import available_bytes, spread_bytes
 from worker.engine.packed.forward import PackedForward
-from worker.engine.packed.registration import UnknownAttention
-from worker.engine.packed.verification import verify
+from worker.engine.packed.masks import UnknownAttention
+from worker.engine.packed.verification import texts_for, verify
 from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure
 from worker.engine.runs import RunOptions
 from worker.engine.stream.live import Forward
 from worker.engine.traced.forward import TracedForward
 
 log = logging.getLogger(__name__)
-
-#: tokens of the arena that verifies packed passes
-_VERIFIED_TOKENS = 256
 
 
 class Forwards:
@@ -54,9 +51,10 @@ class Forwards:
         """Why passes are not packed, and whether they attend for all requests in one call."""
         name, problem = self._hooks.model.name, ""
         for fused in (True, False) if self.on_gpu else (False,):
-            budget = Budget(2 * _VERIFIED_TOKENS * max(1, kv_bytes_per_token(self._hooks.model)))
+            tokens = texts_for(self._hooks.model).tokens
+            budget = Budget(2 * tokens * max(1, kv_bytes_per_token(self._hooks.model)))
             try:
-                verify(PackedForward(self._hooks, budget, tokens=_VERIFIED_TOKENS, fused=fused))
+                verify(PackedForward(self._hooks, budget, tokens=tokens, fused=fused))
             except UnknownAttention as error:
                 problem = str(error)
                 if fused:

@@ -39,7 +39,9 @@ class ChatRunner(Runner):
         asked = {name: value for name, value in sample.input.items() if name in ChatInput.model_fields}
         given = ChatInput.model_validate(asked)
         prompt = self._prompt(given)
-        room = self._structure.context_length - len(prompt.token_ids)
+        room, switch = self._structure.context_length - len(prompt.token_ids), self._structure.position_switch
+        if switch is not None and len(prompt.token_ids) <= switch:
+            room = switch - len(prompt.token_ids) + 1
         most = given.max_tokens
         if most is None:
             # if there is no room, the check of the context refuses the sample with the numbers

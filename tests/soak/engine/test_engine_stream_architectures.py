@@ -15,11 +15,12 @@ from tests.support.plain_forward import plain_rows
 from tests.support.stream_run import StreamRun, ask, plan_of, prompts
 from worker.engine.capture.pool import Budget
 from worker.engine.packed.forward import PackedForward
-from worker.engine.packed.registration import UnknownAttention
+from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.verification import verify
 
 #: models that packed passes refuse
 TRACED_ONLY = {"falcon", "deepseek_v2", "deepseek_v3", "stablelm", "bloom", "mpt", "qwen3_next", "mamba"}
+TRACED_ONLY |= {"opt", "opt, norms after"}
 CONFIGS: dict[str, Callable[[], Any]] = {name: one.config for name, one in ARCHITECTURES.items()}
 CONFIGS |= {name: config for name, (config, _) in SERVED.items()}
 
@@ -41,10 +42,10 @@ def test_tokens_and_rows_are_those_of_a_plain_forward(
             options: dict[str, Any] = {"most": 3, "step_tokens": 32}
             if kind == "packed" and name in TRACED_ONLY:
                 with pytest.raises(UnknownAttention):
-                    verify(PackedForward(hooks, Budget(1 << 30), tokens=200))
+                    verify(PackedForward(hooks, Budget(1 << 30), tokens=400))
                 continue
             if kind == "packed":
-                verify(PackedForward(hooks, Budget(1 << 30), tokens=200))
+                verify(PackedForward(hooks, Budget(1 << 30), tokens=400))
             run.run(hooks, kind, **options)
             assert not run.errors
             for item in items:

@@ -5,7 +5,7 @@ after the pass each request takes its slice of all points at once. So a pass mak
 not points * requests; on a GPU the staging tensor is what crosses to the host, once per pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,10 +77,13 @@ class _Stage:
             for rows in self.staged()
         ]
 
-    def end(self, host: Sequence[Tensor]) -> None:
-        """Give each request its rows."""
+    def end(self, host: Sequence[Tensor]) -> Iterator[tuple[Record, Exception]]:
+        """Give each request its rows; yields those that could not take them."""
         for record, tokens, at in self.owners:
-            record.add(self.layout, tokens, [rows[:, at : at + len(tokens)] for rows in host])
+            try:
+                record.add(self.layout, tokens, [rows[:, at : at + len(tokens)] for rows in host])
+            except Exception as error:  # noqa: BLE001 (it fails this request alone)
+                yield record, error
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +125,7 @@ class Taps:
         self._sites: dict[str, _Site] = {}
         self._counts = {False: 0, True: 0}  # rows at a location in this pass, by `tail`
         self._padded = 0
+        self._copied: list[tuple[_Stage, list[Tensor]]] = []
         self.stages: list[_Stage] = []
 
     def open(self, plan: CapturePlan) -> list[Layout] | None:
@@ -228,13 +232,19 @@ class Taps:
         for stage, group, point in site.reads:
             stage.take(group, point, rows.reshape(count, -1))
 
-    def end(self) -> None:
-        """Give the rows of the pass to the records. Not called if the pass failed."""
-        copied = [(stage, stage.to_host()) for stage in self.stages]
-        if copied and self._on_gpu:
+    def fetch(self) -> None:
+        """Copy the rows of the pass to the host. No record has them yet, so the pass may run again."""
+        self._copied = [(stage, stage.to_host()) for stage in self.stages]
+        if self._copied and self._on_gpu:
             torch.cuda.current_stream(self._hooks.model.device).synchronize()
-        for stage, rows in copied:
-            stage.end(rows)
+
+    def end(self) -> dict[Record, Exception]:
+        """Give the fetched rows to the records. Not called if the pass failed.
+
+        Returns: errors of the records that could not take their rows.
+        """
+        copied, self._copied = self._copied, []
+        return {record: error for stage, rows in copied for record, error in stage.end(rows)}
 
     @property
     def copies(self) -> tuple[object, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from worker.engine.packed import step
+from worker.engine.packed.masks import UnknownAttention
 
 
 class LayerShape(NamedTuple):
@@ -122,8 +123,12 @@ class Arena(Cache):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """0: positions are given with every pack."""
-        return 0
+        """A pack has no single length, and its positions are given.
+
+        Raises:
+            UnknownAttention: always.
+        """
+        raise UnknownAttention("it reads the length of its cache, and the tokens of a pack have several")
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0

@@ -14,7 +14,8 @@ from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks, place_of
 from worker.engine.packed.arena import Arena
 from worker.engine.packed.decoding import FixedPass, Replays
-from worker.engine.packed.registration import UnknownAttention, arena_attention, layer_shapes, refusal
+from worker.engine.packed.masks import UnknownAttention
+from worker.engine.packed.registration import arena_attention, layer_shapes, refusal
 from worker.engine.packed.step import Chunk, Step, running
 
 
@@ -27,6 +28,9 @@ class PackedForward:
         spare: tokens of the arena that only priority requests take.
         fused: one call attends for all requests, where the device has it.
         replayed: most rows of decode passes that are replayed as CUDA graphs, with `fused`; 0: none are.
+
+    Attributes:
+        windows: windows of the masks that its attention was given so far; 0 for a mask without one.
 
     Raises:
         MemoryError: the arena does not fit.
@@ -56,6 +60,7 @@ class PackedForward:
         if not budget.take(sum(shape.token_bytes for shape in shapes) * tokens):
             raise MemoryError(f"an arena of {tokens} tokens does not fit in {budget.free:,} bytes")
         self.arena = Arena(shapes, tokens)
+        self.windows: set[int] = set()
         self._handles: dict[str, Any] = {}
         self.decoding: Replays | None = None
         if replayed and fused:
@@ -84,8 +89,12 @@ class PackedForward:
         self.arena.give(context.place)
         context.place = None
 
+    def restart(self, context: Context) -> int:
+        """Nothing is lost: a pass writes to the places of its own tokens alone, and writes them again."""
+        return context.computed
+
     def run(self, parts: Sequence[Part], taps: Taps) -> Tensor:
-        """Run a pack; running it again after an error is harmless.
+        """Run a pack.
 
         Returns:
             Logits of the last `part.logits` tokens of each part, [tokens, vocabulary].
@@ -109,7 +118,7 @@ class PackedForward:
         device = self.hooks.model.device
         inputs = torch.tensor([ids, positions], device=device)
         self.hook(taps)
-        step = Step(self.arena.keys, self.arena.values, spans, chunks, self._fused)
+        step = Step(self.arena.keys, self.arena.values, spans, chunks, self._fused, self.windows)
         keep = 0 if len(kept) == len(ids) else torch.tensor(kept or [0], device=device)
         logits = self.logits(inputs[:1], inputs[1:], step, keep)
         return self._ran(parts, logits if kept else logits[:0])

@@ -1,7 +1,7 @@
 """transformers' attention modules attend on the arena while a packed forward pass runs."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
 from worker.engine.model.loaded import LoadedModel
+from worker.engine.model.positions import length_dependent
 from worker.engine.packed import step
 from worker.engine.packed.arena import LayerShape
 from worker.engine.packed.attention import Kind, can_fuse, chunk, decode, fused
+from worker.engine.packed.masks import Foreign, UnknownAttention, Windowed, arena_mask
 
 _NAME = "actograph_arena"
 _shapes: WeakKeyDictionary[nn.Module, list[LayerShape]] = WeakKeyDictionary()
@@ -30,14 +32,8 @@ _HARMLESS = frozenset(
         "return_dict",
     }
 )
-#: position schemes whose frequencies follow the longest text of a batch
-_LENGTH_DEPENDENT = ("dynamic", "longrope")
 #: layers without keys and values of their own tokens
 _OTHER_LAYERS = ("linear_attention", "chunked_attention", "mamba", "conv", "recurrent")
-
-
-class UnknownAttention(Exception):
-    """A model asks its attention for something that the arena does not have."""
 
 
 def attend(
@@ -45,7 +41,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Windowed | Foreign | None,
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -58,6 +54,8 @@ def attend(
 
     Args:
         query: [1, query heads, tokens, width].
+        attention_mask: of `masks.arena_mask`; a model that has made one of its own is refused.
+        sliding_window: the mask's own, if it is given.
 
     Returns:
         [1, tokens, query heads, value width], and no weights.
@@ -66,15 +64,23 @@ def attend(
         UnknownAttention: an argument is not known.
     """
     unknown = [name for name, given in others.items() if given is not None and name not in _HARMLESS]
-    if unknown or attention_mask is not None:
-        raise UnknownAttention(f"its attention takes {', '.join(unknown) or 'a mask'}")
+    if unknown or not isinstance(attention_mask, Windowed | Foreign | None):
+        raise UnknownAttention(f"its attention takes {', '.join(unknown) or 'a mask of its own'}")
+    if isinstance(attention_mask, Foreign):
+        raise UnknownAttention(attention_mask.reason)
+    window = None if attention_mask is None else attention_mask.window
+    if sliding_window is not None and sliding_window != window:
+        raise UnknownAttention(
+            f"its attention is told a window of {sliding_window} tokens, and its mask has {window or 'none'}"
+        )
     now = step.current()
+    now.windows.add(window or 0)
     layer: Any = module.layer_idx
     keys, values = now.keys[layer], now.values[layer]
     if keys.shape[::2] != key.shape[1::2]:
         raise UnknownAttention("its cache holds something else than keys and values")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    kind = Kind(scale, sliding_window, softcap, s_aux)
+    kind = Kind(scale, window, softcap, s_aux)
     packed, singles = query[0].transpose(0, 1), len(now.spans)
     if now.fused and kind.plain and can_fuse(keys, values):
         return fused(packed, keys, values, now.lengths(keys.device), kind)[None], None
@@ -89,7 +95,7 @@ def attend(
 
 
 AttentionInterface.register(_NAME, attend)
-AttentionMaskInterface.register(_NAME, lambda *_, **__: None)
+AttentionMaskInterface.register(_NAME, arena_mask)
 
 
 @contextmanager
@@ -112,10 +118,9 @@ def refusal(model: LoadedModel) -> str | None:
     for name in ("position_ids", "logits_to_keep", "past_key_values"):
         if name not in known:
             return f"its forward takes no {name}"
-    ropes = getattr(config, "rope_parameters", None) or {}
-    for rope in [ropes, *(r for r in ropes.values() if isinstance(r, Mapping))]:
-        if rope.get("rope_type") in _LENGTH_DEPENDENT:
-            return f"its positions depend on the longest text of a batch ({rope['rope_type']})"
+    positions = length_dependent(config)
+    if positions is not None:
+        return f"its positions depend on the longest text of a batch ({positions})"
     others = [kind for kind in getattr(config, "layer_types", None) or () if kind in _OTHER_LAYERS]
     return f"it has layers of the kind {others[0]}" if others else None
 

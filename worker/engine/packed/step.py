@@ -39,6 +39,7 @@ class Step:
     spans: Sequence[tuple[int, int]]  # of each single token: arena places of its request up to the token
     chunks: Sequence[Chunk]
     fused: bool = False  # one call attends for all requests, see `attention.fused`
+    windows: set[int] = field(default_factory=set)  # of the masks that attention was given; 0: none
     known_places: dict[torch.device, Tensor] = field(default_factory=dict)
     known_lengths: dict[torch.device, Lengths] = field(default_factory=dict)
 

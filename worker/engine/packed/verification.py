@@ -1,4 +1,18 @@
-"""Verification at load: packed passes give the logits of the model's own forward."""
+"""Verification at load: packed passes give the logits of the model's own forward.
+
+Two long texts run beside short ones; the second takes over its beginning from the first. They are longer
+than every number of tokens in the config at which the model may change what it does: a window, a chunk, the
+unit of a scale. If such a text would take too long, the masks of the passes must show the number as a window.
+Masks are exact at any length.
+"""
+
+import inspect
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -7,66 +21,197 @@ from worker.engine.capture.parts import Context, Part
 from worker.engine.capture.pool import Pool
 from worker.engine.capture.taps import Taps
 from worker.engine.model.device_errors import is_device_lost, is_out_of_memory
+from worker.engine.model.kv_cache import kv_bytes_per_token
+from worker.engine.model.loaded import LoadedModel
+from worker.engine.model.memory import available_bytes
 from worker.engine.packed.forward import PackedForward
-from worker.engine.packed.registration import UnknownAttention
+from worker.engine.packed.masks import UnknownAttention
 from worker.engine.structure.comparison import alike
 
-#: tokens of each prompt that every pass runs: chunks, single tokens and late prompts beside one another
-_PASSES = ((16, 3, 1, 0), (5, 1, 1, 9), (1, 1, 1, 1), (7, 0, 1, 1))
+#: tokens of each short text that every pass runs: chunks, single tokens and late texts beside one another
+_SHORT = ((16, 5, 1, 7), (3, 1, 1, 0), (1, 1, 1, 1), (0, 9, 1, 1))
+#: tokens of a long text after the last switch
+_BEYOND = 24
+#: tokens at the end of each part whose logits are compared
+_COMPARED = 32
+#: operations of a verification, at most: some seconds
+_MOST_OPERATIONS = {"cpu": 1e12, "cuda": 5e15}
+#: tokens of the longest text
+_LONGEST = 8192
+#: the same for numbers that are hardly switches, and as a share of what the model's size allows
+_LONGEST_FOR_ANY, _SHARE_FOR_ANY = 512, 8
+#: largest share of the free memory for keys and values, and for scores of attention
+_MEMORY_SHARE = 0.1
+#: names of fields that may be a number of tokens at which the model changes what it does
+_SWITCH = re.compile(r"window|chunk|span|block|local|floor|stride|period|context|len|original_max")
+#: names of fields that are none
+_NO_SWITCH = re.compile(r"(token_ids?|index|vocab_size)$")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts that verify a model.
+
+    Attributes:
+        length: tokens of the longest one.
+        beyond: fields that may be switches at a larger number of tokens, and that number.
+    """
+
+    length: int
+    beyond: Sequence[tuple[str, int]]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts, and so of the arena."""
+        return 2 * self.length + sum(map(sum, _SHORT))
+
+
+def texts_for(model: LoadedModel) -> Texts:
+    """The texts that verify a model: as long as its config asks for, and its size and device allow."""
+    source, reach = _source(model), _reach(model)
+    for_any = min(reach // _SHARE_FOR_ANY, _LONGEST_FOR_ANY)
+    needed, beyond = _BEYOND, []
+    for name, tokens in _numbers(model.text_config.to_dict()):
+        if not _BEYOND < tokens < model.context_length:
+            continue
+        of_positions = name.startswith("rope")  # those that follow the length are refused by their kind
+        may_switch = of_positions or (bool(_SWITCH.search(name)) and name in source)
+        if tokens <= (reach if may_switch else for_any):
+            needed = max(needed, tokens)
+        elif may_switch and not of_positions:
+            beyond.append((name, tokens))
+    return Texts(min(needed + _BEYOND, model.context_length), beyond)
+
+
+def _numbers(config: Mapping[Any, Any], within: str = "") -> Iterator[tuple[str, int]]:
+    """Fields of a config with whole numbers; those of position schemes are called `rope...`."""
+    for key, value in config.items():
+        name = within or str(key)
+        if _NO_SWITCH.search(name):
+            continue
+        if isinstance(value, Mapping):
+            yield from _numbers(value, within=name if name.startswith("rope") else "")
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(one, int) and not isinstance(one, bool):
+                yield name, one
+
+
+def _source(model: LoadedModel) -> str:
+    """Source of the model's code, which names the fields that it reads."""
+    try:
+        return inspect.getsource(sys.modules[type(model.hf).__module__])
+    except (OSError, TypeError):  # it is not to be had: any field may be read
+        return " ".join(name for name, _ in _numbers(model.text_config.to_dict()))
+
+
+def _reach(model: LoadedModel) -> int:
+    """Tokens of the longest text that is worth its time and memory."""
+    parameters = sum(parameter.numel() for parameter in model.hf.parameters())
+    operations = _MOST_OPERATIONS["cuda" if model.device.type == "cuda" else "cpu"]
+    memory = _MEMORY_SHARE * available_bytes(model.device)
+    heads = int(getattr(model.text_config, "num_attention_heads", 1) or 1)
+    return int(
+        min(
+            operations / (8 * parameters),  # two for each parameter; two texts run packed and whole
+            memory / (2 * max(1, kv_bytes_per_token(model))),
+            math.sqrt(memory / (8 * heads)),
+            _LONGEST,
+        )
+    )
+
+
+@dataclass(eq=False)
+class _Text:
+    """A text while it is verified.
+
+    Attributes:
+        counts: tokens that each pass runs.
+        start: first tokens that it takes over from the first text before the second pass.
+        compared: numbers of the tokens whose logits are compared.
+    """
+
+    context: Context
+    counts: tuple[int, ...]
+    start: int = 0
+    compared: list[int] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+
+
+def _texts(length: int, vocabulary: int) -> list[_Text]:
+    """The long texts, then the short ones; every pass of each long one ends elsewhere."""
+    half = length // 2
+    passes = [(half, length - half - 8, 1, 7), (0, length - half - 5, 1, 1), *_SHORT]
+    made: list[_Text] = []
+    for number, counts in enumerate(passes):
+        start = half if number == 1 else 0
+        tokens = [(7 * i * i + 11 * i + 5 * (number + 1)) % vocabulary for i in range(start + sum(counts))]
+        if start:
+            tokens[:start] = made[0].context.tokens[:start]
+        made.append(_Text(Context(tokens, len(tokens)), counts, start))
+    return made
 
 
 def verify(forward: PackedForward) -> None:
     """Run a few packed passes and compare their logits.
 
     Raises:
-        UnknownAttention: a pass fails, or its logits differ from the model's own.
+        UnknownAttention: a pass fails, its logits differ from the model's own, or a number of the config is
+            no verified window and too large for a text.
     """
-    model, vocabulary = forward.hooks.model, int(forward.hooks.model.text_config.vocab_size)
-    lengths = [sum(tokens) for tokens in zip(*_PASSES, strict=True)]
-    contexts = [
-        Context([(11 * i + 5 * (n + 1)) % vocabulary for i in range(length)], length)
-        for n, length in enumerate(lengths)
-    ]
+    model = forward.hooks.model
+    needed = texts_for(model)
+    if needed.tokens > forward.arena.tokens:
+        raise UnknownAttention(f"an arena of {forward.arena.tokens} tokens is too small to verify it")
+    texts = _texts(needed.length, int(model.text_config.vocab_size))
     taps = Taps(forward.hooks, forward.budget, Pool(forward.budget))
-    got: list[list[Tensor]] = [[] for _ in contexts]
-    placed = [context for context in contexts if forward.place(context)]
+    placed = [text for text in texts if forward.place(text.context)]
     try:
-        if len(placed) < len(contexts):
-            raise UnknownAttention(f"an arena of {forward.arena.tokens} tokens is too small to verify it")
         with torch.inference_mode():
-            for counts in _PASSES:
-                _run(forward, contexts, counts, taps, got)
-            for context, parts in zip(contexts, got, strict=True):
-                ids = torch.tensor([context.tokens], device=model.device)
-                due = model.hf(input_ids=ids, use_cache=False).logits[0]
-                if not alike(torch.cat(parts), due, due):
-                    raise UnknownAttention(f"packed logits differ for a prompt of {len(due)} tokens")
+            for number in range(len(texts[0].counts)):
+                _run(forward, texts, number, taps)
+            for text in texts:
+                _compare(model, text)
     except Exception as error:
         if isinstance(error, UnknownAttention) or is_out_of_memory(error) or is_device_lost(error):
             raise
         raise UnknownAttention(f"a packed pass fails ({type(error).__name__}: {error})") from error
     finally:
-        for context in placed:
-            forward.leave(context)
+        for text in placed:
+            forward.leave(text.context)
         forward.close()
+    for name, tokens in needed.beyond:
+        if tokens not in forward.windows:
+            raise UnknownAttention(
+                f"its {name} of {tokens} tokens is no window of its masks, and the longest text that could "
+                f"be verified has {needed.length} tokens"
+            )
 
 
-def _run(
-    forward: PackedForward,
-    contexts: list[Context],
-    counts: tuple[int, ...],
-    taps: Taps,
-    into: list[list[Tensor]],
-) -> None:
-    """Run the next tokens of each prompt in one pass, and keep their logits."""
-    parts, place = [], 0
-    chosen = [(c, count, own) for c, count, own in zip(contexts, counts, into, strict=True) if count]
-    chosen.sort(key=lambda one: one[1] > 1)
-    for context, count, _ in chosen:
+def _run(forward: PackedForward, texts: Sequence[_Text], number: int, taps: Taps) -> None:
+    """Run the next tokens of each text in one pass, and keep their last logits."""
+    parts: list[Part] = []
+    chosen = sorted((text for text in texts if text.counts[number]), key=lambda text: text.counts[number] > 1)
+    place = 0
+    for text in chosen:
+        context, count = text.context, text.counts[number]
+        if text.start > context.computed:
+            forward.fork(texts[0].context, context, text.start)
+            context.computed = text.start
         start = context.computed
-        parts.append(Part(context, start, start + count, first=place, logits=count))
+        parts.append(Part(context, start, start + count, first=place, logits=min(count, _COMPARED)))
         place += count
-    logits = forward.run(parts, taps)
-    for part, (context, count, own) in zip(parts, chosen, strict=True):
-        own.append(logits[part.first : part.first + count].clone())
-        context.computed = part.stop
+    logits, at = forward.run(parts, taps), 0
+    for text, part in zip(chosen, parts, strict=True):
+        text.compared += range(part.stop - part.logits, part.stop)
+        text.logits.append(logits[at : at + part.logits].clone())
+        at += part.logits
+        text.context.computed = part.stop
+
+
+def _compare(model: LoadedModel, text: _Text) -> None:
+    """Hold the logits of a text against a forward of the whole. Raises UnknownAttention if they differ."""
+    ids = torch.tensor([text.context.tokens], device=model.device)
+    keep = torch.tensor(text.compared, device=model.device)
+    due = model.hf(input_ids=ids, use_cache=False, logits_to_keep=keep).logits[0]
+    if not alike(torch.cat(text.logits), due, due):
+        raise UnknownAttention(f"packed logits differ for a text of {ids.shape[1]} tokens")

@@ -138,7 +138,7 @@ class Forward(Protocol):
     """A model with the keys and values of live requests: packed or traced.
 
     Attributes:
-        together: a pass takes several requests, and may run again after an error.
+        together: a pass takes several requests.
         forks: a request can take over another one's first tokens.
         chunks: a prompt may be read in several passes.
         budget: of the device's memory.
@@ -164,6 +164,13 @@ class Forward(Protocol):
 
     def leave(self, context: Context) -> None:
         """Free a request's place."""
+        ...
+
+    def restart(self, context: Context) -> int:
+        """Forget what a failed pass has left of a request.
+
+        Returns: the number of its first tokens that are still computed; the others must run again.
+        """
         ...
 
     def run(self, parts: Sequence[Part], taps: Taps) -> Tensor:

@@ -204,7 +204,10 @@ class Loop:
         failure: tuple[Exception, dict[str, int]] | None = None
         chosen: list[ChosenToken] = []
         try:
+            if again:
+                self._recompute(*pairs[0])
             chosen = self._chosen(pairs, choosing)
+            self._places.taps.fetch()
         except Exception as raised:
             if is_device_lost(raised):
                 raise
@@ -214,7 +217,7 @@ class Loop:
         if failure is not None:
             self._split(pairs, *failure, again=again)
             return
-        self._places.taps.end()
+        unkept = self._places.taps.end()
         self._bad = 0
         self._tokens = min(self._step_tokens, self._tokens + 16)
         self.statistics.passes += 1
@@ -222,10 +225,28 @@ class Loop:
         self.statistics.generated += len(chosen)
         for live, part in pairs:
             live.computed = part.stop
-            if live.reads and part.stop == live.prompt:
+            error = unkept.get(live.record) if live.record is not None else None
+            if error is not None:
+                self._end(live, "error", error)
+            elif live.reads and part.stop == live.prompt:
                 self._end(live, "stop")
         for live, token in zip(choosing, chosen, strict=True):
-            self._take(live, token)
+            if live.record not in unkept:
+                self._take(live, token)
+
+    def _recompute(self, live: Live, part: Part) -> None:
+        """Run the tokens before a part again, as they ran before, if its failed pass has spoilt them.
+
+        Their rows are kept already and their successors chosen.
+        """
+        done = self._forward.restart(live)
+        while done < part.start:
+            stop = live.prompt if done < live.prompt else done + 1
+            again = Part(live, done, stop, logits=live.logits_of(done, stop))
+            again.writes = live.edits.writes(done, stop)
+            self._forward.run([again], self._places.taps)
+            self._control.beat()
+            done = stop
 
     def _chosen(self, pairs: Sequence[_Pair], choosing: Sequence[Live]) -> list[ChosenToken]:
         """Run a pass: the next token of each request that chooses; scored prompts take their logits."""

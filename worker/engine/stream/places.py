@@ -293,6 +293,14 @@ def check(item: RunRequest, hooks: ModelHooks) -> None:
             f"{prompt + item.max_tokens} tokens; the model's context is {context}",
             param="max_tokens",
         )
+    switch = hooks.structure.position_switch
+    if switch is not None and prompt <= switch < item.most:
+        raise InvalidRequest(
+            f"{item.key}: prompt ({prompt} tokens) and max_tokens ({item.max_tokens}) cross {switch} tokens, "
+            f"where this model's positions change for all tokens of a text; lower max_tokens to "
+            f"{switch - prompt + 1}, or give a prompt of more than {switch} tokens",
+            param="max_tokens",
+        )
     for edit in item.request.edits:
         if edit.vector is not None:
             check_width(edit.hook, len(edit.vector), hooks.width_of(edit.hook), "interventions")

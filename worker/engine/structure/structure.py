@@ -18,6 +18,7 @@ from actograph.contract.model_loads import with_savepoints
 from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
 from worker.engine.locations import ModelHooks, place_of
 from worker.engine.model.loaded import LoadedModel
+from worker.engine.model.positions import position_switch
 from worker.engine.structure import moe
 from worker.engine.structure.comparison import same
 from worker.engine.structure.dry_forward import DryForward, Visit, dry_forward
@@ -235,6 +236,7 @@ def _structure(
         name: HookInfo(location=location, **dict(tensors[location]))
         for name, location in sorted(found.hooks.items(), key=lambda item: order[item[1]])
     }
+    switch = position_switch(model.text_config)
     structure = ModelStructure(
         model=model.name,
         architecture=type(model.hf).__name__,
@@ -242,6 +244,7 @@ def _structure(
         hidden_size=hooks["resid_pre.0"].width,
         vocab_size=int(model.text_config.vocab_size),
         context_length=model.context_length,
+        position_switch=switch if switch is not None and switch < model.context_length else None,
         dtype=_dtype_name(model.dtype),
         device=str(model.device),
         devices=[str(device) for device in model.layer_devices],

@@ -89,8 +89,13 @@ class TracedForward:
         self._left += context.most
         context.place = None
 
+    def restart(self, context: Context) -> int:
+        """Take an empty cache: layers before the error have added tokens to theirs, or changed a state."""
+        context.place = new_cache(self.hooks.model)
+        return 0
+
     def run(self, parts: Sequence[Part], taps: Taps) -> Tensor:
-        """Run one part; see `PackedForward.run`. After an error the cache is not what it was."""
+        """Run one part; see `PackedForward.run`. After an error the request must `restart`."""
         (part,) = parts
         taps.begin(parts)
         model, context = self.hooks.model, part.context

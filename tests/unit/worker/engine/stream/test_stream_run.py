@@ -213,7 +213,7 @@ def test_rows_that_the_sink_holds_take_of_the_same_memory(hooks: ModelHooks) -> 
 
     def count() -> None:
         nonlocal most
-        most = max(most, len(run.live.keys() - run.made.keys()))
+        most = max(most, run.running())
 
     run.on_beat = count
     run.run(hooks, rows=(64 + 2 * (64 + 100) + 70) * row, step_tokens=64)
