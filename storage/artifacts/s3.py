@@ -4,20 +4,25 @@ Credentials, region and endpoint come from the usual AWS environment (`AWS_ACCES
 `AWS_REGION`, `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` ...). Everything is first written to the machine's
 temporary folder (`TMPDIR`), then uploaded, a session with its manifest last: a session without a manifest
 does not exist for readers. botocore retries each request with back-off and sends a CRC32 with every upload,
-which the server checks. An interrupted download resumes where it ended.
+which the server checks. A server that refuses checksum headers gets a Content-MD5 instead, which all servers
+check. An interrupted download resumes where it ended.
 """
 
+import logging
 import os
 import tempfile
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from hashlib import sha256
+from functools import partial
+from hashlib import md5, sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 import boto3.session
-from boto3.exceptions import Boto3Error
+from boto3.exceptions import Boto3Error, S3UploadFailedError
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
@@ -49,7 +54,27 @@ PRESIGNED_SECONDS = 900
 _DELETE_BATCH = 1000  # keys that one DeleteObjects request may name
 _BODY_ATTEMPTS = 6  # requests for one download, each resuming the one before
 _ABSENT = ("404", "NoSuchKey", "NotFound")
+#: refusals of a CRC32 in the headers or the trailer of a request, as various servers word them
+_REFUSED_CHECKSUMS = frozenset(
+    {
+        "InvalidArgument",
+        "InvalidRequest",
+        "MalformedTrailerError",
+        "MissingContentLength",
+        "MissingContentMD5",
+        "NotImplemented",
+        "SignatureDoesNotMatch",
+        "XAmzContentSHA256Mismatch",
+    }
+)
+_CHECKSUM_HEADERS = ("x-amz-checksum-", "x-amz-sdk-checksum-")
+#: seconds for which `reach` believes that the bucket takes objects
+_CHECKED_SECONDS = 60.0
+_PROBE = b"Actograph checks that this bucket stores, gives back and deletes objects."
 _REFUSED = ("401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class S3Store:
@@ -93,9 +118,36 @@ class S3Store:
                 self._signer = boto3.session.Session().client(
                     "s3", endpoint_url=public.url, config=config.merge(style)
                 )
+        #: whether the server refuses checksum headers
+        self._refuses_checksums = False
+        self._checked_at = float("-inf")
         self._client.meta.events.register_last("before-call.s3", _send_at_once)
+        self._client.meta.events.register_last("before-call.s3", self._without_checksum_headers)
 
     def check(self) -> None:
+        """Store, read and delete an object. Raise ServiceUnavailable, with advice, if that fails."""
+        key = self._key_of_probe()
+        bucket = self.bucket
+        self.reach_bucket()
+        self._send(key, lambda: self._client.put_object(Bucket=bucket, Key=key, Body=_PROBE))
+        reply = self._send(key, lambda: self._client.get_object(Bucket=bucket, Key=key))
+        with self._failures(key), closing(reply["Body"]) as body:
+            found = body.read()
+        kept = self._delete([key])
+        if found != _PROBE:
+            raise ServiceUnavailable(f"S3 bucket {bucket} gave back other bytes than were stored in {key}")
+        for reason in kept.values():
+            raise ServiceUnavailable(f"S3 bucket {bucket} did not delete {key}: {reason}")
+        self._checked_at = time.monotonic()
+
+    def reach(self) -> None:
+        if time.monotonic() - self._checked_at < _CHECKED_SECONDS:
+            self.reach_bucket()
+        else:
+            self.check()
+
+    def reach_bucket(self) -> None:
+        """Raise ServiceUnavailable, with advice, if the bucket does not answer."""
         with self._failures(self.bucket):
             try:
                 self._client.head_bucket(Bucket=self.bucket)
@@ -103,9 +155,6 @@ class S3Store:
                 if _code(error) in _ABSENT:
                     raise ServiceUnavailable(f"there is no S3 bucket {self.bucket}: create it") from error
                 raise
-
-    def reach(self) -> None:
-        self.check()
 
     def stage(self, prefix: str) -> "S3Stage":
         check_prefix(prefix)
@@ -139,10 +188,8 @@ class S3Store:
 
     def _get(self, key: str, start: int, stop: int, chunk: int) -> Iterator[bytes]:
         """The bytes of one request. Raises BotoCoreError if the connection breaks midway."""
-        with self._failures(key):
-            reply = self._client.get_object(
-                Bucket=self.bucket, Key=self._key(key), Range=f"bytes={start}-{stop - 1}"
-            )
+        full, span = self._key(key), f"bytes={start}-{stop - 1}"
+        reply = self._send(key, lambda: self._client.get_object(Bucket=self.bucket, Key=full, Range=span))
         with closing(reply["Body"]) as body:
             # S3 shortens a range that reaches past the end.
             total = int(reply["ContentRange"].rpartition("/")[2])
@@ -186,10 +233,8 @@ class S3Store:
         for start in range(0, len(keys), _DELETE_BATCH):
             batch = keys[start : start + _DELETE_BATCH]
             try:
-                with self._failures(batch[0]):
-                    reply = self._client.delete_objects(
-                        Bucket=self.bucket, Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True}
-                    )
+                listed: Any = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
+                reply = self._send(batch[0], partial(self._delete_listed, listed))
             except ServiceUnavailable as error:  # further requests would fail too
                 return kept | dict.fromkeys(keys[start:], str(error))
             kept |= {str(failed.get("Key")): str(failed.get("Message")) for failed in reply.get("Errors", [])}
@@ -219,9 +264,15 @@ class S3Store:
             for chunk in chunks:
                 digest.update(chunk)
                 size += file.write(chunk)
-            file.seek(0)
-            with self._failures(key):
-                self._client.upload_fileobj(file, self.bucket, self._key(key), Config=self._transfer)
+            full = self._key(key)
+
+            def send() -> None:
+                file.seek(0)
+                # s3transfer closes what it was given
+                with os.fdopen(os.dup(file.fileno()), "rb") as given:
+                    self._client.upload_fileobj(given, self.bucket, full, Config=self._transfer)
+
+            self._send(key, send)
         return size, digest.hexdigest()
 
     def presigned_url(self, key: str) -> str | None:
@@ -259,14 +310,60 @@ class S3Store:
 
     def upload(self, key: str, path: Path, on_progress: Callable[[], None] = lambda: None) -> None:
         """Store a file; a large one in parallel parts."""
-        with self._failures(key):
-            self._client.upload_file(
+        full = self._key(key)
+        self._send(
+            key,
+            lambda: self._client.upload_file(
                 str(path),
                 self.bucket,
-                self._key(key),
+                full,
                 Config=self._transfer,
                 Callback=lambda _sent: on_progress(),
-            )
+            ),
+        )
+
+    def _delete_listed(self, listed: Any) -> Any:
+        return self._client.delete_objects(Bucket=self.bucket, Delete=listed)
+
+    def _key_of_probe(self) -> str:
+        """Key of an object that belongs to nobody: no list of sessions or files has it."""
+        return "/".join([*([self.prefix] if self.prefix else []), "readiness", uuid4().hex])
+
+    def _send(self, key: str, call: Callable[[], _T]) -> _T:
+        """Send a request, once more without checksum headers if the server may have refused these."""
+        with self._failures(key):
+            try:
+                return call()
+            except (ClientError, S3UploadFailedError) as error:
+                refused = error if isinstance(error, ClientError) else error.__context__
+                if (
+                    self._refuses_checksums
+                    or not isinstance(refused, ClientError)
+                    or _code(refused) not in _REFUSED_CHECKSUMS
+                ):
+                    raise
+                self._refuses_checksums = True
+                try:
+                    made = call()
+                except (BotoCoreError, Boto3Error, ClientError):
+                    self._refuses_checksums = False
+                    raise error from None
+                log.warning(
+                    "the S3 server of bucket %s refuses checksum headers (%s); requests have a Content-MD5",
+                    self.bucket,
+                    _code(refused),
+                )
+                return made
+
+    def _without_checksum_headers(self, params: dict[str, Any], **_: object) -> None:
+        """Send a Content-MD5 instead of checksum headers to a server that refuses these."""
+        if not self._refuses_checksums:
+            return
+        for name in [name for name in params["headers"] if name.lower().startswith(_CHECKSUM_HEADERS)]:
+            del params["headers"][name]
+        params["context"]["checksum"] = {}
+        if params.get("body"):
+            params["headers"]["Content-MD5"] = _content_md5(params["body"])
 
     def _key(self, key: str) -> str:
         check_key(key)
@@ -333,6 +430,19 @@ def _send_at_once(params: dict[str, Any], **_: object) -> None:
     `100 Continue` (`AWSConnection._consume_headers`).
     """
     params["headers"].pop("Expect", None)
+
+
+def _content_md5(body: Any) -> str:
+    """Value of the Content-MD5 header (RFC 1864) of bytes, or of the rest of a file."""
+    if isinstance(body, bytes | bytearray | str):
+        data = body.encode() if isinstance(body, str) else body
+        digest = md5(data, usedforsecurity=False)
+    else:
+        digest, start = md5(usedforsecurity=False), body.tell()
+        for chunk in iter(lambda: body.read(1 << 20), b""):
+            digest.update(chunk)
+        body.seek(start)
+    return b64encode(digest.digest()).decode("ascii")
 
 
 def _code(error: ClientError) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from botocore.exceptions import ClientError
 
 from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable, ServiceUnavailable
 from storage.artifacts.factory import open_store
@@ -17,6 +18,8 @@ from storage.artifacts.store import InvalidKey
 from storage.sessions.manifest import StoredTensor
 from storage.sessions.writer import SessionReader, SessionWriter, TensorRows
 from tests.support.samples import manifest_of
+from tests.support.servers.s3 import S3Server
+from tests.support.servers.strict_s3 import StrictS3
 
 pytestmark = pytest.mark.integration
 
@@ -230,3 +233,43 @@ def test_an_upload_in_parts_reports_its_progress(store: S3Store) -> None:
         stage.commit()
     assert len(reported) >= 3
     assert store.size(f"{SESSION}/activations.safetensors") == 2 * PART_BYTES + 1
+
+
+@pytest.mark.parametrize("code", ["NotImplemented", "InvalidArgument", "MissingContentMD5"])
+def test_a_server_that_refuses_checksum_headers_gets_a_content_md5(
+    s3_server: S3Server, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    with StrictS3(s3_server.url, code).serving() as strict:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", strict.url)
+        store = S3Store(s3_bucket, "lab", spool=tmp_path)
+        store.check()
+        large = bytes(PART_BYTES + 1)
+        put(store, a=b"rows", b=large)
+        assert store.put_stream(FILE, [b"x", b"yz"]) == (3, sha256(b"xyz").hexdigest())
+        assert store.read(f"{SESSION}/a", 1, 2) == b"ow"
+        assert b"".join(store.stream(f"{SESSION}/b")) == large
+        assert store.delete_many({SESSION: None, FILE: None}) == {}
+        assert keys(store) == []
+        # one refusal is enough: from then on each upload and deletion is checked by its MD5
+        assert strict.refused.total() == 1
+        assert strict.with_md5["PUT"] >= 5
+        assert strict.with_md5["POST"] >= 2
+
+
+def test_a_check_stores_reads_and_deletes(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.check()
+    assert keys(store) == []
+    for name, fault in {
+        "put_object": ClientError({"Error": {"Code": "AccessDenied"}}, "PutObject"),
+        "get_object": ClientError({"Error": {"Code": "AccessDenied"}}, "GetObject"),
+        "delete_objects": ClientError({"Error": {"Code": "AccessDenied"}}, "DeleteObjects"),
+    }.items():
+        fresh = S3Store(store.bucket, store.prefix, spool=store.spool)
+
+        def refuse(fault: ClientError = fault, **_: Any) -> None:
+            raise fault
+
+        monkeypatch.setattr(fresh._client, name, refuse)
+        for call in (fresh.check, fresh.reach):
+            with pytest.raises(ServiceUnavailable, match="AccessDenied"):
+                call()
