@@ -1,13 +1,15 @@
 """Settings, read from the environment (`ACTOGRAPH_<NAME>`) and listed in docs/reference/settings.md."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from actograph import service_urls
 from actograph.contract.specs import BUILT_IN_TOOLS
 from actograph.contract.tasks import SCORER_NAMES
 from actograph.user_functions.functions import functions_of
@@ -33,7 +35,7 @@ class Settings(BaseSettings):
         default_factory=lambda: Path.home() / ".actograph",
         description="Folder of the default database, artifacts, broker data and logs.",
     )
-    database_url: str = Field("", description="SQLAlchemy URL. Default: SQLite in `home`.", repr=False)
+    database_url: str = Field("", description="`postgresql://...`. Default: SQLite in `home`.", repr=False)
     broker_url: str = Field("redis://127.0.0.1:6379/0", description="Redis that wakes workers.", repr=False)
     artifact_url: str = Field("", description="`file:///folder` or `s3://bucket/prefix`. Default: in `home`.")
     downloads: Literal["redirect", "proxy"] = Field(
@@ -101,6 +103,12 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
     log_format: Literal["text", "json"] = Field("text", description="Log lines as text, or as JSON objects.")
 
+    @field_validator("database_url", "broker_url")
+    @classmethod
+    def _is_service(cls, value: str, info: ValidationInfo) -> str:
+        check = service_urls.database_url if info.field_name == "database_url" else service_urls.broker_url
+        return check(value) if value else value
+
     @field_validator("s3_public_endpoint")
     @classmethod
     def _is_endpoint(cls, value: str) -> str:
@@ -133,3 +141,19 @@ class Settings(BaseSettings):
     @property
     def effective_url(self) -> str:
         return (self.url or f"http://127.0.0.1:{self.port}").rstrip("/")
+
+
+def settings_or_exit(program: str) -> Settings:
+    """The settings of the environment; a wrong one ends the process with one line on stderr."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        sys.stderr.write(f"{program}: {first_problem(error)}\n")
+        sys.exit(1)
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first wrong variable and what is wrong with it."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    name = "_".join(str(part) for part in first["loc"])
+    return f"ACTOGRAPH_{name.upper()}: {first['msg'].removeprefix('Value error, ')}"

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 
 from actograph import __version__
 from actograph.contract.errors import ActographError, Conflict, InvalidRequest, NotFound, ServiceUnavailable
-from actograph.settings import Settings
+from actograph.settings import settings_or_exit
 from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore, fsync
@@ -188,7 +188,7 @@ def _postgres(database: Database, program: str, *words: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run `save DIR` or `restore DIR` on the settings' index and store. Prints the record as JSON."""
-    settings = Settings()
+    settings = settings_or_exit("python -m storage.backup")
     work = {"save": save, "restore": restore}[arguments[0]]
     database = Database.of(settings)
     try:

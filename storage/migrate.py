@@ -10,9 +10,10 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy.exc import DBAPIError
 
 from actograph.contract.errors import ServiceUnavailable
-from actograph.settings import Settings
+from actograph.settings import settings_or_exit
 from storage.index.database import Database
 
 MIGRATIONS = Path(__file__).parent / "index" / "migrations"
@@ -87,7 +88,7 @@ def _config() -> Config:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    database = Database(Settings().effective_database_url)
+    database = Database(settings_or_exit("python -m storage.migrate").effective_database_url)
     try:
         if "--check" in arguments:
             require_current(database)
@@ -95,6 +96,9 @@ def main(arguments: Sequence[str] = ()) -> int:
             upgrade(database)
     except ServiceUnavailable as error:
         sys.stderr.write(f"{error}\n")
+        return 1
+    except DBAPIError as error:  # it cannot be reached, or refuses an option of the URL
+        sys.stderr.write(f"the database does not answer: {' '.join(str(error.orig).split())}\n")
         return 1
     sys.stdout.write(f"database at schema {current(database)}\n")
     database.close()

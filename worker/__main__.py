@@ -6,8 +6,7 @@ import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from actograph.settings import Settings
-from worker.process import celery_app
+from actograph.settings import settings_or_exit
 from worker.signals.stop_signal import StopSignal
 
 
@@ -18,11 +17,15 @@ def main() -> int:
     if here not in sys.path:
         sys.path.append(here)
     tune_for_cpu(os.environ)
+    settings = settings_or_exit("worker")
+    # it reads the settings when it is imported
+    from worker.process import celery_app
+
     with tempfile.TemporaryDirectory(prefix="actograph-worker-") as folder:
         celery_app.stop_signal = stop = StopSignal.create(Path(folder))
         options = ["--without-gossip", "--without-mingle"]
         try:
-            celery_app.app.worker_main(["worker", "--loglevel", Settings().log_level, *options])
+            celery_app.app.worker_main(["worker", "--loglevel", settings.log_level, *options])
         except SystemExit as ended:
             if ended.code not in (None, 0) and not stop.failure():
                 return int(ended.code) if isinstance(ended.code, int) else 1

@@ -33,7 +33,7 @@ class Finding:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Check everything that `actograph up` needs. Changes nothing."""
+    """Check everything that `actograph up` needs. Changes nothing; a store's object is deleted again."""
     for name, check in CHECKS.items():
         try:
             yield Finding(name, True, check(settings))
@@ -73,8 +73,11 @@ def _device(settings: Settings) -> str:
 def _redis(settings: Settings) -> str:
     if "broker_url" not in settings.model_fields_set or not settings.broker_url:
         return str(redis_server.find_executable())
-    if not redis_server.RedisServer([], settings.broker_url).answers():
-        raise Problem("the Redis of ACTOGRAPH_BROKER_URL does not answer; start it, or unset the variable")
+    if (reason := redis_server.trouble(settings.broker_url)) is not None:
+        raise Problem(
+            f"the Redis of ACTOGRAPH_BROKER_URL does not answer ({reason}); start it, mend the URL, or unset "
+            "the variable"
+        )
     return "the Redis of ACTOGRAPH_BROKER_URL answers"
 
 
@@ -118,10 +121,25 @@ def _index(settings: Settings) -> str:
     url = settings.effective_database_url
     if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
         return "will be made"
+    return _said_by("storage.migrate", "--check", ACTOGRAPH_DATABASE_URL=url)
+
+
+def _store(settings: Settings) -> str:
+    url = settings.effective_artifact_url
+    if not settings.artifact_url and not Path(url.removeprefix("file://")).exists():
+        return "will be made"
+    return _said_by("storage.artifacts", ACTOGRAPH_ARTIFACT_URL=url)
+
+
+def _said_by(module: str, *arguments: str, **variables: str) -> str:
+    """What a program of the service says; its last line is the problem if it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", "storage.migrate", "--check"],
-        env=os.environ | {"ACTOGRAPH_DATABASE_URL": url}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", module, *arguments],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         raise Problem((done.stderr.strip().splitlines() or ["no message"])[-1])
     return done.stdout.strip()
@@ -152,5 +170,6 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "disk": _disk,
     "port": _port,
     "index": _index,
+    "store": _store,
     "model": _model,
 }

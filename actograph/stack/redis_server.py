@@ -22,13 +22,19 @@ class RedisServer:
 
     def answers(self) -> bool:
         """Whether the server takes commands; False also while it starts."""
-        import redis
+        return trouble(self.url) is None
 
-        try:
-            with redis.Redis.from_url(self.url, socket_timeout=1.0) as connection:
-                return bool(connection.ping())
-        except redis.RedisError:
-            return False
+
+def trouble(url: str) -> str | None:
+    """The reason why the Redis at a URL takes no commands; None if it does."""
+    import redis
+
+    try:
+        with redis.Redis.from_url(url, socket_timeout=1.0) as connection:
+            connection.ping()
+    except (redis.RedisError, OSError, ValueError) as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
 
 
 def prepare(folder: Path) -> RedisServer:

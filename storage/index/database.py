@@ -3,13 +3,16 @@
 SQLite runs in WAL mode. Writes begin with `BEGIN IMMEDIATE`, so that two writers wait for each other instead
 of failing midway. Reads begin with `BEGIN`. On Postgres reads run without a transaction: under READ COMMITTED
 each statement sees the commits before it anyway.
+
+Nothing that is set on Postgres outlives its transaction, so pgbouncer may pool transactions
+(https://www.pgbouncer.org/features.html).
 """
 
 import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,14 +94,21 @@ class Database:
         else:
             # a transaction that waited for a lock must see the changes made meanwhile, whatever the server's
             # default; a connection that the server has closed is replaced unnoticed
+            unprepared = {"prepare_threshold": None}
             self.engine = sa.create_engine(
-                self.url, isolation_level="READ COMMITTED", pool_pre_ping=True, **options
+                self.url,
+                isolation_level="READ COMMITTED",
+                pool_pre_ping=True,
+                connect_args=unprepared,
+                **options,
             )
-            event.listen(self.engine, "connect", _end_idle_transactions)
+            event.listen(self.engine, "begin", _end_idle_transaction)
             self._reading = self.engine.execution_options(isolation_level="AUTOCOMMIT")
             event.listen(self._reading, "before_cursor_execute", _refuse_writes)
-            # each connection holds an advisory lock while it is open
-            self._locking = sa.create_engine(self.url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+            # each connection holds an advisory lock while its transaction is open
+            self._locking = sa.create_engine(
+                self.url, poolclass=sa.NullPool, isolation_level="READ COMMITTED", connect_args=unprepared
+            )
 
     @classmethod
     def of(cls, settings: Settings) -> "Database":
@@ -181,11 +191,19 @@ class Database:
             with self._turns.alone(name) as is_alone:
                 yield is_alone
             return
-        # The end of this separate connection releases the lock. Work of minutes takes none from the pool, and
-        # an open transaction would block VACUUM and the creation of indexes.
+        # The end of the transaction releases the lock. Work of minutes takes no connection from the pool. An
+        # idle transaction without a snapshot holds up neither VACUUM nor the creation of indexes.
         with self._locking.connect() as connection:
-            lock = sa.select(sa.func.pg_try_advisory_lock(sa.func.hashtext(f"actograph {name}")))
-            yield bool(connection.execute(lock).scalar_one())
+            connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+            lock = sa.select(sa.func.pg_try_advisory_xact_lock(sa.func.hashtext(f"actograph {name}")))
+            is_alone = bool(connection.execute(lock).scalar_one())
+            if not is_alone:
+                connection.rollback()
+            try:
+                yield is_alone
+            finally:
+                with suppress(DBAPIError):  # the server may be gone, and the lock with it
+                    connection.rollback()
 
     def ping(self) -> None:
         """Raises ServiceUnavailable if the database does not answer."""
@@ -264,11 +282,10 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
 
-def _end_idle_transactions(connection: Any, _record: Any) -> None:
+def _end_idle_transaction(connection: sa.Connection) -> None:
     """A process that is suspended in a transaction, or whose host is gone, holds its locks no longer."""
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET idle_in_transaction_session_timeout = {IDLE_TRANSACTION_MS}")
-    connection.commit()
+    if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
+        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_TRANSACTION_MS}")
 
 
 def _refuse_writes(

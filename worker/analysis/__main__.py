@@ -17,7 +17,7 @@ from celery import Celery, signals
 from actograph import redaction
 from actograph.contract.analyses.specs import ANALYSIS
 from actograph.contract.errors import ActographError
-from actograph.settings import Settings
+from actograph.settings import Settings, settings_or_exit
 from storage.artifacts.factory import open_store
 from storage.broker.broker import WAKE_TASK, celery_app
 from storage.index.database import Database
@@ -88,7 +88,7 @@ class AnalysisWorker:
 
 def main() -> int:
     """Run the worker. Returns 0 after an orderly stop, 1 if it cannot work with this index or store."""
-    settings = Settings()
+    settings = settings_or_exit("worker")
     redaction.set_up_logging(settings)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     os.nice(NICENESS)

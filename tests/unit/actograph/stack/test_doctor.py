@@ -28,8 +28,14 @@ def test_each_problem_has_its_cure(
         ("model", {"model": str(tmp_path)}, "has no config.json; name the folder of a checkpoint"),
         ("home", {"home": tmp_path / "open"}, "chmod go-w"),
         ("disk", {"disk_floor_bytes": 1 << 60}, "choose another --home"),
-        ("redis", {"broker_url": "redis://127.0.0.1:9/0"}, "does not answer; start it"),
+        ("redis", {"broker_url": "redis://127.0.0.1:9/0"}, r"does not answer \(.*refused.*\); start it"),
         ("index", {"database_url": database}, "run: python -m storage.migrate"),
+        ("store", {"artifact_url": "file:///proc/no/such"}, "No such file or directory: '/proc/no'"),
+        (
+            "store",
+            {"artifact_url": "ftp://host/x"},
+            "an artifact URL is file:///folder or s3://bucket/prefix",
+        ),
     ]
     for check, settings, cure in cases:
         with subtests.test(check), pytest.raises(Problem, match=cure):
