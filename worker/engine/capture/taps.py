@@ -40,7 +40,11 @@ class _Stage:
             while not self._budget.take(self.layout.staged_bytes * (rows - held)):
                 if self._budget is not pool.budget or not pool.shrink():
                     return False
-            self._held = self.layout.staging(rows, self._device)
+            try:
+                self._held = self.layout.staging(rows, self._device)
+            except BaseException:
+                self._budget.give(self.layout.staged_bytes * (rows - held))
+                raise
         elif not rows:
             self._held = []
             self._budget.give(self.layout.staged_bytes * held)
@@ -138,10 +142,16 @@ class Taps:
             device = self._hooks.model.device
             layouts = layouts_of(self._hooks, plan)
             shared = _Shared([_Stage(layout, columns, device, self._budget) for layout in layouts])
-        if not shared.users and not all(stage.resize(BLOCK, self._pool) for stage in shared.stages):
-            for stage in shared.stages:
-                stage.resize(0, self._pool)
-            return None
+        if not shared.users:
+            fits = False
+            try:
+                fits = all(stage.resize(BLOCK, self._pool) for stage in shared.stages)
+            finally:
+                if not fits:
+                    for stage in shared.stages:
+                        stage.resize(0, self._pool)
+            if not fits:
+                return None
         shared.users += 1
         self._plans[plan.copies] = shared
         return [stage.layout for stage in shared.stages]
