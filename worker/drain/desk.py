@@ -19,11 +19,10 @@ from storage.queue.leases import SUSPECT_AFTER, LeasedSample
 from worker.drain.commits import Commits
 from worker.drain.leases import LeaseKeeper
 from worker.engine.engine import Engine
-from worker.engine.model.device_errors import is_device_lost
 from worker.engine.requests import Generation, RowChunk
 from worker.engine.runs import RunRequest
 from worker.sample.live_text import LiveText
-from worker.sample.open_job import OpenJob, as_error
+from worker.sample.open_job import OpenJob
 from worker.sample.outcome import Interrupted
 from worker.sample.talk import Talk
 from worker.sample.unforeseen import unforeseen
@@ -109,34 +108,33 @@ class Desk:
         """Run all that was claimed; its outcomes are with `commits` when this returns.
 
         Raises:
-            Exception: the device is lost (`is_device_lost`), or claims fail for a reason beyond the index.
+            Exception: the engine failed, or claims fail for a reason beyond the index. Samples that had not
+                ended are still with the keeper.
         """
-        started, failure = time.monotonic(), None
+        started = time.monotonic()
+        failure: Exception | None = None
         self._feeder.start()
         try:
             done = engine.run(source=self, control=self, results=self, sink=self, options=self._job.options)
             logger.info("a run of %.1f s: %s", time.monotonic() - started, done)
-        except Exception as error:
-            if is_device_lost(error):
-                self._error = error
-            else:
-                logger.exception("a run failed")
-                failure = error
+        except Exception as error:  # noqa: BLE001 (raised below)
+            failure = error
         finally:
             self._close()
             self._feeder.join()
         self._calling.shutdown(cancel_futures=True)
         for talk in list(self._running.values()):  # the run was stopped, or failed, before their turn
-            if self._error is not None and is_device_lost(self._error):
+            if failure is not None:
                 talk.discard()
             else:
-                talk.fail(Interrupted() if failure is None else as_error(failure))
+                talk.fail(Interrupted())
                 self._end(talk)
         self._finishing.shutdown()
         if self._live is not None:
             self._live.stop()
-        if self._error is not None:
-            raise self._error
+        failure = failure or self._error
+        if failure is not None:
+            raise failure
 
     # claims
 
@@ -244,6 +242,8 @@ class Desk:
         """Take a turn's result. Raises if the device is lost."""
         talk = self._running[generation.key]
         self._keeper.progress()
+        if generation.finish_reason == "cancelled" and generation.error is not None:
+            return  # the run has failed: `run` raises the error, and the sample is given back
         talk.end_turn(generation)
         if talk.running and talk.calls_tools:
             self._calling.submit(self._follow, talk)

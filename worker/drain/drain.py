@@ -346,7 +346,7 @@ class Drain:
             if is_device_lost(error):
                 self._give_up(keeper.held, error)
             else:
-                reason = unforeseen(error, "while samples were run")
+                reason = unforeseen(error, "while the engine ran this sample and others")
                 with self._database.write() as session:
                     leases.give_back(session, keeper.held, reason)
             raise

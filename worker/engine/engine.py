@@ -51,7 +51,7 @@ class Engine:
         Tokens and rows of a request do not depend on the others. See `runs` for what may fail.
 
         Raises:
-            Exception: of `results`, or what makes every pass fail; all requests end with it.
+            Exception: of `results`, or what makes every pass fail; all requests are cancelled with it.
         """
         with self._lock, current(self.model.device):
             forward, rows = self.forwards.open(options)

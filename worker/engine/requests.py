@@ -123,7 +123,8 @@ class Generation:
     `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "timeout" (the time limit;
     the rows so far are delivered), "cancelled" (the run was stopped; the ids so far are kept), "dropped"
     (this one alone was stopped; the ids so far are kept) or "error" (see `error`; no ids).
-    An `error` beside "stop" or "length" means that the tokens are valid and the captured rows are not.
+    An `error` beside "stop" or "length" means that the tokens are valid and the captured rows are not; beside
+    "cancelled" it is the error of the whole run, for which this request need not be the reason.
     """
 
     key: str

@@ -1,5 +1,7 @@
 """A job that is ready to run: what all its samples share, made once."""
 
+import logging
+
 from actograph.contract.errors import ActographError, CaptureFailed, JobEnded, SampleTimeout
 from actograph.settings import Settings
 from storage.broker.live_text import LiveTextWriter
@@ -12,6 +14,8 @@ from worker.sample.outcome import Interrupted
 from worker.sample.provenance import Provenance
 from worker.sample.segments import Markup
 from worker.sample.steering import UNSTEERED, Steering
+
+logger = logging.getLogger(__name__)
 
 
 class OpenJob:
@@ -97,4 +101,5 @@ def as_error(error: BaseException) -> ActographError:
     """Any error as a sample's error."""
     if isinstance(error, ActographError):
         return error
-    return CaptureFailed(f"{type(error).__name__}: {error}")
+    logger.error("a sample failed in the engine: %s", type(error).__name__, exc_info=error)
+    return CaptureFailed(f"{type(error).__name__}: {str(error) or 'without a message'}; see the worker's log")

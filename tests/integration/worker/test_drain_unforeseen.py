@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,12 @@ from actograph.contract.resources import JobStatus
 from storage.jobs import control
 from storage.sessions import sessions
 from storage.sessions.writer import SessionWriter
+from worker.drain.desk import Desk
 from worker.drain.open_jobs import OpenJobs
+from worker.engine.capture.pool import Pool
+from worker.engine.capture.taps import Taps
+from worker.engine.stream.delivery import Delivery
+from worker.engine.stream.places import Places
 from worker.runners.evaluation import EvaluationRunner
 from worker.signals.process_end import DEVICE_LOST
 
@@ -22,6 +28,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 CAPTURE = {"points": ["resid_post"], "layers": [0]}
+
+
+#: steps of the engine outside the forward pass, and beside any one request
+ENGINE: list[tuple[Any, str]] = [
+    (Taps, "end"),
+    (Places, "pull"),
+    (Places, "leave"),
+    (Delivery, "take_back"),
+    (Pool, "give"),
+]
 
 
 class Bug(Exception):
@@ -79,6 +95,59 @@ def test_a_bug_fails_its_sample_alone(
     assert "Traceback" in caplog.text and "in faulty" in caplog.text
     assert bench.stored_sessions() == bench.indexed_sessions()
     assert len(bench.indexed_sessions()) == 4
+
+
+@pytest.mark.parametrize("of", ENGINE, ids=lambda of: f"{of[0].__name__}.{of[1]}")
+def test_a_failure_of_the_engine_gives_its_samples_back(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, of: tuple[Any, str]
+) -> None:
+    """Once it costs the samples that ran one loss; for ever, they fail in the end and say why."""
+    owner, method = of
+    real, started, fails = getattr(owner, method), [0], [True]
+
+    def failing(self: Any, *args: Any, **more: Any) -> Any:
+        if fails[0] and started[0] > 1:
+            raise Bug
+        return real(self, *args, **more)
+
+    def count(self: Desk, *args: Any) -> None:
+        started[0] += 1
+
+    monkeypatch.setattr(owner, method, failing)
+    monkeypatch.setattr(Desk, "started", count)
+    job_id = bench.submit(capture=CAPTURE)
+    with pytest.raises(Bug):
+        bench.drain(slots=3).look(1)
+    given_back = {one.index for one in bench.samples(job_id) if one.losses == 1}
+    assert given_back and {str(one.status) for one in bench.samples(job_id)} <= {"pending", "completed"}
+    assert "Traceback" in caplog.text and "Bug" in caplog.text
+    fails[0] = False
+    bench.drain(slots=3).look()
+    done = bench.samples(job_id)
+    assert {str(one.status) for one in done} == {"completed"}
+    assert {one.index for one in done if one.losses} == given_back
+    assert bench.stored_sessions() == bench.indexed_sessions()
+    assert len(bench.indexed_sessions()) == 5
+
+
+def test_samples_for_which_the_engine_always_fails_end_with_the_reason(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> None:
+        raise StopIteration  # which has no message
+
+    monkeypatch.setattr(Taps, "end", failing)
+    job_id = bench.submit(capture=CAPTURE)
+    for _ in range(40):
+        if bench.status(job_id) not in (JobStatus.QUEUED, JobStatus.IN_PROGRESS):
+            break
+        with suppress(StopIteration):
+            bench.drain(slots=3).look()
+    for sample in bench.samples(job_id):
+        assert (str(sample.status), sample.losses) == ("failed", 4), sample.error
+        assert sample.error is not None
+        assert "StopIteration while the engine ran this sample" in sample.error.message
+    assert bench.stored_sessions() == set()
 
 
 def test_a_job_that_cannot_be_made_ready_fails_at_the_third_attempt_of_any_process(

@@ -141,7 +141,11 @@ class Pool:
         while not self.budget.take(size):
             if not self.shrink():
                 return None
-        return Block(layout, layout.empty(BLOCK))
+        try:
+            return Block(layout, layout.empty(BLOCK))
+        except BaseException:
+            self.budget.give(size)
+            raise
 
     def shrink(self) -> bool:
         """Let go of a free block; False if there is none."""

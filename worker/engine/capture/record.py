@@ -136,28 +136,32 @@ class Record:
         if not self._keeps:
             return True
         taken: list[tuple[_Strand, Block]] = []
-        for strand in self._strands:
-            more = tail if strand.layout.tail else rows
-            count = not strand.blocks if self.kept.newest_only else strand.missing(more)
-            for _ in range(count):
-                block = self._pool.take(strand.layout)
-                if block is None:
-                    self._pool.give(
-                        [block for _, block in taken]
-                    )  # two requests must not wait for each other
-                    return False
-                taken.append((strand, block))
+        fits = False
+        try:
+            for strand in self._strands:
+                more = tail if strand.layout.tail else rows
+                count = not strand.blocks if self.kept.newest_only else strand.missing(more)
+                for _ in range(count):
+                    block = self._pool.take(strand.layout)
+                    if block is None:
+                        return False
+                    taken.append((strand, block))
+            fits = True
+        finally:
+            if not fits:  # two requests must not wait for each other
+                self._pool.give([block for _, block in taken])
         for strand, block in taken:
             strand.blocks.append(block)
         return True
 
     def begin_with(self, blocks: Sequence[Block]) -> None:
-        """Begin with the full blocks of a common beginning."""
-        strand = next(strand for strand in self._strands if not strand.layout.tail)
-        for block in blocks:
-            block.users += 1
-        strand.blocks = [*blocks, *strand.blocks]
-        strand.rows += sum(len(block.tokens) for block in blocks)
+        """Begin with the full blocks of a common beginning. Points with the last tokens alone have none."""
+        for strand in self._strands:
+            if not strand.layout.tail:  # at most one
+                for block in blocks:
+                    block.users += 1
+                strand.blocks = [*blocks, *strand.blocks]
+                strand.rows += sum(len(block.tokens) for block in blocks)
 
     @property
     def shareable(self) -> list[Block]:

@@ -141,7 +141,7 @@ class Taps:
             self._opened += 1
             shared = _Shared(stages, self._opened)
             # room for the largest pass, if there is so much: memory that stays keeps its graphs
-            if not any(self._sized(shared, rows) for rows in dict.fromkeys((self._rows, BLOCK))):
+            if not any(self._sized(stages, rows) for rows in dict.fromkeys((self._rows, BLOCK))):
                 return None
             self._plans[plan.copies] = shared
         shared.users += 1
@@ -161,15 +161,20 @@ class Taps:
             self._forget(key)
 
     def _forget(self, key: tuple[object, ...]) -> None:
-        self._sized(self._plans.pop(key), 0)
+        self._sized(self._plans.pop(key).stages, 0)
 
-    def _sized(self, shared: _Shared, rows: int) -> bool:
-        """Give all stages of a plan room for `rows` rows, or for none of them more than they have."""
-        size = sum(stage.layout.staged_bytes * (rows - stage.rows) for stage in shared.stages)
-        if not self._taken(size):
+    def _sized(self, stages: Sequence[_Stage], rows: int) -> bool:
+        """Give stages room for `rows` rows each; False, and nothing changes, if the budget is short."""
+        if not self._taken(sum(stage.layout.staged_bytes * (rows - stage.rows) for stage in stages)):
             return False
-        for stage in shared.stages:
-            stage.resize(rows)
+        try:
+            for stage in stages:
+                stage.resize(rows)
+        except BaseException:
+            for stage in stages:
+                stage.resize(0)
+            self._budget.give(sum(stage.layout.staged_bytes for stage in stages) * rows)
+            raise
         return True
 
     def _taken(self, size: int) -> bool:
@@ -280,10 +285,8 @@ class Taps:
 
     def _read(self, stage: _Stage) -> None:
         rows = len(stage.places)
-        if rows > stage.rows:
-            if not self._taken(stage.layout.staged_bytes * (rows - stage.rows)):
-                raise MemoryError(f"no room for {rows} rows of a pass")  # a smaller pass will do
-            stage.resize(rows)
+        if rows > stage.rows and not self._sized([stage], rows):
+            raise MemoryError(f"no room for {rows} rows of a pass")  # a smaller pass will do
         for g, group in enumerate(stage.layout.groups):
             for i, location in enumerate(group.locations):
                 self._site(location).reads.append((stage, g, i))

@@ -3,6 +3,8 @@
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +13,7 @@ from worker.engine.capture.parts import Part
 from worker.engine.capture.pool import BLOCK, Budget
 from worker.engine.model.device_errors import is_device_lost, is_out_of_memory, out_of_memory
 from worker.engine.model.memory import memory_snapshot
-from worker.engine.requests import FinishReason
+from worker.engine.requests import FinishReason, Generation
 from worker.engine.runs import Control, Results, RunStatistics, Sink, Source
 from worker.engine.stream.choice import ChosenToken, TokenChoice
 from worker.engine.stream.delivery import Delivery
@@ -76,14 +78,16 @@ class Loop:
             clock=clock,
         )
         self._bad = 0  # passes that failed since the last good one
+        #: results of requests whose passes failed since then: they fail if others do not
+        self._doubtful: list[Generation] = []
         self.statistics = RunStatistics()
 
     def run(self) -> RunStatistics:
         """Run until the source is exhausted and everything has ended, or the control stops it.
 
         Raises:
-            Exception: what a callback raised that is not about one request, or what makes every pass fail.
-                All requests end with that error.
+            Exception: what a callback raised that is not about one request, what makes every pass fail, or a
+                bug. All requests end as "cancelled" with that error.
         """
         error: BaseException | None = None
         try:
@@ -99,19 +103,26 @@ class Loop:
         return self.statistics
 
     def _finish(self, error: BaseException | None) -> None:
-        reason: FinishReason = "cancelled" if error is None else "error"
-        for live in list(self._places.live):
-            self._end(live, reason, error)
-        for item in self._places.waiting:
-            self._delivery.end(unread(item, reason, error))
-        try:
-            while not self._delivery.close(0.2):
-                if error is None:  # else it may be the control's
-                    self._control.beat()
-        finally:
-            self._places.clear()
-            self._forward.close()
+        with ExitStack() as last:  # whatever fails: the next run has the same model
+            last.callback(self._places.clear)
+            last.callback(self._forward.close)
+            last.callback(self._close_delivery, beats=error is None)  # else the error may be the control's
+            for generation in self._doubtful:
+                self._delivery.end(
+                    generation
+                    if error is None
+                    else replace(generation, finish_reason="cancelled", error=error)
+                )
+            for live in list(self._places.live):
+                self._end(live, "cancelled", error)
+            for item in self._places.waiting:
+                self._delivery.end(unread(item, "cancelled", error))
         self.statistics.rows, self.statistics.shared = self._delivery.rows, self._places.shared
+
+    def _close_delivery(self, *, beats: bool) -> None:
+        while not self._delivery.close(0.2):
+            if beats:
+                self._control.beat()
 
     def _turn(self) -> bool:
         """One pass, and what comes before it; False at the end."""
@@ -123,6 +134,8 @@ class Loop:
         while places.pull():
             places.fill(self._control.dropped, self._started)
         places.fill(self._control.dropped, self._started)
+        if not places.live and not places.waiting:
+            self._settle()  # no other pass will tell
         pairs: list[_Pair] = []
         before = len(places.live)
         planned = pack(places.live, self._tokens, chunks=self._forward.chunks, scored=self._scored)
@@ -219,6 +232,7 @@ class Loop:
             return
         unkept = self._places.taps.end()
         self._bad = 0
+        self._settle()
         self._tokens = min(self._step_tokens, self._tokens + 16)
         self.statistics.passes += 1
         self.statistics.computed += place
@@ -288,7 +302,21 @@ class Loop:
         if full:
             what = f"a prompt of {live.prompt} tokens with max_tokens {live.item.max_tokens}"
             error = out_of_memory(self._forward.hooks.model.devices, what, seen)
-        self._end(live, "error", error)
+        self._doubt(live, error)
+
+    def _doubt(self, live: Live, error: Exception) -> None:
+        """End a request whose passes fail; its result waits until it is known that not all passes do."""
+        self._places.leave(live, failed=True)
+        if live.begins is None:
+            if live.record is not None:
+                live.record.discard()
+            self._doubtful.append(live.generation("error", error))
+
+    def _settle(self) -> None:
+        """Other passes work, or there are none: the requests whose passes failed are at fault themselves."""
+        for generation in self._doubtful:
+            self._delivery.end(generation)
+        self._doubtful.clear()
 
     # tokens and ends
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest
 from actograph.contract.interventions import check_width
+from worker.engine.capture.parts import Context
 from worker.engine.capture.pool import BLOCK, Budget, Pool, layouts_of
 from worker.engine.capture.record import Record, held_bytes
 from worker.engine.capture.taps import Taps
@@ -215,16 +216,25 @@ class Places:
                 return None
             self._evict(oldest)
         if fork is not None and fork.ready and fork.live is not None:
-            live.computed = live.cached = fork.tokens
-            self._forward.fork(fork.live, live, live.computed)
-            plan = fork.item.capture
-            if live.record is not None and plan is not None and fork.live.record is not None:
-                live.record.begin_with(fork.live.record.shareable)
-            self.shared += live.computed
+            try:
+                self._fork(fork.live, live, fork.tokens)
+            except BaseException:
+                self._free(live)
+                if live.record is not None:
+                    live.record.discard()
+                raise
         if begins is not None:
             begins.live = live
         self.live.append(live)
         return live
+
+    def _fork(self, source: Context, live: Live, tokens: int) -> None:
+        """Give a request the first tokens of another, and their rows."""
+        self._forward.fork(source, live, tokens)
+        live.computed = live.cached = tokens
+        if live.record is not None and source.record is not None:
+            live.record.begin_with(source.record.shareable)
+        self.shared += tokens
 
     def _given(self, live: Live) -> bool:
         """Tokens of the forward and, for a request that captures, staging rows and its record."""
@@ -240,10 +250,11 @@ class Places:
                 record = Record(live.item, plan, layouts, self.pool, live.generated)
                 # with a block from the start, one of the live requests can always go on
                 if self.pool.budget.take(record.held):
-                    if record.reserve(1, 1):
-                        live.record = record
-                    else:
-                        self.pool.budget.give(record.held)
+                    try:
+                        live.record = record if record.reserve(1, 1) else None
+                    finally:
+                        if live.record is None:
+                            self.pool.budget.give(record.held)
         finally:
             if live.record is None:
                 if layouts is not None:

@@ -19,6 +19,8 @@ from worker.engine.structure.moe import Router
 _ATTENTION = ("attention", "attn")
 _MLP = ("mlp", "feedforward", "ffn", "moe")
 _NORM = ("norm",)
+# Words of a block's class below another module: "moe" may be in the name of every class of a model
+_WHOLE_MLP = ("mlp", "feedforward", "ffn")
 
 
 @dataclass
@@ -46,6 +48,18 @@ def _child(
         kind = type(module).__name__.lower()
         if any(word in kind for word in words) and not any(word in kind for word in without):
             return f"{layer_path}.{name}"
+    return None
+
+
+def _holds(model: LoadedModel, path: str | None, words: tuple[str, ...]) -> str | None:
+    """Why a module is not one sublayer: one of the other kind is below it (Zamba 2). None if it is one."""
+    if path is None:
+        return None
+    module = model.hf.get_submodule(path)
+    for name, below in module.named_modules():
+        kind = type(below).__name__
+        if name and any(word in kind.lower() for word in words):
+            return f"{path} is a {type(module).__name__}, which holds a {kind} too"
     return None
 
 
@@ -77,6 +91,9 @@ def find_in_layer(
     """
     attention = _child(model, path, _ATTENTION, without=_NORM)
     mlp = _child(model, path, _MLP, without=_ATTENTION + _NORM)
+    no_attention, no_mlp = _holds(model, attention, _WHOLE_MLP), _holds(model, mlp, _ATTENTION)
+    attention = None if no_attention else attention
+    mlp = None if no_mlp else mlp
     if mlp is not None:
         found.mlps[layer] = mlp
     pre, post = visits[f"{path}.input"], visits[f"{path}.output"]
@@ -84,7 +101,8 @@ def find_in_layer(
     mlp_out = _output(mlp, pre, visits)
     if attn_out is None:
         for point in ("attn_in", "attn_out", "resid_mid"):
-            found.lack(point, layer, "no attention module that puts out one row per token was found")
+            reason = no_attention or "no attention module that puts out one row per token was found"
+            found.lack(point, layer, reason)
     else:
         norm = _input_norm(path, attention, pre, visits)
         if norm is None:
@@ -94,7 +112,8 @@ def find_in_layer(
             found.prove("attn_in is norm(resid_pre) and what attention takes in")
     if mlp_out is None:
         for point in ("mlp_in", "mlp_out", "resid_mid"):
-            found.lack(point, layer, "no MLP module that puts out one row per token was found")
+            reason = no_mlp or "no MLP module that puts out one row per token was found"
+            found.lack(point, layer, reason)
     else:
         norm = _input_norm(path, mlp, None, visits)
         if norm is None:

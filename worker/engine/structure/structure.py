@@ -210,7 +210,9 @@ def _drop_partial(layer_count: int, found: Findings) -> None:
         lacking = [name for name in names if name not in found.hooks]
         reasons = [found.missing.pop(name, None) for name in names]
         reason = found.missing.pop(point, None)
-        reason = reason or next(filter(None, reasons), "this architecture does not have it")
+        # of layers of several kinds the first two
+        each = list(dict.fromkeys(filter(None, reasons)))[:2]
+        reason = reason or "; ".join(each) or "this architecture does not have it"
         if len(lacking) == layer_count:
             found.missing[point] = reason
         else:

@@ -21,6 +21,7 @@ from transformers import (
     RecurrentGemmaConfig,
     RobertaConfig,
     StableLmConfig,
+    Zamba2Config,
 )
 
 from actograph.contract import hooks as grammar
@@ -46,6 +47,10 @@ OPT: dict[str, Any] = {
     "max_position_embeddings": 160,
 }
 GRANITE: dict[str, Any] = {"residual_multiplier": 0.22, "embedding_multiplier": 12.0, "logits_scaling": 8.0}
+ZAMBA: dict[str, Any] = {k: v for k, v in DENSE.items() if k != "num_key_value_heads"} | {
+    "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+    "n_mamba_heads": 8, "mamba_d_state": 16, "use_mamba_kernels": False,
+}  # fmt: skip
 SERVED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     # name: config, points that it does not have
     "cohere": (lambda: CohereConfig(**DENSE), ("resid_mid", "logits")),
@@ -161,6 +166,18 @@ def test_what_cannot_run_as_jobs_run_it_is_refused(
 ) -> None:
     with pytest.raises(ModelRefused, match=failed):
         fresh(config())
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_block_that_holds_attention_and_an_mlp_is_neither(fresh: Fresh, blocks: int) -> None:
+    structure = fresh(Zamba2Config(**ZAMBA, num_mem_blocks=blocks, chunk_size=16, adapter_rank=8)).structure
+    assert not {grammar.point_of(hook) for hook in structure.hooks} & {"attn_in", "attn_out", "mlp_out"}
+    for point in ("attn_in", "attn_out"):
+        reason = structure.unavailable[point]
+        assert "shared_transformer is a Zamba2AttentionDecoderLayer, which holds a Zamba2MLP too" in reason
+        with pytest.raises(UnknownHook, match="which holds a Zamba2MLP too"):
+            grammar.expand([point], "all", [], structure)
+    assert "model.layers.1.shared_transformer.self_attn.output" in structure.module_locations
 
 
 def test_a_location_that_steps_show_otherwise_is_unavailable_with_the_reason(fresh: Fresh) -> None:

@@ -132,14 +132,44 @@ def test_what_is_nobodys_fault_ends_the_run_with_a_result_for_all(hooks: ModelHo
     else:
         run.on_beat = lambda: _boom() if run.turn > 3 else None
     try:
-        with pytest.raises(type(broken)):
+        with pytest.raises(type(broken)) as raised:
             run.run(hooks, most=12)
     finally:
         if handle is not None:
             handle.remove()
     pulled = {item.key for item in items} - {item.key for item in run.waiting} - {"r0"}
     assert run.made.keys() - {"r0"} == pulled
-    assert what == "results" or all(made.finish_reason == "error" for made in run.made.values())
+    if what != "results":
+        assert {(made.finish_reason, made.error) for made in run.made.values()} == {
+            ("cancelled", raised.value)
+        }
+
+
+@pytest.mark.parametrize("most", [1, 3, 12])
+def test_requests_fail_for_their_passes_only_if_others_work(hooks: ModelHooks, most: int) -> None:
+    """Where every pass fails, all requests go back; where some do, each has its result, the last one too."""
+    items = [ask(f"r{i}", (5 + i, 6), 4, capture=PLAN) for i in range(14)]
+
+    def run(bad: set[int]) -> StreamRun:
+        def fail(_: Any, args: Any, kwargs: Any) -> None:
+            if bad & set(kwargs["input_ids"].flatten().tolist()):
+                raise _Boom
+
+        made = StreamRun(items)
+        handle = hooks.model.hf.register_forward_pre_hook(fail, with_kwargs=True)
+        try:
+            made.run(hooks, most=most)
+        except _Boom:
+            assert all(one.finish_reason == "cancelled" for one in made.made.values())
+        finally:
+            handle.remove()
+        return made
+
+    every = run({6})
+    assert every.errors.keys() == every.made.keys() and len(every.made) >= 9
+    some = run({5, 7, 8, 5 + 13})
+    assert set(some.errors) == {"r0", "r2", "r3", "r13"} and len(some.made) == len(items)
+    assert {made.finish_reason for made in some.made.values()} == {"error", "length"}
 
 
 def test_requests_are_dropped_and_late_ones_join_a_full_run(hooks: ModelHooks) -> None:
