@@ -54,19 +54,19 @@ def outliers(
 ) -> None:
     """Find outlier features and massive activations in the sessions of jobs, or in a file.
 
-    A file has one array per layer and point, [positions, width] or [batch, sequence, width]; the first
-    number of its name is the layer. Its results are printed as JSON.
+    A file has one array per layer and point, [positions, width] or [batch, sequence, width]; the number
+    after "layer", or the first one of its name, is the layer. A file of "jobs arrays" gives the numbers of
+    the job. Its results are printed as JSON.
     """
-    from actograph.analysis.files import read_arrays
     from actograph.analysis.outlier_features import OutlierRule
-    from actograph.analysis.outliers import outliers_of_arrays
+    from actograph.analysis.outliers import outliers_of_file
 
     massive = {"massive_magnitude": massive_magnitude, "massive_ratio": massive_ratio}
     rule = {"threshold": threshold, "layer_share": layer_share, "position_share": position_share}
     of_jobs = {"hooks": hooks, "positions": positions, "condition": condition, "limit": limit}
     if (file := _file(sources, of_jobs)) is not None:
         numbers = OutlierRule(**rule, positions=position_reading)
-        _print(outliers_of_arrays(read_arrays(file), numbers, together=together, **massive))
+        _print(outliers_of_file(file, numbers, together=together, **massive))
         return
     fields = {"positions": positions, "position_reading": position_reading, "together": together}
     query = _query(shell, sources, condition, limit)
