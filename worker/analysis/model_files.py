@@ -17,6 +17,7 @@ def checkpoint_of(identity: ModelIdentity, served: Sequence[ServedModel]) -> Che
         UnknownModel: this worker may not read the model.
         ModelRefused: its files are not on this machine, or not safetensors.
         ModelChanged: its files were overwritten.
+        InvalidRequest, PackageMissing: see `Checkpoint`.
     """
     model = next((one for one in served if one.name == identity.model), None)
     if model is None:
@@ -35,7 +36,7 @@ def checkpoint_of(identity: ModelIdentity, served: Sequence[ServedModel]) -> Che
             f"{model.name}: the files of {model.source!r} have the digest {short(digest)}; the sessions were "
             f"recorded with {short(identity.weights_sha256)}"
         )
-    return Checkpoint(weights[0].parent, weights)
+    return Checkpoint(weights[0].parent)
 
 
 def texts_of(checkpoint: Checkpoint) -> Callable[[int], str]:

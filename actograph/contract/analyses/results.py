@@ -67,3 +67,6 @@ class LensResult(AnalysisResult):
     attribution: list[dict[str, Any]] = Field(
         [], description="`component`, and the `mean` and `mean_magnitude` of its contribution to the logit."
     )
+    compared_rows: int = Field(
+        0, description="Rows of the last layer whose lens was compared with stored logits."
+    )

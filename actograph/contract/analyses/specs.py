@@ -115,7 +115,7 @@ class CompareSpec(RowsSpec):
 
 
 class LensSpec(AnalysisSpecBase):
-    """Read residual rows as next tokens, by the final norm and the unembedding of their model's files."""
+    """Read residual rows as next tokens, by the final norm and the head of their model's files."""
 
     model_config = example(kind="lens", sessions=_EXAMPLE, positions="generated")
 
@@ -128,8 +128,8 @@ class LensSpec(AnalysisSpecBase):
     listed: int = Field(100, ge=0, le=1000, description="Rows of each hook to list, the first ones.")
     token: TokenId | Literal["next"] | None = Field(
         None,
-        description="Attribute the logit of this token id, or of the token after each row, to `embed`, "
-        "`attn_out` and `mlp_out`.",
+        description="Attribute the logit of this token id, or of the token after each row, to the embedding "
+        "and to what each sublayer adds.",
     )
     against: TokenId | None = Field(None, description="Attribute the difference from this token's logit.")
 

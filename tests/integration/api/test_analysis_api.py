@@ -128,6 +128,9 @@ def test_analyses_that_cannot_run_are_refused(
     service: Service, problem: Problem, rows: Any, subtests: pytest.Subtests
 ) -> None:
     source = store_sessions(service.database, service.services.store, rows[:2])
+    names = {"resid_post.0": "attn_out.1", "resid_post.1": "mlp_out.1", "resid_post.2": "resid_post.2"}
+    raw = [{names[name]: array for name, array in one.items()} for one in rows[:2]]
+    outputs = store_sessions(service.database, service.services.store, raw)
     empty = service.submit()
     unknown = f"job_{0:032x}"
     for changes, pointer, says in [
@@ -137,7 +140,7 @@ def test_analyses_that_cannot_run_are_refused(
         ({"hooks": ["resid_pst"]}, "/hooks/0", "there are resid_post.0"),
         ({"threshold": 0}, "/threshold", ""),
         ({"model": "demo"}, "/model", "unknown field"),
-        ({"kind": "lens", "token": 3}, "/token", "no component is stored"),
+        ({"kind": "lens", "sessions": {"jobs": [outputs]}, "token": 3}, "/token", "capture resid_pre.0"),
     ]:
         with subtests.test(pointer=pointer):
             body = {"kind": "outliers", "sessions": {"jobs": [source]}, **changes}
