@@ -88,10 +88,16 @@ def probe(
         None, help="Label of jobs: condition, or a metric key. (default: correct)"
     ),
     method: Literal["logistic", "ridge", "mean_difference"] = typer.Option("logistic", help="Kind of probe."),
+    groups: str | None = typer.Option(
+        None,
+        metavar="sample|column:NAME",
+        help="Rows of jobs that stay together in splits. (default: sample)",
+    ),
     folds: int = typer.Option(5, min=2, help="Number of folds."),
     c: float | None = typer.Option(
         None, "--c", help="C of scikit-learn. (default: chosen by inner validation)"
     ),
+    shuffles: int = typer.Option(19, min=0, help="Shuffles of the labels, for p-values."),
     seed: Seed = 0,
     save_vector_as: SaveVectorAs = None,
 ) -> None:
@@ -103,14 +109,14 @@ def probe(
     """
     of_jobs = {
         "hooks": hooks, "positions": positions, "reduce": reduce, "condition": condition, "limit": limit,
-        "label": label, "save_vector_as": save_vector_as,
+        "label": label, "groups": groups, "save_vector_as": save_vector_as,
     }  # fmt: skip
     if (file := _file(sources, of_jobs)) is not None:
-        _probe_file(file, kind=method, folds=folds, c=c, seed=seed)
+        _probe_file(file, kind=method, folds=folds, c=c, shuffles=shuffles, seed=seed)
         return
     fields = {
-        "positions": positions, "reduce": reduce, "label": label, "method": method, "folds": folds, "c": c,
-        "seed": seed, "save_vector_as": save_vector_as,
+        "positions": positions, "reduce": reduce, "label": label, "method": method, "groups": groups,
+        "folds": folds, "c": c, "shuffles": shuffles, "seed": seed, "save_vector_as": save_vector_as,
     }  # fmt: skip
     _analyse(shell, "probe", _query(shell, sources, condition, limit), hooks, fields)
 
@@ -211,7 +217,8 @@ def _text(result: Any) -> str:
     tables["hooks"] = [{"hook": hook} | _numbers(one) for hook, one in result.hooks.items()]
     experts = getattr(result, "experts", {})
     tables["experts"] = [{"layer": layer} | _numbers(use) for layer, use in experts.items()]
-    parts = [describe(result, ["spec", *tables])]
+    parts = [describe(result, ["spec", "warnings", *tables])]
+    parts += [f"warning: {warning}" for warning in getattr(result, "warnings", [])]
     for name, lines in tables.items():
         if lines:
             columns: Columns = [(column, methodcaller("get", column)) for column in lines[0]]
@@ -225,8 +232,9 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
     if "baselines" in found:
         low, high = found["auroc_interval"]
         baselines = {name: one["auroc"] for name, one in found["baselines"].items()}
-        shown = ("auroc", "accuracy", "rows", "groups")
-        return {name: numbers[name] for name in shown} | {"low": low, "high": high} | baselines
+        shown = ("auroc", "accuracy", "rows", "groups", "p_corrected")
+        known = {name: numbers[name] for name in shown if name in numbers}
+        return known | {"low": low, "high": high} | baselines
     return numbers
 
 

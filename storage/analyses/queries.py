@@ -1,5 +1,6 @@
 """The stored sessions that an analysis reads, by the index."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +26,8 @@ from storage.tables.models import JobRow, SampleRow, SessionRow
 
 #: label that is the condition of the session
 CONDITION = "condition"
+#: groups of a probe
+SAMPLE, COLUMN = "sample", "column:"
 OUTLIERS, LENS = "outliers", "lens"
 #: points that the lens reads, in the order of a layer
 _RESIDUAL = ("resid_pre", "resid_mid", "resid_post")
@@ -244,14 +247,61 @@ def labelled(
     return [source for source in found if source.id in known], known
 
 
-def completions(session: Session, found: Sequence[Source]) -> dict[str, str]:
-    """The text of each session's answer by its id; "" without one."""
-    texts: dict[str, str | None] = {}
-    ids = [one.sample_id for one in found]
-    for part in slices(ids, _AT_ONCE):
-        statement = sa.select(SampleRow.id, SampleRow.completion).where(SampleRow.id.in_(part))
-        texts.update((row.id, row.completion) for row in session.execute(statement))
-    return {one.id: texts.get(one.sample_id) or "" for one in found}
+@dataclass(frozen=True, kw_only=True)
+class SampleTexts:
+    """Prompt and answer of a sample, its stored columns, and the length of the answer in tokens."""
+
+    prompt: str
+    answer: str
+    columns: Mapping[str, Any]
+    generated_tokens: int
+
+
+def texts(session: Session, found: Sequence[Source]) -> dict[str, SampleTexts]:
+    """The texts of each session's sample by the session's id."""
+    of_samples: dict[str, SampleTexts] = {}
+    columns = (
+        SampleRow.id,
+        SampleRow.input,
+        SampleRow.prompt,
+        SampleRow.completion,
+        SampleRow.generated_tokens,
+    )
+    for part in slices([one.sample_id for one in found], _AT_ONCE):
+        for row in session.execute(sa.select(*columns).where(SampleRow.id.in_(part))):
+            own = {name: value for name, value in row.input.items() if name != "columns"}
+            of_samples[row.id] = SampleTexts(
+                prompt=row.prompt or "",
+                answer=row.completion or "",
+                columns=own | (row.input.get("columns") or {}),
+                generated_tokens=row.generated_tokens or 0,
+            )
+    return {one.id: of_samples[one.sample_id] for one in found}
+
+
+def groups(found: Sequence[Source], of_session: Mapping[str, SampleTexts], by: str) -> dict[str, int | str]:
+    """The group of each session by its id.
+
+    Args:
+        by: `sample`, or `column:NAME`.
+
+    Raises:
+        InvalidRequest: a sample has no such column.
+    """
+    if by == SAMPLE:
+        return {one.id: one.sample_index for one in found}
+    name = by.removeprefix(COLUMN)
+    values: dict[str, int | str] = {}
+    for one in found:
+        columns = of_session[one.id].columns
+        if name not in columns:
+            raise InvalidRequest(
+                f"sample {one.sample_index} of session {one.id} has no stored column {name!r}; it has "
+                f"{', '.join(columns)}",
+                param="groups",
+            )
+        values[one.id] = json.dumps(columns[name], sort_keys=True)
+    return values
 
 
 def stacked(found: matrix.Matrix) -> tuple[Array, list[Source]]:
