@@ -4,8 +4,8 @@
 
 The rows are a planted direction in normal noise, in float32; ten rows are a problem. The script is what a
 user would write: grouped folds, a pipeline of scaler and logistic regression with C = 0.01, and the AUROC of
-each fold. The probe also chooses C in each fold, makes its baselines with one shuffle of the labels, and draws
-its intervals.
+each fold. The probe also chooses C in each fold, makes its baselines with one shuffle of the labels, and
+draws its intervals.
 """
 
 import argparse
