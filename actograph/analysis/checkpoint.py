@@ -54,10 +54,11 @@ class Checkpoint:
         except InvalidRequest:
             raise
         except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            if "custom code" in reason:
+                reason = "it contains Python code, and code from a repository is never run"
             raise InvalidRequest(
-                f"{folder}: the end of the model cannot be run by itself: {lines[0]}; the lens reads models "
-                "that transformers runs without code of their own"
+                f"{folder}: the end of the model cannot be run by itself: {reason}"
             ) from error
 
     def logits(self, rows: Array, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
@@ -174,16 +175,15 @@ class Checkpoint:
             InvalidRequest: they are not.
         """
         rows = np.random.default_rng(0).normal(size=(3, self.width))
+        errors: list[Exception] = []
         for as_tuple in (False, True):
-            for layer in self._decoder_layers:
-                layer.calls, layer.as_tuple = 0, as_tuple
             try:
-                found = self.logits(rows, 0, min(8, self.vocabulary))
-            except Exception:  # the model takes the other form
-                if as_tuple:
-                    raise
-            else:
+                found = self._first_logits(rows, as_tuple=as_tuple)
                 break
+            except Exception as error:  # noqa: BLE001 (raised if the model takes neither form)
+                errors.append(error)
+        else:
+            raise errors[0]
         reason = None
         if [layer.calls for layer in self._decoder_layers] != [1] * self.layers:
             reason = "the model does not run each of its layers once"
@@ -202,6 +202,12 @@ class Checkpoint:
             raise InvalidRequest(
                 f"{self.folder}: the lens cannot read {type(self._model).__name__}: {reason}"
             )
+
+    def _first_logits(self, rows: Array, *, as_tuple: bool) -> NDArray[np.float32]:
+        """Logits of a few tokens, by layers that return a tensor or a tuple."""
+        for layer in self._decoder_layers:
+            layer.calls, layer.as_tuple = 0, as_tuple
+        return self.logits(rows, 0, min(8, self.vocabulary))
 
     def _check_rows(self, rows: Array) -> None:
         if rows.ndim != 2 or rows.shape[1] != self.width:
@@ -290,10 +296,14 @@ def _layers_of(model: Any, folder: Path) -> list[Any]:
 
     decoder = model.get_decoder()
     count = decoder.config.get_text_config(decoder=True).num_hidden_layers
-    lists = [
-        module
-        for module in decoder.children()
+    named = {
+        name: module
+        for name, module in decoder.named_modules()
         if isinstance(module, torch.nn.ModuleList) and len(module) == count
+    }
+    # a layer may have as many experts
+    lists = [
+        module for name, module in named.items() if not any(name.startswith(f"{other}.") for other in named)
     ]
     if len(lists) != 1:
         raise InvalidRequest(f"{folder}: {type(model).__name__} has no list of {count} decoder layers")

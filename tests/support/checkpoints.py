@@ -32,6 +32,7 @@ def residual_rows(model: Any, ids: list[int]) -> tuple[list[Any], Any]:
     import torch
 
     decoder, rows, handles = model.get_decoder(), [], []
+    decoder = decoder.model if decoder is model else decoder
     layers = decoder.layers if hasattr(decoder, "layers") else decoder.h
 
     def keep(tensor: Any) -> None:

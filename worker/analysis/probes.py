@@ -30,11 +30,11 @@ def run(run: Run, spec: ProbeSpec) -> Results:
     done = ByHook.resumed(run.saved(), ids)
     done.each(run, hooks, lambda hook: _fit(run, spec, done, hook))
     results = {hook: done.results[hook] for hook in hooks}
-    if all(one["shuffled_aurocs"] for one in results.values()):
+    if all(one.get("shuffled_aurocs") for one in results.values()):
         shuffled = {hook: (one["auroc"], one["shuffled_aurocs"]) for hook, one in results.items()}
         for hook, corrected in corrected_p_values(shuffled).items():
             results[hook] |= {"p_corrected": corrected}
-    warnings = [f"{hook}: {warning}" for hook, one in results.items() for warning in one["warnings"]]
+    warnings = [f"{hook}: {warning}" for hook, one in results.items() for warning in one.get("warnings", [])]
     return Results(
         body=ProbesResult(
             spec=spec.model_dump(mode="json"),

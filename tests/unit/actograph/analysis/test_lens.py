@@ -15,6 +15,7 @@ from transformers import (
     Gemma2Config,
     GPTJConfig,
     GraniteConfig,
+    Llama4TextConfig,
     LlamaConfig,
     NemotronConfig,
 )
@@ -38,6 +39,7 @@ FURTHER: dict[str, Callable[[], Any]] = {
     "granite": lambda: GraniteConfig(**COMMON, logits_scaling=8.0, residual_multiplier=0.22),
     "cohere2": lambda: Cohere2Config(**COMMON, logit_scale=0.25, sliding_window=12),
     "capped_gemma2": lambda: Gemma2Config(**COMMON, **HEAD, sliding_window=12, final_logit_softcapping=3.0),
+    "llama4": lambda: Llama4TextConfig(**COMMON, **HEAD, intermediate_size_mlp=48, num_local_experts=3),
     "tied_llama": lambda: LlamaConfig(**COMMON | {"tie_word_embeddings": True}),
     "tied_falcon": lambda: FalconConfig(
         **IDS, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, tie_word_embeddings=True
@@ -139,7 +141,7 @@ def test_unusable_checkpoints_and_rows_are_refused(tmp_path: Path, subtests: pyt
     cases: list[tuple[str, Any, Any, str]] = [
         ("no config", None, weights, r"config\.json cannot be read"),
         ("no weights", llama, None, r"no \.safetensors files"),
-        ("code of its own", unknown, weights, "without"),
+        ("code of its own", unknown, weights, "code from a repository is never run"),
         ("no language model", {"model_type": "vit"}, weights, "no language model"),
         ("no norm", llama, without_norm, r"lack model\.norm\.weight"),
         ("another width", llama | {"hidden_size": 16}, weights, "cannot be run by itself"),
