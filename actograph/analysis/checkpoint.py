@@ -153,7 +153,7 @@ class Checkpoint:
             layer.returned = torch.from_numpy(rows.reshape(shape)) if is_last else None
         self._head.block, self._head.given = block, given
         with torch.no_grad():
-            nothing = torch.full(shape, float("nan"), dtype=torch.float64)
+            nothing = torch.tensor(float("nan"), dtype=torch.float64).expand(shape)
             found = self._model(inputs_embeds=nothing, use_cache=False).logits
         tokens = self._head.returned.shape[-1]
         if tuple(found.shape) != (len(rows), 1, tokens):
@@ -321,7 +321,9 @@ def _empty(layer: Any) -> None:
 
     def forward(hidden_states: Any, *_: Any, **__: Any) -> Any:
         layer.calls += 1
-        rows = torch.full_like(hidden_states, float("nan")) if layer.returned is None else layer.returned
+        rows = layer.returned
+        if rows is None:
+            rows = torch.tensor(float("nan"), dtype=hidden_states.dtype).expand(hidden_states.shape)
         return (rows,) if layer.as_tuple else rows
 
     layer.forward = forward

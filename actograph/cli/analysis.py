@@ -104,8 +104,8 @@ def probe(
     """Fit and score linear probes on the sessions of jobs, or on a file, beside their baselines.
 
     A file has `features` [n, width] and `labels` [n] of two values; `groups` [n] (rows of one group stay
-    on one side of each split), `lengths` [n] and `texts` [n] are optional. Rows with the label NaN are left
-    out. Its results are printed as JSON.
+    on one side of each split; by default `sample_index`, which the matrix of a job has), `lengths` [n] and
+    `texts` [n] are optional. Rows with the label NaN are left out. Its results are printed as JSON.
     """
     of_jobs = {
         "hooks": hooks, "positions": positions, "reduce": reduce, "condition": condition, "limit": limit,
@@ -250,6 +250,8 @@ def _probe_file(file: Path, **options: Any) -> None:
     arrays = read_arrays(file)
     if missing := [name for name in ("features", "labels") if name not in arrays]:
         raise InvalidDataset(f"{file}: no array {missing[0]!r}; the file has {', '.join(arrays)}")
+    if "groups" not in arrays and "sample_index" in arrays:  # a matrix of a job
+        arrays["groups"] = arrays["sample_index"]
     labels = arrays["labels"]
     known = ~np.isnan(labels) if labels.dtype.kind == "f" else np.ones(len(labels), bool)
     if not known.all():
