@@ -4,7 +4,26 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from actograph.analysis.checkpoint import Checkpoint
 from actograph.demo import MODEL_DIR
+from worker.analysis import model_end
+
+
+class InProcess:
+    """A `ModelEnd` without a process, which takes seconds to start."""
+
+    def __init__(self, folder: Path) -> None:
+        self._checkpoint = Checkpoint(folder)
+        self.layers, self.width = self._checkpoint.layers, self._checkpoint.width
+        self.vocabulary = self._checkpoint.vocabulary
+
+    def ask(self, name: str, *arguments: Any, **options: Any) -> Any:
+        return model_end.FUNCTIONS[name](self._checkpoint, *arguments, **options)
+
+    def __enter__(self) -> "InProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 def save_random(config: Any, folder: Path) -> Any:

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.analysis.checkpoint import Checkpoint
-from actograph.analysis.lens import attribution, constant, logit_lens
 from actograph.contract.analyses.results import LensResult
 from actograph.contract.analyses.specs import LensSpec
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
@@ -23,6 +21,7 @@ from storage.sessions import selected_rows
 from storage.sessions.reader import SessionReader
 from worker.analysis import model_files
 from worker.analysis.blocks import Block
+from worker.analysis.model_end import ModelEnd
 from worker.analysis.one_pass import Pass
 from worker.analysis.run import Arrays, Results, Run, left_out
 
@@ -46,17 +45,18 @@ class LensSums:
     def __init__(
         self,
         spec: LensSpec,
-        checkpoint: Checkpoint,
+        model: ModelEnd,
         hooks: Sequence[str],
         stream: Sequence[str],
         check: Callable[[], None],
     ) -> None:
         """
         Args:
+            model: end of the model that the sessions were recorded with.
             stream: stored points of the residual stream; empty for no attribution.
             check: called often; raises if the analysis must end.
         """
-        self._spec, self._checkpoint, self._check = spec, checkpoint, check
+        self._spec, self._model, self._check = spec, model, check
         self.hooks, self._stream = list(hooks), list(stream)
         self.components = [*queries.component_names(stream), BIAS] if stream else []
         self._sums = {name: np.zeros(len(self.hooks)) for name in _OF_HOOKS}
@@ -80,8 +80,8 @@ class LensSums:
         for start in range(0, len(rows), _ROWS):
             self._check()
             part = slice(start, start + _ROWS)
-            one = logit_lens(
-                rows[part], self._checkpoint, top=self._spec.top, targets=targets[part], block=_VOCABULARY
+            one = self._model.ask(
+                "lens", rows[part], top=self._spec.top, targets=targets[part], block=_VOCABULARY
             )
             pieces.append((one.tokens, one.logits, one.log_probabilities, one.target_log_probabilities))
         best, logits, logs, of_next = (
@@ -101,7 +101,7 @@ class LensSums:
     def _attribute(self, block: Block, positions: Array, following: Array) -> None:
         token = self._spec.token
         chosen = following if token == "next" else np.full(len(positions), token)
-        step = max(1, _COMPONENT_BYTES // (8 * len(self.components) * self._checkpoint.width))
+        step = max(1, _COMPONENT_BYTES // (8 * len(self.components) * self._model.width))
         kept = np.flatnonzero(chosen >= 0)
         for start in range(0, len(kept), step):
             self._check()
@@ -111,8 +111,8 @@ class LensSums:
             of_token: dict[str, Any] = {"token": chosen[rows], "against": self._spec.against}
             values = np.vstack(
                 [
-                    attribution(parts, self._checkpoint, **of_token),
-                    constant(self._checkpoint, **of_token),
+                    self._model.ask("attribution", parts, **of_token),
+                    self._model.ask("constant", **of_token),
                 ]
             )
             listed = rows[: self._room("attributed", len(rows))]
@@ -214,7 +214,8 @@ def run(run: Run, spec: LensSpec, served: Sequence[ServedModel]) -> Results:
 
     Raises:
         InvalidRequest: no session matches, or the hooks do not suit the model or the token.
-        UnknownModel, ModelRefused, ModelChanged: see `model_files.checkpoint_of`.
+        UnknownModel, ModelRefused, ModelChanged: see `model_files.folder_of`.
+        PackageMissing: see `Checkpoint`.
         Interrupted: the analysis must end here.
     """
     attributes = spec.token is not None
@@ -223,21 +224,28 @@ def run(run: Run, spec: LensSpec, served: Sequence[ServedModel]) -> Results:
         ids = queries.session_ids(session, spec.sessions)
         identity = queries.identity(session, ids[0])
         with_logits = queries.sources(session, spec.sessions, LOGITS)
-    checkpoint = model_files.checkpoint_of(identity, served)
-    hooks = queries.matching(survey.tensors, spec.hooks or ["resid_post"])
-    for name, info in survey.tensors.items():
-        if info.shape[1] != checkpoint.width:
-            raise InvalidRequest(
-                f"{name} is {info.shape[1]} wide; the unembedding reads {checkpoint.width}", param="hooks"
-            )
-    last = f"resid_post.{checkpoint.layers - 1}"
-    if attributes and last not in survey.tensors:
-        raise InvalidRequest(f"{last} is not stored: contributions are taken at its norm", param="token")
-    compared = _compare(run.store, with_logits, checkpoint, last, is_float32=identity.dtype == "float32")
-    stream = queries.stream(survey.tensors) if attributes else []
-    sums = LensSums(spec, checkpoint, hooks, stream, run.check)
-    progress = Pass(ids, list(survey.tensors), sums)
-    progress.read(run, spec.positions, with_token_ids=True)
+    folder = model_files.folder_of(identity, served)
+    with ModelEnd(folder) as model:
+        hooks = queries.matching(survey.tensors, spec.hooks or ["resid_post"])
+        for name, info in survey.tensors.items():
+            if info.shape[1] != model.width:
+                raise InvalidRequest(
+                    f"{name} is {info.shape[1]} wide; the unembedding reads {model.width}", param="hooks"
+                )
+        last = f"resid_post.{model.layers - 1}"
+        if attributes and last not in survey.tensors:
+            raise InvalidRequest(f"{last} is not stored: contributions are taken at its norm", param="token")
+        compared = _compare(run.store, with_logits, model, last, is_float32=identity.dtype == "float32")
+        stream = queries.stream(survey.tensors) if attributes else []
+        sums = LensSums(spec, model, hooks, stream, run.check)
+        progress = Pass(ids, list(survey.tensors), sums)
+        progress.read(run, spec.positions, with_token_ids=True)
+    return _results(spec, sums, progress, compared, model_files.texts_of(folder))
+
+
+def _results(
+    spec: LensSpec, sums: LensSums, progress: Pass, compared: int, text_of: Callable[[int], str]
+) -> Results:
     body = LensResult(
         spec=spec.model_dump(mode="json"),
         sessions=progress.sessions,
@@ -248,16 +256,17 @@ def run(run: Run, spec: LensSpec, served: Sequence[ServedModel]) -> Results:
     )
     tables: dict[str, Any] = {
         "hooks": [{"hook": hook} | numbers for hook, numbers in body.hooks.items()],
-        "lens": list(sums.lines(ids, model_files.texts_of(checkpoint))),
+        "lens": list(sums.lines(progress.ids, text_of)),
     }
-    if stream:
-        tables |= {"attribution": body.attribution, "contributions": list(sums.contributions(ids))}
-    rows = body.hooks[hooks[0]]["rows"]
-    return Results(body=body, tables=tables, summary=f"{rows} rows of {len(hooks)} hooks read as tokens")
+    if sums.components:
+        attributed = list(sums.contributions(progress.ids))
+        tables |= {"attribution": body.attribution, "contributions": attributed}
+    rows = body.hooks[sums.hooks[0]]["rows"]
+    return Results(body=body, tables=tables, summary=f"{rows} rows of {len(sums.hooks)} hooks read as tokens")
 
 
 def _compare(
-    store: ArtifactStore, found: Sequence[Source], checkpoint: Checkpoint, last: str, *, is_float32: bool
+    store: ArtifactStore, found: Sequence[Source], model: ModelEnd, last: str, *, is_float32: bool
 ) -> int:
     """Compare the lens of the last layer with stored logits, if there are any. Returns the number of rows.
 
@@ -269,7 +278,7 @@ def _compare(
         InvalidRequest: they differ by more than rounding.
     """
     for source in found:
-        if source.info is None or source.info.shape[1] != checkpoint.vocabulary:
+        if source.info is None or source.info.shape[1] != model.vocabulary:
             continue
         with suppress(NotFound, StoreDamaged):  # the pass reports such sessions
             reader = SessionReader(store, source.id)
@@ -289,7 +298,8 @@ def _compare(
                 [selected_rows.read(reader, LOGITS, of_logits[t], of_logits[t] + 1) for t in tokens]
             )
             is_exact = is_float32 and tensors[last].dtype == tensors[LOGITS].dtype == "F32"
-            _refuse_difference(checkpoint.logits(residual) - stored, stored, source.id, is_exact=is_exact)
+            differences = model.ask("logits", residual) - stored
+            _refuse_difference(differences, stored, source.id, is_exact=is_exact)
             return len(tokens)
     return 0
 

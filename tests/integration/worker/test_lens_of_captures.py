@@ -16,7 +16,7 @@ from storage.index.database import Database
 from storage.jobs import jobs
 from tests.support.analysed import World, store_sessions
 from tests.support.architectures import ARCHITECTURES, COMMON, IDS
-from tests.support.checkpoints import save_random
+from tests.support.checkpoints import InProcess, save_random
 from tests.support.engine_run import PROMPTS, KeepingSink, read_texts, requests_for
 from worker.engine.engine import Engine
 from worker.engine.model import weight_files
@@ -35,7 +35,10 @@ TOKEN, OTHER, LAST = 5, 9, "resid_post.2"
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_components_explain_the_models_logits(architecture: str, sqlite: Database, tmp_path: Path) -> None:
+def test_components_explain_the_models_logits(
+    architecture: str, sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.analysis.lens.ModelEnd", InProcess)
     folder = tmp_path / "model"
     config = CONFIGS[architecture]()
     save_random(config, folder)

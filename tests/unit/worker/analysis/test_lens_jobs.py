@@ -16,7 +16,7 @@ from storage.index.database import Database
 from storage.jobs import jobs
 from tests.support import leasing
 from tests.support.analysed import Killed, WatchedStore, World, drain_of, insert_analysis, store_sessions
-from tests.support.checkpoints import save_random
+from tests.support.checkpoints import InProcess, save_random
 from worker.engine.model import weight_files
 
 LAYERS, WIDTH, VOCABULARY, TOKENS = 2, 8, 30, 12
@@ -37,6 +37,11 @@ def folder(tmp_path: Path) -> Path:
     save_random(config, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").unlink()
     return tmp_path / "model"
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.analysis.lens.ModelEnd", InProcess)
 
 
 @pytest.fixture
