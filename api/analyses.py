@@ -73,7 +73,7 @@ def _check(session: Session, spec: AnalysisSpec) -> Iterator[Survey]:
             except NotFound:
                 raise InvalidRequest(f"there is no job {job_id}", param=f"{field}.jobs.{place}") from None
         try:
-            yield queries.survey(session, query, spec.hooks, kind=spec.kind, with_components=attributes)
+            yield queries.survey(session, query, spec.hooks, kind=spec.kind, with_stream=attributes)
         except InvalidRequest as error:
             if error.param == "sessions":
                 raise InvalidRequest(error.message, param=field) from None

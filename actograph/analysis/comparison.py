@@ -38,6 +38,7 @@ class RowComparison:
     #: cosine of the two means, and mean cosine of the problems' rows
     cosine_of_means: float | None
     mean_cosine: float | None
+    #: debiased; None for fewer than four problems
     cka: float | None
     #: norm of the mean difference
     difference_norm: float
@@ -117,13 +118,39 @@ def compare_rows(
 
 
 def linear_cka(x: Array, y: Array) -> float | None:
-    """Linear CKA of [n, width of x] and [n, width of y], between 0 and 1; None if a side is constant.
+    """Debiased linear CKA of [n, width of x] and [n, width of y]; None for n < 4, or if a side is constant.
 
-    Source: Kornblith et al., Similarity of neural network representations revisited (2019), section 3.
+    It is 1 for equal geometry, and about 0 for independent rows however wide they are, also below 0.
+    Sources: Kornblith et al., Similarity of neural network representations revisited (2019), section 3; the
+    unbiased HSIC of Song et al., Feature selection via dependence maximization (2012), equation 5; their
+    quotient as in Nguyen et al., Do wide and deep networks learn the same things? (2021).
     """
-    x, y = x - x.mean(axis=0), y - y.mean(axis=0)
-    scale = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
-    return float(np.linalg.norm(y.T @ x) ** 2 / scale) if scale > 0 else None
+    if len(x) < 4:
+        return None
+    # the estimate does not depend on the means, and centred rows round less
+    x, y = (side.astype(np.float64) - side.mean(axis=0, dtype=np.float64) for side in (x, y))
+    both, of_x, of_y = _unbiased_hsic(x, y), _unbiased_hsic(x, x), _unbiased_hsic(y, y)
+    # constant rows leave rounding alone
+    least = 1e-12 * max(np.abs(x).max(), np.abs(y).max()) ** 4
+    return float(both / np.sqrt(of_x * of_y)) if min(of_x, of_y) > least else None
+
+
+def _unbiased_hsic(x: Vector, y: Vector) -> float:
+    """Unbiased HSIC of linear kernels K, L without their diagonals, times n (n - 3).
+
+    The product of the kernels is summed over the smaller of the matrices: K and L, or x'y.
+    """
+    n = len(x)
+    squares = [np.square(side).sum(axis=1) for side in (x, y)]
+    # sums of the rows of K and L
+    sums = [side @ side.sum(axis=0) - square for side, square in zip((x, y), squares, strict=True)]
+    if n * n <= x.shape[1] * y.shape[1]:
+        products = float(((x @ x.T) * (y @ y.T)).sum())
+    else:
+        products = float(np.square(x.T @ y).sum())
+    products -= float(squares[0] @ squares[1])
+    middle = float(sums[0].sum() * sums[1].sum()) / ((n - 1) * (n - 2))
+    return products + middle - 2 * float(sums[0] @ sums[1]) / (n - 2)
 
 
 def sign_flip_test(differences: Vector, permutations: int, seed: int = 0) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actograph.contract.errors import InvalidDataset, StoreDamaged
-from actograph.tensor_files import TensorEntry, read_header, value_array
+from actograph.tensor_files import TensorEntry, TensorFileHeader, read_header, value_array
 
 Array = NDArray[Any]
 
@@ -29,6 +29,15 @@ def read_arrays(path: Path) -> dict[str, Array]:
     if not found:
         raise InvalidDataset(f"{path} has no arrays")
     return found
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a .safetensors file; {} of other files, and of files without any.
+
+    Raises:
+        InvalidDataset: the header is damaged.
+    """
+    return dict(_header(path).metadata) if path.suffix == ".safetensors" else {}
 
 
 def _npz(path: Path) -> dict[str, Array]:
@@ -64,14 +73,16 @@ class StoredArray:
 
 def stored_arrays(path: Path) -> dict[str, StoredArray]:
     """The tensors of a .safetensors file by name. Raises InvalidDataset if it is none."""
+    return {name: StoredArray(path, entry) for name, entry in _header(path).tensors.items()}
 
+
+def _header(path: Path) -> TensorFileHeader:
     def read_at(offset: int, length: int) -> bytes:
         file.seek(offset)
         return file.read(length)
 
     with path.open("rb") as file:
         try:
-            header = read_header(read_at, path.stat().st_size)
+            return read_header(read_at, path.stat().st_size)
         except StoreDamaged as error:
             raise InvalidDataset(f"{path}: {error.message}") from None
-    return {name: StoredArray(path, entry) for name, entry in header.tensors.items()}

@@ -1,17 +1,16 @@
 """Logits of stored residual streams, without a GPU."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.analysis.checkpoint import Checkpoint
+from actograph.analysis.checkpoint import BLOCK, Checkpoint
 from actograph.contract.errors import InvalidRequest
 
 Array = NDArray[Any]
-#: rows of the unembedding in memory at a time
-BLOCK = 16_384
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,10 @@ def logit_lens(
     targets: Array | None = None,
     block: int = BLOCK,
 ) -> TopTokens:
-    """Read residual rows as the model reads its last one: final norm, then unembedding.
+    """Read residual rows as the model reads those of its last layer: by its own final norm and head.
 
-    Source: nostalgebraist, Interpreting GPT: the logit lens (2020). The vocabulary is read block by block.
+    For rows of the last layer these are the model's logits. The vocabulary is read block by block.
+    Source: nostalgebraist, Interpreting GPT: the logit lens (2020).
 
     Args:
         rows: `resid_post` of any layer, [n, width].
@@ -48,12 +48,9 @@ def logit_lens(
         InvalidRequest: the width is not the model's, a target is not in its vocabulary, or `top` is not
             positive.
     """
-    unembedding = checkpoint.unembedding
-    vocabulary, width = unembedding.entry.shape
-    _check_width(rows, width)
+    vocabulary = checkpoint.vocabulary
     if top < 1:
         raise InvalidRequest("top must be at least 1")
-    normalised = checkpoint.norm.apply(rows).astype(np.float32)
     tokens = np.empty((len(rows), 0), dtype=np.int64)
     logits = np.empty((len(rows), 0))
     total = np.full(len(rows), -np.inf)
@@ -62,7 +59,7 @@ def logit_lens(
         raise InvalidRequest(f"token {targets.max()} is not in the vocabulary of {vocabulary}")
     for start in range(0, vocabulary, block):
         stop = min(start + block, vocabulary)
-        found = _capped((normalised @ unembedding.rows(start, stop).T).astype(np.float64), checkpoint)
+        found = checkpoint.logits(rows, start, stop).astype(np.float64)
         peak = found.max(axis=1)
         total = np.logaddexp(total, peak + np.log(np.exp(found - peak[:, None]).sum(axis=1)))
         numbers = np.broadcast_to(np.arange(start, stop), found.shape)
@@ -85,12 +82,13 @@ def attribution(
 ) -> Array:
     """Contribution of each component to a token's logit, at the final norm's scale of their sum.
 
-    If the parts add up to the last residual row, the contributions add up to the logit, less the norm's
-    bias. A cap of the logits is left out, since it is not linear.
+    If the parts add up to the row of the last layer, the contributions and `constant` add up to the logit. A
+    cap of the logits is left out, since it is not linear.
     Source: Elhage et al., A mathematical framework for transformer circuits (2021).
 
     Args:
-        parts: embedding and outputs of attention and MLP of each layer, [components, n, width].
+        parts: terms of the residual stream, [components, n, width]: the row before the first layer, and what
+            each sublayer adds. A sublayer's own output is no such term where the model changes it first.
         token: id of the token, or one for each row, [n].
         against: subtract the contribution to this token's logit.
 
@@ -100,34 +98,26 @@ def attribution(
     Raises:
         InvalidRequest: the width or a token is not the model's.
     """
-    _, width = checkpoint.unembedding.entry.shape
     if parts.ndim != 3:
-        raise InvalidRequest(f"parts must be [components, n, width], not {parts.shape}")
-    _check_width(parts[0], width)
-    direction = _unembedded(checkpoint, token)
-    if against is not None:
-        direction = direction - _unembedded(checkpoint, against)
-    scale = checkpoint.norm.scale(parts.astype(np.float64).sum(axis=0))
-    return np.asarray((checkpoint.norm.linear(parts, scale) * direction).sum(axis=-1))
+        raise InvalidRequest(f"parts must be [components, n, width], not {list(parts.shape)}")
+    direction = _less(checkpoint.unembedded, token, against)
+    return np.asarray((checkpoint.linear_parts(parts) * direction).sum(axis=-1))
 
 
-def _unembedded(checkpoint: Checkpoint, token: int | Array) -> NDArray[np.float64]:
-    """Rows of the unembedding, [1 or n, width], times the logits' factor."""
-    vocabulary = checkpoint.unembedding.entry.shape[0]
+def constant(checkpoint: Checkpoint, token: int | Array, *, against: int | None = None) -> Array:
+    """Part of a token's logit that depends on no row, by the biases of norm and head, [1 or n].
+
+    Args:
+        token, against: as in `attribution`.
+
+    Raises:
+        InvalidRequest: a token is not the model's.
+    """
+    return _less(checkpoint.constants, token, against)
+
+
+def _less(of_tokens: Callable[[Array], Array], token: int | Array, against: int | None) -> Array:
+    """A function of the tokens, each computed once, less that of another token."""
     ids, places = np.unique(np.atleast_1d(token), return_inverse=True)
-    for one in ids:
-        if not 0 <= one < vocabulary:
-            raise InvalidRequest(f"token {one} is not in the vocabulary of {vocabulary}")
-    rows = [checkpoint.unembedding.rows(int(one), int(one) + 1)[0].astype(np.float64) for one in ids]
-    return np.asarray(np.array(rows)[places] * checkpoint.logit_scale)
-
-
-def _check_width(rows: Array, width: int) -> None:
-    if rows.ndim != 2 or rows.shape[1] != width:
-        raise InvalidRequest(f"rows must be [n, {width}] for this model, not {list(rows.shape)}")
-
-
-def _capped(logits: NDArray[np.float64], checkpoint: Checkpoint) -> NDArray[np.float64]:
-    logits *= checkpoint.logit_scale
-    cap = checkpoint.logit_cap
-    return logits if cap is None else np.asarray(np.tanh(logits / cap) * cap)
+    found = of_tokens(ids)[places]
+    return found if against is None else found - of_tokens(np.array([against]))

@@ -1,24 +1,43 @@
-"""Outliers of arrays in memory, named by layer."""
+"""Outliers of arrays in memory or in a file, named by layer."""
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actograph.analysis.experts import ExpertUse
+from actograph.analysis.files import read_arrays, read_metadata
 from actograph.analysis.massive import MassiveCandidates
 from actograph.analysis.moments import Moments
 from actograph.analysis.outlier_features import OutlierCounts, OutlierRule
+from actograph.contract import hooks
 from actograph.contract.errors import InvalidDataset
 
 Array = NDArray[Any]
 _NUMBER = re.compile(r"\d+")
+_LAYER_NUMBER = re.compile(r"(?<![a-z])(?:layers?|blocks?|h)[\s._\[-]?(\d+)", re.IGNORECASE)
 _LAYER_WORD = re.compile(r"(?<![a-z])layers?(?![a-z])", re.IGNORECASE)
 _ROUTED = ("expert_indices", "router_logits")
+#: of a router, but neither counted nor summed up
+_WEIGHTS = "expert_weights"
 #: points whose rows the experts of a layer read
 _EXPERT_INPUTS = ("mlp_in", "ln_mlp")
+#: arrays of a file of packed texts that are no activations; see `JobHandle.write_arrays`
+_SEGMENTS, _TOKENS, _METADATA = "segment_ids", "token_ids", "metadata"
+
+
+def outliers_of_file(path: Path, rule: OutlierRule | None = None, **options: Any) -> dict[str, Any]:
+    """Find the outliers of the arrays in a .npz or .safetensors file; see `outliers_of_arrays`.
+
+    Raises:
+        InvalidDataset: the file cannot be read, or names or shapes do not fit together.
+    """
+    return outliers_of_arrays(read_arrays(path), rule, metadata=read_metadata(path), **options)
 
 
 def outliers_of_arrays(
@@ -28,52 +47,171 @@ def outliers_of_arrays(
     together: bool = False,
     massive_magnitude: float = 100.0,
     massive_ratio: float = 1000.0,
+    metadata: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Find outlier features and massive activations, and sum up moments and the use of experts.
 
-    The first number of a name is the layer; the rest is the point, such as `ln_attn` of `layer_3_ln_attn`.
-    Arrays named `...router_logits...` and `...expert_indices...` belong to routers.
+    The number after `layer`, `block` or `h` is the layer, or the first number of the name; the rest is the
+    point, such as `ln_attn` of `layer_3_ln_attn`. Names with `router_logits` and `expert_indices` belong to
+    routers. Arrays that `JobHandle.write_arrays` wrote give the same numbers as an `outliers` job:
+    `segment_ids` tells texts from padding, and hooks without a layer are left out.
 
     Args:
         arrays: name -> [positions, width] or [batch, sequence, width].
         rule: thresholds and reading of the positions; None for those of the paper.
         together: count the points of a layer together.
+        metadata: metadata of the file that the arrays were read from.
 
     Returns:
-        `outlier_features`, `massive_activations`, `arrays` (moments by name) and `experts`. The median
-        magnitudes are exact.
+        `outlier_features`, `massive_activations`, `arrays` (moments by name), `experts`, and the names that
+        were `left_out`. The median magnitudes are those of `MassiveCandidates`.
 
     Raises:
-        InvalidDataset: names or shapes do not fit together.
+        InvalidDataset: names or shapes do not fit together, or a name has no layer.
     """
     rule = rule or OutlierRule()
-    places = {name: _place(name, number) for number, name in enumerate(arrays)}
-    values = {name: _rows(name, array) for name, array in arrays.items() if not _is_routed(name)}
+    layout = _Layout.of(arrays, metadata)
+    values: dict[str, Array] = {}
     groups: dict[str, dict[int, list[Array]]] = {}
     taken: set[tuple[str, int]] = set()
-    every = "+".join(dict.fromkeys(places[name][0] for name in values))
-    for name, rows in values.items():
-        point, layer = places[name]
+    every = "+".join(dict.fromkeys(layout.points[name][0] for name in layout.points if not _is_routed(name)))
+    for name, (point, layer) in layout.points.items():
         if (point, layer) in taken:
             raise InvalidDataset(f"{name}: another array is layer {layer} of {point or 'the model'} too")
         taken.add((point, layer))
-        groups.setdefault(every if together else point, {}).setdefault(layer, []).append(rows)
+        if not _is_routed(name):
+            values[name] = layout.rows(name, arrays[name])
+            groups.setdefault(every if together else point, {}).setdefault(layer, []).append(values[name])
     found: list[dict[str, Any]] = []
     for group, layers in groups.items():
         for one in _counts(group, layers, rule.threshold).features(rule):
             found.append(({"points": group} if group else {}) | one.as_dict())
     moments, massive = {}, []
     for name, rows in values.items():
-        one_massive, numbers = _values_of(name, arrays[name], rows, massive_magnitude, massive_ratio)
-        massive += one_massive
-        moments[name] = numbers
+        candidates, moments[name] = _values_of(rows, layout.texts(arrays[name]), massive_magnitude)
+        for activation in candidates.found(name, massive_ratio):
+            fields = activation.as_dict()
+            origin = layout.origin(fields.pop("source"), fields.pop("position"))
+            massive.append({"array": fields.pop("hook")} | origin | fields)
     return {
         "positions": rule.positions,
         "outlier_features": found,
         "massive_activations": sorted(massive, key=lambda one: -abs(one["value"])),
         "arrays": moments,
-        "experts": _experts(arrays, places, rule.threshold),
+        "experts": _experts(arrays, layout, rule.threshold),
+        "left_out": layout.left_out,
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """The activations among some arrays, and the text of each of their rows."""
+
+    #: name -> point and layer, without arrays that are left out
+    points: Mapping[str, tuple[str, int]]
+    left_out: Sequence[str]
+    #: [batch, sequence]: number of the text from 1, or 0 for padding; None if all places hold a row
+    segments: Array | None
+    #: session of each text, and its rows' tokens as [start, stop) ranges; empty if unknown
+    sessions: Sequence[str]
+    ranges: Sequence[Sequence[tuple[int, int]]]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None) -> "_Layout":
+        about = metadata or _stored_metadata(arrays)
+        hook_of = _field(about, "hooks", {})
+        segments = arrays.get(_SEGMENTS)
+        if segments is not None and (
+            segments.dtype.kind not in "iu" or (segments.size and segments.min() < 0)
+        ):
+            raise InvalidDataset(f"{_SEGMENTS} must be integers: numbers of texts from 1, and 0 for padding")
+        aside = {_METADATA} if about and _METADATA in arrays else set()
+        if segments is not None:
+            aside |= {_SEGMENTS, _TOKENS}
+        points: dict[str, tuple[str, int]] = {}
+        left_out = []
+        for name in arrays:
+            if name in aside:
+                continue
+            place = _place_of_hook(hook_of[name]) if name in hook_of else _place(name)
+            if place is None or _WEIGHTS in name:
+                left_out.append(name)
+            else:
+                points[name] = place
+        if not points:
+            raise InvalidDataset("no array holds the rows of a layer")
+        return cls(
+            points=points,
+            left_out=left_out,
+            segments=segments,
+            sessions=_field(about, "session_ids", []),
+            ranges=_field(about, "positions", []),
+        )
+
+    def rows(self, name: str, array: Array) -> Array:
+        """The rows of an array in the order of its places, [positions, width]; padding is left out."""
+        if array.ndim not in (2, 3):
+            raise InvalidDataset(
+                f"{name} has shape {list(array.shape)}; needed is [positions, width] or "
+                "[batch, sequence, width]"
+            )
+        if array.dtype.kind not in "iuf":
+            raise InvalidDataset(f"{name} has dtype {array.dtype}; numbers are needed")
+        if self.segments is None:
+            return array.reshape(-1, array.shape[-1])
+        if array.shape[:-1] != self.segments.shape:
+            raise InvalidDataset(
+                f"{name} has shape {list(array.shape)}, and {_SEGMENTS} {list(self.segments.shape)}; they "
+                "must agree in all but the width"
+            )
+        return np.asarray(array[self.segments > 0])
+
+    def texts(self, array: Array) -> Iterator[tuple[int, int]]:
+        """Number of each text from 0, or of each sequence, and of its rows, in the order of `rows`."""
+        if self.segments is None:
+            length = array.shape[-2]
+            count = array.size // (length * array.shape[-1]) if array.size else 0
+            return ((sequence, length) for sequence in range(count))
+        numbers, counts = np.unique(self.segments[self.segments > 0], return_counts=True)
+        # `write_arrays` keeps the texts in order
+        kept = self.segments[self.segments > 0]
+        if not np.array_equal(np.repeat(numbers, counts), kept):
+            raise InvalidDataset(f"{_SEGMENTS} must hold the texts one after the other, in their order")
+        return zip((numbers - 1).tolist(), counts.tolist(), strict=True)
+
+    def origin(self, text: int, row: int) -> dict[str, Any]:
+        """Names of the text and of the place of one of its rows."""
+        if self.segments is None:
+            return {"sequence": text, "position": row}
+        token = row
+        for start, stop in self.ranges[text] if text < len(self.ranges) else ():
+            if row < stop - start:
+                token = start + row
+                break
+            row -= stop - start
+        named = {"session_id": self.sessions[text]} if text < len(self.sessions) else {"text": text + 1}
+        return named | {"position": token}
+
+
+def _stored_metadata(arrays: Mapping[str, Array]) -> Mapping[str, str]:
+    """The metadata that an .npz file of `write_arrays` keeps as an array."""
+    stored = arrays.get(_METADATA)
+    if stored is None or stored.ndim or stored.dtype.kind != "U":
+        return {}
+    try:
+        about = json.loads(str(stored))
+    except ValueError:
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _field(metadata: Mapping[str, str], name: str, default: Any) -> Any:
+    """A field of the metadata of `write_arrays`, which is JSON; the default for other programs' metadata."""
+    try:
+        value = json.loads(metadata[name])
+    except (KeyError, ValueError):
+        return default
+    return value if isinstance(value, type(default)) else default
 
 
 def _counts(group: str, layers: dict[int, list[Array]], threshold: float) -> OutlierCounts:
@@ -87,46 +225,39 @@ def _counts(group: str, layers: dict[int, list[Array]], threshold: float) -> Out
 
 
 def _values_of(
-    name: str, array: Array, rows: Array, magnitude: float, ratio: float
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Massive activations and moments of one array."""
+    rows: Array, texts: Iterator[tuple[int, int]], magnitude: float
+) -> tuple[MassiveCandidates, dict[str, Any]]:
+    """Candidates for massive activations, and the moments of one array."""
     sums, candidates = Moments(), MassiveCandidates(magnitude)
-    length = array.shape[-2]
-    sums.add(rows)
-    for sequence in range(len(rows) // length if length else 0):
-        candidates.add(rows[sequence * length : (sequence + 1) * length], sequence, range(length))
-    median = float(np.median(np.abs(rows))) if rows.size else float("nan")
-    numbers = {
+    start = 0
+    for text, count in texts:
+        part = rows[start : start + count]
+        sums.add(part)
+        candidates.add(part, text, range(count))
+        start += count
+    return candidates, {
         "values": sums.count,
         "mean": sums.mean,
         "variance": sums.variance,
         "kurtosis": sums.kurtosis,
         "largest": sums.largest,
-        "median_magnitude": median,
+        "median_magnitude": candidates.median,
     }
-    massive = []
-    for one in candidates.found(name, ratio, median):
-        fields = one.as_dict()
-        fields["array"], fields["sequence"] = fields.pop("hook"), fields.pop("source")
-        massive.append(fields)
-    return massive, numbers
 
 
-def _experts(
-    arrays: Mapping[str, Array], places: Mapping[str, tuple[str, int]], threshold: float
-) -> dict[str, Any]:
-    inputs = {places[name][1]: name for name in arrays if places[name][0] in _EXPERT_INPUTS}
+def _experts(arrays: Mapping[str, Array], layout: _Layout, threshold: float) -> dict[str, Any]:
+    inputs = {layer: name for name, (point, layer) in layout.points.items() if point in _EXPERT_INPUTS}
     uses: dict[int, ExpertUse] = {}
-    for name, array in arrays.items():
+    for name, (_, layer) in layout.points.items():
         if _is_routed(name):
-            use = uses.setdefault(places[name][1], ExpertUse())
-            rows = _rows(name, array)
+            use = uses.setdefault(layer, ExpertUse())
+            rows = layout.rows(name, arrays[name])
             if "expert_indices" in name:
                 if not np.issubdtype(rows.dtype, np.integer) or (rows.size and rows.min() < 0):
                     raise InvalidDataset(f"{name}: expert indices are integers from 0")
                 use.add_chosen(rows)
-                if read := inputs.get(places[name][1]):
-                    values = _rows(read, arrays[read])
+                if read := inputs.get(layer):
+                    values = layout.rows(read, arrays[read])
                     if len(values) != len(rows):
                         raise InvalidDataset(f"{read} and {name} have rows of different tokens")
                     use.add_inputs(rows, values, threshold)
@@ -135,25 +266,23 @@ def _experts(
     return {str(layer): uses[layer].summary() for layer in sorted(uses)}
 
 
-def _place(name: str, number: int) -> tuple[str, int]:
-    """Point and layer of an array; `number` is its place in the file, for names without a number."""
-    found = _NUMBER.search(name)
-    if found is None:
-        return "", number
-    rest = _LAYER_WORD.sub("", f"{name[: found.start()].rstrip('._-[')} {name[found.end() :].lstrip('._-]')}")
-    return re.sub(r"[\s._-]+", "_", rest).strip("_"), int(found[0])
+def _place_of_hook(hook: str) -> tuple[str, int] | None:
+    """Point and layer of a stored hook; None if it has no layer, as an `outliers` job leaves it out."""
+    layer = hooks.layer_of(hook)
+    return None if layer is None else (hooks.point_of(hook), layer)
+
+
+def _place(name: str) -> tuple[str, int]:
+    """Point and layer of an array's name. Raises InvalidDataset if it has no number."""
+    found = _LAYER_NUMBER.search(name)
+    start, stop = found.span(1) if found else (match.span() if (match := _NUMBER.search(name)) else (0, 0))
+    if start == stop:
+        raise InvalidDataset(
+            f"the name {name!r} has no layer number; leave this array out, or name it as in layer_3_ln_attn"
+        )
+    rest = _LAYER_WORD.sub("", f"{name[:start].rstrip('._-[')} {name[stop:].lstrip('._-]')}")
+    return re.sub(r"[\s._-]+", "_", rest).strip("_"), int(name[start:stop])
 
 
 def _is_routed(name: str) -> bool:
     return any(word in name for word in _ROUTED)
-
-
-def _rows(name: str, array: Array) -> Array:
-    """The array as [positions, width]."""
-    if array.ndim not in (2, 3):
-        raise InvalidDataset(
-            f"{name} has shape {list(array.shape)}; needed is [positions, width] or [batch, sequence, width]"
-        )
-    if array.dtype.kind not in "iuf":
-        raise InvalidDataset(f"{name} has dtype {array.dtype}; numbers are needed")
-    return array.reshape(-1, array.shape[-1])

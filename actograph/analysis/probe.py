@@ -6,54 +6,32 @@
 Nothing of a held-out row is used to fit: standardisation, C and calibration are those of the training rows.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import log_loss, make_scorer
-from sklearn.model_selection import GridSearchCV, GroupShuffleSplit, StratifiedGroupKFold
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import StandardScaler
 
-from actograph.analysis.probe_scores import Scores, score
+from actograph.analysis.probe_fit import Fitted, ProbeKind, classifier, fit
+from actograph.analysis.probe_scores import Scores, interval, mean_auroc, score
 from actograph.contract.errors import InvalidRequest
-
-#: of few groups, those held out may all have one label
-_LIKELIHOOD = make_scorer(log_loss, greater_is_better=False, response_method="predict_proba", labels=[0, 1])
 
 Array = NDArray[Any]
 Vector = NDArray[np.float64]
-ProbeKind = Literal["logistic", "ridge", "mean_difference"]
-#: strengths that the inner validation tries; ridge has alpha = 1 / (2 C)
-C_GRID = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+#: rows, labels and groups to fit on -> the classifier
+Fit = Callable[[Array, Array, Array], Fitted]
 #: words of the bag-of-words baseline
 WORDS = 5_000
 #: words of any length, numbers and signs
 _WORD = r"\w+|[^\w\s]"
-
-
-class _Projection(BaseEstimator, TransformerMixin):  # type: ignore[misc]
-    """Rows projected on one direction: that of ridge regression, or the difference of the classes' means."""
-
-    def __init__(self, kind: ProbeKind = "ridge", C: float = 1.0) -> None:  # noqa: N803 (scikit-learn's name)
-        self.kind = kind
-        self.C = C
-
-    def fit(self, rows: Array, labels: Array) -> "_Projection":
-        if self.kind == "ridge":
-            self.direction_ = Ridge(alpha=1 / (2 * self.C)).fit(rows, 2.0 * labels - 1).coef_
-        else:
-            self.direction_ = rows[labels == 1].mean(axis=0) - rows[labels == 0].mean(axis=0)
-        return self
-
-    def transform(self, rows: Array) -> Array:
-        return np.asarray(rows @ self.direction_)[:, None]
+#: draws for a shuffle of labels that can be split into folds
+_DRAWS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +68,10 @@ class ProbeResult:
     chances: Vector = field(repr=False)
     #: fold of each row, [n]
     fold_of: Array = field(repr=False)
+    #: AUROC after each shuffle of the labels among the groups
+    shuffled_aurocs: tuple[float, ...] = field(repr=False)
+    #: doubts about the result, for people
+    warnings: tuple[str, ...] = ()
 
     @property
     def auroc(self) -> float:
@@ -103,6 +85,16 @@ class ProbeResult:
     def accuracy(self) -> float:
         return self.scores.accuracy
 
+    @property
+    def p_value(self) -> float | None:
+        """Share of shuffles that reach the AUROC, the data's own order included; None without shuffles.
+
+        For the best of several probes see `corrected_p_values`.
+        """
+        if not self.shuffled_aurocs:
+            return None
+        return corrected_p_values({"": (self.auroc, self.shuffled_aurocs)})[""]
+
     def as_json(self) -> dict[str, Any]:
         """JSON object of everything but the arrays."""
         names = ("kind", "rows", "groups", "width", "positive_rows")
@@ -112,6 +104,9 @@ class ProbeResult:
             **{name: getattr(self, name) for name in names},
             "classes": list(self.classes),
             "c": list(self.chosen_c),
+            "p_value": self.p_value,
+            "shuffled_aurocs": list(self.shuffled_aurocs),
+            "warnings": list(self.warnings),
         }
 
     def transfer(
@@ -137,6 +132,21 @@ class ProbeResult:
         return score(numbers, self.direction.chances(features), np.zeros(len(numbers), int), of_group)
 
 
+def corrected_p_values(probes: Mapping[str, tuple[float, Sequence[float]]]) -> dict[str, float]:
+    """p-values for the best of several probes of the same rows: the shuffles' best AUROCs are what counts.
+
+    Source: Westfall & Young, Resampling-based multiple testing (1993), the max-T method.
+
+    Args:
+        probes: name -> AUROC, and AUROC after each shuffle; the same seed and groups give the same shuffles.
+    """
+    count = min(len(shuffled) for _, shuffled in probes.values())
+    best = np.max([shuffled[:count] for _, shuffled in probes.values()], axis=0)
+    return {
+        name: (1 + int((best >= auroc - 1e-12).sum())) / (1 + count) for name, (auroc, _) in probes.items()
+    }
+
+
 def probe(
     features: Array,
     labels: Array | Sequence[Any],
@@ -148,9 +158,10 @@ def probe(
     seed: int = 0,
     resamples: int = 1000,
     level: float = 0.95,
+    shuffles: int = 19,
     lengths: Array | None = None,
     texts: Sequence[str] | None = None,
-    others: Mapping[str, Array] | None = None,
+    others: Mapping[str, Array | Sequence[str]] | None = None,
 ) -> ProbeResult:
     """Fit and score a linear probe by cross-validation over groups.
 
@@ -159,18 +170,18 @@ def probe(
         labels: two different values, [n]; the larger one is the positive class.
         groups: rows of one group, such as a problem, stay on one side of every split, [n]. Default: equal
             rows are a group.
-        kind: logistic regression, ridge regression, or the difference of means; the last two are calibrated
-            by a logistic regression on their projection (Platt 1999).
-        c: scikit-learn's C (ridge: alpha = 1 / (2 C)); None chooses it per fold by the log loss on a quarter
-            of the training groups.
+        kind: logistic regression, ridge regression, or the difference of means; see `probe_fit.fit`.
+        c: scikit-learn's C (ridge: alpha = 1 / (2 C)); None chooses it per fold on held-out training groups.
         resamples: resamples of the bootstrap over groups, at fixed probes.
+        shuffles: shuffles of the labels among the groups, for `shuffled_labels` and the p-value; each fits a
+            probe per fold, at the median of the chosen C.
         lengths: a number per row, such as tokens of the answer, [n]: the baseline `length`.
         texts: a text per row: the baseline `bag_of_words`.
-        others: further features [n, any width] as baselines, such as `layer_0`.
+        others: further features [n, any width] or texts [n] as baselines, such as `layer_0`.
 
     Raises:
         InvalidRequest: the arrays do not fit together, or there are fewer than two classes, or a class has
-            fewer groups than there are folds.
+            too few groups.
     """
     if kind not in get_args(ProbeKind):
         raise InvalidRequest(f"unknown probe {kind!r}; one of: {', '.join(get_args(ProbeKind))}")
@@ -181,20 +192,44 @@ def probe(
     of_group = _group_numbers(features, groups)
     fold_of = _folds(numbers, of_group, folds, seed)
     splits = _Splits(of_group=of_group, fold_of=fold_of, resamples=resamples, level=level, seed=seed)
-    chances, chosen = splits.out_of_fold(features, numbers, _model(kind, c), _grid(kind, c))
-    fixed = _model(kind, float(np.median(chosen)) if chosen else c)
-    shuffled = np.random.default_rng(seed).permutation(numbers)
+
+    def fitted(rows: Array, targets: Array, groups: Array, strength: float | None = c) -> Fitted:
+        return fit(kind, rows, targets, groups, c=strength, seed=seed)
+
+    chances, chosen = splits.out_of_fold(features, numbers, fitted)
+    strength = float(np.median(chosen)) if chosen else c
+    scores = splits.score(numbers, chances)
+    shuffled = splits.shuffled(features, numbers, classifier(kind, strength or 1.0), shuffles)
     baselines = {
         "majority": splits.score(numbers, splits.shares(numbers)).brief(),
         **_further_baselines(splits, numbers, c, lengths=lengths, texts=texts, others=others or {}),
-        "shuffled_labels": splits.score(shuffled, splits.out_of_fold(features, shuffled, fixed)[0]).brief(),
+        **({"shuffled_labels": shuffled.brief(level)} if shuffled.aurocs else {}),
     }
+    whole = fitted(features, numbers, of_group, strength)
     return ProbeResult(
-        scores=splits.score(numbers, chances), baselines=baselines, kind=kind, rows=len(features),
+        scores=scores, baselines=baselines, kind=kind, rows=len(features),
         groups=int(of_group.max()) + 1, width=features.shape[1], classes=classes,
-        positive_rows=int(numbers.sum()), chosen_c=chosen, direction=_direction(fixed.fit(features, numbers)),
-        chances=chances, fold_of=fold_of,
+        positive_rows=int(numbers.sum()), chosen_c=chosen, direction=_direction(whole),
+        chances=chances, fold_of=fold_of, shuffled_aurocs=tuple(shuffled.aurocs),
+        warnings=tuple(_warnings(scores, baselines, lacks_shuffles=shuffles > len(shuffled.aurocs) == 0)),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Shuffled:
+    """Scores after each shuffle of the labels."""
+
+    aurocs: list[float]
+    accuracies: list[float]
+
+    def brief(self, level: float) -> dict[str, Any]:
+        """Means and quantiles over the shuffles."""
+        return {
+            "auroc": float(np.mean(self.aurocs)),
+            "auroc_interval": interval(self.aurocs, level),
+            "accuracy": float(np.mean(self.accuracies)),
+            "accuracy_interval": interval(self.accuracies, level),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,22 +242,15 @@ class _Splits:
     level: float
     seed: int
 
-    def out_of_fold(
-        self, rows: Array, targets: Array, model: Pipeline, grid: dict[str, list[float]] | None = None
-    ) -> tuple[Vector, tuple[float, ...]]:
-        """Probability of the positive class for each row, by the probe of the other folds; each fold's C."""
+    def out_of_fold(self, rows: Array, targets: Array, fit: Fit) -> tuple[Vector, tuple[float, ...]]:
+        """Probability of the positive class for each row, by the probe of the other folds; each chosen C."""
         chances, chosen = np.empty(len(targets)), []
         for fold in range(int(self.fold_of.max()) + 1):
             train = self.fold_of != fold
-            fitted: Any = clone(model)
-            if grid is None:
-                fitted.fit(rows[train], targets[train])
-            else:
-                inner = GroupShuffleSplit(n_splits=1, test_size=0.25, random_state=self.seed)
-                fitted = GridSearchCV(fitted, grid, cv=inner, scoring=_LIKELIHOOD, error_score="raise")
-                fitted.fit(rows[train], targets[train], groups=self.of_group[train])
-                chosen += fitted.best_params_.values()
-            chances[~train] = fitted.predict_proba(rows[~train])[:, 1]
+            fitted = fit(rows[train], targets[train], self.of_group[train])
+            if fitted.chosen_c is not None:
+                chosen.append(fitted.chosen_c)
+            chances[~train] = fitted.chances(rows[~train])
         return chances, tuple(chosen)
 
     def shares(self, targets: Array) -> Vector:
@@ -232,9 +260,58 @@ class _Splits:
             chances[self.fold_of == fold] = targets[self.fold_of != fold].mean()
         return chances
 
+    def shuffled(self, rows: Array, targets: Array, model: Pipeline, shuffles: int) -> _Shuffled:
+        """Score probes of labels that are shuffled among the groups.
+
+        Rows of a group keep together: if its label is that of the problem, shuffled rows would be easier to
+        tell from it than other problems are. There are fewer shuffles if few suit the folds.
+        """
+        generator, found = np.random.default_rng(self.seed), _Shuffled([], [])
+        for _ in range(shuffles):
+            draws = (shuffle_groups(targets, self.of_group, generator) for _ in range(_DRAWS))
+            labels = next((one for one in draws if _fault(one, self.fold_of) is None), None)
+            if labels is not None:
+                chances, _ = self.out_of_fold(
+                    rows, labels, lambda part, of, _: Fitted(model=model.fit(part, of))
+                )
+                found.aurocs.append(mean_auroc(labels, chances, self.fold_of))
+                found.accuracies.append(float(((chances >= 0.5) == (labels == 1)).mean()))
+        return found
+
     def score(self, targets: Array, chances: Vector) -> Scores:
         options: dict[str, Any] = {"resamples": self.resamples, "level": self.level, "seed": self.seed}
         return score(targets, chances, self.fold_of, self.of_group, **options)
+
+
+def shuffle_groups(targets: Array, of_group: Array, generator: np.random.Generator) -> Array:
+    """Give each group the labels of another one, [n]; a larger group repeats them, a smaller one takes some.
+
+    Args:
+        of_group: number of each row's group, from 0 on without gaps, [n].
+    """
+    rows_of = np.split(np.argsort(of_group, kind="stable"), np.cumsum(np.bincount(of_group))[:-1])
+    shuffled = np.empty_like(targets)
+    for rows, other in zip(rows_of, generator.permutation(len(rows_of)), strict=True):
+        shuffled[rows] = np.resize(generator.permutation(targets[rows_of[other]]), len(rows))
+    return shuffled
+
+
+def _warnings(
+    scores: Scores, baselines: Mapping[str, Mapping[str, Any]], *, lacks_shuffles: bool
+) -> list[str]:
+    intervals = {"the probe": scores.auroc_interval} | {
+        name: one["auroc_interval"] for name, one in baselines.items() if name != "shuffled_labels"
+    }
+    found = [
+        f"the AUROC of {name} lies below chance ({low:.2f} to {high:.2f}): related rows may be in several "
+        "groups, so that a fold is trained on the opposite of what it is tested on; choose groups that keep "
+        "them together"
+        for name, (low, high) in intervals.items()
+        if high < 0.5
+    ]
+    if lacks_shuffles:
+        found.append("there is no p-value: the labels cannot be shuffled among so few groups")
+    return found
 
 
 def two_classes(labels: Array | Sequence[Any], rows: int) -> tuple[tuple[Any, Any], Array]:
@@ -254,34 +331,12 @@ def two_classes(labels: Array | Sequence[Any], rows: int) -> tuple[tuple[Any, An
     return (found[0].item(), found[1].item()), (values == found[1]).astype(np.int64)
 
 
-def _logistic(c: float) -> LogisticRegression:
-    return LogisticRegression(C=c, max_iter=2_000)
-
-
-def _model(kind: ProbeKind, c: float | None) -> Pipeline:
-    steps: list[tuple[str, Any]] = [("scale", StandardScaler())]
-    if kind == "logistic":
-        steps.append(("last", _logistic(c or 1.0)))
-    else:
-        steps += [("project", _Projection(kind, c or 1.0)), ("last", _logistic(1e6))]
-    return Pipeline(steps)
-
-
-def _grid(kind: ProbeKind, c: float | None) -> dict[str, list[float]] | None:
-    """Values of C to choose from; None if it is given, or the probe has none."""
-    if c is not None or kind == "mean_difference":
-        return None
-    return {"last__C" if kind == "logistic" else "project__C": list(C_GRID)}
-
-
-def _direction(fitted: Pipeline) -> Direction:
+def _direction(fitted: Fitted) -> Direction:
     """The fitted probe as one vector over unscaled features."""
-    scale, last = fitted.named_steps["scale"], fitted.named_steps["last"]
-    weights = last.coef_[0].astype(np.float64)
-    if "project" in fitted.named_steps:
-        weights = weights[0] * fitted.named_steps["project"].direction_
-    weights = weights / scale.scale_
-    return Direction(weights=weights, bias=float(last.intercept_[0] - weights @ scale.mean_))
+    scale, last = fitted.model.named_steps["scale"], fitted.model.named_steps["last"]
+    weights = fitted.slope * last.coef_.reshape(-1).astype(np.float64) / scale.scale_
+    offset = fitted.slope * float(last.intercept_[0]) + fitted.offset
+    return Direction(weights=weights, bias=offset - float(weights @ scale.mean_))
 
 
 def _folds(targets: Array, of_group: Array, folds: int, seed: int) -> Array:
@@ -293,7 +348,18 @@ def _folds(targets: Array, of_group: Array, folds: int, seed: int) -> Array:
     fold_of = np.empty(len(targets), np.int64)
     for fold, (_, held_out) in enumerate(split.split(np.zeros(len(targets)), targets, of_group)):
         fold_of[held_out] = fold
+    if (fault := _fault(targets, fold_of)) is not None:
+        raise InvalidRequest(f"{fault}; choose other folds, or smaller groups")
     return fold_of
+
+
+def _fault(targets: Array, fold_of: Array) -> str | None:
+    """Why no probe can be fitted and scored in these folds; None if it can."""
+    inside = [len(np.unique(targets[fold_of == fold])) for fold in np.unique(fold_of)]
+    outside = [len(np.unique(targets[fold_of != fold])) for fold in np.unique(fold_of)]
+    if min(outside) < 2:
+        return f"the rows of one label all lie in fold {int(np.argmin(outside))}"
+    return None if max(inside) == 2 else "no fold holds rows of both labels"
 
 
 def _further_baselines(
@@ -303,24 +369,31 @@ def _further_baselines(
     *,
     lengths: Array | None,
     texts: Sequence[str] | None,
-    others: Mapping[str, Array],
+    others: Mapping[str, Array | Sequence[str]],
 ) -> dict[str, dict[str, Any]]:
-    """Baselines that are logistic probes of other rows."""
-    found = {}
-    given = dict(others) if lengths is None else {"length": np.asarray(lengths)[:, None], **others}
-    for name, rows in given.items():
-        _same_length(rows, len(numbers), name)
-        model, grid = _model("logistic", c), _grid("logistic", c)
-        found[name] = splits.score(numbers, splits.out_of_fold(_matrix(rows, name), numbers, model, grid)[0])
-    if texts is not None:
-        _same_length(texts, len(numbers), "texts")
+    """Baselines that are logistic probes of other rows, or of the words of texts."""
+
+    def of_rows(rows: Array, targets: Array, groups: Array) -> Fitted:
+        return fit("logistic", rows, targets, groups, c=c, seed=splits.seed)
+
+    def of_words(rows: Array, targets: Array, _: Array) -> Fitted:
         vectors = TfidfVectorizer(max_features=WORDS, token_pattern=_WORD)
-        words = Pipeline([("words", vectors), ("last", _logistic(c or 1.0))])
-        # a word for an empty text, since a training set of empty texts would have no words
-        filled = np.array([text if text.strip() else "(none)" for text in texts], object)
-        chances, _ = splits.out_of_fold(filled, numbers, words)
-        found["bag_of_words"] = splits.score(numbers, chances)
-    return {name: one.brief() for name, one in found.items()}
+        last = LogisticRegression(C=c or 1.0, max_iter=2_000)
+        return Fitted(model=Pipeline([("words", vectors), ("last", last)]).fit(rows, targets))
+
+    given: dict[str, Any] = {} if lengths is None else {"length": np.asarray(lengths)[:, None]}
+    given |= dict(others) | ({} if texts is None else {"bag_of_words": texts})
+    found = {}
+    for name, values in given.items():
+        _same_length(values, len(numbers), name)
+        if np.asarray(values).dtype.kind in "UO":
+            # a word for an empty text, since a training set of empty texts would have no words
+            filled = np.array([text if text.strip() else "(none)" for text in values], object)
+            chances, _ = splits.out_of_fold(filled, numbers, of_words)
+        else:
+            chances, _ = splits.out_of_fold(_matrix(values, name), numbers, of_rows)
+        found[name] = splits.score(numbers, chances).brief()
+    return found
 
 
 def _matrix(rows: Array, name: str) -> Array:

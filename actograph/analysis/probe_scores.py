@@ -1,5 +1,6 @@
 """Scores of held-out predictions, and their intervals over groups."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -93,14 +94,14 @@ def score(
     for _ in range(resamples):
         weights = np.bincount(generator.integers(count, size=count), minlength=count)[of_group].astype(float)
         accuracies.append(float(weights @ right / weights.sum()))
-        areas.append(float(np.nanmean([one.auroc(weights) for one in ranked])))
+        areas.append(_mean(one.auroc(weights) for one in ranked))
     kept = np.clip(chances, 1e-15, 1 - 1e-15)
     bins = _bins(labels, chances)
     return Scores(
-        auroc=float(np.nanmean([one.auroc(np.ones(len(labels))) for one in ranked])),
-        auroc_interval=_interval(areas, level),
+        auroc=mean_auroc(labels, chances, fold_of),
+        auroc_interval=interval(areas, level),
         accuracy=float(right.mean()),
-        accuracy_interval=_interval(accuracies, level),
+        accuracy_interval=interval(accuracies, level),
         log_loss=float(-np.mean(labels * np.log(kept) + (1 - labels) * np.log1p(-kept))),
         brier=float(np.square(chances - labels).mean()),
         calibration_error=sum(one.rows * abs(one.predicted - one.observed) for one in bins) / len(labels),
@@ -108,7 +109,21 @@ def score(
     )
 
 
-def _interval(values: list[float], level: float) -> tuple[float, float]:
+def mean_auroc(labels: Array, chances: Vector, fold_of: Array) -> float:
+    """Mean AUROC of the folds with both labels; NaN without such folds."""
+    folds = (np.flatnonzero(fold_of == fold) for fold in np.unique(fold_of))
+    return _mean(_Ranked(labels, chances, rows).auroc(np.ones(len(labels))) for rows in folds)
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = [one for one in values if not np.isnan(one)]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def interval(values: list[float], level: float) -> tuple[float, float]:
+    """Quantiles that enclose a share of the values; NaN if all are."""
+    if np.isnan(values).all():
+        return float("nan"), float("nan")
     low, high = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

@@ -54,19 +54,19 @@ def outliers(
 ) -> None:
     """Find outlier features and massive activations in the sessions of jobs, or in a file.
 
-    A file has one array per layer and point, [positions, width] or [batch, sequence, width]; the first
-    number of its name is the layer. Its results are printed as JSON.
+    A file has one array per layer and point, [positions, width] or [batch, sequence, width]; the number
+    after "layer", or the first one of its name, is the layer. A file of "jobs arrays" gives the numbers of
+    the job. Its results are printed as JSON.
     """
-    from actograph.analysis.files import read_arrays
     from actograph.analysis.outlier_features import OutlierRule
-    from actograph.analysis.outliers import outliers_of_arrays
+    from actograph.analysis.outliers import outliers_of_file
 
     massive = {"massive_magnitude": massive_magnitude, "massive_ratio": massive_ratio}
     rule = {"threshold": threshold, "layer_share": layer_share, "position_share": position_share}
     of_jobs = {"hooks": hooks, "positions": positions, "condition": condition, "limit": limit}
     if (file := _file(sources, of_jobs)) is not None:
         numbers = OutlierRule(**rule, positions=position_reading)
-        _print(outliers_of_arrays(read_arrays(file), numbers, together=together, **massive))
+        _print(outliers_of_file(file, numbers, together=together, **massive))
         return
     fields = {"positions": positions, "position_reading": position_reading, "together": together}
     query = _query(shell, sources, condition, limit)
@@ -88,29 +88,35 @@ def probe(
         None, help="Label of jobs: condition, or a metric key. (default: correct)"
     ),
     method: Literal["logistic", "ridge", "mean_difference"] = typer.Option("logistic", help="Kind of probe."),
+    groups: str | None = typer.Option(
+        None,
+        metavar="sample|column:NAME",
+        help="Rows of jobs that stay together in splits. (default: sample)",
+    ),
     folds: int = typer.Option(5, min=2, help="Number of folds."),
     c: float | None = typer.Option(
         None, "--c", help="C of scikit-learn. (default: chosen by inner validation)"
     ),
+    shuffles: int = typer.Option(19, min=0, help="Shuffles of the labels, for p-values."),
     seed: Seed = 0,
     save_vector_as: SaveVectorAs = None,
 ) -> None:
     """Fit and score linear probes on the sessions of jobs, or on a file, beside their baselines.
 
     A file has `features` [n, width] and `labels` [n] of two values; `groups` [n] (rows of one group stay
-    on one side of each split), `lengths` [n] and `texts` [n] are optional. Rows with the label NaN are left
-    out. Its results are printed as JSON.
+    on one side of each split; by default `sample_index`, which the matrix of a job has), `lengths` [n] and
+    `texts` [n] are optional. Rows with the label NaN are left out. Its results are printed as JSON.
     """
     of_jobs = {
         "hooks": hooks, "positions": positions, "reduce": reduce, "condition": condition, "limit": limit,
-        "label": label, "save_vector_as": save_vector_as,
+        "label": label, "groups": groups, "save_vector_as": save_vector_as,
     }  # fmt: skip
     if (file := _file(sources, of_jobs)) is not None:
-        _probe_file(file, kind=method, folds=folds, c=c, seed=seed)
+        _probe_file(file, kind=method, folds=folds, c=c, shuffles=shuffles, seed=seed)
         return
     fields = {
-        "positions": positions, "reduce": reduce, "label": label, "method": method, "folds": folds, "c": c,
-        "seed": seed, "save_vector_as": save_vector_as,
+        "positions": positions, "reduce": reduce, "label": label, "method": method, "groups": groups,
+        "folds": folds, "c": c, "shuffles": shuffles, "seed": seed, "save_vector_as": save_vector_as,
     }  # fmt: skip
     _analyse(shell, "probe", _query(shell, sources, condition, limit), hooks, fields)
 
@@ -211,7 +217,8 @@ def _text(result: Any) -> str:
     tables["hooks"] = [{"hook": hook} | _numbers(one) for hook, one in result.hooks.items()]
     experts = getattr(result, "experts", {})
     tables["experts"] = [{"layer": layer} | _numbers(use) for layer, use in experts.items()]
-    parts = [describe(result, ["spec", *tables])]
+    parts = [describe(result, ["spec", "warnings", *tables])]
+    parts += [f"warning: {warning}" for warning in getattr(result, "warnings", [])]
     for name, lines in tables.items():
         if lines:
             columns: Columns = [(column, methodcaller("get", column)) for column in lines[0]]
@@ -225,8 +232,9 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
     if "baselines" in found:
         low, high = found["auroc_interval"]
         baselines = {name: one["auroc"] for name, one in found["baselines"].items()}
-        shown = ("auroc", "accuracy", "rows", "groups")
-        return {name: numbers[name] for name in shown} | {"low": low, "high": high} | baselines
+        shown = ("auroc", "accuracy", "rows", "groups", "p_corrected")
+        known = {name: numbers[name] for name in shown if name in numbers}
+        return known | {"low": low, "high": high} | baselines
     return numbers
 
 
@@ -242,6 +250,8 @@ def _probe_file(file: Path, **options: Any) -> None:
     arrays = read_arrays(file)
     if missing := [name for name in ("features", "labels") if name not in arrays]:
         raise InvalidDataset(f"{file}: no array {missing[0]!r}; the file has {', '.join(arrays)}")
+    if "groups" not in arrays and "sample_index" in arrays:  # a matrix of a job
+        arrays["groups"] = arrays["sample_index"]
     labels = arrays["labels"]
     known = ~np.isnan(labels) if labels.dtype.kind == "f" else np.ones(len(labels), bool)
     if not known.all():

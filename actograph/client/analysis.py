@@ -106,8 +106,8 @@ class Analysis(Resource, path="/v1/jobs"):
     ) -> Finished[ProbesResult]:
         """Fit and score a linear probe on each hook.
 
-        Options: `positions`, `reduce`, `label`, `method`, `folds`, `c`, `seed`, `resamples`, `level`,
-        `max_bytes`, `save_vector_as`.
+        Options: `positions`, `reduce`, `label`, `method`, `groups`, `folds`, `c`, `seed`, `resamples`,
+        `level`, `shuffles`, `max_bytes`, `save_vector_as`.
         """
         return self._run("probe", sessions, hooks, progress, options)
 

@@ -17,6 +17,7 @@ from actograph import tensor_files
 from actograph.client.sessions import SessionHandle
 from actograph.client.stored_session import SessionTensors, open_folder
 from actograph.contract.errors import InvalidRequest, NotFound
+from actograph.contract.row_selection import consecutive
 from actograph.progress import Update
 from actograph.tensor_files import Array
 
@@ -132,6 +133,8 @@ class _Stack:
             "texts": str(len(self._sessions)),
             "layers_extracted": json.dumps(sorted(int(layer) for layer in layers if layer.isdecimal())),
             "hooks": json.dumps(self.hooks),
+            "session_ids": json.dumps([session.id for session in self._sessions]),
+            "positions": json.dumps([list(consecutive(tokens.tolist())) for tokens in self._tokens]),
         }
 
     def blocks(self, name: str, tensors: Sequence[SessionTensors]) -> Iterator[Array]:

@@ -148,7 +148,8 @@ class JobHandle(Handle, resources.Job):
 
         `attn_in.3` is `layer_3_ln_attn` there, `mlp_in.3` is `layer_3_ln_mlp`, and other hooks keep their
         names. `token_ids` and `segment_ids` `[batch, sequence]` say whose rows they are: texts count from 1
-        in the order of the job, and 0 is padding. The metadata has the model, `layers_extracted`, the hooks.
+        in the order of the job, and 0 is padding. The metadata has the model, `layers_extracted`, the hooks,
+        and `session_ids` and `positions` (the tokens of the rows as [start, stop) ranges) of each text.
         The files of all sessions are kept beside `path` meanwhile.
 
         Args:

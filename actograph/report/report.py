@@ -164,7 +164,7 @@ def _of_analysis(name: str, found: Any, drawn: list[Figure]) -> list[str]:
     if (shown := figure_of(found, f"{name}-{found.kind}")) is not None:
         text.append(_add(drawn, shown))
     if isinstance(found, ProbesResult):
-        return [*text, _probe(found.hooks)]
+        return [*text, *map(page.paragraph, found.warnings), _probe(found.hooks)]
     if isinstance(found, OutliersResult):
         return [*text, _outliers(found)]
     if isinstance(found, LensResult):
@@ -182,12 +182,13 @@ def _of_analysis(name: str, found: Any, drawn: list[Figure]) -> list[str]:
 
 
 def _probe(hooks: Mapping[str, Mapping[str, Any]]) -> str:
+    measured = ("auroc", "auroc_interval", "accuracy", "accuracy_interval")
     rows = [
-        [hook, kind, one["auroc"], one["auroc_interval"], one["accuracy"], one["accuracy_interval"]]
+        [hook, kind, *(one[name] for name in measured), one.get("p_corrected")]
         for hook, result in hooks.items()
         for kind, one in (("probe", result), *result["baselines"].items())
     ]
-    headers = ("Hook", "Features", "AUROC", "Interval", "Accuracy", "Interval")
+    headers = ("Hook", "Features", "AUROC", "Interval", "Accuracy", "Interval", "p of the best")
     return page.table(headers, rows)
 
 

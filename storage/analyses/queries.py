@@ -1,7 +1,9 @@
 """The stored sessions that an analysis reads, by the index."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,9 +26,11 @@ from storage.tables.models import JobRow, SampleRow, SessionRow
 
 #: label that is the condition of the session
 CONDITION = "condition"
+#: groups of a probe
+SAMPLE, COLUMN = "sample", "column:"
 OUTLIERS, LENS = "outliers", "lens"
-#: points that the lens reads, and those that add up to the last of them
-_RESIDUAL, _COMPONENTS = ("resid_pre", "resid_mid", "resid_post"), ("embed", "attn_out", "mlp_out")
+#: points that the lens reads, in the order of a layer
+_RESIDUAL = ("resid_pre", "resid_mid", "resid_post")
 #: points of routers, of which `outliers` reports the use of experts
 ROUTED = ("router_logits", "expert_indices")
 _NEEDS = {OUTLIERS: "hooks of a layer with a row per token", LENS: "resid_pre, resid_mid or resid_post"}
@@ -69,17 +73,17 @@ def survey(
     wanted: Sequence[str],
     *,
     kind: str,
-    with_components: bool = False,
+    with_stream: bool = False,
 ) -> Survey:
     """Find the chosen hooks and the amount of data.
 
     Args:
         wanted: as `hooks` of an analysis.
         kind: of the analysis.
-        with_components: choose also the hooks of `components`, and the last `resid_post`.
+        with_stream: choose also the hooks of `stream`.
 
     Raises:
-        InvalidRequest: no session matches, the analysis cannot read a wanted hook, or no component is stored.
+        InvalidRequest: no session matches, the analysis cannot read a wanted hook, or see `stream`.
         UnknownHook: the first session has none of a wanted hook.
     """
     first: SessionRow | None = None
@@ -104,25 +108,54 @@ def survey(
         needed = _NEEDS.get(kind, "rows of floats")
         fault = f"{unusable[0]} cannot be read: the analysis needs" if unusable else "the sessions have no"
         raise InvalidRequest(f"{fault} {needed}", param="hooks")
-    if with_components:
-        last = max((name for name in default), key=_layer, default=None)
-        names += [*components(stored), *([] if last is None else [last])]
+    if with_stream:
+        names += stream(stored)
     return Survey(
         model=first.model, tensors={name: stored[name] for name in names}, sessions=count, rows=rows
     )
 
 
-def components(stored: Mapping[str, TensorInfo]) -> list[str]:
-    """Names of the stored terms of the residual stream, in its order. Raises InvalidRequest without any."""
-    found = [name for name, info in stored.items() if info.summary is None and _component(name) is not None]
-    if not found:
-        raise InvalidRequest(f"no component is stored; capture {', '.join(_COMPONENTS)}", param="token")
-    return sorted(found, key=lambda name: (_layer(name), _component(name)))
+def stream(stored: Mapping[str, TensorInfo]) -> list[str]:
+    """Names of the stored points of the residual stream, in its order; what lies between two is a component.
+
+    `resid_pre` of a layer is left out if `resid_post` of the layer before it is there, since the two are one.
+
+    Raises:
+        InvalidRequest: fewer than two points are stored.
+    """
+    whole = {name for name, info in stored.items() if info.summary is None}
+    found = [
+        name
+        for name in whole
+        if hooks.point_of(name) in _RESIDUAL
+        and not (hooks.point_of(name) == "resid_pre" and f"resid_post.{_layer(name) - 1}" in whole)
+    ]
+    if len(found) < 2:
+        raise InvalidRequest(
+            f"contributions are differences of points of the residual stream, and {len(found)} of them are "
+            "stored; capture resid_pre.0, and resid_mid and resid_post of all layers (attn_out and mlp_out "
+            "do not serve: some models change them before they add them)",
+            param="token",
+        )
+    return sorted(found, key=lambda name: (_layer(name), _RESIDUAL.index(hooks.point_of(name))))
 
 
-def _component(name: str) -> int | None:
-    point = hooks.point_of(name)
-    return _COMPONENTS.index(point) if point in _COMPONENTS else None
+def component_names(points: Sequence[str]) -> list[str]:
+    """Names of the components of a stream: the row at its first point, and what is added up to each further.
+
+    `embed` goes into the first layer; `attn.3`, `mlp.3` and `layer.3` are what these add.
+    """
+    names = ["embed" if points[0] == "resid_pre.0" else points[0]]
+    for before, after in pairwise(points):
+        layer, point = _layer(after), hooks.point_of(after)
+        starts = before in (f"resid_pre.{layer}", f"resid_post.{layer - 1}")
+        if starts and point in ("resid_mid", "resid_post"):
+            names.append(f"{'attn' if point == 'resid_mid' else 'layer'}.{layer}")
+        elif before == f"resid_mid.{layer}" and point == "resid_post":
+            names.append(f"mlp.{layer}")
+        else:
+            names.append(f"{before} to {after}")
+    return names
 
 
 def _layer(name: str) -> int:
@@ -214,14 +247,61 @@ def labelled(
     return [source for source in found if source.id in known], known
 
 
-def completions(session: Session, found: Sequence[Source]) -> dict[str, str]:
-    """The text of each session's answer by its id; "" without one."""
-    texts: dict[str, str | None] = {}
-    ids = [one.sample_id for one in found]
-    for part in slices(ids, _AT_ONCE):
-        statement = sa.select(SampleRow.id, SampleRow.completion).where(SampleRow.id.in_(part))
-        texts.update((row.id, row.completion) for row in session.execute(statement))
-    return {one.id: texts.get(one.sample_id) or "" for one in found}
+@dataclass(frozen=True, kw_only=True)
+class SampleTexts:
+    """Prompt and answer of a sample, its stored columns, and the length of the answer in tokens."""
+
+    prompt: str
+    answer: str
+    columns: Mapping[str, Any]
+    generated_tokens: int
+
+
+def texts(session: Session, found: Sequence[Source]) -> dict[str, SampleTexts]:
+    """The texts of each session's sample by the session's id."""
+    of_samples: dict[str, SampleTexts] = {}
+    columns = (
+        SampleRow.id,
+        SampleRow.input,
+        SampleRow.prompt,
+        SampleRow.completion,
+        SampleRow.generated_tokens,
+    )
+    for part in slices([one.sample_id for one in found], _AT_ONCE):
+        for row in session.execute(sa.select(*columns).where(SampleRow.id.in_(part))):
+            own = {name: value for name, value in row.input.items() if name != "columns"}
+            of_samples[row.id] = SampleTexts(
+                prompt=row.prompt or "",
+                answer=row.completion or "",
+                columns=own | (row.input.get("columns") or {}),
+                generated_tokens=row.generated_tokens or 0,
+            )
+    return {one.id: of_samples[one.sample_id] for one in found}
+
+
+def groups(found: Sequence[Source], of_session: Mapping[str, SampleTexts], by: str) -> dict[str, int | str]:
+    """The group of each session by its id.
+
+    Args:
+        by: `sample`, or `column:NAME`.
+
+    Raises:
+        InvalidRequest: a sample has no such column.
+    """
+    if by == SAMPLE:
+        return {one.id: one.sample_index for one in found}
+    name = by.removeprefix(COLUMN)
+    values: dict[str, int | str] = {}
+    for one in found:
+        columns = of_session[one.id].columns
+        if name not in columns:
+            raise InvalidRequest(
+                f"sample {one.sample_index} of session {one.id} has no stored column {name!r}; it has "
+                f"{', '.join(columns)}",
+                param="groups",
+            )
+        values[one.id] = json.dumps(columns[name], sort_keys=True)
+    return values
 
 
 def stacked(found: matrix.Matrix) -> tuple[Array, list[Source]]:

@@ -164,7 +164,7 @@ def test_the_lens_reads_rows_as_the_model_reads_its_last_one(service: Any, folde
                 "model": "demo",
                 "inputs": [{"prompt": prompt} for prompt in PROMPTS],
                 "capture": {
-                    "points": ["embed", "attn_out", "mlp_out", "resid_post"],
+                    "points": ["resid_pre", "resid_mid", "resid_post", "logits"],
                     "layers": "all",
                     "mode": "prefill",
                 },
@@ -200,8 +200,9 @@ def test_the_lens_reads_rows_as_the_model_reads_its_last_one(service: Any, folde
             whole = float(row[token] - row[5])
             assert parts.contribution.sum() == pytest.approx(whole, rel=1e-4, abs=1e-3)
         assert [one["component"] for one in found.result.attribution][:3] == [
-            "embed", "attn_out.0", "mlp_out.0",
+            "embed", "attn.0", "mlp.0",
         ]  # fmt: skip
+        assert found.result.compared_rows > 0
 
 
 def test_planted_outliers_are_found_and_a_killed_worker_comes_back(

@@ -39,11 +39,18 @@ def store_sessions(
     *,
     correct: Sequence[bool | None] | None = None,
     conditions: Sequence[str] = (),
+    prompts: Sequence[str] = (),
+    prefill: bool = False,
 ) -> str:
-    """Store a session of a prompt for each item, as a job with these conditions. Returns its id."""
+    """Store a session of a prompt for each item, as a job with these conditions. Returns its id.
+
+    Args:
+        prompts: of each sample; "p" by default.
+        prefill: nothing was generated.
+    """
     names = [{"name": name} for name in conditions]
     count = len(sessions) // max(1, len(conditions))
-    job_id = insert_capture(database, ["p"] * count, conditions=names)
+    job_id = insert_capture(database, prompts or ["p"] * count, conditions=names)
     for lease, rows in zip(leasing.begin(database, job_id, len(sessions)), sessions, strict=True):
         assert lease.session_id is not None
         (tokens,) = {len(array) for array in rows.values()}
@@ -72,7 +79,10 @@ def store_sessions(
             generated_tokens=0,
         )
         with database.write() as session:
-            leasing.complete(session, lease, result(session_id=lease.session_id), new)
+            prompt = prompts[lease.sample_index] if prompts else "p"
+            answer = {"completion": "", "generated_tokens": 0} if prefill else {}
+            done = result(session_id=lease.session_id, prompt=prompt, **answer)
+            leasing.complete(session, lease, done, new)
     return job_id
 
 

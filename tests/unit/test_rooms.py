@@ -23,8 +23,11 @@ FORBIDDEN = {
     "bench": set(),
     "tests": {"bench"},
 }
-#: what an extra of the client installs, and only its driver imports
-OF_EXTRAS = {"actograph/drivers/lm_eval_model.py": {"transformers"}}
+#: what an extra of the client installs, and only its driver or analysis imports, when it is used
+OF_EXTRAS = {
+    "actograph/drivers/lm_eval_model.py": {"transformers"},
+    "actograph/analysis/checkpoint.py": {"torch", "transformers"},
+}
 #: packages of a room from the bottom to the top
 PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "

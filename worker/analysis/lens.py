@@ -1,20 +1,27 @@
-"""The logit lens on stored residual rows, and contributions of components to a token's logit, in one pass."""
+"""The logit lens on stored residual rows, and contributions of components to a token's logit, in one pass.
+
+Stored logits of the model are compared with the lens of the last layer first.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.analysis.checkpoint import Checkpoint
-from actograph.analysis.lens import attribution, logit_lens
 from actograph.contract.analyses.results import LensResult
 from actograph.contract.analyses.specs import LensSpec
-from actograph.contract.errors import InvalidRequest
+from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.models import ServedModel
 from storage.analyses import queries
+from storage.artifacts.store import ArtifactStore
+from storage.results.matrix import Source
+from storage.sessions import selected_rows
+from storage.sessions.reader import SessionReader
 from worker.analysis import model_files
 from worker.analysis.blocks import Block
+from worker.analysis.model_end import ModelEnd
 from worker.analysis.one_pass import Pass
 from worker.analysis.run import Arrays, Results, Run, left_out
 
@@ -22,8 +29,12 @@ from worker.analysis.run import Arrays, Results, Run, left_out
 _ROWS, _VOCABULARY = 1024, 4096
 #: bytes of all components of the rows that are attributed at once
 _COMPONENT_BYTES = 32 << 20
-#: the last residual row less the stored components
-REST = "rest"
+#: part of the logit that depends on no row
+BIAS = "bias"
+LOGITS = "logits"
+#: rows whose stored logits are compared, and the largest difference as a share of the largest logit, in
+#: float32 and in shorter dtypes
+_COMPARED, _EXACT, _ROUNDED = 8, 1e-3, 2**-5
 _OF_HOOKS = ("rows", "next_rows", "next_log_probability", "next_is_top", "agreement")
 Array = NDArray[Any]
 
@@ -34,20 +45,20 @@ class LensSums:
     def __init__(
         self,
         spec: LensSpec,
-        checkpoint: Checkpoint,
+        model: ModelEnd,
         hooks: Sequence[str],
-        components: Sequence[str],
+        stream: Sequence[str],
         check: Callable[[], None],
     ) -> None:
         """
         Args:
-            components: stored terms of the residual stream; empty for no attribution.
+            model: end of the model that the sessions were recorded with.
+            stream: stored points of the residual stream; empty for no attribution.
             check: called often; raises if the analysis must end.
         """
-        self._spec, self._checkpoint, self._check = spec, checkpoint, check
-        self.hooks, self._stored = list(hooks), list(components)
-        self.components = [*components, REST] if components else []
-        self._last = f"resid_post.{checkpoint.layers - 1}"
+        self._spec, self._model, self._check = spec, model, check
+        self.hooks, self._stream = list(hooks), list(stream)
+        self.components = [*queries.component_names(stream), BIAS] if stream else []
         self._sums = {name: np.zeros(len(self.hooks)) for name in _OF_HOOKS}
         self._sums |= {name: np.zeros(len(self.components)) for name in ("value", "magnitude")}
         self._sums["attributed"] = np.zeros(1)
@@ -59,7 +70,7 @@ class LensSums:
         positions = np.asarray(block.tokens)
         following = np.append(block.token_ids, -1)[positions + 1]
         self._read(block, positions, following)
-        if self._stored:
+        if self._stream:
             self._attribute(block, positions, following)
 
     def _read(self, block: Block, positions: Array, following: Array) -> None:
@@ -69,8 +80,8 @@ class LensSums:
         for start in range(0, len(rows), _ROWS):
             self._check()
             part = slice(start, start + _ROWS)
-            one = logit_lens(
-                rows[part], self._checkpoint, top=self._spec.top, targets=targets[part], block=_VOCABULARY
+            one = self._model.ask(
+                "lens", rows[part], top=self._spec.top, targets=targets[part], block=_VOCABULARY
             )
             pieces.append((one.tokens, one.logits, one.log_probabilities, one.target_log_probabilities))
         best, logits, logs, of_next = (
@@ -90,16 +101,19 @@ class LensSums:
     def _attribute(self, block: Block, positions: Array, following: Array) -> None:
         token = self._spec.token
         chosen = following if token == "next" else np.full(len(positions), token)
-        width = block.rows[self._last].shape[1]
-        step = max(1, _COMPONENT_BYTES // (8 * len(self.components) * width))
+        step = max(1, _COMPONENT_BYTES // (8 * len(self.components) * self._model.width))
         kept = np.flatnonzero(chosen >= 0)
         for start in range(0, len(kept), step):
             self._check()
             rows = kept[start : start + step]
-            parts = [block.rows[name][rows].astype(np.float64) for name in self._stored]
-            rest = block.rows[self._last][rows].astype(np.float64) - np.sum(parts, axis=0)
-            values = attribution(
-                np.array([*parts, rest]), self._checkpoint, chosen[rows], against=self._spec.against
+            points = np.array([block.rows[name][rows] for name in self._stream], np.float64)
+            parts = np.diff(points, axis=0, prepend=0)
+            of_token: dict[str, Any] = {"token": chosen[rows], "against": self._spec.against}
+            values = np.vstack(
+                [
+                    self._model.ask("attribution", parts, **of_token),
+                    self._model.ask("constant", **of_token),
+                ]
             )
             listed = rows[: self._room("attributed", len(rows))]
             columns = {"token": chosen[listed], "value": values[:, : len(listed)].T}
@@ -200,46 +214,104 @@ def run(run: Run, spec: LensSpec, served: Sequence[ServedModel]) -> Results:
 
     Raises:
         InvalidRequest: no session matches, or the hooks do not suit the model or the token.
-        UnknownModel, ModelRefused, ModelChanged: see `model_files.checkpoint_of`.
+        UnknownModel, ModelRefused, ModelChanged: see `model_files.folder_of`.
+        PackageMissing: see `Checkpoint`.
         Interrupted: the analysis must end here.
     """
     attributes = spec.token is not None
     with run.database.read() as session:
-        survey = queries.survey(
-            session, spec.sessions, spec.hooks, kind=spec.kind, with_components=attributes
-        )
+        survey = queries.survey(session, spec.sessions, spec.hooks, kind=spec.kind, with_stream=attributes)
         ids = queries.session_ids(session, spec.sessions)
         identity = queries.identity(session, ids[0])
-    checkpoint = model_files.checkpoint_of(identity, served)
-    hooks = queries.matching(survey.tensors, spec.hooks or ["resid_post"])
-    width = checkpoint.unembedding.entry.shape[1]
-    for name, info in survey.tensors.items():
-        if info.shape[1] != width:
-            raise InvalidRequest(
-                f"{name} is {info.shape[1]} wide; the unembedding reads {width}", param="hooks"
-            )
-    last = f"resid_post.{checkpoint.layers - 1}"
-    if attributes and last not in survey.tensors:
-        raise InvalidRequest(f"{last} is not stored: contributions are taken at its norm", param="token")
-    components = queries.components(survey.tensors) if attributes else []
-    sums = LensSums(spec, checkpoint, hooks, components, run.check)
-    progress = Pass(ids, list(survey.tensors), sums)
-    progress.read(run, spec.positions, with_token_ids=True)
+        with_logits = queries.sources(session, spec.sessions, LOGITS)
+    folder = model_files.folder_of(identity, served)
+    with ModelEnd(folder) as model:
+        hooks = queries.matching(survey.tensors, spec.hooks or ["resid_post"])
+        for name, info in survey.tensors.items():
+            if info.shape[1] != model.width:
+                raise InvalidRequest(
+                    f"{name} is {info.shape[1]} wide; the unembedding reads {model.width}", param="hooks"
+                )
+        last = f"resid_post.{model.layers - 1}"
+        if attributes and last not in survey.tensors:
+            raise InvalidRequest(f"{last} is not stored: contributions are taken at its norm", param="token")
+        compared = _compare(run.store, with_logits, model, last, is_float32=identity.dtype == "float32")
+        stream = queries.stream(survey.tensors) if attributes else []
+        sums = LensSums(spec, model, hooks, stream, run.check)
+        progress = Pass(ids, list(survey.tensors), sums)
+        progress.read(run, spec.positions, with_token_ids=True)
+    return _results(spec, sums, progress, compared, model_files.texts_of(folder))
+
+
+def _results(
+    spec: LensSpec, sums: LensSums, progress: Pass, compared: int, text_of: Callable[[int], str]
+) -> Results:
     body = LensResult(
         spec=spec.model_dump(mode="json"),
         sessions=progress.sessions,
         hooks=sums.of_hooks(),
         attribution=sums.attribution(),
+        compared_rows=compared,
         **left_out(progress.skipped),
     )
     tables: dict[str, Any] = {
         "hooks": [{"hook": hook} | numbers for hook, numbers in body.hooks.items()],
-        "lens": list(sums.lines(ids, model_files.texts_of(checkpoint))),
+        "lens": list(sums.lines(progress.ids, text_of)),
     }
-    if components:
-        tables |= {"attribution": body.attribution, "contributions": list(sums.contributions(ids))}
-    rows = body.hooks[hooks[0]]["rows"]
-    return Results(body=body, tables=tables, summary=f"{rows} rows of {len(hooks)} hooks read as tokens")
+    if sums.components:
+        attributed = list(sums.contributions(progress.ids))
+        tables |= {"attribution": body.attribution, "contributions": attributed}
+    rows = body.hooks[sums.hooks[0]]["rows"]
+    return Results(body=body, tables=tables, summary=f"{rows} rows of {len(sums.hooks)} hooks read as tokens")
+
+
+def _compare(
+    store: ArtifactStore, found: Sequence[Source], model: ModelEnd, last: str, *, is_float32: bool
+) -> int:
+    """Compare the lens of the last layer with stored logits, if there are any. Returns the number of rows.
+
+    Args:
+        found: sessions, with the tensor of the logits if they have one.
+        is_float32: whether the model computed in float32.
+
+    Raises:
+        InvalidRequest: they differ by more than rounding.
+    """
+    for source in found:
+        if source.info is None or source.info.shape[1] != model.vocabulary:
+            continue
+        with suppress(NotFound, StoreDamaged):  # the pass reports such sessions
+            reader = SessionReader(store, source.id)
+            tensors = reader.manifest.tensors
+            # an intervention may change the rows or the logits after the other were read
+            if last not in tensors or tensors[last].summary is not None or reader.manifest.interventions:
+                continue
+            rows = {token: row for row, token in enumerate(reader.tokens_of_rows(last))}
+            of_logits = {token: row for row, token in enumerate(reader.tokens_of_rows(LOGITS))}
+            tokens = [token for token in of_logits if token in rows][-_COMPARED:]
+            if not tokens:
+                continue
+            residual = np.concatenate(
+                [selected_rows.read(reader, last, rows[t], rows[t] + 1) for t in tokens]
+            )
+            stored = np.concatenate(
+                [selected_rows.read(reader, LOGITS, of_logits[t], of_logits[t] + 1) for t in tokens]
+            )
+            is_exact = is_float32 and tensors[last].dtype == tensors[LOGITS].dtype == "F32"
+            differences = model.ask("logits", residual) - stored
+            _refuse_difference(differences, stored, source.id, is_exact=is_exact)
+            return len(tokens)
+    return 0
+
+
+def _refuse_difference(differences: Array, stored: Array, session_id: str, *, is_exact: bool) -> None:
+    difference, largest = float(np.abs(differences).max()), float(np.abs(stored).max())
+    if not difference <= (_EXACT if is_exact else _ROUNDED) * largest:
+        raise InvalidRequest(
+            f"the lens of the last layer differs from the stored logits of session {session_id} by up to "
+            f"{difference:.3g}, and the largest of these is {largest:.3g}; the files of the model do not "
+            "compute what the sessions were recorded with"
+        )
 
 
 def _mean(total: float, count: float) -> float | None:

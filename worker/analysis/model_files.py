@@ -1,17 +1,17 @@
 """Files of the model that sessions were recorded with, on this machine."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from actograph.analysis.checkpoint import Checkpoint
 from actograph.contract.errors import ModelChanged, ModelRefused, UnknownModel
 from actograph.contract.models import ModelIdentity, ServedModel, short
 from worker.engine.model import weight_files
 
 
-def checkpoint_of(identity: ModelIdentity, served: Sequence[ServedModel]) -> Checkpoint:
-    """Open the files that the model was loaded from. All of them are read once, to compare their digest.
+def folder_of(identity: ModelIdentity, served: Sequence[ServedModel]) -> Path:
+    """The folder of the files that the model was loaded from. They are read once, to compare their digest.
 
     Raises:
         UnknownModel: this worker may not read the model.
@@ -35,12 +35,12 @@ def checkpoint_of(identity: ModelIdentity, served: Sequence[ServedModel]) -> Che
             f"{model.name}: the files of {model.source!r} have the digest {short(digest)}; the sessions were "
             f"recorded with {short(identity.weights_sha256)}"
         )
-    return Checkpoint(weights[0].parent, weights)
+    return weights[0].parent
 
 
-def texts_of(checkpoint: Checkpoint) -> Callable[[int], str]:
+def texts_of(folder: Path) -> Callable[[int], str]:
     """A function from token ids to their texts, which are "" if the model has no `tokenizer.json`."""
-    path = checkpoint.folder / "tokenizer.json"
+    path = folder / "tokenizer.json"
     if not path.is_file():
         return lambda _: ""
     tokenizer = Tokenizer.from_file(str(path))

@@ -1,13 +1,15 @@
 """A linear probe on each hook of stored sessions."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from actograph.analysis.probe import probe
+from actograph.analysis.probe import corrected_p_values, probe
 from actograph.contract.analyses.results import ProbesResult
 from actograph.contract.analyses.specs import ProbeSpec
 from actograph.contract.errors import InvalidRequest
+from actograph.tensor_files import Array
 from storage.analyses import queries
 from storage.results.matrix import Source
 from worker.analysis.by_hook import Analysed, ByHook
@@ -28,54 +30,84 @@ def run(run: Run, spec: ProbeSpec) -> Results:
     done = ByHook.resumed(run.saved(), ids)
     done.each(run, hooks, lambda hook: _fit(run, spec, done, hook))
     results = {hook: done.results[hook] for hook in hooks}
-    best = max(results, key=lambda hook: float(results[hook]["auroc"]))
+    if all(one.get("shuffled_aurocs") for one in results.values()):
+        shuffled = {hook: (one["auroc"], one["shuffled_aurocs"]) for hook, one in results.items()}
+        for hook, corrected in corrected_p_values(shuffled).items():
+            results[hook] |= {"p_corrected": corrected}
+    warnings = [f"{hook}: {warning}" for hook, one in results.items() for warning in one.get("warnings", [])]
     return Results(
         body=ProbesResult(
             spec=spec.model_dump(mode="json"),
             sessions=len(done.read),
             hooks=results,
+            warnings=warnings,
             **left_out(done.skipped),
         ),
         tables={"probes": [_line(hook, one) for hook, one in results.items()]},
         arrays=done.directions,
         vectors=done.vectors(spec, survey.model),
-        summary=f"{len(results)} probes; the best of {best}: AUROC {results[best]['auroc']:.3f}",
+        summary=_summary(results, warnings),
     )
+
+
+def _summary(results: Mapping[str, Mapping[str, Any]], warnings: Sequence[str]) -> str:
+    best = max(results, key=lambda hook: float(results[hook]["auroc"]))
+    text = f"{len(results)} probes; the best of {best}: AUROC {results[best]['auroc']:.3f}"
+    if (corrected := results[best].get("p_corrected")) is not None:
+        text += f", p = {corrected:.3g} as the best of {len(results)}"
+    return f"{text}; {len(warnings)} warnings" if warnings else text
 
 
 def _fit(run: Run, spec: ProbeSpec, done: ByHook, hook: str) -> Analysed:
     with run.database.read() as session:
         found, labels = queries.labelled(session, spec.sessions, hook, spec.label)
-        texts = queries.completions(session, found)
+        texts = queries.texts(session, found)
     if not found:
         raise InvalidRequest(f"no session has the label {spec.label!r}", param="label")
+    group_of = queries.groups(found, texts, spec.groups)
     rows, origins = queries.stacked(done.matrix(run, found, hook, spec))
-    # rows of the same answer would only repeat its words
-    has_texts = len(origins) == len({one.id for one in origins}) and any(map(str.strip, texts.values()))
     fitted = probe(
         rows,
         [labels[one.id] for one in origins],
-        groups=[one.sample_index for one in origins],
+        groups=[group_of[one.id] for one in origins],
         kind=spec.method,
         folds=spec.folds,
         c=spec.c,
         seed=spec.seed,
         resamples=spec.resamples,
         level=spec.level,
-        lengths=np.array([_generated(one) for one in origins]),
-        texts=[texts[one.id] for one in origins] if has_texts else None,
+        shuffles=spec.shuffles,
+        others=_baselines(origins, texts),
     )
     direction = fitted.direction
     return fitted.as_json() | {"bias": direction.bias}, direction.weights
 
 
-def _generated(source: Source) -> int:
-    """Generated tokens of a session: the model reads all but the last of them."""
-    return max(0, source.rows + 1 - source.prompt_tokens)
+def _baselines(
+    origins: Sequence[Source], texts: Mapping[str, queries.SampleTexts]
+) -> dict[str, Array | list[str]]:
+    """Lengths and words of the answers and of the prompts, of the prompts alone if nothing was generated.
+
+    Words are left out if answers have several rows, which would only repeat them.
+    """
+    of_rows = [texts[one.id] for one in origins]
+    prompts = np.array([one.prompt_tokens for one in origins])[:, None]
+    has_words = len(origins) == len({one.id for one in origins})
+    found: dict[str, Array | list[str]] = {}
+    if answered := any(one.generated_tokens for one in of_rows):
+        found["length"] = np.array([one.generated_tokens for one in of_rows])[:, None]
+        if has_words:
+            found["bag_of_words"] = [one.answer for one in of_rows]
+    found["prompt_length" if answered else "length"] = prompts
+    if has_words:
+        found["prompt_words" if answered else "bag_of_words"] = [one.prompt for one in of_rows]
+    return found
 
 
 def _line(hook: str, found: dict[str, Any]) -> dict[str, Any]:
     names = ("auroc", "accuracy", "log_loss", "brier", "calibration_error", "rows", "groups", "positive_rows")
     low, high = found["auroc_interval"]
     baselines = {f"auroc_{name}": one["auroc"] for name, one in found["baselines"].items()}
-    return {"hook": hook, **{name: found[name] for name in names}, "low": low, "high": high, **baselines}
+    p_values = {name: found.get(name) for name in ("p_value", "p_corrected")}
+    numbers = {name: found[name] for name in names}
+    return {"hook": hook, **numbers, "low": low, "high": high, **p_values, **baselines}

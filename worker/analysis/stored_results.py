@@ -83,7 +83,8 @@ def _contents(results: Results) -> Iterator[tuple[str, bytes]]:
 def _csv(lines: Sequence[Mapping[str, Any]]) -> bytes:
     columns = list(dict.fromkeys(name for line in lines for name in line))
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    # the usual line end: with another one, the writer would not quote a token that is "\r"
+    writer = csv.DictWriter(text, columns, lineterminator="\r\n")
     writer.writeheader()
     for line in lines:
         writer.writerow(

@@ -49,8 +49,10 @@ class OutliersResult(AnalysisResult):
 class ProbesResult(AnalysisResult):
     kind: Literal["probe"] = "probe"
     hooks: dict[str, dict[str, Any]] = Field(
-        description="Scores, `baselines`, `classes`, `c` and `bias`; the weights are in `directions.npz`."
+        description="Scores, `baselines`, `classes`, `c`, `bias`, `p_value`, and `p_corrected` for the best "
+        "of all hooks; the weights are in `directions.npz`."
     )
+    warnings: list[str] = Field([], description="Doubts about the probes, each with its hook.")
 
 
 class ComparisonResult(AnalysisResult):
@@ -66,4 +68,7 @@ class LensResult(AnalysisResult):
     )
     attribution: list[dict[str, Any]] = Field(
         [], description="`component`, and the `mean` and `mean_magnitude` of its contribution to the logit."
+    )
+    compared_rows: int = Field(
+        0, description="Rows of the last layer whose lens was compared with stored logits."
     )

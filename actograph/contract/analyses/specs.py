@@ -14,6 +14,7 @@ from actograph.contract.specs import QueuedSpec
 #: `model` of these jobs and of their workers; served models have no "=" in their names, see `parse_served`
 ANALYSIS = "=analysis"
 Label = Annotated[str, Field(min_length=1, max_length=256)]
+Groups = Annotated[str, Field(pattern=r"^(sample|column:.+)$", max_length=256)]
 JobId = Annotated[str, Field(pattern=r"^job_[0-9a-f]{32}$")]
 Bytes = Annotated[int, Field(ge=1, le=4 << 30)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -76,7 +77,7 @@ class RowsSpec(AnalysisSpecBase):
 
 
 class ProbeSpec(RowsSpec):
-    """Fit and score a linear probe on each hook. Rows of one problem stay on one side of every split."""
+    """Fit and score a linear probe on each hook. Rows of one group stay on one side of every split."""
 
     model_config = example(
         kind="probe",
@@ -90,11 +91,17 @@ class ProbeSpec(RowsSpec):
     kind: Literal["probe"] = Field(description="Kind of the job.")
     label: Label = Field("correct", description="`correct`, `condition`, or a metric key of the scores.")
     method: Literal["logistic", "ridge", "mean_difference"] = Field("logistic", description="Kind of probe.")
+    groups: Groups = Field(
+        "sample",
+        description="Rows that stay together in every split: of one `sample` (index in the dataset), or with "
+        "one value of a stored column, `column:NAME`.",
+    )
     folds: int = Field(5, ge=2, le=100, description="Number of folds.")
     c: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="C of scikit-learn; null: by inner validation."
     )
     resamples: int = Field(1000, ge=1, le=10_000, description="Resamples of the intervals.")
+    shuffles: int = Field(19, ge=0, le=10_000, description="Shuffles of the labels, for p-values.")
     level: float = Field(0.95, gt=0, lt=1, description="Coverage of the intervals.")
 
 
@@ -115,7 +122,7 @@ class CompareSpec(RowsSpec):
 
 
 class LensSpec(AnalysisSpecBase):
-    """Read residual rows as next tokens, by the final norm and the unembedding of their model's files."""
+    """Read residual rows as next tokens, by the final norm and the head of their model's files."""
 
     model_config = example(kind="lens", sessions=_EXAMPLE, positions="generated")
 
@@ -128,8 +135,8 @@ class LensSpec(AnalysisSpecBase):
     listed: int = Field(100, ge=0, le=1000, description="Rows of each hook to list, the first ones.")
     token: TokenId | Literal["next"] | None = Field(
         None,
-        description="Attribute the logit of this token id, or of the token after each row, to `embed`, "
-        "`attn_out` and `mlp_out`.",
+        description="Attribute the logit of this token id, or of the token after each row, to the embedding "
+        "and to what each sublayer adds.",
     )
     against: TokenId | None = Field(None, description="Attribute the difference from this token's logit.")
 

@@ -130,21 +130,28 @@ def described(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, Any]]:
 
 
 def sampled(reader: SessionReader, tensors: Mapping[str, TensorInfo]) -> Iterator[bytes]:
-    """A JSON object in blocks of rows: flat hook name -> the first features of every row.
+    """A JSON object in blocks of rows: flat hook name -> the first stored features of every row.
 
-    Numbers are the shortest decimals that read back as the stored ones; NaN and infinities are null.
+    `features` lists their numbers in the model if the job captured chosen ones. Values are the shortest
+    decimals that read back as the stored ones; NaN and infinities are null.
 
     Raises:
         StoreDamaged: the session's files are not what its manifest says.
     """
+    indices = (reader.manifest.capture.get("features") or {}).get("indices")
     yield b"{"
     for number, (flat, fields) in enumerate(described(tensors).items()):
         rows, width = fields["shape"]
         entry = {
             "format": "sampled_tensor",
             **{name: fields[name] for name in ("hook", "shape", "dtype", "first_row")},
-            "sample_info": f"first_{FEATURES}_features",
+            "sample_info": f"first_{min(FEATURES, width)}_features",
         }
+        if indices is not None:
+            entry |= {
+                "sample_info": f"first_{min(FEATURES, width)}_chosen_features",
+                "features": indices[:FEATURES],
+            }
         separator = ",\n  " if number else "\n  "
         yield f"{separator}{json.dumps(flat)}: {json.dumps(entry)[:-1]}, ".encode() + b'"data": ['
         block = max(1, _BLOCK_BYTES // max(1, width * tensor_files.itemsize(fields["dtype"])))

@@ -1,6 +1,8 @@
 """Analyses through the API: submitted, estimated, followed and read like every job."""
 
+import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,10 +65,72 @@ def test_an_analysis_is_a_job_and_its_results_are_a_session(service: Service, ro
     assert not service.services.store.exists(f"sessions/{session['id']}")
 
 
+def sessions_of(kind: str) -> list[dict[str, Any]]:
+    """Sessions of several lengths, also with hooks that an `outliers` job leaves out."""
+    generator, found = np.random.default_rng(4), []
+    for tokens in (9, 3, 14, 5):
+        shapes = dict.fromkeys(["embed", "attn_in.0", "mlp_in.0", "attn_in.1", "mlp_in.1", "final_norm"], 8)
+        shapes |= {"router_logits.1": 6, "expert_weights.1": 2} if kind == "moe" else {}
+        rows: dict[str, Any] = {
+            name: generator.normal(size=(tokens, width)).astype(np.float32) for name, width in shapes.items()
+        }
+        rows["attn_in.1"][:, 4], rows["mlp_in.0"][tokens - 1, 2] = 9, -700
+        if kind == "moe":
+            rows["expert_indices.1"] = np.argsort(-rows["router_logits.1"], axis=1)[:, :2].astype(np.int32)
+        found.append(rows)
+    return found
+
+
+@pytest.fixture(params=["dense", "moe"])
+def recorded(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return sessions_of(request.param)
+
+
+def test_a_file_of_a_jobs_rows_gives_the_numbers_of_the_job(
+    service: Service, url: str, run: Run, tmp_path: Path, recorded: list[dict[str, Any]]
+) -> None:
+    source = store_sessions(service.database, service.services.store, recorded)
+    flags = ["--massive-ratio", "100", "--layer-share", "0.5"]
+    with Client(url) as client:
+        body = {"kind": "outliers", "sessions": {"jobs": [source]}, "massive_ratio": 100, "layer_share": 0.5}
+        job = client.submit(body)
+        run_analyses(service)
+        due = client.analysis.follow(job.id, progress=False).result
+        names = {"attn_in.0": "layer_0_ln_attn", "mlp_in.0": "layer_0_ln_mlp"}
+        names |= {"attn_in.1": "layer_1_ln_attn", "mlp_in.1": "layer_1_ln_mlp"}
+        massive = [
+            {name: value for name, value in one.items() if name != "hook"} | {"array": names[one["hook"]]}
+            for one in due.massive_activations
+        ]
+        assert {one["feature"] for one in due.outlier_features} == {2, 4}
+        assert len(massive) == 4
+        for suffix, sequence in itertools.product(("npz", "safetensors"), (None, 16, 4)):
+            path = client.jobs.get(source).write_arrays(tmp_path / f"t.{suffix}", sequence=sequence)
+            code, out, err = run("outliers", path, *flags)
+            assert code == 0, err
+            found = json.loads(out)
+            assert found["outlier_features"] == due.outlier_features
+            assert found["massive_activations"] == massive
+            assert set(found["left_out"]) == {"embed", "final_norm"} | (
+                {"expert_weights.1"} & set(recorded[0])
+            )
+            assert {names[hook] for hook in due.hooks} == set(found["arrays"])
+            for hook, numbers in due.hooks.items():
+                assert found["arrays"][names[hook]] == pytest.approx(numbers, rel=1e-9)
+            assert list(found["experts"]) == list(due.experts)
+            for layer, use in due.experts.items():
+                entropy = found["experts"][layer].pop("router_entropy")
+                assert entropy == pytest.approx(use["router_entropy"])
+                assert found["experts"][layer] == {k: v for k, v in use.items() if k != "router_entropy"}
+
+
 def test_analyses_that_cannot_run_are_refused(
     service: Service, problem: Problem, rows: Any, subtests: pytest.Subtests
 ) -> None:
     source = store_sessions(service.database, service.services.store, rows[:2])
+    names = {"resid_post.0": "attn_out.1", "resid_post.1": "mlp_out.1", "resid_post.2": "resid_post.2"}
+    raw = [{names[name]: array for name, array in one.items()} for one in rows[:2]]
+    outputs = store_sessions(service.database, service.services.store, raw)
     empty = service.submit()
     unknown = f"job_{0:032x}"
     for changes, pointer, says in [
@@ -76,7 +140,7 @@ def test_analyses_that_cannot_run_are_refused(
         ({"hooks": ["resid_pst"]}, "/hooks/0", "there are resid_post.0"),
         ({"threshold": 0}, "/threshold", ""),
         ({"model": "demo"}, "/model", "unknown field"),
-        ({"kind": "lens", "token": 3}, "/token", "no component is stored"),
+        ({"kind": "lens", "sessions": {"jobs": [outputs]}, "token": 3}, "/token", "capture resid_pre.0"),
     ]:
         with subtests.test(pointer=pointer):
             body = {"kind": "outliers", "sessions": {"jobs": [source]}, **changes}

@@ -21,10 +21,30 @@ def test_cka_is_one_after_a_rotation_and_none_for_a_constant() -> None:
     rotation = np.linalg.qr(noise(4, 4, 1))[0]
     assert linear_cka(x, 2 * x @ rotation + 1) == pytest.approx(1)
     assert linear_cka(x, np.zeros_like(x)) is None
-    # by the kernels of both sides, as the paper defines it
-    y, centre = noise(50, 3, 2), np.eye(50) - 1 / 50
-    k, m = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
-    assert linear_cka(x, y) == pytest.approx((k * m).sum() / np.sqrt((k * k).sum() * (m * m).sum()))
+    assert linear_cka(x, np.full_like(x, 0.1)) is None
+    assert linear_cka(x[:3], x[:3]) is None
+
+
+@pytest.mark.parametrize("widths", [(4, 3), (90, 80), (4, 200)])
+def test_cka_is_the_quotient_of_unbiased_estimates(widths: tuple[int, int]) -> None:
+    """By the kernels, as Song et al. 2012 have it, of rows that depend on each other."""
+    x, y = noise(20, widths[0], 2) + 3, noise(20, widths[1], 3) - 1
+    y[:, :3] += 2 * x[:, :3]
+
+    def hsic(a: Array, b: Array) -> float:
+        k, m = (side @ side.T * (1 - np.eye(20)) for side in (a, b))
+        whole = np.trace(k @ m) + k.sum() * m.sum() / (19 * 18) - 2 * (k @ m).sum() / 18
+        return float(whole / (20 * 17))
+
+    due = hsic(x, y) / np.sqrt(hsic(x, x) * hsic(y, y))
+    assert linear_cka(x, y) == pytest.approx(due)
+    assert linear_cka(x.astype(np.float32), y.astype(np.float32)) == pytest.approx(due, rel=1e-4)
+
+
+def test_cka_of_independent_rows_is_about_zero_however_wide_they_are() -> None:
+    for width in (5, 50, 2000):
+        found = [linear_cka(noise(40, width, seed), noise(40, width, seed + 100)) for seed in range(8)]
+        assert abs(np.mean([one for one in found if one is not None])) < 0.05
 
 
 def test_a_planted_shift_is_found_with_its_size() -> None:

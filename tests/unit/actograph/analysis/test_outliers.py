@@ -124,11 +124,28 @@ def test_the_command_reads_files(suffix: str, tmp_path: Path, capsys: pytest.Cap
         ({"layer_0": np.zeros((2, 3)), "layer.0": np.zeros((2, 3))}, "another array"),
         ({"layer_0": np.array([["a"]])}, "numbers"),
         ({"layer_0.expert_indices": np.full((2, 3), -1)}, "integers"),
+        ({"layer_0": np.zeros((2, 3)), "embed": np.zeros((2, 3))}, "'embed' has no layer number"),
+        (
+            {"layer_0": np.zeros((2, 3)), "token_ids": np.zeros((2, 3), int)},
+            "'token_ids' has no layer number",
+        ),
+        ({"layer_0": np.zeros((2, 3)), "metadata": np.array("x")}, "'metadata' has no layer number"),
+        ({"segment_ids": np.ones((2, 3), int)}, "no array holds the rows of a layer"),
+        ({"layer_0": np.zeros((2, 3, 4)), "segment_ids": np.ones((2, 2), int)}, "must agree"),
+        ({"layer_0": np.zeros((1, 2, 4)), "segment_ids": np.array([[2, 1]])}, "one after the other"),
+        ({"layer_0": np.zeros((1, 2, 4)), "segment_ids": np.ones((1, 2))}, "segment_ids must be integers"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, np.ndarray], says: str) -> None:
     with pytest.raises(InvalidDataset, match=says):
         outliers_of_arrays(arrays)
+
+
+def test_the_layer_is_the_number_after_its_word() -> None:
+    names = ["model.layers.3.mlp.up_proj.output", "blocks.3.hook_mlp_out", "gpt2.h.3.attn", "resid_post.3"]
+    for name in names:
+        arrays = {name: np.full((4, 3), 9.0), name.replace("3", "5"): np.zeros((4, 3))}
+        assert {tuple(one["layers"]) for one in outliers_of_arrays(arrays)["outlier_features"]} == {(3,)}
 
 
 def test_outliers_of_an_expert_are_those_of_its_tokens() -> None:

@@ -1,19 +1,24 @@
 """Probes beside a plain scikit-learn script, planted directions, shuffled labels, groups and the command."""
 
 import json
+from contextlib import suppress
 from math import erf, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.special import expit
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from actograph.analysis.probe import ProbeKind, probe
+from actograph.analysis.probe import corrected_p_values, probe, shuffle_groups
+from actograph.analysis.probe_fit import ProbeKind, platt
 from actograph.cli.main import main
 from actograph.contract.errors import InvalidRequest
 
@@ -33,7 +38,7 @@ def planted(rows: int, width: int, distance: float, seed: int = 0) -> tuple[Arra
 def test_numbers_equal_those_of_a_plain_script(kind: ProbeKind) -> None:
     features, labels = planted(300, 24, 1.5)
     features = features * np.geomspace(0.01, 100, 24) + 50
-    found = probe(features, labels, kind=kind, resamples=20)
+    found = probe(features, labels, kind=kind, resamples=20, shuffles=1)
     areas = []
     for fold, c in enumerate(found.chosen_c):
         inside = found.fold_of == fold
@@ -51,7 +56,7 @@ def test_numbers_equal_those_of_a_plain_script(kind: ProbeKind) -> None:
 def test_a_planted_direction_is_read_at_its_bayes_rates(kind: ProbeKind) -> None:
     distance = 2.0
     features, labels = planted(2000, 16, distance)
-    found = probe(features, labels, kind=kind, resamples=200, c=0.1)
+    found = probe(features, labels, kind=kind, resamples=200, c=0.1, shuffles=1)
     low, high = found.scores.accuracy_interval
     assert low <= 0.5 * (1 + erf(distance / 2 / sqrt(2))) <= high
     low, high = found.auroc_interval
@@ -75,6 +80,97 @@ def test_labels_that_follow_the_group_alone_are_not_learnt() -> None:
     assert low <= 0.5 <= high
 
 
+@pytest.mark.parametrize("kind", ["ridge", "mean_difference"])
+def test_calibration_holds_where_training_rows_can_be_told_apart(kind: ProbeKind) -> None:
+    """With more features than rows, the scores of training rows say nothing of held-out ones."""
+    for distance, most in ((0.0, 0.75), (3.0, 0.69)):
+        features, labels = planted(100, 600, distance)
+        found = probe(features, labels, kind=kind, resamples=10, shuffles=1)
+        assert found.scores.log_loss < most
+        given = found.direction.chances(features)
+        assert roc_auc_score(labels, given) > 0.99
+
+
+def test_platt_scaling_is_that_of_scikit_learn() -> None:
+    features, labels = planted(200, 1, 1.5)
+    model = LogisticRegression().fit(features, labels)
+    due = CalibratedClassifierCV(FrozenEstimator(model), method="sigmoid", cv=2, ensemble=False)
+    scores = model.decision_function(features)
+    slope, offset = platt(scores, labels)
+    expected = due.fit(features, labels).predict_proba(features)[:, 1]
+    np.testing.assert_allclose(expit(slope * scores + offset), expected, atol=1e-3)
+    slope, offset = platt(-scores, labels)
+    assert slope > 0, "the order of the scores stays"
+    assert expit(offset) == pytest.approx(labels.mean(), abs=0.02)
+
+
+def test_labels_are_shuffled_by_group() -> None:
+    generator = np.random.default_rng(0)
+    sizes = generator.integers(1, 5, 50)
+    of_group = np.repeat(np.arange(50), sizes)
+    order = generator.permutation(len(of_group))
+    of_group, labels = of_group[order], generator.integers(0, 2, 50)[of_group][order]
+    found = shuffle_groups(labels, of_group, generator)
+    assert all(len(set(found[of_group == group])) == 1 for group in range(50))
+    assert (found != labels).any()
+    mixed, alike = np.tile([0, 0, 1], 30), np.repeat(np.arange(30), 3)
+    again = shuffle_groups(mixed, alike, generator)
+    assert (again.reshape(30, 3).sum(axis=1) == 1).all()
+
+
+def test_the_best_of_many_probes_of_noise_is_not_significant() -> None:
+    generator = np.random.default_rng(2)
+    labels = np.arange(60) % 2
+    noise = [
+        probe(generator.normal(size=(60, 4)), labels, np.arange(60), c=1.0, folds=2, resamples=1)
+        for _ in range(12)
+    ]
+    corrected = corrected_p_values({str(n): (one.auroc, one.shuffled_aurocs) for n, one in enumerate(noise)})
+    assert min(one.p_value or 0 for one in noise) <= 0.1
+    assert min(corrected.values()) > 0.2
+    features, labels = planted(60, 4, 3.0)
+    found = probe(features, labels, c=1.0, folds=2, resamples=1)
+    assert found.p_value == 0.05
+    assert 0.4 < found.baselines["shuffled_labels"]["auroc"] < 0.6
+    assert len(found.shuffled_aurocs) == 19
+    by_hand = {"a": (0.9, [0.5, 0.6, 0.7]), "b": (0.65, [0.8, 0.4, 0.5])}
+    assert corrected_p_values(by_hand) == {"a": 0.25, "b": 0.75}
+
+
+def test_an_interval_below_chance_is_remarked() -> None:
+    """Pairs of related rows with opposite labels, split over the folds, or kept together."""
+    generator = np.random.default_rng(1)
+    pairs = np.repeat(np.arange(50), 2)
+    labels = np.arange(100) % 2
+    features = generator.normal(size=(50, 120))[pairs] + generator.normal(size=(100, 120)) * 0.3
+    split = probe(features, labels, np.arange(100), c=1.0, resamples=100, shuffles=1)
+    assert split.auroc_interval[1] < 0.5
+    assert "the AUROC of the probe lies below chance" in split.warnings[0]
+    together = probe(features, labels, pairs, c=1.0, resamples=100, shuffles=1)
+    assert together.auroc > split.auroc
+    assert together.warnings == ()
+
+
+def test_too_few_groups_are_refused_with_the_reason(subtests: pytest.Subtests) -> None:
+    """Where a part of the rows has one label alone, whatever fold it is."""
+    generator = np.random.default_rng(0)
+    few = np.array([1, 1, *[0] * 20])
+    for kind in get_args(ProbeKind):
+        with subtests.test(kind), pytest.raises(InvalidRequest, match="a label has only 1 groups"):
+            probe(generator.normal(size=(22, 3)), few, np.arange(22), kind=kind, folds=2)
+    given = probe(generator.normal(size=(22, 3)), few, np.arange(22), c=1.0, folds=2, resamples=50)
+    assert 0 <= given.auroc <= 1
+    for seed in range(6):
+        counts = generator.integers(2, 5, 2)
+        labels = np.repeat([0, 1], counts)
+        for kind in get_args(ProbeKind):
+            with subtests.test(kind=kind, seed=seed), suppress(InvalidRequest):
+                probe(
+                    generator.normal(size=(len(labels), 3)), labels, np.arange(len(labels)),
+                    kind=kind, folds=2, resamples=20, seed=seed,
+                )  # fmt: skip
+
+
 def test_baselines_read_what_they_are_given() -> None:
     generator = np.random.default_rng(3)
     labels = np.arange(200) % 2
@@ -83,14 +179,14 @@ def test_baselines_read_what_they_are_given() -> None:
         labels,
         lengths=labels * 3 + generator.normal(size=200),
         texts=[f"word{one % 7} {'yes' if one % 2 else 'no'}" for one in range(200)],
-        others={"layer_0": generator.normal(size=(200, 3))},
+        others={"layer_0": generator.normal(size=(200, 3)), "prompts": ["", "a b"] * 100},
         resamples=20,
     )
     areas = {name: one["auroc"] for name, one in found.baselines.items()}
-    assert set(areas) == {"majority", "length", "bag_of_words", "layer_0", "shuffled_labels"}
+    assert set(areas) == {"majority", "length", "bag_of_words", "layer_0", "prompts", "shuffled_labels"}
     assert areas["majority"] == 0.5
     assert areas["length"] > 0.95
-    assert areas["bag_of_words"] == 1.0
+    assert areas["bag_of_words"] == areas["prompts"] == 1.0
 
 
 def test_the_direction_scores_rows_of_another_job() -> None:
@@ -133,6 +229,10 @@ def test_the_command_prints_scores_and_baselines(tmp_path: Path, capsys: pytest.
     assert found["auroc"] > 0.8
     assert set(found["baselines"]) == {"majority", "length", "shuffled_labels"}
     assert "3 rows without a label are left out" in printed.err
+    np.savez(path, features=features, labels=labels, sample_index=np.arange(120) // 3)
+    assert main(["probe", str(path), "--folds", "2", "--c", "0.1", "--shuffles", "0"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["groups"], found["p_value"], found["shuffled_aurocs"]) == (40, None, [])
     np.savez(path, labels=labels)
     assert main(["probe", str(path)]) == 1
     assert "no array 'features'" in capsys.readouterr().err

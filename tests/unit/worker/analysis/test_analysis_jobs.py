@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -22,6 +23,7 @@ from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.sessions import sessions, vectors
 from storage.sessions.filter import SessionFilter
+from storage.tables.models import SampleRow
 from storage.upkeep import reaper
 from tests.support import leasing
 from tests.support.analysed import Killed, WatchedStore, World, drain_of, insert_analysis, store_sessions
@@ -235,7 +237,7 @@ def test_a_probe_equals_plain_scikit_learn(world: World, problems: Any) -> None:
     job_id = store_sessions(world.database, world.store, stored, correct=correct)
     analysis = world.run(
         kind="probe", sessions={"jobs": [job_id]}, positions="all", reduce="mean", c=0.5, resamples=20,
-        save_vector_as="right",
+        shuffles=9, save_vector_as="right",
     )  # fmt: skip
     found = world.result(analysis)["hooks"]
     labels = np.array(correct, int)
@@ -251,6 +253,14 @@ def test_a_probe_equals_plain_scikit_learn(world: World, problems: Any) -> None:
     assert found["resid_post.1"]["auroc"] == pytest.approx(np.mean(areas), rel=1e-9)
     assert found["resid_post.1"]["accuracy"] == pytest.approx(np.mean(hits), rel=1e-9)
     assert found["resid_post.1"]["auroc"] > found["resid_post.0"]["auroc"] + 0.1
+    aurocs = [found[hook]["shuffled_aurocs"] for hook in ("resid_post.0", "resid_post.1")]
+    best = np.max(aurocs, axis=0)
+    for hook, numbers in found.items():
+        assert numbers["p_corrected"] == (1 + (best >= numbers["auroc"]).sum()) / 10
+        assert (
+            numbers["p_value"] == (1 + (np.array(numbers["shuffled_aurocs"]) >= numbers["auroc"]).sum()) / 10
+        )
+        assert numbers["p_value"] <= numbers["p_corrected"], hook
     # the answers are all "c"
     assert found["resid_post.1"]["baselines"]["bag_of_words"]["auroc"] == 0.5
     whole_fit = make_pipeline(StandardScaler(), LogisticRegression(C=0.5, max_iter=2000)).fit(
@@ -267,6 +277,59 @@ def test_a_probe_equals_plain_scikit_learn(world: World, problems: Any) -> None:
     lines = world.files(analysis)["probes.csv"].decode().splitlines()
     assert lines[0].startswith("hook,auroc,accuracy")
     assert [line.partition(",")[0] for line in lines[1:]] == ["resid_post.0", "resid_post.1"]
+
+
+def test_words_and_lengths_of_prompts_are_baselines(world: World, problems: Any) -> None:
+    """Of prefilled texts alone; beside those of the answers, for conditions that differ in their prompts."""
+    stored, correct = problems
+    prompts = [f"number {number} {'yes' if label else 'no'}" for number, label in enumerate(correct)]
+    lengths = [
+        {name: array[: 3 + 2 * label] for name, array in rows.items()}
+        for rows, label in zip(stored, correct, strict=True)
+    ]
+    options: dict[str, Any] = {"correct": correct, "prompts": prompts}
+    fields = {
+        "hooks": ["resid_post.1"],
+        "positions": "last",
+        "c": 1.0,
+        "folds": 2,
+        "resamples": 9,
+        "shuffles": 1,
+    }
+    for prefill, names in ((True, ("length", "bag_of_words")), (False, ("prompt_length", "prompt_words"))):
+        job_id = store_sessions(world.database, world.store, lengths, prefill=prefill, **options)
+        analysis = world.run(kind="probe", sessions={"jobs": [job_id]}, **fields)
+        found = world.result(analysis)["hooks"]["resid_post.1"]["baselines"]
+        assert {name: found[name]["auroc"] for name in names} == dict.fromkeys(names, 1.0)
+        assert set(found) == {"majority", "shuffled_labels", "length", "bag_of_words", *names}
+
+
+def test_rows_of_one_value_of_a_column_stay_together(world: World) -> None:
+    """Two texts of each problem with opposite labels, and rows that tell the problem alone."""
+    generator = np.random.default_rng(5)
+    problems = np.repeat(np.arange(40), 2)
+    correct = [bool(place % 2) for place in range(80)]
+    rows = generator.normal(size=(40, 100))[problems] + generator.normal(size=(80, 100)) * 0.3
+    stored = [{"resid_post.0": row[None].astype(np.float32)} for row in rows]
+    prompts = [f"problem {problem}" for problem in problems]
+    job_id = store_sessions(
+        world.database, world.store, stored, correct=correct, prompts=prompts, prefill=True
+    )
+    body = {"kind": "probe", "sessions": {"jobs": [job_id]}, "positions": "last", "shuffles": 1}
+    body |= {"resamples": 100}
+    split = world.result(world.run(**body, c=1.0))
+    assert split["hooks"]["resid_post.0"]["auroc_interval"][1] < 0.5
+    assert split["warnings"][0].startswith("resid_post.0: the AUROC of the probe lies below chance")
+    together = world.result(world.run(**body, c=1.0, groups="column:prompt"))
+    assert together["hooks"]["resid_post.0"]["groups"] == 40
+    assert together["warnings"] == []
+    with world.database.write() as session:
+        for row in session.scalars(sa.select(SampleRow).where(SampleRow.job_id == job_id)):
+            row.input = {**row.input, "columns": {"topic": row.sample_index // 2}}
+    by_topic = world.result(world.run(**body, c=1.0, groups="column:topic"))
+    assert by_topic["hooks"]["resid_post.0"]["groups"] == 40
+    failed = world.job(world.run(**body, groups="column:subject"))
+    assert "has no stored column 'subject'; it has prompt, topic" in failed.error["message"]
 
 
 def test_a_probe_without_two_labels_fails_with_the_reason(world: World, problems: Any) -> None:

@@ -2,38 +2,46 @@
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
+from actograph.analysis.checkpoint import Checkpoint
 from actograph.contract.models import ModelIdentity, PinnedModel
 from actograph.contract.resources import JobStatus
 from storage.index.database import Database
 from storage.jobs import jobs
 from tests.support import leasing
 from tests.support.analysed import Killed, WatchedStore, World, drain_of, insert_analysis, store_sessions
+from tests.support.checkpoints import InProcess, save_random
 from worker.engine.model import weight_files
 
 LAYERS, WIDTH, VOCABULARY, TOKENS = 2, 8, 30, 12
-PARTS = ("embed", "attn_out.0", "mlp_out.0", "attn_out.1", "mlp_out.1")
+POINTS = ("resid_pre.0", "resid_mid.0", "resid_post.0", "resid_mid.1", "resid_post.1")
+PARTS = ("embed", "attn.0", "mlp.0", "attn.1", "mlp.1", "bias")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model's folder without a tokenizer."""
-    folder, generator = tmp_path / "model", np.random.default_rng(5)
-    folder.mkdir()
-    config = {"model_type": "llama", "num_hidden_layers": LAYERS, "rms_norm_eps": 1e-6}
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = {"model.norm.weight": (WIDTH,), "lm_head.weight": (VOCABULARY, WIDTH)}
-    arrays = {name: generator.normal(size=shape).astype(np.float32) for name, shape in weights.items()}
-    save_file(arrays, folder / "model.safetensors")
-    return folder
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        hidden_size=WIDTH, intermediate_size=12, num_hidden_layers=LAYERS, num_attention_heads=2,
+        num_key_value_heads=2, vocab_size=VOCABULARY, tie_word_embeddings=False, bos_token_id=1,
+        eos_token_id=1,
+    )  # fmt: skip
+    save_random(config, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    return tmp_path / "model"
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.analysis.lens.ModelEnd", InProcess)
 
 
 @pytest.fixture
@@ -43,15 +51,11 @@ def world(sqlite: Database, tmp_path: Path, folder: Path) -> World:
 
 @pytest.fixture
 def stored() -> list[dict[str, NDArray[np.float32]]]:
-    """Sessions whose last residual rows are the sums of their components and of something else."""
-    generator, found = np.random.default_rng(6), []
-    for _ in range(3):
-        rows = {name: generator.normal(size=(TOKENS, WIDTH)).astype(np.float32) for name in PARTS}
-        rest = generator.normal(size=(TOKENS, WIDTH)).astype(np.float32)
-        rows["resid_post.0"] = sum((rows[name] for name in PARTS[:3]), rest)
-        rows["resid_post.1"] = sum((rows[name] for name in PARTS[3:]), rows["resid_post.0"])
-        found.append(rows)
-    return found
+    """Rows at each point of the residual stream."""
+    generator = np.random.default_rng(6)
+    return [
+        {name: generator.normal(size=(TOKENS, WIDTH)).astype(np.float32) for name in POINTS} for _ in range(3)
+    ]
 
 
 def recorded(world: World, folder: Path, stored: Any, **changes: Any) -> str:
@@ -100,20 +104,51 @@ def test_rows_are_read_as_a_plain_computation_reads_them(world: World, folder: P
         chosen = np.take_along_axis(logs[:20], best, axis=1).ravel()
         assert [float(one["log_probability"]) for one in listed] == pytest.approx(chosen, abs=1e-5)
     direction = (unembedding[following] - unembedding[4]) * norm
-    parts = {}
-    for name in PARTS:
-        each = [one[name][:-1] / scale(one["resid_post.1"])[:-1] * direction for one in stored]
-        parts[name] = np.stack(each).sum(axis=2)
-    for one in found["attribution"][:-1]:
-        assert one["mean"] == pytest.approx(parts[one["component"]].mean(), rel=1e-5)
-        assert one["mean_magnitude"] == pytest.approx(np.abs(parts[one["component"]]).mean(), rel=1e-5)
-    assert [one["component"] for one in found["attribution"]] == [*PARTS, "rest"]
-    logits = np.stack([one["resid_post.1"][:-1] / scale(one["resid_post.1"])[:-1] for one in stored])
-    whole = (logits * direction).sum(axis=2)
-    assert sum(one["mean"] for one in found["attribution"]) == pytest.approx(whole.mean(), rel=1e-5)
+    last = np.stack([one["resid_post.1"][:-1] for one in stored])
+    points = np.stack([[one[name][:-1] for one in stored] for name in POINTS]).astype(np.float64)
+    parts = np.diff(points, axis=0, prepend=0) / scale(last.reshape(-1, WIDTH)).reshape(3, -1, 1)
+    due = dict(zip(PARTS, (parts * direction).sum(axis=3), strict=False)) | {"bias": np.zeros(1)}
+    assert [one["component"] for one in found["attribution"]] == list(PARTS)
+    for one in found["attribution"]:
+        assert one["mean"] == pytest.approx(due[one["component"]].mean(), rel=1e-5, abs=1e-9)
+        assert one["mean_magnitude"] == pytest.approx(np.abs(due[one["component"]]).mean(), rel=1e-5)
+    whole = (last / scale(last.reshape(-1, WIDTH)).reshape(3, -1, 1) * direction).sum(axis=2)
     shown = lines(world, analysis, "contributions.csv")
     sums = np.array([float(one["contribution"]) for one in shown]).reshape(20, -1).sum(axis=1)
     assert sums == pytest.approx(whole.ravel()[:20], rel=1e-4)
+
+
+def test_stored_logits_are_compared_with_the_lens_of_the_last_layer(
+    world: World, folder: Path, stored: Any
+) -> None:
+    logits = [Checkpoint(folder).logits(rows["resid_post.1"]) for rows in stored]
+    good = [rows | {"logits": values} for rows, values in zip(stored, logits, strict=True)]
+    analysis = world.run(kind="lens", sessions={"jobs": [recorded(world, folder, good)]})
+    assert world.job(analysis).error is None
+    assert world.result(analysis)["compared_rows"] == 8
+    bad = [rows | {"logits": values + 0.1} for rows, values in zip(stored, logits, strict=True)]
+    failed = world.job(world.run(kind="lens", sessions={"jobs": [recorded(world, folder, bad)]}))
+    assert "differs from the stored logits of session" in failed.error["message"]
+    without = world.run(kind="lens", sessions={"jobs": [recorded(world, folder, stored)]})
+    assert world.result(without)["compared_rows"] == 0
+
+
+def test_components_are_what_lies_between_stored_points(
+    world: World, folder: Path, stored: Any, subtests: pytest.Subtests
+) -> None:
+    for names, due in [
+        (("resid_pre.0", "resid_post.0", "resid_post.1"), ["embed", "layer.0", "layer.1"]),
+        (
+            ("resid_mid.0", "resid_mid.1", "resid_post.1"),
+            ["resid_mid.0", "resid_mid.0 to resid_mid.1", "mlp.1"],
+        ),
+        (("resid_pre.0", "resid_post.1"), ["embed", "resid_pre.0 to resid_post.1"]),
+    ]:
+        with subtests.test(names=names):
+            rows = [{name: one[name] for name in names} for one in stored]
+            body = {"kind": "lens", "sessions": {"jobs": [recorded(world, folder, rows)]}, "token": 3}
+            found = world.result(world.run(**body))["attribution"]
+            assert [one["component"] for one in found] == [*due, "bias"]
 
 
 def test_a_killed_lens_resumes_with_the_listed_rows(world: World, folder: Path, stored: Any) -> None:
@@ -124,14 +159,14 @@ def test_a_killed_lens_resumes_with_the_listed_rows(world: World, folder: Path, 
     def kill() -> None:
         raise Killed
 
-    # a session takes one read for its header, one for its token ids and one for each of seven hooks
-    store.at, store.act = 2 * 9 + 4, kill
+    # a session takes one read for its header, one for its token ids and one for each of five hooks
+    store.at, store.act = 2 * 7 + 4, kill
     with pytest.raises(Killed):
         drain_of(world.settings, world.database, store, "wrk_1", save_seconds=0).look()  # type: ignore[arg-type]
     before, store.at = len(store.read_keys), -1
     leasing.lose(world.database)
     drain_of(world.settings, world.database, store, "wrk_2", save_seconds=0).look()  # type: ignore[arg-type]
-    assert len(store.read_keys) - before == 9, "only the last session is read again"
+    assert len(store.read_keys) - before == 7, "only the last session is read again"
     first, second = (world.files(one) for one in (undisturbed, analysis))
     for name in ("result.json", "lens.csv", "contributions.csv"):
         assert first[name] == second[name]
@@ -142,15 +177,18 @@ def test_other_models_and_hooks_are_refused_with_the_reason(
 ) -> None:
     good = recorded(world, folder, stored)
     narrow = [{"resid_post.1": rows["resid_post.1"][:, :4]} for rows in stored]
-    early = [{name: rows[name] for name in ("embed", "resid_post.0")} for rows in stored]
+    early = [{name: rows[name] for name in ("resid_pre.0", "resid_post.0")} for rows in stored]
+    outputs = {"resid_pre.0": "embed", "resid_mid.0": "attn_out.0", "resid_mid.1": "mlp_out.0"}
+    raw = [{outputs.get(name, name): rows[name] for name in (*outputs, "resid_post.1")} for rows in stored]
     for job_id, fields, says in [
         (recorded(world, folder, stored, model="other"), {}, "does not serve model 'other'; it serves demo"),
         (recorded(world, folder, stored, weights_sha256="1" * 64), {}, "recorded with 111111111111"),
         (store_sessions(world.database, world.store, stored), {}, "recorded with an unknown model"),
         (recorded(world, folder, narrow), {}, "resid_post.1 is 4 wide; the unembedding reads 8"),
         (recorded(world, folder, early), {"token": 1}, "resid_post.1 is not stored"),
+        (recorded(world, folder, raw), {"token": 1}, "attn_out and mlp_out do not serve"),
         (good, {"token": VOCABULARY}, "token 30 is not in the vocabulary"),
-        (good, {"hooks": ["embed"]}, "needs resid_pre, resid_mid or resid_post"),
+        (recorded(world, folder, raw), {"hooks": ["embed"]}, "needs resid_pre, resid_mid or resid_post"),
     ]:
         with subtests.test(says=says):
             failed = world.job(world.run(kind="lens", sessions={"jobs": [job_id]}, **fields))
