@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import APIRouter, Depends, Form, Query, Request
 from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
@@ -27,9 +27,23 @@ router = APIRouter(prefix="/sessions/{session_id}", include_in_schema=False, dep
 OFFERED = 100
 #: characters of a message
 SHOWN = 20_000
+State = Annotated[str, Query(max_length=1024)]
 
 
-@router.get("")
+async def viewer_state(
+    *,
+    hook: State = "",
+    of: State = "",
+    channel: State = "",
+    vector: State = "",
+    align: State = "",
+    difference: State = "",
+    token: State = "",
+) -> None:
+    """Declare the choices that `viewer.js` keeps in the address. The server does not read them."""
+
+
+@router.get("", dependencies=[Depends(viewer_state)])
 def show_session(
     request: Request,
     services: ServicesDep,

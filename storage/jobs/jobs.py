@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.analyses.specs import AnalysisSpec
 from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import ActographError, Conflict
-from actograph.contract.job_specs import AnyJobSpec
+from actograph.contract.job_specs import AnyJobSpec, ListedKind
 from actograph.contract.models import EngineChoice, ModelStructure, PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index import events, pages, row_locks
@@ -50,7 +50,7 @@ class JobFilter(TypedDict, total=False):
 
     id_prefix: str | None
     status: JobStatus | None
-    kind: str | None
+    kind: ListedKind | None
     tag: str | None
     model: str | None
     #: a part of the id or of the spec's JSON
