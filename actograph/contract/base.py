@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from actograph.contract.errors import InvalidRequest
 
@@ -60,6 +61,11 @@ class Resource(BaseModel):
     """Base of all answers."""
 
     model_config = ConfigDict(frozen=True)
+
+
+def fault_of(field: str, why: str) -> PydanticCustomError:
+    """The error of a check over several fields, reported for one of them."""
+    return PydanticCustomError("fault_of", "{why}", {"why": why, "field": field})
 
 
 def canonical_digest(value: Any) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Json, model_validator
-from pydantic_core import PydanticCustomError
 
 from actograph.contract.base import (
     JsonObject,
@@ -21,6 +20,7 @@ from actograph.contract.base import (
     Tag,
     Text,
     example,
+    fault_of,
 )
 from actograph.contract.chat_job import ChatTemplateKwargs, OwnSample, ResponseFormat, StructuredOutputs
 from actograph.contract.interventions import InterventionList
@@ -46,11 +46,6 @@ NEUTRAL: Mapping[str, Any] = {
     "include_stop_str_in_output": (False,), "use_beam_search": (False,), "length_penalty": (1,),
     "add_special_tokens": (False,), "return_token_ids": (False,),
 }  # fmt: skip
-
-
-def fault_of(field: str, why: str) -> PydanticCustomError:
-    """The error of a check over several fields, reported for one of them."""
-    return PydanticCustomError("fault_of", "{why}", {"why": why, "field": field})
 
 
 class TextPart(Part):
