@@ -1,6 +1,7 @@
 """A job that is ready to run: what all its samples share, made once."""
 
 from actograph.contract.errors import ActographError, CaptureFailed, JobEnded, SampleTimeout
+from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from storage.broker.live_text import LiveTextWriter
 from worker.engine.engine import Engine
@@ -69,6 +70,11 @@ class OpenJob:
                 held_rows=provenance.held_rows,
                 shaping=provenance.shaping,
             )
+
+    def end_ids(self, sampling: SamplingSpec) -> frozenset[int]:
+        """Tokens that end a generation. Its text has none of them, whether or not they are special."""
+        ends = () if sampling.ignore_eos else self.engine.model.eos_token_ids
+        return frozenset((*ends, *sampling.stop_token_ids))
 
     def error_of(self, generation: Generation) -> ActographError | None:
         """The sample's error; None if the generation is a result.

@@ -254,7 +254,7 @@ class Talk:
             return
         with self._failing("while sample {} was decoded"):
             ids = generation.generated_ids
-            if self.sampling is not None and ids[-1:] and ids[-1] in self.sampling.stop_token_ids:
+            if self.sampling is not None and ids[-1:] and ids[-1] in self._job.end_ids(self.sampling):
                 ids = ids[:-1]
             completion = prompt.begun + self._runner.completion(self.lease, ids)
             logprobs = self._runner.logprobs(self.lease, generation)
