@@ -115,6 +115,9 @@ class ConditionResults(Resource):
 
     alias: str
     metrics: dict[str, float | None]
+    intervals: dict[str, tuple[float, float]] = Field(
+        {}, description="95 % interval of each mean; Wilson's for values from 0 to 1."
+    )
     samples: int = Field(description="Number of scored samples.")
     failed: int
     truncated: int = Field(description="Samples that reached max_tokens, or texts cut to the context.")

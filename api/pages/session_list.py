@@ -83,6 +83,7 @@ def _change(services: Services, action: str, session_id: str, tag: str) -> None:
             update_session(services, session_id, SessionUpdate(pinned=action == "pin"))
         case "tag" if tag:
             known = get_session(services, session_id).tags
-            update_session(services, session_id, SessionUpdate(tags=list(dict.fromkeys([*known, tag]))))
+            changed = validated(SessionUpdate, {"tags": list(dict.fromkeys([*known, tag]))})
+            update_session(services, session_id, changed)
         case _:
             raise InvalidRequest("action is pin, unpin, delete, or tag with a tag", param="action")

@@ -3,12 +3,12 @@
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Form, Query, Request
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 from starlette.responses import Response
 
 from actograph.contract import hooks
-from actograph.contract.base import MAX_TAGS, Tag
 from actograph.contract.errors import StoreDamaged
+from actograph.contract.job_specs import validated
 from actograph.contract.resources import Session
 from actograph.contract.specs import SessionUpdate
 from api.auth import READ, SUBMIT
@@ -90,7 +90,7 @@ def _split(texts: list[str]) -> list[str]:
     return [tag.strip() for text in texts for tag in text.split(",") if tag.strip()]
 
 
-Tags = Annotated[list[Tag], BeforeValidator(_split), Field(max_length=MAX_TAGS), Form()]
+Tags = Annotated[list[str], BeforeValidator(_split), Form()]
 
 
 @router.post("", dependencies=[SUBMIT])
@@ -105,7 +105,7 @@ def change_session(
         job_id = routes.get_session(services, session_id).job_id
         routes.delete_session(services, session_id)
         return see_other(f"/jobs/{job_id}")
-    change = SessionUpdate(tags=tags) if action == "tag" else SessionUpdate(pinned=action == "pin")
+    change = validated(SessionUpdate, {"tags": tags} if action == "tag" else {"pinned": action == "pin"})
     routes.update_session(services, session_id, change)
     return see_other(f"/sessions/{session_id}")
 

@@ -68,6 +68,7 @@ class ConditionSums:
         return resources.ConditionResults(
             alias=alias,
             metrics=metrics.shown(self.means) | metrics.shown(self.of_epochs),
+            intervals=metrics.intervals(self.means) | metrics.intervals(self.of_epochs),
             samples=self.completed,
             failed=self.failed,
             truncated=self.truncated,
