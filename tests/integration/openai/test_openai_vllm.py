@@ -100,3 +100,18 @@ def test_values_that_change_nothing_are_accepted(client: Any) -> None:
     }  # fmt: skip
     answer = client.chat.completions.create(extra_body=extra, **OPTIONS)
     assert answer.choices[0].message.content == plain.choices[0].message.content
+
+
+def test_tokens_beyond_the_vocabulary_are_refused_before_the_first_load_too(
+    service: Any, client: Any, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """Until a worker has loaded the model, the API does not know its vocabulary: the sample is refused."""
+    monkeypatch.setattr(type(service.app.state.services.structures), "find", lambda *_: None)
+    for extra in ({"logit_bias": {"577": 1.0}}, {"stop_token_ids": [577]}):
+        for create, asked in (
+            (client.chat.completions.create, {"messages": ASKED}),
+            (client.completions.create, {"prompt": "Tom"}),
+        ):
+            with subtests.test(extra=extra, asked=asked), pytest.raises(openai.BadRequestError) as raised:
+                create(model=MODEL, max_tokens=2, extra_body=extra, **asked)
+            assert f"{next(iter(extra))} names token 577" in raised.value.message
