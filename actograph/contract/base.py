@@ -108,6 +108,7 @@ class ErrorRecord(Resource):
 
     type: str
     message: str
+    param: str | None = Field(None, description="The field at fault.")
     details: dict[str, int] | None = Field(None, description="Numbers of the error, such as bytes in use.")
 
 

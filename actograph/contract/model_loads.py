@@ -55,7 +55,9 @@ class ModelLoadOptions(Spec):
     )
     max_memory: dict[DeviceKey, Bytes] | None = Field(None, max_length=64)
     attn_implementation: Attention | None = None
-    savepoints: list[Savepoint] = Field([], max_length=1000)
+    savepoints: Annotated[list[Savepoint], BeforeValidator(lambda value: value or [])] = Field(
+        [], max_length=1000, description="null is none."
+    )
 
     @property
     def is_spread(self) -> bool:

@@ -159,6 +159,8 @@ class ModelLoad(Resource):
     worker_id: str | None = Field(None, description="Worker that loads it, or tried last.")
     options: dict[str, Any]
     error: ErrorRecord | None = Field(None, description="The worker keeps its previous model.")
+    ok: bool = Field(False, description="True once the model is loaded.")
+    savepoints: list[str] = Field([], description="Names of the requested savepoints.")
 
 
 class SampleStatus(StrEnum):

@@ -23,6 +23,7 @@ from actograph.contract.openai import (
     GenerationBase,
     Tool,
     ToolFunction,
+    only_text,
 )
 from api.dependencies import Services
 from api.openai import chat_requests
@@ -40,7 +41,7 @@ class ContentPart(Part):
     text: Text
 
 
-Content = Text | list[ContentPart]
+Content = Annotated[Text | list[ContentPart], BeforeValidator(only_text)]
 Role = Literal["system", "developer", "user", "assistant"]
 
 
