@@ -1,11 +1,18 @@
 """Base classes of requests and answers, and the types of fields that many requests have."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import sha256
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from actograph.contract.errors import InvalidRequest
@@ -30,7 +37,38 @@ Metadata = Annotated[
 ]
 
 
-class Spec(BaseModel):
+class _Exact(BaseModel):
+    """Numbers and booleans are sent as such: pydantic would take `"5"` and `true` for a number."""
+
+    #: fields whose numbers may be texts
+    loose: ClassVar[Collection[str]] = ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _as_sent(cls, sent: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        made = handler(sent)
+        if isinstance(sent, dict):
+            for name, value in sent.items():
+                if name in cls.loose:
+                    continue
+                if fault := _coerced(value, getattr(made, name, None)):
+                    raise fault_of(name, fault)
+        return made
+
+
+def _coerced(sent: Any, made: Any) -> str | None:
+    """The reason why a JSON value is not what was made of it."""
+    if isinstance(sent, list | dict) and isinstance(made, list | dict) and len(sent) == len(made):
+        values = [list(one.values()) if isinstance(one, dict) else one for one in (sent, made)]
+        return next(filter(None, map(_coerced, *values)), None)
+    if type(made) in (int, float) and isinstance(sent, str | bool):
+        return f"{json.dumps(sent)} is not a number; send it as one, without quotes"
+    if type(made) is bool and isinstance(sent, str | int) and not isinstance(sent, bool):
+        return f"{json.dumps(sent)} is not a boolean; send true or false"
+    return None
+
+
+class Spec(_Exact):
     """Base of all requests. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,7 +89,7 @@ def example(**fields: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
-class Part(BaseModel):
+class Part(_Exact):
     """Part of a request in which unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)

@@ -48,6 +48,8 @@ class Savepoint(Spec):
 class ModelLoadOptions(Spec):
     """Options of a model load; null uses the worker's settings."""
 
+    loose = ("device_map",)
+
     revision: str | None = Field(None, max_length=256, pattern=r"^[A-Za-z0-9][\w./\-]*$")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     device_map: DeviceMap | None = Field(

@@ -118,6 +118,9 @@ class ConditionResults(Resource):
     intervals: dict[str, tuple[float, float]] = Field(
         {}, description="95 % interval of each mean; Wilson's for values from 0 to 1."
     )
+    left_out: dict[str, int] = Field(
+        {}, description="Problems that pass@k and maj@n leave out: too few of their epochs are completed."
+    )
     samples: int = Field(description="Number of scored samples.")
     failed: int
     truncated: int = Field(description="Samples that reached max_tokens, or texts cut to the context.")

@@ -6,14 +6,14 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
+from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import Response
 
-from actograph.contract.base import Deleted, ListPage, Spec
+from actograph.contract.base import Deleted, ListPage
 from actograph.contract.errors import Conflict, InvalidRequest, PayloadTooLarge
 from actograph.contract.job_specs import validated
 from actograph.contract.operations import File
@@ -37,8 +37,8 @@ CHECKED_BYTES = 16 << 20
 MAX_NAME = 255
 
 
-class UploadFields(Spec):
-    """The fields of an upload beside its file."""
+class UploadFields(BaseModel):
+    """The fields of an upload beside its file, as texts."""
 
     purpose: str = Field(
         "dataset",
