@@ -19,9 +19,9 @@ from actograph.settings import Settings
 from actograph.user_functions.functions import UserFunctions
 from api.auth import Authentication
 from api.background import Background
-from api.dependencies import Services, use_reserve
+from api.dependencies import Services, refuse_unknown_query, use_reserve
 from api.errors import DOCUMENTED, install
-from api.middleware.bodies import BodyLimit, refuse_nul
+from api.middleware.bodies import BodyLimit, Drain, refuse_nul
 from api.middleware.request_ids import RequestIds, name_in_logs
 from api.openai.chat_watch import ChatWatch
 from api.pages import site
@@ -83,7 +83,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        dependencies=[Depends(refuse_nul), Depends(use_reserve)],
+        dependencies=[Depends(refuse_nul), Depends(refuse_unknown_query), Depends(use_reserve)],
         responses=DOCUMENTED,
         redirect_slashes=False,
         openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
@@ -102,6 +102,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Authentication, settings=settings)
     app.add_middleware(RequestIds)
+    app.add_middleware(Drain)
     return app
 
 

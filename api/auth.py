@@ -4,17 +4,20 @@ A service without keys serves only clients on the same machine.
 """
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
 
+import anyio
 from fastapi import Depends, Security
 from fastapi.security import HTTPBearer, SecurityScopes
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actograph.contract.errors import ActographError, Forbidden, ServiceUnavailable, Unauthorized
 from actograph.loopback import is_loopback
@@ -29,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: probes and the sign-in page, open to all; they show no data of owners
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/sign-in", "/sign-out"})
+#: content of event streams, and seconds between two checks of the key of a long one
+EVENTS, RECHECK_SECONDS = "text/event-stream", 15.0
 #: files of the pages
 STATIC = "/static/"
 #: headers of forwarding proxies
@@ -103,7 +108,39 @@ class Authentication:
                 await answer(scope, receive, send)
                 return
             request.state.access = access
+            if access.owner:
+                await self._answered(request, access, receive, send)
+                return
         await self._app(scope, receive, send)
+
+    async def _answered(self, request: Request, access: Access, receive: Receive, send: Send) -> None:
+        """Answer a request. An event stream ends once its key is revoked or has expired."""
+        is_stream, checked_at = False, time.monotonic()
+
+        async def checked(message: Message) -> None:
+            nonlocal is_stream, checked_at
+            if message["type"] == "http.response.start":
+                is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(EVENTS)
+            elif is_stream and time.monotonic() - checked_at >= RECHECK_SECONDS:
+                checked_at = time.monotonic()
+                if not await run_in_threadpool(self._is_valid, request, access):
+                    await send({"type": "http.response.body", "body": b""})
+                    stream.cancel()
+                    await anyio.lowlevel.checkpoint()
+            await send(message)
+
+        with anyio.CancelScope() as stream:
+            await self._app(request.scope, receive, checked)
+
+    def _is_valid(self, request: Request, access: Access) -> bool:
+        """Whether the caller still has its access. Without a database it stays."""
+        try:
+            known = self._ring.access_of(_key_of(request), request.app.state.services.database)
+            return (known or _neighbour(request)) == access
+        except ServiceUnavailable:
+            return True
+        except ActographError:
+            return False
 
 
 def _key_of(request: Request) -> str:

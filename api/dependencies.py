@@ -2,17 +2,20 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from hashlib import sha256
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar, get_origin
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Header, Path, Query, Request
+from fastapi.dependencies.models import Dependant
 from pydantic import BaseModel
 
-from actograph.contract.errors import Forbidden
+from actograph.contract.errors import Forbidden, InvalidRequest
+from actograph.contract.suggestions import did_you_mean
 from actograph.roles import Role
 from actograph.settings import Settings
 from actograph.user_functions.functions import UserFunctions
@@ -105,6 +108,40 @@ def request_key(key: str | None, body: BaseModel) -> RequestKey | None:
     if key is None:
         return None
     return RequestKey(key=key, sha256=sha256(body.model_dump_json().encode()).hexdigest())
+
+
+async def refuse_unknown_query(request: Request) -> None:
+    """Refuse query parameters that the route does not declare, and repeated ones that have one value.
+
+    Every route has this dependency: a misspelt filter of a deletion would delete more than it names.
+
+    Raises:
+        InvalidRequest: with the nearest parameter of the route.
+    """
+    if not request.query_params:
+        return
+    known = query_parameters(request.scope["route"].dependant)
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    for name, count in counts.items():
+        if name not in known:
+            hint = did_you_mean(name, known) or "; this route has none"
+            raise InvalidRequest(f"unknown query parameter {name[:100]!r}{hint}", param=name[:100])
+        if count > 1 and not known[name]:
+            raise InvalidRequest(f"query parameter {name!r} is given {count} times; give it once", param=name)
+
+
+def query_parameters(dependant: Dependant) -> dict[str, bool]:
+    """Names of a route's query parameters, those of its dependencies included: whether it is a list."""
+    found: dict[str, bool] = {}
+    for parameter in dependant.query_params:
+        info = parameter.field_info
+        fields = {parameter.alias: info}
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            fields = {field.alias or name: field for name, field in info.annotation.model_fields.items()}
+        found |= {name: get_origin(field.annotation) is list for name, field in fields.items()}
+    for dependency in dependant.dependencies:
+        found |= query_parameters(dependency)
+    return found
 
 
 async def use_reserve(request: Request) -> None:

@@ -26,6 +26,10 @@ def run(
     stages: list[str] = typer.Option([], help="Stages to run (commas or repeated). Default: all."),
     folder: Path | None = typer.Option(None, "--out", "-o", help="Run folder. Default: runs/NAME beside it."),
     dry_run: DryRunOption = False,
+    env: list[str] = typer.Option(
+        [], help="With a stage `deploy`: a variable of this shell for the service, or NAME=VALUE. Repeat."
+    ),
+    ssh: str | None = typer.Option(None, help="With a stage `deploy`: the ssh command. (default: ssh)"),
 ) -> None:
     """Run an experiment: load the model, run all jobs, fetch their results.
 
@@ -41,7 +45,8 @@ def run(
         raise InvalidRequest(f"--stages: {file} has no stage {missing[0]!r}; it has {has}")
     place = folder or file.parent / "runs" / experiment.name
     ordered = [stage for stage in experiment.stages if stage in chosen and stage != "deploy"]
-    service = _service(shell, experiment, deploys="deploy" in chosen and not dry_run)
+    deploys = "deploy" in chosen and not dry_run
+    service = _service(shell, experiment, deploys=deploys, env=env, ssh=ssh)
     progress = not shell.json
     here = Run(
         shell.client, experiment, RunFolder(place), file.parent, service=service, note=note, progress=progress
@@ -54,14 +59,24 @@ def run(
     emit(json.dumps({"folder": str(place)}) if shell.json else str(place))
 
 
-def _service(shell: Shell, experiment: "Experiment", *, deploys: bool) -> str:
-    """Connect the shell to the experiment's box, if it has one. Returns what stands for the service."""
+def _service(
+    shell: Shell, experiment: "Experiment", *, deploys: bool, env: list[str], ssh: str | None
+) -> str:
+    """Connect the shell to the experiment's box, if it has one. Returns what stands for the service.
+
+    Raises:
+        InvalidRequest: flags for a box without a stage `deploy`, or an address beside one.
+    """
     stage = experiment.deploy
     if stage is None:
+        if env or ssh:
+            raise InvalidRequest("--env and --ssh need a stage `deploy`; remove them, or add the stage")
         return shell.client.base_url
-    given = stage.model_dump(exclude={"target", "env"})
+    if shell.options.url:
+        raise InvalidRequest(f"--url: the file deploys to {stage.target}; remove one of the two")
+    given = stage.model_dump(exclude={"target"})
     # what is on the box already is not sent again, and nothing is restarted
-    found = deployed(shell, stage.target, stage.env, **given) if deploys else tunnelled(stage.target)
+    found = deployed(shell, stage.target, env, ssh=ssh, **given) if deploys else tunnelled(stage.target)
     shell.options.url = found.url
     return f"{stage.target} {found.folder}"
 

@@ -43,7 +43,12 @@ def results_table(results: "JobResults", num_fewshot: int | None) -> str:
             shown = ["N/A" if value is None else f"{value:.4f}" for value in figures] if scored else ["", ""]
             row = [condition.alias, name, filter_name, num_fewshot, metric, *shown]
             rows.append([*row, condition.samples, condition.failed])
-    return render(RESULTS, rows)
+    left_out = [
+        f"{name}: {key} leaves out {count} problem(s) with too few completed epochs"
+        for name, condition in results.conditions.items()
+        for key, count in condition.left_out.items()
+    ]
+    return "\n".join([render(RESULTS, rows), *left_out])
 
 
 def describe_job(job: "Job") -> str:

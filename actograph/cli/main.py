@@ -1,6 +1,8 @@
 """`actograph`: all commands, and the reporting of errors."""
 
+import re
 import sys
+from functools import cache
 from typing import Any
 
 import typer
@@ -13,6 +15,8 @@ from actograph.cli.operate import deploy, ops, upkeep
 from actograph.cli.shell import ERROR, INTERRUPTED, OK, GlobalOptions, command, emit, error_code, note
 from actograph.contract.errors import ActographError
 
+#: the beginning of what rich would take for markup
+_BRACKET = re.compile(r"\[(?=[a-z#/@])")
 #: groups of commands under `--help`
 START, JOBS, OPERATE = "Start", "Jobs and results", "Operate"
 
@@ -104,12 +108,28 @@ def common(
     options.url, options.api_key, options.debug = url, api_key, debug
 
 
+@cache
+def _parser() -> Any:
+    """The parser of all commands, built once."""
+    return _without_markup(typer.main.get_command(app))
+
+
+def _without_markup(command: Any) -> Any:
+    """Let rich show help texts as they are: it would take `[batch, width]` for markup and show nothing."""
+    for shown, field in [(command, "help"), (command, "epilog"), *((one, "help") for one in command.params)]:
+        if text := getattr(shown, field, None):
+            setattr(shown, field, _BRACKET.sub(r"\\[", text))
+    for inner in getattr(command, "commands", {}).values():
+        _without_markup(inner)
+    return command
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line and return the exit status."""
     options = GlobalOptions()
     typed = sys.argv[1:] if arguments is None else arguments
     try:
-        code = app(args=typed, prog_name="actograph", obj=options, standalone_mode=False)
+        code = _parser()(args=typed, prog_name="actograph", obj=options, standalone_mode=False)
     except SystemExit as ended:  # raised by the options for completion
         return int(ended.code or 0)
     except _UsageError as error:

@@ -139,7 +139,7 @@ def command(
         formats: whether it has the option `--format`.
     """
     # rich joins lines unless an empty line separates them
-    epilog = "\n\n".join(["Examples:", *(f"$ {line}" for line in examples)]).replace("[", r"\[")
+    epilog = "\n\n".join(["Examples:", *(f"$ {line}" for line in examples)])
 
     def register(function: C) -> C:
         def run(ctx: typer.Context, output: Format = Format.TABLE, **given: Any) -> None:

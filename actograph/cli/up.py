@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from actograph.cli.flags import names
 from actograph.cli.shell import (
     ERROR,
     INTERRUPTED,
@@ -38,10 +39,10 @@ FLAGS = {name: Annotated[kind | None, typer.Option(help=about)] for name, (kind,
 def up(
     _: Shell,
     *,
-    data_root: list[str] = typer.Option([], help="Folder that jobs may read datasets from. Repeat for more."),
-    allow_model: list[str] = typer.Option([], help="A further model that jobs may load. Repeat for more."),
-    user_tool: list[str] = typer.Option([], help="A tool: NAME=module:function. Repeat for more."),
-    user_scorer: list[str] = typer.Option([], help="A scorer: NAME=module:function. Repeat for more."),
+    data_root: list[str] = typer.Option([], help="Folders with datasets of jobs (commas or repeated)."),
+    allow_model: list[str] = typer.Option([], help="Further models that jobs may load (commas or repeated)."),
+    user_tool: list[str] = typer.Option([], help="Tools: NAME=module:function (commas or repeated)."),
+    user_scorer: list[str] = typer.Option([], help="Scorers: NAME=module:function (commas or repeated)."),
     workers: int = typer.Option(1, min=1, max=64, help="Number of workers; each loads the model."),
     **given: Any,
 ) -> None:
@@ -54,10 +55,10 @@ def up(
     from actograph.stack.up import run
 
     settings = load_settings(
-        data_roots=tuple(data_root) or None,
-        allowed_models=tuple(allow_model) or None,
-        user_tools=tuple(user_tool) or None,
-        user_scorers=tuple(user_scorer) or None,
+        data_roots=tuple(names(data_root)) or None,
+        allowed_models=tuple(names(allow_model)) or None,
+        user_tools=tuple(names(user_tool)) or None,
+        user_scorers=tuple(names(user_scorer)) or None,
         **given,
     )
     served = [text for text in (settings.model, *settings.allowed_models) if text]
@@ -77,7 +78,7 @@ def drain(
     file: Path | None = typer.Argument(None, metavar="EXPERIMENT.yaml"),
     *,
     folder: Path | None = typer.Option(None, "--out", "-o", help="Run folder. Default: runs/NAME beside it."),
-    data_root: list[str] = typer.Option([], help="Folder that jobs may read datasets from. Repeat for more."),
+    data_root: list[str] = typer.Option([], help="Folders with datasets of jobs (commas or repeated)."),
     workers: int = typer.Option(1, min=1, max=64, help="Number of workers; each loads the model."),
     **given: Any,
 ) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from actograph.client.errors import AnalysisFailed, package
 from actograph.client.jobs import JobHandle, Jobs
+from actograph.client.keywords import require_known
 from actograph.client.sessions import SessionHandle
 from actograph.client.transport import LONG_SECONDS, Resource, Transport, parse, path_of
 from actograph.contract.analyses.results import (
@@ -21,12 +22,13 @@ from actograph.contract.analyses.results import (
     OutliersResult,
     ProbesResult,
 )
-from actograph.contract.analyses.specs import ANALYSIS_KINDS
+from actograph.contract.analyses.specs import ANALYSIS_KINDS, CompareSpec, LensSpec, OutliersSpec, ProbeSpec
 from actograph.progress import meter
 
 R = TypeVar("R", bound=AnalysisResult)
 #: jobs by id or handle, or the fields of a session query
 Query = str | JobHandle | Iterable[str | JobHandle] | Mapping[str, Any]
+_SPECS = {"outliers": OutliersSpec, "probe": ProbeSpec, "compare": CompareSpec, "lens": LensSpec}
 #: kind -> content of `result.json`, and the table that `frame` shows by default
 _FORMS: dict[str, tuple[type[AnalysisResult], str]] = {
     "outliers": (OutliersResult, "outlier_features"),
@@ -156,6 +158,7 @@ class Analysis(Resource, path="/v1/jobs"):
     def _run(
         self, kind: str, sessions: Query, hooks: Iterable[str], progress: bool, options: Mapping[str, Any]
     ) -> Finished[Any]:
+        require_known(getattr(self, kind), options, _SPECS[kind], fixed=["kind", "sessions", "hooks"])
         body = {"kind": kind, "sessions": _query(sessions), "hooks": list(hooks), **options}
         return self.follow(self._jobs.submit(body).id, progress=progress)
 

@@ -6,14 +6,18 @@ from typing import Any
 
 from actograph.client.errors import ApiError
 from actograph.client.job_options import capture_of
+from actograph.client.keywords import require_known
 from actograph.client.transport import LONG_SECONDS, Resource, event_data, parse
 from actograph.contract.errors import NotFound
 from actograph.contract.models import Model
+from actograph.contract.openai import ChatCompletionRequest
 from actograph.contract.openai_answers import ChatChunk, ChatCompletion
 
 #: the service sends a comment every 15 s
 SILENCE_SECONDS = 60.0
 
+#: fields that the calls set
+_FIXED = ("model", "messages", "stream")
 Messages = str | Sequence[Mapping[str, Any]]
 
 
@@ -35,6 +39,7 @@ class Chat(Resource, path="/v1/chat/completions"):
         Raises:
             ApiError: the request was refused or failed, or its activations could not be captured.
         """
+        require_known(self.__call__, fields, ChatCompletionRequest, fixed=_FIXED)
         body = self._body(messages, model, fields)
         return self._call(ChatCompletion, "POST", json=body, repeatable=False, timeout=timeout)
 
@@ -43,6 +48,7 @@ class Chat(Resource, path="/v1/chat/completions"):
 
         Takes the arguments of a plain call, and raises the same errors, also in the middle of an answer.
         """
+        require_known(self.stream, fields, ChatCompletionRequest, fixed=_FIXED)
         body = self._body(messages, model, fields) | {"stream": True}
         with self._transport.stream("POST", self._path, json=body, read_timeout=SILENCE_SECONDS) as response:
             for text in event_data(response):

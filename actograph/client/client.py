@@ -16,10 +16,12 @@ from actograph.client.chat import Chat
 from actograph.client.errors import ApiError
 from actograph.client.job_options import CaptureOptions, Draft, EvaluationOptions, Prompts, draft
 from actograph.client.jobs import JobHandle, Jobs
+from actograph.client.keywords import require_known
 from actograph.client.matrix import Matrix, MatrixOptions, fetch
 from actograph.client.service import Batches, Files, Keys, Models, Queue, Store, Vectors, Workers
 from actograph.client.sessions import Sessions
 from actograph.client.transport import Transport
+from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
 from actograph.contract.operations import Capabilities
 from actograph.settings import Settings
 
@@ -84,6 +86,7 @@ class Client:
             InvalidRequest: an option is not valid; nothing was sent.
             OSError: a file cannot be read.
         """
+        require_known(self.evaluate, options, EvaluationOptions, EvaluationSpec, fixed=["kind"])
         return self.submit(draft({**options, "task": task, "kind": "evaluation"}))
 
     def capture(self, prompts: Prompts | None = None, **options: Unpack[CaptureOptions]) -> JobHandle:
@@ -97,6 +100,7 @@ class Client:
         Raises:
             InvalidRequest: an option is not valid; nothing was sent.
         """
+        require_known(self.capture, options, CaptureOptions, CaptureJobSpec, fixed=["kind", "inputs"])
         return self.submit(draft({**options, "inputs": prompts, "kind": "capture"}))
 
     def submit(
@@ -118,6 +122,7 @@ class Client:
 
     def matrix(self, hook: str, **wanted: Unpack[MatrixOptions]) -> Matrix:
         """Read rows of one hook over all matching sessions, whatever their jobs; see `JobHandle.matrix`."""
+        require_known(self.matrix, wanted, MatrixOptions)
         return fetch(self._transport, "/v1/activations/matrix", hook, wanted)
 
     def capabilities(self) -> Capabilities:

@@ -198,6 +198,8 @@ def conditions_of(given: Conditions) -> list[dict[str, Any]]:
         return suffixes if "baseline" in given else [{"name": "baseline"}, *suffixes]
     found: dict[str, dict[str, Any]] = {}
     for one in given:
+        if not isinstance(one, str | Mapping | BaseModel):
+            raise InvalidRequest(f"condition {one!r} is neither a text nor a spec", param="conditions")
         condition = _condition(one) if isinstance(one, str) else dict(_plain(one))
         known = found.setdefault(condition.get("name", ""), {})
         sampling = known.get("sampling", {}) | condition.get("sampling", {})

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from actograph.client import arrays
 from actograph.client.errors import ApiError, JobFailed, ServiceUnreachable, WaitTimeout, package
-from actograph.client.matrix import Matrix, MatrixOptions, fetch, samples_frame
+from actograph.client.keywords import require_known
+from actograph.client.matrix import JobMatrixOptions, Matrix, fetch, samples_frame
 from actograph.client.pulls import Activations, PulledResults, pull
 from actograph.client.sessions import Order, SessionFilters, SessionHandle, Sessions
 from actograph.client.transport import (
@@ -28,7 +29,12 @@ from actograph.client.transport import (
     path_of,
 )
 from actograph.contract import base, operations, resources
-from actograph.contract.resources import ActivationComparison, JobComparison, JobStatus
+from actograph.contract.resources import (
+    ActivationComparison,
+    ActivationComparisonRequest,
+    JobComparison,
+    JobStatus,
+)
 from actograph.progress import follower, meter
 
 Spec = Mapping[str, Any] | BaseModel
@@ -71,6 +77,7 @@ class JobHandle(Handle, resources.Job):
 
     def sessions(self, **filters: Unpack[SessionFilters]) -> Listing[SessionHandle]:
         """List matching sessions, newest first."""
+        require_known(self.sessions, filters, SessionFilters, fixed=["job_id"])
         filters["job_id"] = self.id
         sessions: Sessions = self._client.sessions
         return sessions.list(**filters)
@@ -112,6 +119,7 @@ class JobHandle(Handle, resources.Job):
 
         Options: `positions`, `hooks`, `baseline`, `limit` and `store_as`. The service reads every session.
         """
+        require_known(self.compare_activations, options, ActivationComparisonRequest)
         sent: Any = {"json": {**options, "condition": condition}, "timeout": LONG_SECONDS}
         return self._jobs._call(ActivationComparison, "POST", self.id, "comparison", "activations", **sent)
 
@@ -165,7 +173,7 @@ class JobHandle(Handle, resources.Job):
         with meter(show=progress) as update:
             return arrays.write(sessions, Path(path), hooks=hooks, sequence=sequence, on_progress=update)
 
-    def matrix(self, hook: str, **wanted: Unpack[MatrixOptions]) -> Matrix:
+    def matrix(self, hook: str, **wanted: Unpack[JobMatrixOptions]) -> Matrix:
         """Read rows of one hook over the job's sessions: features, labels, and the origin of each row.
 
         The service selects the rows. Sessions without such rows are listed in `skipped`.
@@ -184,6 +192,7 @@ class JobHandle(Handle, resources.Job):
             ApiError: 404 if no session has such rows, with the first reason; 422 if the rows cannot be read
                 (a tensor stored as a mean), exceed `max_bytes` or come from different models.
         """
+        require_known(self.matrix, wanted, JobMatrixOptions)
         return fetch(self._jobs._transport, path_of(self._jobs._path, self.id, "matrix"), hook, wanted)
 
     def frame(self) -> Any:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,23 @@ from actograph.contract.row_selection import Reduce
 from actograph.tensor_files import Array
 
 
-class MatrixOptions(SessionFilters, total=False):
-    """Rows to read, and filters of sessions; see `JobHandle.matrix`."""
+class JobMatrixOptions(TypedDict, total=False):
+    """Rows to read, and filters of a job's sessions; see `JobHandle.matrix`."""
 
+    condition: str | None
+    sample_index: int | None
+    correct: bool | None
+    tag: str | None
     positions: Positions
     reduce: Reduce
     label: str
     epoch: int | None
     limit: int | None
     max_bytes: int | None
+
+
+class MatrixOptions(SessionFilters, JobMatrixOptions, total=False):
+    """Rows to read, and filters of sessions of all jobs."""
 
 
 _SAMPLE_COLUMNS = (
@@ -113,7 +121,7 @@ class Matrix:
         return columns | {"token": self.tokens, "label": self.labels}
 
 
-def fetch(transport: Transport, path: str, hook: str, wanted: MatrixOptions) -> Matrix:
+def fetch(transport: Transport, path: str, hook: str, wanted: JobMatrixOptions | MatrixOptions) -> Matrix:
     """Request a matrix."""
     asked: dict[str, Any] = {**wanted, "hook": hook}
     positions = asked.get("positions", "last_prompt")

@@ -119,17 +119,25 @@ def pull(
     return PulledResults(folder=folder, samples=samples, sessions=len(states), complete=complete)
 
 
-def _claim(folder: Path, job_id: str) -> None:
-    """Make the folder and mark it as the job's. Raises InvalidRequest if it contains something else."""
+def job_of(folder: Path) -> str | None:
+    """Return the id of the job whose results a folder contains: None without one, "" if it is damaged."""
     for path in (folder / STATE_NAME, folder / SUMMARY_NAME):
         if path.is_file():
-            found = json.loads(path.read_bytes())
-            if not isinstance(found, dict) or found.get("job_id") != job_id:
-                raise InvalidRequest(f"{folder} contains results of another job; choose another folder")
-            break
-    else:
+            try:
+                found = json.loads(path.read_bytes())
+            except ValueError:
+                return ""
+            return str(found.get("job_id", "")) if isinstance(found, dict) else ""
+    return None
+
+
+def _claim(folder: Path, job_id: str) -> None:
+    """Make the folder and mark it as the job's. Raises InvalidRequest if it contains something else."""
+    if (known := job_of(folder)) is None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InvalidRequest(f"{folder} contains other files; choose a new or empty folder")
+    elif known != job_id:
+        raise InvalidRequest(f"{folder} contains results of another job; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / STATE_NAME).write_text(json.dumps({"job_id": job_id}))
 

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from actograph.client.keywords import require_known
 from actograph.client.transport import LONG_SECONDS, Listing, Resource, parse, path_of
 from actograph.contract import base, models, operations, resources
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import StoredVector, VectorInfo
-from actograph.contract.openai_answers import Batch
+from actograph.contract.model_loads import ModelLoadRequest
+from actograph.contract.openai_answers import Batch, BatchRequest
 from actograph.contract.operations import ApiKey, CreatedKey, File, KeyUpdate, NewKey
 from actograph.progress import ReadMeter, meter
 
@@ -80,6 +82,7 @@ class Models(Resource, path="/v1/models"):
         Options: `revision`, `dtype`, `device_map`, `max_memory`, `attn_implementation`, `savepoints`; see
         docs/guides/models.md.
         """
+        require_known(self.load, options, ModelLoadRequest, fixed=["model_id"])
         return self._call(resources.ModelLoad, "POST", "load", json={"model_id": model} | options)
 
     def get_load(self, load_id: str) -> resources.ModelLoad:
@@ -103,6 +106,7 @@ class Batches(Resource, path="/v1/batches"):
             endpoint: `/v1/chat/completions` or `/v1/completions`.
             options: `completion_window`, `metadata`, `priority`, `tags`.
         """
+        require_known(self.create, options, BatchRequest)
         body = {"input_file_id": input_file_id, "endpoint": endpoint} | options
         headers = {"Idempotency-Key": str(uuid.uuid4())}
         return self._call(Batch, "POST", json=body, headers=headers)

@@ -11,11 +11,13 @@ from typing_extensions import override
 
 from actograph import tensor_files
 from actograph.client.errors import UnexpectedAnswer
+from actograph.client.keywords import require_known
 from actograph.client.pulls import fetch, plain_name
 from actograph.client.stored_session import Manifest, StoredSession
 from actograph.client.tensors import ROW_POSITIONS, LazyTensor
 from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Handle, Listing, Resource, path_of
 from actograph.contract import base, resources
+from actograph.contract.specs import SessionUpdate
 
 Order = Literal["asc", "desc"]
 #: maximum size of one answer; more rows take several requests
@@ -90,14 +92,17 @@ class Sessions(Resource, path="/v1/activations/sessions"):
         self, *, order: Order = "desc", page_size: int = PAGE_SIZE, **filters: Unpack[SessionFilters]
     ) -> Listing[SessionHandle]:
         """List matching sessions, newest first. Pages are fetched as the list is read."""
+        require_known(self.list, filters, SessionFilters)
         return self._items(SessionHandle, **filters, order=order, limit=page_size)
 
     def stats(self, **filters: Unpack[SessionFilters]) -> resources.SessionStats:
         """Return the number and size of matching sessions."""
+        require_known(self.stats, filters, SessionFilters)
         return self._call(resources.SessionStats, "GET", "stats", params=filters)
 
     def update(self, session_id: str, **change: Any) -> SessionHandle:
         """Change a session's `expires_at` (Unix seconds; None keeps it forever), `pinned` or `tags`."""
+        require_known(self.update, change, SessionUpdate)
         return self._call(SessionHandle, "PATCH", session_id, json=change)
 
     def update_many(
@@ -109,6 +114,7 @@ class Sessions(Resource, path="/v1/activations/sessions"):
         **filters: Unpack[SessionFilters],
     ) -> resources.SessionChange:
         """Change every matching session, or count them. Without a filter, `everything` is required."""
+        require_known(self.update_many, filters, SessionFilters)
         params = {**filters, "all": everything or None, "dry_run": dry_run}
         options: Any = {"params": params, "json": dict(change), "timeout": LONG_SECONDS}
         return self._call(resources.SessionChange, "PATCH", **options)
@@ -148,6 +154,7 @@ class Sessions(Resource, path="/v1/activations/sessions"):
 
         Without a filter, `everything` is required.
         """
+        require_known(self.delete_many, filters, SessionFilters)
         params = {**filters, "all": everything or None, "dry_run": dry_run, "include_pinned": include_pinned}
         return self._call(resources.SessionDeletion, "DELETE", params=params, timeout=LONG_SECONDS)
 

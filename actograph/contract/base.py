@@ -1,11 +1,19 @@
 """Base classes of requests and answers, and the types of fields that many requests have."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import sha256
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from actograph.contract.errors import InvalidRequest
 
@@ -29,7 +37,38 @@ Metadata = Annotated[
 ]
 
 
-class Spec(BaseModel):
+class _Exact(BaseModel):
+    """Numbers and booleans are sent as such: pydantic would take `"5"` and `true` for a number."""
+
+    #: fields whose numbers may be texts
+    loose: ClassVar[Collection[str]] = ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _as_sent(cls, sent: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        made = handler(sent)
+        if isinstance(sent, dict):
+            for name, value in sent.items():
+                if name in cls.loose:
+                    continue
+                if fault := _coerced(value, getattr(made, name, None)):
+                    raise fault_of(name, fault)
+        return made
+
+
+def _coerced(sent: Any, made: Any) -> str | None:
+    """The reason why a JSON value is not what was made of it."""
+    if isinstance(sent, list | dict) and isinstance(made, list | dict) and len(sent) == len(made):
+        values = [list(one.values()) if isinstance(one, dict) else one for one in (sent, made)]
+        return next(filter(None, map(_coerced, *values)), None)
+    if type(made) in (int, float) and isinstance(sent, str | bool):
+        return f"{json.dumps(sent)} is not a number; send it as one, without quotes"
+    if type(made) is bool and isinstance(sent, str | int) and not isinstance(sent, bool):
+        return f"{json.dumps(sent)} is not a boolean; send true or false"
+    return None
+
+
+class Spec(_Exact):
     """Base of all requests. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -50,7 +89,7 @@ def example(**fields: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
-class Part(BaseModel):
+class Part(_Exact):
     """Part of a request in which unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -60,6 +99,11 @@ class Resource(BaseModel):
     """Base of all answers."""
 
     model_config = ConfigDict(frozen=True)
+
+
+def fault_of(field: str, why: str) -> PydanticCustomError:
+    """The error of a check over several fields, reported for one of them."""
+    return PydanticCustomError("fault_of", "{why}", {"why": why, "field": field})
 
 
 def canonical_digest(value: Any) -> str:
@@ -102,6 +146,7 @@ class ErrorRecord(Resource):
 
     type: str
     message: str
+    param: str | None = Field(None, description="The field at fault.")
     details: dict[str, int] | None = Field(None, description="Numbers of the error, such as bytes in use.")
 
 

@@ -33,7 +33,8 @@ class ActographError(Exception):
     def as_record(self) -> dict[str, Any]:
         """The error as failed jobs and samples store it (`ErrorRecord`)."""
         record: dict[str, Any] = {"type": self.code, "message": self.message}
-        return record | {"details": self.details} if self.details else record
+        further = {"param": self.param, "details": self.details}
+        return record | {name: value for name, value in further.items() if value}
 
 
 class InvalidRequest(ActographError, code="invalid_request", status=422):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 
 from actograph.contract.analyses.specs import (
     ANALYSIS_KINDS,
+    AnalysisKind,
     AnalysisSpec,
     CompareSpec,
     LensSpec,
@@ -213,6 +214,8 @@ AnyJobSpec = EvaluationSpec | CaptureJobSpec
 #: values of `kind` of jobs that run a model, and of all jobs
 MODEL_KINDS = ("evaluation", "capture")
 JOB_KINDS = (*MODEL_KINDS, *ANALYSIS_KINDS)
+#: kinds of all jobs in lists: chats and model loads are jobs too, of routes of their own
+ListedKind = Literal["evaluation", "capture", AnalysisKind, "chat", "load"]
 JobSpec = Annotated[
     EvaluationSpec | CaptureJobSpec | OutliersSpec | ProbeSpec | CompareSpec | LensSpec,
     Field(discriminator="kind"),

@@ -48,6 +48,8 @@ class Savepoint(Spec):
 class ModelLoadOptions(Spec):
     """Options of a model load; null uses the worker's settings."""
 
+    loose = ("device_map",)
+
     revision: str | None = Field(None, max_length=256, pattern=r"^[A-Za-z0-9][\w./\-]*$")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     device_map: DeviceMap | None = Field(
@@ -55,7 +57,9 @@ class ModelLoadOptions(Spec):
     )
     max_memory: dict[DeviceKey, Bytes] | None = Field(None, max_length=64)
     attn_implementation: Attention | None = None
-    savepoints: list[Savepoint] = Field([], max_length=1000)
+    savepoints: Annotated[list[Savepoint], BeforeValidator(lambda value: value or [])] = Field(
+        [], max_length=1000, description="null is none."
+    )
 
     @property
     def is_spread(self) -> bool:

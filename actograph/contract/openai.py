@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Json, model_validator
-from pydantic_core import PydanticCustomError
 
 from actograph.contract.base import (
     JsonObject,
@@ -21,6 +20,7 @@ from actograph.contract.base import (
     Tag,
     Text,
     example,
+    fault_of,
 )
 from actograph.contract.chat_job import ChatTemplateKwargs, OwnSample, ResponseFormat, StructuredOutputs
 from actograph.contract.interventions import InterventionList
@@ -48,9 +48,14 @@ NEUTRAL: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def fault_of(field: str, why: str) -> PydanticCustomError:
-    """The error of a check over several fields, reported for one of them."""
-    return PydanticCustomError("fault_of", "{why}", {"why": why, "field": field})
+def only_text(content: Any) -> Any:
+    """Refuse parts of a message that are no text, such as images. Raises ValueError."""
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and any(word in kind for word in ("image", "audio", "video", "file")):
+            name = kind.removeprefix("input_").removesuffix("_url")
+            raise ValueError(f"a part of type {kind[:40]} is not supported ({name}): send text parts only")
+    return content
 
 
 class TextPart(Part):
@@ -81,7 +86,7 @@ class ChatMessage(Part):
     """A message of the history; earlier answers can be sent back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: Annotated[Text | list[TextPart] | None, BeforeValidator(only_text)] = None
     name: str | None = Field(None, max_length=256)
     tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = Field(None, max_length=256)

@@ -115,6 +115,12 @@ class ConditionResults(Resource):
 
     alias: str
     metrics: dict[str, float | None]
+    intervals: dict[str, tuple[float, float]] = Field(
+        {}, description="95 % interval of each mean; Wilson's for values from 0 to 1."
+    )
+    left_out: dict[str, int] = Field(
+        {}, description="Problems that pass@k and maj@n leave out: too few of their epochs are completed."
+    )
     samples: int = Field(description="Number of scored samples.")
     failed: int
     truncated: int = Field(description="Samples that reached max_tokens, or texts cut to the context.")
@@ -156,6 +162,8 @@ class ModelLoad(Resource):
     worker_id: str | None = Field(None, description="Worker that loads it, or tried last.")
     options: dict[str, Any]
     error: ErrorRecord | None = Field(None, description="The worker keeps its previous model.")
+    ok: bool = Field(False, description="True once the model is loaded.")
+    savepoints: list[str] = Field([], description="Names of the requested savepoints.")
 
 
 class SampleStatus(StrEnum):

@@ -26,6 +26,7 @@ class Deployment:
         ssh: the ssh command.
         port: port of the service on the box's loopback.
         local_port: port of the tunnel here; None before the first one.
+        python: Python on the box whose packages are used; None for an environment of the deployment's own.
     """
 
     target: str
@@ -33,6 +34,7 @@ class Deployment:
     ssh: str = "ssh"
     port: int = 8420
     local_port: int | None = None
+    python: str | None = None
 
     @property
     def url(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anyio import to_thread
-from inspect_ai.hooks import Hooks, SampleAttemptStart, SampleEnd, TaskEnd, TaskStart, hooks
+from inspect_ai.hooks import Hooks, SampleAttemptStart, SampleEnd, hooks
 
 # Inspect's own providers read the running sample here; its hook before a generation has another id
 from inspect_ai.log._samples import sample_active
@@ -21,7 +21,7 @@ from inspect_ai.model._providers.openai_compatible import OpenAICompatibleAPI
 from typing_extensions import override
 
 from actograph.client import Client
-from actograph.drivers.options import capture_of, score_of
+from actograph.drivers.options import capture_of, problem_index, score_of
 from actograph.settings import Settings
 
 
@@ -33,8 +33,6 @@ class _Generations:
     session_ids: dict[Client, list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
-#: id of a task's execution -> id of a sample -> its row in the dataset
-_rows: dict[str, dict[int | str, int]] = {}
 #: by the id of a sample's execution
 _running: dict[str, _Generations] = defaultdict(_Generations)
 
@@ -95,7 +93,7 @@ class ActographAPI(OpenAICompatibleAPI):
         return fields | {
             "tags": [self._run or f"run={active.run_id}"],
             "sample": {
-                "index": _rows.get(active.eval_id, {}).get(sample_id, 0),
+                "index": problem_index(active.task, sample_id),
                 "epoch": epoch - 1,
                 "condition": f"generation-{generations.count}",
             },
@@ -120,13 +118,6 @@ class ActographAPI(OpenAICompatibleAPI):
 @hooks(name="actograph", description="Sends the scores of samples to their sessions.")
 class ActographHooks(Hooks):
     """Sends the scores of each scored sample to its sessions."""
-
-    async def on_task_start(self, data: TaskStart) -> None:
-        ids = data.spec.dataset.sample_ids or []
-        _rows[data.eval_id] = {sample_id: row for row, sample_id in enumerate(ids)}
-
-    async def on_task_end(self, data: TaskEnd) -> None:
-        _rows.pop(data.eval_id, None)
 
     async def on_sample_attempt_start(self, data: SampleAttemptStart) -> None:
         if data.attempt > 1:  # the score will not be that of the failed attempt

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actograph.client.job_options import capture_of as typed_capture
+from actograph.contract.base import canonical_digest
 from actograph.contract.specs import CaptureSpec
 
 #: letters of Inspect's scorers: correct, partially correct, incorrect, no answer
@@ -22,6 +23,14 @@ def capture_of(given: str | Sequence[str] | Mapping[str, Any] | None) -> dict[st
     if not isinstance(given, str | Mapping):
         given = ",".join(map(str, given))
     return CaptureSpec.model_validate(typed_capture(given)).model_dump(mode="json", exclude_unset=True)
+
+
+def problem_index(task: str, sample_id: int | str) -> int:
+    """A number of a problem that depends on its task and id alone: 31 bits of their digest.
+
+    A place in the run's list would change with `--limit` and shuffling, and pair other problems.
+    """
+    return int(canonical_digest([task, sample_id])[:8], 16) >> 1
 
 
 def score_of(value: object) -> float | None:

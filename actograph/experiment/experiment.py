@@ -3,14 +3,16 @@
 import itertools
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from actograph.contract.base import Name, Spec, merged
+from actograph.contract.base import Name, Spec, canonical_digest, fault_of, merged
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import field_errors, job_spec_adapter
 from actograph.contract.model_loads import ModelLoadRequest
@@ -21,6 +23,12 @@ FILE_FIELDS = ("dataset", "fewshot_dataset")
 #: fields of an analysis that choose sessions
 QUERY_FIELDS = ("sessions", "other")
 _UNSENT_FILE = {"file_id": "file_" + "0" * 32}
+
+#: characters of a job's name, which is a folder's name too, of a swept value in it, and of a digest
+MOST_NAME, MOST_VALUE_NAME, DIGEST = 200, 40, 8
+#: words that stand for themselves in names; no number looks like one
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
+_NOT_WORDS = frozenset({"true", "false", "null", "NaN", "Infinity"})
 
 Fields = dict[str, Any]
 #: keys and numbers that lead to a value
@@ -33,11 +41,26 @@ class Deploy(Spec):
     target: str = Field(description="user@host[:port], or a host of ~/.ssh/config.")
     mode: Literal["reuse", "fresh", "frozen"] = Field("reuse", description="Flag of `actograph deploy`.")
     model: str | None = Field(None, description="Hub id, or folder on the box; null: as deployed last.")
-    options: str | None = Field(None, description="More options of `actograph up`.")
-    env: list[str] = Field([], description="Variables of this shell for the service, or NAME=VALUE.")
+    options: str | None = Field(None, description="More options of `actograph up`, but no functions.")
     python: str | None = Field(None, description="Python on the box whose packages are used as they are.")
     folder: str | None = Field(None, description="Folder on the box.")
-    ssh: str | None = Field(None, description="The ssh command.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_no_commands(cls, value: Any) -> Any:
+        """Refuse what runs here or leaves this machine: a file may be someone else's."""
+        for name in ("ssh", "env"):
+            if isinstance(value, dict) and name in value:
+                raise fault_of(name, f"a file names no commands or variables; use `actograph run --{name}`")
+        return value
+
+    @field_validator("options")
+    @classmethod
+    def _names_no_functions(cls, options: str | None) -> str | None:
+        for word in shlex.split(options or ""):
+            if word.startswith("--user-"):
+                raise ValueError(f"a file names no functions; use `actograph deploy --options '{word} ...'`")
+        return options
 
 
 class Evaluate(Spec):
@@ -60,15 +83,24 @@ class Evaluate(Spec):
                 raise ValueError(f"{field}: give at least one value")
         return sweep
 
-    def bodies(self) -> dict[str, Fields]:
-        """Name -> body of every job. With a sweep, the name has the values."""
-        found = {}
+    def variants(self) -> dict[str, dict[str, Fields]]:
+        """Entry of `jobs` -> full name -> body of each of its jobs. With a sweep, the name has the values.
+
+        Raises:
+            InvalidRequest: two jobs have the same name.
+        """
+        found: dict[str, dict[str, Fields]] = {}
+        known: set[str] = set()
         for name, changes in self.jobs.items():
+            found[name] = {}
             for values in itertools.product(*self.sweep.values()):
                 swept = dict(zip(self.sweep, values, strict=True))
-                body = merged(merged({"kind": "evaluation"} | self.base, changes or {}), swept)
-                parts = [f"{field.rpartition('.')[2]}-{_plain(value)}" for field, value in swept.items()]
-                found[".".join([name, *parts])] = body
+                parts = [f"{field.rpartition('.')[2]}-{_value_name(value)}" for field, value in swept.items()]
+                full = _cut(".".join([name, *parts]), MOST_NAME)
+                if full in known:
+                    raise InvalidRequest(f"two jobs have the name {full}; has the sweep a value twice?")
+                known.add(full)
+                found[name][full] = merged(merged({"kind": "evaluation"} | self.base, changes or {}), swept)
         return found
 
 
@@ -112,15 +144,23 @@ class Experiment(Spec):
         """Stages that the file has, in their order."""
         return [name for name in STAGES if getattr(self, name) is not None]
 
+    @cached_property
+    def variants(self) -> dict[str, dict[str, Fields]]:
+        """Entry of `evaluate.jobs` -> full name -> body of each of its jobs. Raises InvalidRequest."""
+        found = {} if self.evaluate is None else self.evaluate.variants()
+        return {name: self._tagged(bodies) for name, bodies in found.items()}
+
     @property
     def bodies(self) -> dict[str, Fields]:
-        """Name -> body of every job, with its tag."""
-        return self._tagged({} if self.evaluate is None else self.evaluate.bodies())
+        """Full name -> body of every job, with its tag. Raises InvalidRequest."""
+        return {name: body for bodies in self.variants.values() for name, body in bodies.items()}
 
     @property
     def analyses(self) -> dict[str, Fields]:
         """Name -> body of every analysis, with names in place of the ids of jobs. Raises InvalidRequest."""
         found = {} if self.analyse is None else self.analyse.jobs
+        if both := found.keys() & (self.bodies | self.variants).keys():
+            raise InvalidRequest(f"{min(both)} is the name of a job too; give the analysis another one")
         return self._tagged({name: self._with_jobs(body) for name, body in found.items()})
 
     def _tagged(self, bodies: Mapping[str, Fields]) -> dict[str, Fields]:
@@ -135,7 +175,7 @@ class Experiment(Spec):
                 continue
             names: dict[str, None] = {}
             for wanted in query.get("jobs", known):
-                same = [name for name in known if name == wanted or name.startswith(f"{wanted}.")]
+                same = list(self.variants.get(wanted, [wanted] if wanted in known else []))
                 if not same:
                     raise InvalidRequest(
                         f"there is no job {wanted!r}; there are {', '.join(known) or 'none'}"
@@ -201,9 +241,10 @@ def _faults_of_jobs(root: yaml.Node, experiment: Experiment, folder: Path) -> li
         bodies = experiment.bodies
     except InvalidRequest as error:
         return [f"{_line(root, [()], ('evaluate',))}: {error.message}"]
+    entries = {name: entry for entry, variants in experiment.variants.items() for name in variants}
     for name, body in bodies.items():
         places: list[Place] = [
-            ("evaluate", "jobs", name.partition(".")[0]), ("evaluate", "base"), ("evaluate", "sweep")
+            ("evaluate", "jobs", entries[name]), ("evaluate", "base"), ("evaluate", "sweep")
         ]  # fmt: skip
         files = files_of(body, folder)
         sent = {"model": "any"} | body | dict.fromkeys(files, _UNSENT_FILE)
@@ -226,6 +267,16 @@ def _faults_of_analyses(root: yaml.Node, experiment: Experiment) -> list[str]:
     except InvalidRequest as error:
         return [f"{_line(root, [()], ('analyse', 'jobs'))}: {error.message}"]
     for name, body in analyses.items():
+        models = {
+            experiment.bodies[job].get("model")
+            for field in QUERY_FIELDS
+            for job in (body.get(field) or {}).get("jobs", ())
+        }
+        if len(models) > 1:
+            faults.append(
+                f"{_line(root, [()], ('analyse', 'jobs', name))}: analysis {name} reads jobs of different "
+                f"models ({', '.join(sorted(map(str, models)))}); name the jobs of one"
+            )
         ids = dict.fromkeys(experiment.bodies, "job_" + "0" * 32)
         sent = with_ids(body, ids)
         try:
@@ -249,9 +300,23 @@ def files_of(body: Mapping[str, Any], folder: Path) -> dict[str, Path]:
     return {field: folder / body[field] for field in FILE_FIELDS if isinstance(body.get(field), str)}
 
 
-def _plain(value: Any) -> str:
+def _value_name(value: Any) -> str:
+    """A value of a sweep as a part of a name; different values have different names.
+
+    Numbers and plain words stand for themselves, as `0_7` and `calculator`. Others have a digest behind them.
+    """
+    if isinstance(value, bool | int | float):
+        return re.sub(r"[^A-Za-z0-9_-]", "_", json.dumps(value))
+    if isinstance(value, str) and _WORD.fullmatch(value) and value not in _NOT_WORDS:
+        return value
     text = value if isinstance(value, str) else json.dumps(value)
-    return re.sub(r"[^A-Za-z0-9_-]+", "_", text)[:40]
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "_", text)[:MOST_VALUE_NAME]
+    return f"{plain}-{canonical_digest(value)[:DIGEST]}"
+
+
+def _cut(name: str, most: int) -> str:
+    """A name of at most this length; a longer one ends in a digest of all of it."""
+    return name if len(name) <= most else f"{name[: most - DIGEST - 1]}-{canonical_digest(name)[:DIGEST]}"
 
 
 def _faults(root: yaml.Node, error: ValidationError, places: Sequence[Place], sent: Fields) -> list[str]:

@@ -11,13 +11,15 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from hashlib import sha256
+from http import HTTPStatus
 from pathlib import Path
 
 from actograph import __version__
-from actograph.client import Client
+from actograph.client import ApiError, Client
 from actograph.client.jobs import JobHandle
-from actograph.client.pulls import sha256_of
+from actograph.client.pulls import job_of, sha256_of
 from actograph.contract.base import canonical_digest
 from actograph.contract.errors import ActographError, Conflict
 from actograph.contract.model_loads import ModelLoadOptions, ModelLoadRequest
@@ -81,9 +83,6 @@ class RunFolder:
             os.fsync(file.fileno())
         aside.replace(self.path / STATE)
 
-    def is_done(self, stage: str, fingerprint: str) -> bool:
-        return bool(self.state["stages"].get(stage, {}).get("fingerprint") == fingerprint)
-
 
 class Run:
     """An experiment in its run folder.
@@ -117,7 +116,7 @@ class Run:
 
     def plan(self, stages: Sequence[str]) -> dict[str, bool]:
         """Stage -> whether it is done."""
-        return {stage: self._folder.is_done(stage, self._fingerprint(stage)) for stage in stages}
+        return {stage: self._is_done(stage, self._fingerprint(stage)) for stage in stages}
 
     def estimates(self) -> Iterator[tuple[str, Estimate]]:
         """The estimate of each job. Datasets are uploaded for it, and deleted again."""
@@ -144,23 +143,42 @@ class Run:
         with self._folder.locked(self._service):
             for stage in stages:
                 fingerprint = self._fingerprint(stage)
-                if self._folder.is_done(stage, fingerprint):
+                if self._is_done(stage, fingerprint):
                     self._note(f"{stage}: done before")
                     continue
                 self._note(f"{stage}: running")
                 made = {"fingerprint": fingerprint, **work[stage](), "version": __version__}
+                made["ids"] = self._known_ids(stage)
                 self._folder.state["stages"][stage] = made
                 self._folder.save()
+
+    def _is_done(self, stage: str, fingerprint: str) -> bool:
+        """Whether a stage was done for the same fields and the same jobs, which the service still has."""
+        done = self._folder.state["stages"].get(stage, {})
+        if done.get("fingerprint") != fingerprint or done.get("ids", {}) != self._known_ids(stage):
+            return False
+        return self._on_service.issuperset(done.get("ids", {}).values())
+
+    def _known_ids(self, stage: str) -> dict[str, str]:
+        """Name -> id of the jobs that a stage makes or reads, as far as they have run."""
+        known = self._folder.state["jobs"]
+        return {name: known[name] for name in self._names(stage) if name in known}
+
+    def _names(self, stage: str) -> list[str]:
+        if stage == "model":
+            return []
+        return [*self._bodies, *(self._analyses if stage in ("analyse", "report") else ())]
+
+    @cached_property
+    def _on_service(self) -> set[str]:
+        """Ids of the jobs with the experiment's tag."""
+        return {job.id for job in self._client.jobs.list(tag=self._experiment.name)}
 
     def _fingerprint(self, stage: str) -> str:
         """Digest of all that a stage depends on: its fields, the service, and the jobs before it."""
         fields = getattr(self._experiment, stage)
         parts = [fields and fields.model_dump(mode="json"), self._service]
-        if stage != "model":
-            parts += [self._mark(name) for name in self._bodies]
-        if stage in ("analyse", "report"):
-            parts += [self._mark(name) for name in self._analyses]
-        return canonical_digest(parts)
+        return canonical_digest([*parts, *map(self._mark, self._names(stage))])
 
     def _mark(self, name: str) -> str:
         """Digest of a job: its fields, its datasets, and the jobs that it reads."""
@@ -228,7 +246,7 @@ class Run:
     def _submit(self, name: str, body: Fields) -> None:
         """Submit a job once; what failed in an earlier run is tried again."""
         known = self._folder.state["jobs"]
-        key = f"{self._folder.state['id']}-{name}-{self._mark(name)}"[:200]
+        key = f"{self._folder.state['id']}-{canonical_digest([name, self._mark(name)])}"
         job = self._client.submit(body, idempotency_key=key)
         if known.get(name) != job.id:
             known[name] = job.id
@@ -247,7 +265,7 @@ class Run:
         bad = [f"{name} ({job.id}) {_ending(job)}" for name, job in ended.items() if _is_incomplete(job)]
         if bad:
             raise StageFailed(f"{'; '.join(bad)}; run the experiment again to try them again")
-        return {"jobs": ids}
+        return {}
 
     def _ids(self, names: Iterable[str]) -> dict[str, str]:
         known = self._folder.state["jobs"]
@@ -259,6 +277,8 @@ class Run:
     def _uploaded(self, file: Path) -> str:
         """The id of a dataset. What the service has already is not uploaded again."""
         files, digest = self._folder.state["files"], self._digests[file]
+        if digest in files and not self._is_there(files[digest]):
+            del files[digest]
         if digest not in files:
             alike = (
                 one.id
@@ -271,12 +291,27 @@ class Run:
             self._folder.save()
         return str(files[digest])
 
+    def _is_there(self, file_id: str) -> bool:
+        """Whether the service still has a file. It may have expired, or have been deleted."""
+        try:
+            self._client.files.get(file_id)
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            return False
+        return True
+
     def _fetch(self) -> Fields:
         assert self._experiment.fetch is not None
         folders = {}
         for name, job_id in self._ids(self._bodies).items():
             folder = self._folder.path / "results" / name
             folder.parent.mkdir(exist_ok=True)
+            if (former := job_of(folder)) not in (None, job_id):
+                # the experiment was edited; the results of the former job are kept, and may be wanted again
+                folder.rename(folder.with_name(f"{name}-{former}"))
+                if (kept := folder.with_name(f"{name}-{job_id}")).is_dir():
+                    kept.rename(folder)
             job = self._client.jobs.get(job_id)
             pulled = job.pull_results(folder, activations=self._experiment.fetch.activations)
             self._note(f"  {name}: {pulled.samples} samples in {folder}")

@@ -17,7 +17,6 @@ from actograph.report.analysis_figures import figure_of
 from actograph.report.figures import Bar, Figure
 
 #: of a normal distribution, for intervals of 95 %
-_Z = 1.96
 #: columns of a comparison
 _COMPARISON = {
     "Pairs": "pairs", "First norm": "first_norm", "Second norm": "second_norm",
@@ -105,7 +104,7 @@ def _scores(name: str, results: JobResults, drawn: list[Figure]) -> list[str]:
         return []
     bars = {
         metric: [
-            Bar(condition, value, *_interval(one, metric))
+            Bar(condition, value, *one.intervals.get(metric, (None, None)))
             for condition, one in results.conditions.items()
             if (value := one.metrics.get(metric)) is not None
         ]
@@ -127,7 +126,7 @@ def _scores(name: str, results: JobResults, drawn: list[Figure]) -> list[str]:
     headers = ("Condition", "Metric", "Value", "Standard error", "Samples", "Failed", "Truncated")
     return [
         page.heading("Scores", 3),
-        _add(drawn, figures.bars(f"{name}-scores", "Scores, with 1.96 standard errors", bars)),
+        _add(drawn, figures.bars(f"{name}-scores", "Scores, with 95 % intervals", bars)),
         page.table(headers, rows),
     ]
 
@@ -135,11 +134,6 @@ def _scores(name: str, results: JobResults, drawn: list[Figure]) -> list[str]:
 def _error(results: ConditionResults, metric: str) -> float | None:
     name, _, rest = metric.partition(",")
     return results.metrics.get(f"{name}_stderr,{rest}")
-
-
-def _interval(results: ConditionResults, metric: str) -> tuple[float | None, float | None]:
-    value, error = results.metrics.get(metric), _error(results, metric)
-    return (None, None) if value is None or error is None else (value - _Z * error, value + _Z * error)
 
 
 def _comparison(found: JobComparison) -> list[str]:

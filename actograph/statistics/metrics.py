@@ -14,6 +14,8 @@ from actograph.contract.resources import Score
 
 #: metrics with the values 0 and 1 only; `includes` finds the target or nothing, so it has no vote
 _VERDICTS = ("exact_match", "includes")
+#: standard errors on each side of a mean that hold 95 % of a normal distribution
+_Z = 1.96
 
 
 #: metric -> its values, one for each problem
@@ -32,6 +34,35 @@ def shown(values: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
         metrics[name] = fmean(found) if found else None
         metrics[f"{metric}_stderr{comma}{filter_name}"] = _standard_error(found) if several else None
     return metrics
+
+
+def intervals(values: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
+    """95 % interval of each metric's mean; metrics of too few values have none."""
+    found = {name: interval(of) for name, of in values.items()}
+    return {name: bounds for name, bounds in found.items() if bounds is not None}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """95 % interval of a mean: Wilson's for values from 0 to 1, else the mean and 1.96 standard errors.
+
+    Wilson's stays between 0 and 1, and has a width where all values are equal (Wilson, J. Am. Stat. Assoc. 22
+    (1927) 209-212). Values between 0 and 1 vary less than verdicts of the same mean, so they count as more:
+    p (1 - p) / error^2 (Dean & Pagano, Stat. Methods Med. Res. 24 (2015) 823-839, for clustered samples).
+
+    Returns None for fewer than two values other than verdicts, and for none.
+    """
+    count = len(values)
+    is_verdict = all(one in (0.0, 1.0) for one in values)
+    if not count or (count < 2 and not is_verdict):
+        return None
+    mean = fmean(values)
+    error = 0.0 if count < 2 else _standard_error(values)
+    if min(values) < 0 or max(values) > 1:
+        return mean - _Z * error, mean + _Z * error
+    size = count if is_verdict or not error else max(count, mean * (1 - mean) / error**2)
+    centre = (mean + _Z**2 / (2 * size)) / (1 + _Z**2 / size)
+    half = _Z / (1 + _Z**2 / size) * math.sqrt(mean * (1 - mean) / size + (_Z / (2 * size)) ** 2)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _standard_error(found: Sequence[float]) -> float:

@@ -63,6 +63,17 @@ def _compiled(source: str) -> tuple[Template, frozenset[str]]:
     return _ENVIRONMENT.from_string(tree), columns
 
 
+def _as_json(name: str, value: Any) -> Any:
+    """A column's value as its sample stores it. Raises InvalidDataset."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        kind = type(value).__name__
+        raise InvalidDataset(
+            f"column {name} has a {kind} that JSON lacks ({str(value)[:40]}); write it as a text or a number"
+        ) from None
+
+
 class RowTemplate:
     """A template over the columns of a row; the bare name of a column stands for its value."""
 
@@ -113,11 +124,9 @@ class Task(RowForm):
         self.examples = [self._example(index, sample) for index, sample in enumerate(spec.fewshot.samples)]
 
     def __call__(self, index: int, record: Mapping[str, Any], /) -> DatasetRow:
-        columns = {str(name): record[name] for name in self._kept if name in record}
-        try:
-            columns = json.loads(json.dumps(columns, allow_nan=False))
-        except (TypeError, ValueError, RecursionError):
-            raise InvalidDataset("a column of the prompt has a value that JSON lacks") from None
+        columns = {
+            str(name): _as_json(str(name), record[name]) for name in sorted(self._kept) if name in record
+        }
         answer = self._target.render(record)
         for name, text in (("prompt", self._prompt.render(record)), ("target", answer)):
             if (fault := text_fault(text)) is not None:

@@ -35,9 +35,10 @@ _STATUSES = {
 class ChatFailed(ActographError):
     """A failed chat."""
 
-    def __init__(self, *, type: str, message: str, **_: object) -> None:
+    def __init__(self, *, type: str, message: str, param: str | None = None, **_: object) -> None:
         """The arguments are the error of the job or of its first failed sample."""
-        super().__init__(message)
+        # fields of a job's sampling are fields of the request
+        super().__init__(message, param=param and param.removeprefix("sampling."))
         # a class has one code, but each failure its own
         self.code = type  # type: ignore[misc]
         self.status = _STATUSES.get(type, 500)  # type: ignore[misc]
@@ -86,15 +87,16 @@ def answer(
     # a prompt counts once for all of its choices
     prompts = sum(row.prompt_tokens or 0 for row in rows if row.epoch == 0)
     chosen = sum(row.generated_tokens or 0 for row in rows)
+    points: Mapping[str, str] = (job.pinned or {}).get("savepoints") or {}
     form = answers.ChatCompletion if is_chat(rows[0]) else answers.Completion
     choice = _chat_choice if is_chat(rows[0]) else _completion_choice
     return form(
         **envelope(job, rows[0]),
-        choices=[choice(row, place, _captured(captured, row)) for place, row in enumerate(rows)],
+        choices=[choice(row, place, _captured(captured, row, points)) for place, row in enumerate(rows)],
         usage=answers.CompletionUsage(
             prompt_tokens=prompts, completion_tokens=chosen, total_tokens=prompts + chosen
         ),
-        **_captured(captured, rows[0]),
+        **_captured(captured, rows[0], points),
     )
 
 
@@ -169,7 +171,10 @@ def _finish_reason(row: SampleRow) -> answers.FinishReason:
     return "length" if row.finish_reason == "length" or is_only_read(row.input) else "stop"
 
 
-def _captured(captured: Mapping[str, resources.Session], row: SampleRow) -> dict[str, Any]:
+def _captured(
+    captured: Mapping[str, resources.Session], row: SampleRow, savepoints: Mapping[str, str]
+) -> dict[str, Any]:
+    """The activations of a choice. Savepoints of the model have their own names beside the hooks'."""
     session = captured.get(row.session_id or "")
     if session is None:
         return {}
@@ -184,7 +189,8 @@ def _captured(captured: Mapping[str, resources.Session], row: SampleRow) -> dict
             )
             for file in session.files
         ],
-        "activations_meta": session.hooks,
+        "activations_meta": session.hooks
+        | {name: session.hooks[hook] for name, hook in savepoints.items() if hook in session.hooks},
     }
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
-from actograph.contract.base import Metadata, Part, Text, example
+from actograph.contract.base import Metadata, Part, Text, example, fault_of
 from actograph.contract.chat_job import ChatTemplateKwargs, JsonSchema
 from actograph.contract.errors import ActographError
 from actograph.contract.openai import (
@@ -23,7 +23,7 @@ from actograph.contract.openai import (
     GenerationBase,
     Tool,
     ToolFunction,
-    fault_of,
+    only_text,
 )
 from api.dependencies import Services
 from api.openai import chat_requests
@@ -41,7 +41,7 @@ class ContentPart(Part):
     text: Text
 
 
-Content = Text | list[ContentPart]
+Content = Annotated[Text | list[ContentPart], BeforeValidator(only_text)]
 Role = Literal["system", "developer", "user", "assistant"]
 
 

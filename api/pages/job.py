@@ -26,12 +26,10 @@ GRID = 1000
 EVENTS = 50
 #: verdicts in words
 _NAMES = {"no_answer": "no answer", "done": "completed", "leased": "running", "pending": "waiting"}
-#: standard errors on each side of a mean, as in reports
-_Z = 1.96
 
 
 class Interval(NamedTuple):
-    """A metric of one condition with 1.96 standard errors around it, or None without an error."""
+    """A metric of one condition with its 95 % interval, or None without one."""
 
     condition: str
     mean: float
@@ -101,10 +99,9 @@ def intervals(conditions: Mapping[str, ConditionResults]) -> dict[str, list[Inte
     found: dict[str, list[Interval]] = {}
     for name, one in conditions.items():
         for key, mean in one.metrics.items():
-            metric, _, kind = key.partition(",")
+            metric = key.partition(",")[0]
             if mean is None or metric.endswith("_stderr"):
                 continue
-            error = one.metrics.get(f"{metric}_stderr,{kind}")
-            low, high = (None, None) if error is None else (mean - _Z * error, mean + _Z * error)
+            low, high = one.intervals.get(key, (None, None))
             found.setdefault(key, []).append(Interval(name, mean, low, high, one.samples))
     return found

@@ -1,15 +1,14 @@
 """Jobs: the list with its filters, and the forms that change jobs."""
 
 from functools import partial
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from fastapi import APIRouter, Form, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from actograph.contract.chat_job import CHAT
 from actograph.contract.errors import Conflict, InvalidRequest
-from actograph.contract.job_specs import JOB_KINDS
+from actograph.contract.job_specs import ListedKind
 from actograph.contract.resources import JobStatus
 from api.auth import READ, SUBMIT
 from api.dependencies import Services, ServicesDep, slow
@@ -20,7 +19,7 @@ from api.routes.jobs import cancel_job, delete_job, list_jobs, retry_job
 from api.routes.models import list_models
 from storage.index.pages import PageOptions
 from storage.jobs import control, jobs
-from storage.jobs.jobs import LOAD, JobFilter
+from storage.jobs.jobs import JobFilter
 
 router = APIRouter(include_in_schema=False, dependencies=[READ])
 
@@ -31,7 +30,7 @@ class Filters(BaseModel):
     """Filters of the list, with the job that comes before the page; "" is no filter."""
 
     status: JobStatus | Literal[""] = ""
-    kind: str = ""
+    kind: ListedKind | Literal[""] = ""
     model: str = ""
     tag: str = ""
     text: str = ""
@@ -55,7 +54,7 @@ def show_jobs(request: Request, services: ServicesDep, filters: Annotated[Filter
         "page": list_jobs(services, page, **filters.wanted),
         "filters": filters.chosen,
         "statuses": list(JobStatus),
-        "kinds": [*JOB_KINDS, CHAT, LOAD],
+        "kinds": get_args(ListedKind),
         "models": [one.id for one in list_models(services).data],
     }
     return render(request, "jobs.html", values)
@@ -101,6 +100,7 @@ def change_all_jobs(
 def change_jobs(
     request: Request,
     services: ServicesDep,
+    filters: Annotated[Filters, Query()],
     action: Annotated[str, Form()],
     ids: Annotated[list[str], Form(max_length=PAGE, default_factory=list)],
 ) -> Response:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Form, Query, Request
 from starlette.responses import Response
 
 from actograph.contract.errors import NotFound
+from actograph.contract.job_specs import validated
 from actograph.contract.model_loads import ModelLoadRequest
 from actograph.contract.operations import NewKey
 from actograph.roles import Role
@@ -39,7 +40,7 @@ def show_models(
 @router.post("/models", dependencies=[ADMIN])
 def load(services: ServicesDep, model: Annotated[str, Form(max_length=1024)]) -> Response:
     """Load a model; its job shows the progress."""
-    begun = begin_load(services, ModelLoadRequest(model_id=model))
+    begun = begin_load(services, validated(ModelLoadRequest, {"model_id": model}))
     return see_other(f"/jobs/{begun.id}")
 
 
@@ -62,7 +63,8 @@ def make_key(
     owner: Annotated[str, Form()] = "",
 ) -> Response:
     """Create a key, and show it in the answer: no address leads to it again."""
-    made = create_key(services, NewKey(name=name, role=role, owner=owner.strip() or None))
+    new = validated(NewKey, {"name": name, "role": role, "owner": owner.strip() or None})
+    made = create_key(services, new)
     return _keys(request, services, made=made.key)
 
 

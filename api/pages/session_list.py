@@ -1,11 +1,13 @@
 """Sessions: the list with its filters, and the form that changes many of them."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Query, Request
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.job_specs import validated
 from actograph.contract.specs import SessionUpdate
 from api.auth import READ, SUBMIT
 from api.dependencies import Services, ServicesDep
@@ -19,36 +21,40 @@ from storage.sessions.filter import SessionFilter
 router = APIRouter(include_in_schema=False, dependencies=[READ])
 
 PAGE = 50
-Text = Annotated[str, Query(max_length=1024)]
+Text = Annotated[str, Field(max_length=1024)]
+Truth = Literal["", "yes", "no"]
 _TRUTH = {"yes": True, "no": False}
 
 
+class Filters(BaseModel):
+    """Filters of the list, with the session that comes before the page; "" is no filter."""
+
+    job: Text = ""
+    model: Text = ""
+    condition: Text = ""
+    tag: Text = ""
+    correct: Truth = ""
+    pinned: Truth = ""
+    after: Text = ""
+
+
 @router.get("/sessions")
-def show_sessions(
-    request: Request,
-    services: ServicesDep,
-    *,
-    job: Text = "",
-    model: Text = "",
-    condition: Text = "",
-    tag: Text = "",
-    correct: Text = "",
-    pinned: Text = "",
-    after: Text = "",
-) -> Response:
-    wanted = SessionFilter(
-        job_id=job.strip() or None,
-        model=(services.models.find(model) or model) or None,
-        condition=condition or None,
-        tag=tag or None,
-        correct=_TRUTH.get(correct),
-        pinned=_TRUTH.get(pinned),
+def show_sessions(request: Request, services: ServicesDep, filters: Annotated[Filters, Query()]) -> Response:
+    wanted = validated(
+        SessionFilter,
+        {
+            "job_id": filters.job.strip() or None,
+            "model": (services.models.find(filters.model) or filters.model) or None,
+            "condition": filters.condition or None,
+            "tag": filters.tag or None,
+            "correct": _TRUTH.get(filters.correct),
+            "pinned": _TRUTH.get(filters.pinned),
+        },
     )
-    filters = {"job": job, "model": model, "condition": condition, "tag": tag}
     values = {
-        "page": list_sessions(services, wanted, PageOptions(limit=PAGE, after=after or None)),
-        "texts": filters,
-        "filters": {**filters, "correct": correct, "pinned": pinned},
+        "page": list_sessions(services, wanted, PageOptions(limit=PAGE, after=filters.after or None)),
+        "texts": filters.model_dump(include={"job", "model", "condition", "tag"}),
+        "filters": filters.model_dump(exclude={"after"}),
         "models": [one.id for one in list_models(services).data],
     }
     return render(request, "sessions.html", values)
@@ -58,6 +64,8 @@ def show_sessions(
 def change_sessions(
     request: Request,
     services: ServicesDep,
+    *,
+    filters: Annotated[Filters, Query()],
     action: Annotated[str, Form()],
     ids: Annotated[list[str], Form(max_length=PAGE, default_factory=list)],
     tag: Annotated[str, Form(max_length=64)] = "",
@@ -75,6 +83,7 @@ def _change(services: Services, action: str, session_id: str, tag: str) -> None:
             update_session(services, session_id, SessionUpdate(pinned=action == "pin"))
         case "tag" if tag:
             known = get_session(services, session_id).tags
-            update_session(services, session_id, SessionUpdate(tags=list(dict.fromkeys([*known, tag]))))
+            changed = validated(SessionUpdate, {"tags": list(dict.fromkeys([*known, tag]))})
+            update_session(services, session_id, changed)
         case _:
             raise InvalidRequest("action is pin, unpin, delete, or tag with a tag", param="action")

@@ -2,13 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Form, Query, Request
-from pydantic import BeforeValidator, Field
+from fastapi import APIRouter, Depends, Form, Query, Request
+from pydantic import BeforeValidator
 from starlette.responses import Response
 
 from actograph.contract import hooks
-from actograph.contract.base import MAX_TAGS, Tag
 from actograph.contract.errors import StoreDamaged
+from actograph.contract.job_specs import validated
 from actograph.contract.resources import Session
 from actograph.contract.specs import SessionUpdate
 from api.auth import READ, SUBMIT
@@ -27,9 +27,23 @@ router = APIRouter(prefix="/sessions/{session_id}", include_in_schema=False, dep
 OFFERED = 100
 #: characters of a message
 SHOWN = 20_000
+State = Annotated[str, Query(max_length=1024)]
 
 
-@router.get("")
+async def viewer_state(
+    *,
+    hook: State = "",
+    of: State = "",
+    channel: State = "",
+    vector: State = "",
+    align: State = "",
+    difference: State = "",
+    token: State = "",
+) -> None:
+    """Declare the choices that `viewer.js` keeps in the address. The server does not read them."""
+
+
+@router.get("", dependencies=[Depends(viewer_state)])
 def show_session(
     request: Request,
     services: ServicesDep,
@@ -76,7 +90,7 @@ def _split(texts: list[str]) -> list[str]:
     return [tag.strip() for text in texts for tag in text.split(",") if tag.strip()]
 
 
-Tags = Annotated[list[Tag], BeforeValidator(_split), Field(max_length=MAX_TAGS), Form()]
+Tags = Annotated[list[str], BeforeValidator(_split), Form()]
 
 
 @router.post("", dependencies=[SUBMIT])
@@ -91,7 +105,7 @@ def change_session(
         job_id = routes.get_session(services, session_id).job_id
         routes.delete_session(services, session_id)
         return see_other(f"/jobs/{job_id}")
-    change = SessionUpdate(tags=tags) if action == "tag" else SessionUpdate(pinned=action == "pin")
+    change = validated(SessionUpdate, {"tags": tags} if action == "tag" else {"pinned": action == "pin"})
     routes.update_session(services, session_id, change)
     return see_other(f"/sessions/{session_id}")
 

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from actograph.contract.analyses.specs import AnalysisSpecBase
 from actograph.contract.base import Deleted, ListPage
 from actograph.contract.errors import NotFound
-from actograph.contract.job_specs import JobSpec
+from actograph.contract.job_specs import JobSpec, ListedKind
 from actograph.contract.operations import Estimate
 from actograph.contract.resources import Job, JobResults, JobStatus, Sample, SampleStatus
 from actograph.contract.tasks import RescoreRequest
@@ -116,7 +116,7 @@ def list_jobs(
     *,
     id_prefix: Annotated[str | None, Query(pattern="^job_[0-9a-f]{1,32}$")] = None,
     status: JobStatus | None = None,
-    kind: Annotated[str | None, Query(max_length=32)] = None,
+    kind: ListedKind | None = None,
     tag: Annotated[str | None, Query(max_length=64)] = None,
     model: Annotated[str | None, Query(max_length=1024)] = None,
     text: Annotated[str | None, Query(max_length=256, description="Part of the id or the spec.")] = None,

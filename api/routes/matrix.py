@@ -36,7 +36,6 @@ class RowsQuery(BaseModel):
     )
     epoch: int | None = Field(None, ge=0, le=2**31 - 1)
     limit: int | None = Field(None, ge=1, description="Most sessions, oldest first.")
-    # the rows are in memory until they are sent
     max_bytes: int = Field(1 << 30, ge=1, le=4 << 30, description="Most bytes of rows.")
 
 
@@ -93,7 +92,7 @@ def _answer(services: Services, found: list[matrix.Source], wanted: RowsQuery, n
         positions=_parsed(wanted.positions), reduce=wanted.reduce, max_bytes=wanted.max_bytes
     )
     labels = matrix.labels(found, wanted.label)
-    rows = matrix.read(services.store, found, wanted.hook, choice)
+    rows = matrix.plan(services.store, found, wanted.hook, choice)
     headers = {"Content-Disposition": f'attachment; filename="{name}.npz"'}
     return StreamingResponse(rows.npz(labels), 200, headers, "application/octet-stream")
 

@@ -170,6 +170,8 @@ class Health(BaseModel):
     checks: dict[str, str]
     #: that live workers hold
     models: list[str]
+    #: the same, under the name of older scripts
+    loaded_models: list[str]
 
 
 def _health(services: AllServicesDep, response: Response) -> Health:
@@ -194,7 +196,12 @@ def _health(services: AllServicesDep, response: Response) -> Health:
     # the API serves requests without a worker
     is_ready = all(state == "ok" for name, state in found.items() if name != "worker")
     response.status_code = 200 if is_ready else 503
-    return Health(status="ok" if is_ready else "unavailable", checks=found, models=sorted(held))
+    return Health(
+        status="ok" if is_ready else "unavailable",
+        checks=found,
+        models=sorted(held),
+        loaded_models=sorted(held),
+    )
 
 
 HealthDep = Annotated[Health, Depends(_health)]

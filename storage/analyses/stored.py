@@ -8,6 +8,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph.contract.analyses.specs import AnalysisKind
 from actograph.contract.resources import JobStatus
 from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.store import ArtifactStore
@@ -22,7 +23,7 @@ _JOBS = 100
 _MOST_BYTES = 32 << 20
 
 
-def of_job(session: Session, kind: str, job_id: str) -> Sequence[SessionRow]:
+def of_job(session: Session, kind: AnalysisKind, job_id: str) -> Sequence[SessionRow]:
     """The results of completed analyses of a job's sessions, newest first."""
     done, _ = jobs.find(session, {"kind": kind, "status": JobStatus.COMPLETED}, limit=_JOBS)
     chosen = [job.id for job in done if job_id in job.spec["sessions"]["jobs"]]

@@ -1,9 +1,15 @@
 """Identifiers: a short prefix for the kind of object, and 128 random bits in hex."""
 
+import json
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 _ID = re.compile(r"(job|smp|ses|file|wrk|vec|evt|batch|key)_[0-9a-f]{32}")
 
@@ -25,6 +31,20 @@ new_key_id = partial(_new, "key")
 def slices(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     """The ids in their order, up to `size` at once, for statements and transactions that must be short."""
     return (ids[start : start + size] for start in range(0, len(ids), size))
+
+
+def among(
+    session: Session, column: sa.ColumnElement[str] | InstrumentedAttribute[Any], ids: Iterable[str]
+) -> sa.ColumnElement[bool]:
+    """Condition `column IN ids` with one parameter, for any number of ids.
+
+    An IN list has a parameter for each, and Postgres takes 65,535 of them, SQLite fewer.
+    """
+    listed = sorted(set(ids))
+    if session.get_bind().dialect.name == "postgresql":
+        return column == sa.any_(sa.literal(listed, ARRAY(sa.String)))
+    each = sa.func.json_each(json.dumps(listed)).table_valued("value")
+    return column.in_(sa.select(each.c.value))
 
 
 def is_id(text: str, prefix: str) -> bool:

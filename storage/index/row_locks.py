@@ -24,6 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import NotFound
+from storage.index.ids import among
 from storage.tables.models import Base
 
 _LOCKED, _UNREAD = "actograph_locked", "actograph_unread"
@@ -77,7 +78,7 @@ def _held(
     key = sa.inspect(table).primary_key[0]
     statement = (
         sa.select(table)
-        .where(key == next(iter(ids)) if len(ids) == 1 else key.in_(sorted(ids)))
+        .where(key == next(iter(ids)) if len(ids) == 1 else among(session, key, ids))
         .with_for_update(read=read, key_share=key_share)
         .execution_options(populate_existing=True)
     )

@@ -40,11 +40,11 @@ _REMOVABLE = (
 )
 
 
-def fail_overdue(session: Session) -> list[str]:
-    """Fail active jobs after their deadline. Returns their ids."""
+def fail_overdue(session: Session, *, limit: int = AT_ONCE) -> list[str]:
+    """Fail up to `limit` active jobs after their deadline. Returns their ids."""
     overdue = sa.select(JobRow.id).where(JobRow.status.in_(jobs.ACTIVE), JobRow.deadline_at < now(session))
     failed = []
-    for row in jobs.lock_all(session, session.scalars(overdue).all()):
+    for row in jobs.lock_all(session, session.scalars(overdue.limit(limit)).all()):
         # it may have ended or been retried meanwhile
         if row.status in jobs.ACTIVE and row.deadline_at is not None and row.deadline_at < now(session):
             reason = (

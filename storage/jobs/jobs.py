@@ -10,12 +10,12 @@ from sqlalchemy.orm import Session
 from actograph.contract.analyses.specs import AnalysisSpec
 from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import ActographError, Conflict
-from actograph.contract.job_specs import AnyJobSpec
+from actograph.contract.job_specs import AnyJobSpec, ListedKind
 from actograph.contract.models import EngineChoice, ModelStructure, PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index import events, pages, row_locks
 from storage.index.database import now
-from storage.index.ids import new_job_id
+from storage.index.ids import among, new_job_id
 from storage.index.pages import PageOptions
 from storage.jobs.request_keys import RequestKey
 from storage.tables.models import JobRow, JobTagRow, SampleRow
@@ -50,7 +50,7 @@ class JobFilter(TypedDict, total=False):
 
     id_prefix: str | None
     status: JobStatus | None
-    kind: str | None
+    kind: ListedKind | None
     tag: str | None
     model: str | None
     #: a part of the id or of the spec's JSON
@@ -156,7 +156,7 @@ def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
 
 def lock_unread(session: Session, job_ids: Collection[str], *, to_delete: bool = False) -> Sequence[str]:
     """Lock many jobs without reading their rows. Returns the ids of the existing ones."""
-    statement = sa.select(JobRow.id).where(JobRow.id.in_(job_ids)).order_by(JobRow.id)
+    statement = sa.select(JobRow.id).where(among(session, JobRow.id, job_ids)).order_by(JobRow.id)
     found = session.scalars(statement.with_for_update(key_share=not to_delete)).all()
     row_locks.note_held(session, JobRow, *found)
     return found
@@ -288,7 +288,7 @@ def status_of(session: Session, job_id: str) -> JobStatus | None:
 
 def active(session: Session, job_ids: Collection[str]) -> set[str]:
     """The given jobs that have neither ended nor been deleted."""
-    chosen = (JobRow.id.in_(job_ids), JobRow.status.in_(ACTIVE))
+    chosen = (among(session, JobRow.id, job_ids), JobRow.status.in_(ACTIVE))
     return set(session.scalars(sa.select(JobRow.id).where(*chosen)))
 
 

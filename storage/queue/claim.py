@@ -68,6 +68,11 @@ class Asking:
     #: True for urgent chats alone
     chats_only: bool = False
 
+    @property
+    def other_models(self) -> set[str]:
+        """Models that the worker may load in place of its own."""
+        return {model for model in self.may_load if self.held is None or model != self.held.model}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
@@ -94,6 +99,9 @@ def claim(session: Session, asking: Asking, room: Callable[[JobRow], int]) -> Cl
         room: most samples to lease of a job; 0 if the worker must open it first.
     """
     _one_at_a_time(session, f"claim {asking.held and asking.held.model}")
+    if not asking.chats_only and asking.other_models:
+        # two workers must not load one model
+        _one_at_a_time(session, "models")
     # a worker with another model may take the chosen job before this lock: then the next one is chosen
     while not pause.holds(session) and (job := choose(session, asking)) is not None:
         if (found := _of_chosen(session, asking, job, room(job))) is not None:
@@ -145,7 +153,7 @@ def _one_at_a_time(session: Session, name: str) -> None:
 
 
 def choose(session: Session, asking: Asking) -> JobRow | None:
-    """The next job of a worker.
+    """The next job of a worker. It waits for no other transaction, so a read may look.
 
     Jobs of the held model go first among equally urgent ones, until it had its turn. Requests to load a model
     wait for more urgent jobs alone.
@@ -182,10 +190,8 @@ def _other(session: Session, asking: Asking) -> JobRow | None:
     if held is not None:
         unfit = JobRow.identity_sha256 != held.identity_sha256
         variant = _head(session, asking, held.model, unfit)
-    others = {model for model in asking.may_load if held is None or model != held.model}
+    others = asking.other_models
     if others:
-        # two workers must not load one model
-        _one_at_a_time(session, "models")
         others -= workers.held_models(session)
     return _first([variant, *(_head(session, asking, model) for model in others)])
 

@@ -20,6 +20,7 @@ from storage.index import counters, row_locks
 from storage.index.clock import moment_of
 from storage.index.counters import Counter
 from storage.index.database import now
+from storage.index.ids import among
 from storage.index.upsert import Upsert
 from storage.jobs import control, jobs
 from storage.samples import announced
@@ -115,7 +116,7 @@ def give_back_all(session: Session, worker_id: str) -> None:
     held = session.scalars(sa.select(SampleRow.job_id).where(theirs).distinct()).all()
     if held:
         locked = [row.id for row in jobs.lock_all(session, held)]
-        _return(session, sa.and_(theirs, SampleRow.job_id.in_(locked)), None)
+        _return(session, sa.and_(theirs, among(session, SampleRow.job_id, locked)), None)
 
 
 def reclaim(session: Session, *, lease_seconds: float, pass_seconds: float) -> int:
@@ -153,7 +154,8 @@ def take_back(session: Session, worker_ids: Sequence[str], silent_since: float |
         silent_since: leave out workers with a later heartbeat; None if they are known to be dead.
     """
     # the jobs of all workers at once, then their samples, then workers: nobody waits in a circle
-    held = sa.select(SampleRow.job_id).where(SampleRow.worker_id.in_(worker_ids), IS_LEASED).distinct()
+    of_workers = among(session, SampleRow.worker_id, worker_ids)
+    held = sa.select(SampleRow.job_id).where(of_workers, IS_LEASED).distinct()
     locked = [row.id for row in jobs.lock_all(session, session.scalars(held).all())]
     back = {
         row.id
@@ -161,7 +163,9 @@ def take_back(session: Session, worker_ids: Sequence[str], silent_since: float |
         if silent_since is not None and row.heartbeat_at >= silent_since
     }
     lost = [worker_id for worker_id in worker_ids if worker_id not in back]
-    theirs = sa.and_(SampleRow.worker_id.in_(lost), IS_LEASED, SampleRow.job_id.in_(locked))
+    theirs = sa.and_(
+        among(session, SampleRow.worker_id, lost), IS_LEASED, among(session, SampleRow.job_id, locked)
+    )
     return _return(
         session, theirs, WorkerLost("the worker ended while it ran this sample; its log has the reason")
     )
@@ -208,7 +212,7 @@ def _fail(session: Session, job_id: str, sample_ids: Sequence[str], error: Actog
 def _update(session: Session, sample_ids: Sequence[str], **values: Any) -> None:
     session.execute(
         sa.update(SampleRow)
-        .where(SampleRow.id.in_(sample_ids))
+        .where(among(session, SampleRow.id, sample_ids))
         .values(**values)
         .execution_options(synchronize_session=False)
     )

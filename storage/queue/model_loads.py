@@ -111,6 +111,8 @@ def resource(session: Session, row: JobRow) -> resources.ModelLoad:
         finished_at=int(row.finished_at) if row.finished_at is not None else None,
         worker_id=attempts[-1] if attempts else None,
         options=row.spec,
+        ok=row.status == JobStatus.COMPLETED,
+        savepoints=[str(one["name"]) for one in row.spec.get("savepoints") or ()],
         error=base.ErrorRecord.model_validate(row.error) if row.error else None,
     )
 

@@ -12,6 +12,7 @@ from actograph.contract.errors import ActographError
 from actograph.contract.operations import WorkerStatus
 from storage.index import events
 from storage.index.database import changed, now
+from storage.index.ids import among
 from storage.index.upsert import Upsert
 from storage.jobs import jobs
 from storage.queue import leases
@@ -144,7 +145,7 @@ def forget(session: Session, older_than_seconds: float) -> None:
         WorkerRow.status.in_((WorkerStatus.OFFLINE, WorkerStatus.SETUP_FAILED)),
         WorkerRow.heartbeat_at < now(session) - older_than_seconds,
     )
-    session.execute(sa.delete(WorkerRow).where(WorkerRow.id.in_(gone)))
+    session.execute(sa.delete(WorkerRow).where(among(session, WorkerRow.id, gone)))
 
 
 def find(session: Session) -> Sequence[WorkerRow]:
@@ -265,7 +266,7 @@ def _unwritten(session: Session, *where: sa.ColumnElement[bool]) -> Sequence[str
 
 
 def _end(session: Session, worker_ids: Sequence[str]) -> int:
-    ended = sa.update(WorkerRow).where(WorkerRow.id.in_(worker_ids), WorkerRow.status.in_(ALIVE))
+    ended = sa.update(WorkerRow).where(among(session, WorkerRow.id, worker_ids), WorkerRow.status.in_(ALIVE))
     return changed(session.execute(ended.values(status=WorkerStatus.OFFLINE, job_id=None)))
 
 

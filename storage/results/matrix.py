@@ -5,13 +5,14 @@ import json
 import math
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import sqlalchemy as sa
+from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from actograph import tensor_files
@@ -31,7 +32,7 @@ from actograph.tensor_files import Array
 from storage.artifacts.store import ArtifactStore
 from storage.sessions import selected_rows
 from storage.sessions.filter import SessionFilter
-from storage.sessions.reader import SessionReader
+from storage.sessions.reader import SessionReader, TensorLayout
 from storage.tables.models import JobRow, SampleRow, SessionRow
 
 #: label that is the verdict of the first scorer
@@ -42,8 +43,10 @@ SEVERAL_TOKENS = -1
 READERS = 8
 #: sessions whose hooks are in memory at once
 _FETCHED = 500
-#: bytes of an answer that are sent at once
-_SENT_BYTES = 4 << 20
+#: bytes of rows that an answer holds until the client has taken them, and of one read among them
+HELD_BYTES, BLOCK_BYTES = 8 << 20, 2 << 20
+#: reads of small rows that are sent together
+_MOST_BLOCKS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,26 +140,92 @@ def labels(found: Sequence[Source], label: str) -> dict[str, float]:
     return {one.id: values.get(one.id, math.nan) for one in found}
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Rows [k, width] of one session, and the token of each."""
+
+    source: Source
+    rows: Array
+    tokens: Sequence[int]
+
+
 @dataclass
 class Matrix:
-    """Rows of the sessions that have some, and the sessions without rows with the reason."""
+    """Rows of the sessions that have some, in memory, and the sessions without rows with the reason."""
 
     hook: str
-    pieces: list["Piece"] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The chosen rows of one session, before they are read."""
+
+    source: Source
+    layout: TensorLayout
+    #: of the tensor, ascending
+    chosen: NDArray[np.int64]
+    #: of each row of the matrix
+    tokens: NDArray[np.int64]
+    #: to one row
+    reduce: Literal["mean", "max"] | None
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes in memory while it is read."""
+        return self.layout.row_bytes * (1 if self.reduce else len(self.chosen))
+
+    def blocks(self) -> Iterator["Part"]:
+        """The same rows in parts of at most `BLOCK_BYTES`, or of one row."""
+        if self.reduce is not None or self.read_bytes <= BLOCK_BYTES:
+            yield self
+            return
+        at_once = max(1, BLOCK_BYTES // self.layout.row_bytes)
+        for start in range(0, len(self.chosen), at_once):
+            some = slice(start, start + at_once)
+            yield replace(self, chosen=self.chosen[some], tokens=self.tokens[some])
+
+    def read(self) -> Array:
+        """Read the rows [k, width]; 16-bit floats become float32. Raises StoreDamaged."""
+        chosen = self.chosen.tolist()
+        if self.reduce is not None:
+            at_once = max(1, BLOCK_BYTES // self.layout.row_bytes)
+            width = self.layout.width
+            one = selected_rows.reduced_blocks(self._values, width, chosen, self.reduce, at_once=at_once)
+            return one[None, :].astype(_kind(self.layout.dtype))
+        rows = [self._values(low, high) for low, high in consecutive(chosen)]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _values(self, start: int, stop: int) -> Array:
+        piece = self.layout.rows(start, stop)
+        return _floats(tensor_files.value_array(piece.dtype, piece.shape, piece.data))
+
+
+@dataclass
+class Plan:
+    """The chosen rows of all sessions, before they are read, and the sessions without rows."""
+
+    hook: str
+    parts: list[Part] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
     def npz(self, label_of: Mapping[str, float]) -> Iterator[bytes]:
-        """Yield an .npz file in pieces, without another copy of the rows."""
-        counts = [len(piece.tokens) for piece in self.pieces]
+        """Yield an .npz file in pieces. Only `HELD_BYTES` of rows are in memory until the caller goes on.
+
+        Raises:
+            StoreDamaged: a file was deleted or damaged meanwhile.
+        """
+        counts = [len(part.tokens) for part in self.parts]
 
         def spread(values: Sequence[object], dtype: object = None) -> Array:
             return np.repeat(np.array(values, dtype), counts)  # type: ignore[call-overload]
 
-        origins = [piece.source for piece in self.pieces]
+        origins = [part.source for part in self.parts]
         arrays = {
             "hook": np.array(self.hook),
             "labels": spread([label_of[one.id] for one in origins], np.float64),
-            "tokens": np.concatenate([np.array(piece.tokens, np.int64) for piece in self.pieces]),
+            "tokens": np.concatenate([part.tokens for part in self.parts]),
             "sample_index": spread([one.sample_index for one in origins], np.int64),
             "epoch": spread([one.epoch for one in origins], np.int64),
             "condition": spread([one.condition for one in origins]),
@@ -171,32 +240,56 @@ class Matrix:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     np.lib.format.write_array(file, array, allow_pickle=False)
             with archive.open("features.npy", "w", force_zip64=True) as file:
-                kind = np.result_type(*{piece.rows.dtype for piece in self.pieces})
-                shape = (sum(counts), self.pieces[0].rows.shape[1])
+                kind = np.result_type(*{_kind(part.layout.dtype) for part in self.parts})
+                shape = (sum(counts), self.parts[0].layout.width)
                 np.lib.format.write_array_header_2_0(
                     file,
                     {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape},
                 )
-                for piece in self.pieces:
-                    file.write(np.ascontiguousarray(piece.rows, kind).data)
-                    if sink.size >= _SENT_BYTES:
-                        yield sink.taken()
+                for some in _batches(block for part in self.parts for block in part.blocks()):
+                    for rows in each_of(Part.read, some, READERS):
+                        file.write(np.ascontiguousarray(rows, kind).data)
+                    yield sink.taken()
         yield sink.taken()
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Rows [k, width] of one session, and the token of each."""
-
-    source: Source
-    rows: Array
-    tokens: Sequence[int]
+def _batches(blocks: Iterable[Part]) -> Iterator[list[Part]]:
+    """Group blocks that are read at once, of `HELD_BYTES` at most."""
+    some: list[Part] = []
+    size = 0
+    for block in blocks:
+        if some and (size + block.read_bytes > HELD_BYTES or len(some) == _MOST_BLOCKS):
+            yield some
+            some, size = [], 0
+        some.append(block)
+        size += block.read_bytes
+    yield some
 
 
 def read(store: ArtifactStore, found: Sequence[Source], hook: str, choice: Choice) -> Matrix:
-    """Read the chosen rows of all sessions.
+    """Read the chosen rows of all sessions into memory; see `plan`."""
+    planned = plan(store, found, hook, choice)
+    matrix = Matrix(hook, skipped=planned.skipped)
 
-    A session without such rows, or whose files are gone or damaged, is skipped with the reason.
+    def piece(part: Part) -> Piece | tuple[str, str]:
+        try:
+            return Piece(part.source, part.read(), part.tokens.tolist())
+        except StoreDamaged as error:
+            return part.source.id, error.message
+
+    for one in each_of(piece, planned.parts, READERS):
+        if isinstance(one, Piece):
+            matrix.pieces.append(one)
+        else:
+            matrix.skipped.append(one)
+    _require_some(matrix.pieces, hook, matrix.skipped)
+    return matrix
+
+
+def plan(store: ArtifactStore, found: Sequence[Source], hook: str, choice: Choice) -> Plan:
+    """Choose the rows of all sessions, and check that their files are there.
+
+    A session without such rows, or whose files are gone or cut, is skipped with the reason.
 
     Raises:
         NotFound: no session has such rows; the message contains the first reason.
@@ -205,23 +298,27 @@ def read(store: ArtifactStore, found: Sequence[Source], hook: str, choice: Choic
     """
     _check(found, hook, choice)
     room = _Room(choice.max_bytes)
-    matrix = Matrix(hook)
+    made = Plan(hook)
 
-    def piece(source: Source) -> Piece | tuple[str, str]:
+    def part(source: Source) -> Part | tuple[str, str]:
         try:
-            return _piece(SessionReader(store, source.id), source, hook, choice, room)
+            return _part(SessionReader(store, source.id), source, hook, choice, room)
         except (NotFound, StoreDamaged) as error:
             return source.id, error.message
 
-    for one in each_of(piece, found, READERS):
-        if isinstance(one, Piece):
-            matrix.pieces.append(one)
+    for one in each_of(part, found, READERS):
+        if isinstance(one, Part):
+            made.parts.append(one)
         else:
-            matrix.skipped.append(one)
-    if not matrix.pieces:
-        reason = matrix.skipped[0][1] if matrix.skipped else "no session matches the filters"
+            made.skipped.append(one)
+    _require_some(made.parts, hook, made.skipped)
+    return made
+
+
+def _require_some(found: Sequence[object], hook: str, skipped: Sequence[tuple[str, str]]) -> None:
+    if not found:
+        reason = skipped[0][1] if skipped else "no session matches the filters"
         raise NotFound(f"no session gave rows of {hook}: {reason}")
-    return matrix
 
 
 def _check(found: Sequence[Source], hook: str, choice: Choice) -> None:
@@ -251,7 +348,7 @@ def _check(found: Sequence[Source], hook: str, choice: Choice) -> None:
                 f"or {summary}",
                 param="positions",
             )
-        if summary is None and choice.reduce in ("mean", "max") and _kind(one.info).kind != "f":
+        if summary is None and choice.reduce in ("mean", "max") and _kind(one.info.dtype).kind != "f":
             raise InvalidRequest(
                 f"{hook} holds {one.info.dtype} numbers: {choice.reduce} needs floats", param="reduce"
             )
@@ -269,34 +366,34 @@ def _known_rows(source: Source, info: TensorInfo, choice: Choice) -> int:
     return len(rows) if choice.reduce == "none" else min(1, len(rows))
 
 
-def _piece(reader: SessionReader, source: Source, hook: str, choice: Choice, room: "_Room") -> Piece:
-    """Read one session's rows. Raises NotFound if it has none."""
+def _part(reader: SessionReader, source: Source, hook: str, choice: Choice, room: "_Room") -> Part:
+    """Choose one session's rows. Raises NotFound if it has none."""
     name, info = source.hook, source.info
     if name is None or info is None:
         have = ", ".join(source.stored) or "none"
         raise NotFound(f"no tensor {hook} is stored; the session has {have}")
+    tensor_files.value_array(info.dtype, (0, info.shape[1]), b"")  # StoreDamaged for dtypes without numbers
+    several = np.array([SEVERAL_TOKENS])
     if info.summary is not None:
         room.take(info, 1)
-        return Piece(source, _floats(selected_rows.read(reader, name, 0, 1)), [SEVERAL_TOKENS])
+        return Part(source, reader.layout(name), np.zeros(1, np.int64), several, None)
     tokens, chosen = selected_rows.select(reader, name, choice.positions)
     if not chosen:
         raise NotFound(f"{hook} has no row at positions {choice.positions}")
     if choice.reduce in ("mean", "max"):
         room.take(info, 1)
-        one = selected_rows.reduced(reader, name, chosen, choice.reduce)
-        return Piece(source, one[None, :].astype(_kind(info)), [SEVERAL_TOKENS])
+        return Part(source, reader.layout(name), np.array(chosen), several, choice.reduce)
     if choice.reduce == "last":
         chosen = chosen[-1:]
     room.take(info, len(chosen))
-    rows = [selected_rows.read(reader, name, low, high) for low, high in consecutive(chosen)]
-    whole = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    return Piece(source, _floats(whole), [tokens[row] for row in chosen])
+    places = np.array([tokens[row] for row in chosen])
+    return Part(source, reader.layout(name), np.array(chosen), places, None)
 
 
-def _kind(info: TensorInfo) -> np.dtype[Any]:
+def _kind(dtype: str) -> np.dtype[Any]:
     """The dtype of rows in the matrix: float32 for 16-bit floats, which is exact."""
-    stored = tensor_files.NUMPY_DTYPES.get(info.dtype, np.dtype("<f4"))
-    return np.dtype("<f4") if info.dtype in ("BF16", "F16") else stored
+    stored = tensor_files.NUMPY_DTYPES.get(dtype, np.dtype("<f4"))
+    return np.dtype("<f4") if dtype in ("BF16", "F16") else stored
 
 
 def _floats(rows: Array) -> Array:
@@ -313,7 +410,7 @@ class _Room:
     def take(self, info: TensorInfo, rows: int) -> None:
         """Raises InvalidRequest if the rows do not fit."""
         with self._lock:
-            self._left -= rows * info.shape[1] * _kind(info).itemsize
+            self._left -= rows * info.shape[1] * _kind(info.dtype).itemsize
             if self._left < 0:
                 raise InvalidRequest(
                     f"the rows take more than max_bytes={self._max_bytes}; choose fewer (positions, "

@@ -26,6 +26,7 @@ class ConditionSums:
     """Sums over the ended samples of one condition."""
 
     def __init__(self) -> None:
+        self.problems = 0
         self.completed = 0
         self.failed = 0
         self.truncated = 0
@@ -43,6 +44,7 @@ class ConditionSums:
         Samples of other jobs than evaluations may have scores by other programs, or none.
         """
         scores: list[dict[str, dict[str, Any]]] = []
+        self.problems += 1
         for sample in samples:
             if sample.status != SampleStatus.COMPLETED:
                 self.failed += 1
@@ -68,6 +70,12 @@ class ConditionSums:
         return resources.ConditionResults(
             alias=alias,
             metrics=metrics.shown(self.means) | metrics.shown(self.of_epochs),
+            intervals=metrics.intervals(self.means) | metrics.intervals(self.of_epochs),
+            left_out={
+                name: self.problems - len(values)
+                for name, values in self.of_epochs.items()
+                if len(values) < self.problems
+            },
             samples=self.completed,
             failed=self.failed,
             truncated=self.truncated,

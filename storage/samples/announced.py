@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.analyses.specs import ANALYSIS_KINDS
 from storage.index import visible
 from storage.index.database import now
-from storage.index.ids import new_session_id
+from storage.index.ids import among, new_session_id
 from storage.tables.models import JobRow, SessionRow
 
 _SESSIONS = cast(sa.Table, SessionRow.__table__)
@@ -54,5 +54,5 @@ def abandon(session: Session, session_ids: Sequence[str | None]) -> None:
     if chosen:
         moment = now(session)
         announced = _SESSIONS.c.doomed_at > moment
-        statement = sa.update(_SESSIONS).where(_SESSIONS.c.id.in_(chosen), announced)
+        statement = sa.update(_SESSIONS).where(among(session, _SESSIONS.c.id, chosen), announced)
         session.connection().execute(statement.values(doomed_at=moment))

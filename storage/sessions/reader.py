@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from actograph import tensor_files
 from actograph.contract.errors import NotFound, StoreDamaged
 from actograph.contract.resources import SessionFile, TensorInfo
-from actograph.tensor_files import TensorFileHeader
+from actograph.tensor_files import TensorEntry, TensorFileHeader
 from storage.artifacts.checked_files import CheckedFile, digest_of
 from storage.artifacts.store import ArtifactStore
 from storage.sessions.manifest import MANIFEST_NAME, SessionManifest, StoredTensor, TensorPart
@@ -24,6 +24,40 @@ class TensorSlice:
     dtype: str
     shape: tuple[int, int]
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPiece:
+    """Rows [start, stop) of a tensor, from a byte of a file on."""
+
+    start: int
+    stop: int
+    file: CheckedFile
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """The places of a tensor's rows. It takes little memory, and needs neither manifest nor header."""
+
+    dtype: str
+    width: int
+    pieces: tuple[TensorPiece, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * tensor_files.itemsize(self.dtype)
+
+    def rows(self, start: int, stop: int) -> TensorSlice:
+        """Rows [start, stop), which exist. Raises StoreDamaged."""
+        size = self.row_bytes
+        found = [
+            piece.file.read(piece.offset + (low - piece.start) * size, (high - low) * size)
+            for piece in self.pieces
+            if (low := max(start, piece.start)) < (high := min(stop, piece.stop))
+        ]
+        data = found[0] if len(found) == 1 else b"".join(found)
+        return TensorSlice(self.dtype, (stop - start, self.width), data)
 
 
 class SessionReader:
@@ -91,6 +125,22 @@ class SessionReader:
         if len(data) != (stop - start) * width * tensor_files.itemsize(stored.dtype):
             raise StoreDamaged(f"{hook}: the manifest's parts do not cover rows {start}:{stop}")
         return TensorSlice(stored.dtype, (stop - start, width), data)
+
+    def layout(self, hook: str) -> "TensorLayout":
+        """The places of a tensor's rows in its files, whose headers and sizes are checked."""
+        stored = self._stored(hook)
+        width, pieces, end = stored.shape[1], list[TensorPiece](), 0
+        for part in stored.parts:
+            shape = (part.stop - part.start, width)
+            entry, file = self._entry(part, shape, stored.dtype), self.file(part.file)
+            file.check_size()
+            if part.start != end:
+                raise StoreDamaged(f"{hook}: row {end} is missing")
+            pieces.append(TensorPiece(part.start, part.stop, file, entry.byte_range(0, shape[0])[0]))
+            end = part.stop
+        if end != stored.shape[0]:
+            raise StoreDamaged(f"{hook}: {end} of {stored.shape[0]} rows are stored")
+        return TensorLayout(stored.dtype, width, tuple(pieces))
 
     def token_ids(self) -> list[int]:
         """The P + G token ids of prompt and generation; none for the results of an analysis."""
@@ -165,16 +215,20 @@ class SessionReader:
             raise NotFound(f"session {self.session_id} has no tensor {hook}; it has {have}") from None
 
     def _read(self, part: TensorPart, shape: tuple[int, ...], dtype: str, start: int, stop: int) -> bytes:
+        entry = self._entry(part, shape, dtype)
         with self._damage(part.file):
-            header = self._header(part.file)
-            entry = header.entry(part.name)
+            offset, length = entry.byte_range(start, stop)
+            return self.file(part.file).read(offset, length) if length else b""
+
+    def _entry(self, part: TensorPart, shape: tuple[int, ...], dtype: str) -> TensorEntry:
+        with self._damage(part.file):
+            entry = self._header(part.file).entry(part.name)
             if (entry.shape, entry.dtype) != (shape, dtype):
                 raise StoreDamaged(
                     f"{part.file}: {part.name} is {entry.dtype} {list(entry.shape)}, "
                     f"the manifest says {dtype} {list(shape)}"
                 )
-            offset, length = entry.byte_range(start, stop)
-            return self.file(part.file).read(offset, length) if length else b""
+            return entry
 
     def _header(self, name: str) -> TensorFileHeader:
         header = self._headers.get(name)

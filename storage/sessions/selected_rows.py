@@ -1,6 +1,7 @@
 """Rows of a stored tensor that positions select, and their reduction over tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -45,12 +46,23 @@ def read(reader: SessionReader, hook: str, start: int, stop: int) -> Array:
 def reduced(reader: SessionReader, hook: str, rows: Sequence[int], reduce: Literal["mean", "max"]) -> Floats:
     """Reduce rows, of which there is at least one, to `[width]`. They are read in blocks."""
     info = reader.tensor_info(hook)
-    width = info.shape[1]
+    at_once = max(1, READ_BYTES // max(1, info.shape[1] * tensor_files.itemsize(info.dtype)))
+    return reduced_blocks(partial(read, reader, hook), info.shape[1], rows, reduce, at_once=at_once)
+
+
+def reduced_blocks(
+    read_rows: Callable[[int, int], Array],
+    width: int,
+    rows: Sequence[int],
+    reduce: Literal["mean", "max"],
+    *,
+    at_once: int,
+) -> Floats:
+    """Reduce rows, of which there is at least one, to `[width]`; `at_once` of them are in memory."""
     total, highest = np.zeros(width), np.full(width, -np.inf)
-    at_once = max(1, READ_BYTES // max(1, width * tensor_files.itemsize(info.dtype)))
     for low, high in consecutive(rows):
         for start in range(low, high, at_once):
-            values = read(reader, hook, start, min(start + at_once, high)).astype(np.float64)
+            values = read_rows(start, min(start + at_once, high)).astype(np.float64)
             total += values.sum(axis=0)
             highest = np.maximum(highest, values.max(axis=0))
     found: Floats = total / len(rows) if reduce == "mean" else highest

@@ -140,9 +140,14 @@ class Healing:
             log.warning("%d worker(s) fell silent and count as offline", expired)
 
     def _end_jobs(self) -> None:
-        with self._database.write() as session:
-            for job_id in control.fail_overdue(session):
+        """Fail overdue jobs, of which a paused queue may have many, in short transactions."""
+        while not self._stop.is_set():
+            with self._database.write() as session:
+                failed = control.fail_overdue(session)
+            for job_id in failed:
                 log.warning("job %s has passed its deadline", job_id)
+            if len(failed) < control.AT_ONCE:
+                return
 
     def _remove(self) -> None:
         """Remove expired, old and deleted data, and leftovers of killed writers."""

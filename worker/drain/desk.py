@@ -233,7 +233,7 @@ class Desk:
             self._live = LiveText(talk.live, self._job.engine.model.tokenizer)
             self._live.start()
         sampling = talk.sampling
-        self._live.follow(talk.lease.id, generated_ids, sampling.stop, sampling.stop_token_ids)
+        self._live.follow(talk.lease.id, generated_ids, sampling.stop, self._job.end_ids(sampling))
 
     def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
         self._running[key].write(rows)

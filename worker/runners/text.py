@@ -9,6 +9,7 @@ from actograph.scoring.completions import cut_at_stop
 from actograph.tasks.prompts import ChatMessages
 from worker.runners.runner import Prompt
 from worker.text.chat_template import encode_prompt, render_chat
+from worker.text.special_tokens import special_ids
 from worker.text.text_stream import REPLACEMENT
 
 
@@ -51,7 +52,7 @@ class SpokenText:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         marks = {f"<{slash}{name}>" for name in ("think", "tool_call") for slash in ("", "/")}
-        words = {i: tokenizer.convert_ids_to_tokens(i) for i in tokenizer.all_special_ids}
+        words = {i: tokenizer.convert_ids_to_tokens(i) for i in special_ids(tokenizer)}
         self._anchor = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self._left_out = frozenset(i for i, word in words.items() if word not in marks)
 

@@ -3,6 +3,7 @@
 import logging
 
 from actograph.contract.errors import ActographError, CaptureFailed, JobEnded, SampleTimeout
+from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from storage.broker.live_text import LiveTextWriter
 from worker.engine.engine import Engine
@@ -73,6 +74,11 @@ class OpenJob:
                 held_rows=provenance.held_rows,
                 shaping=provenance.shaping,
             )
+
+    def end_ids(self, sampling: SamplingSpec) -> frozenset[int]:
+        """Tokens that end a generation. Its text has none of them, whether or not they are special."""
+        ends = () if sampling.ignore_eos else self.engine.model.eos_token_ids
+        return frozenset((*ends, *sampling.stop_token_ids))
 
     def error_of(self, generation: Generation) -> ActographError | None:
         """The sample's error; None if the generation is a result.

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from actograph.contract.row_selection import Segment
 from worker.engine.tokens.stopping import decode_exactly
 from worker.runners.token_names import TokenNames
+from worker.text.special_tokens import special_ids
 
 ANSWER = "answer"
 _NAMES = ("think", "tool_call")
@@ -52,8 +53,7 @@ class Markup:
             self._texts |= _ANNOTATION_MARKS
         self._endings = {text[-1] for text in self._texts}
         #: between turns
-        added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._boundaries = (added | set(tokenizer.all_special_ids)) - self._tokens.keys()
+        self._boundaries = special_ids(tokenizer) - self._tokens.keys()
         # every token carries at least one byte
         self._window = max((len(text) for text in self._texts), default=0) + 4
         self._may_end: dict[int, bool] = {}

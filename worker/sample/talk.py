@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from actograph.contract.errors import ActographError, ContextLengthExceeded
+from actograph.contract.job_specs import check_sampling
 from actograph.contract.resources import ToolUseEnd
 from actograph.contract.specs import SamplingSpec, sample_seed
 from storage.artifacts.store import ArtifactStore
@@ -66,6 +67,8 @@ class Talk:
             return
         with self._failing("while sample {} was prompted"):
             self.sampling = self._runner.sampling_of(lease)
+            if self.sampling is not None:  # before the first load nobody knew the vocabulary
+                check_sampling(self.sampling, self._job.engine.structure)
             first = self._runner.prompt(lease)
             self.outcome = replace(self.outcome, prompt=first)
             self._check_context(first)
@@ -254,7 +257,7 @@ class Talk:
             return
         with self._failing("while sample {} was decoded"):
             ids = generation.generated_ids
-            if self.sampling is not None and ids[-1:] and ids[-1] in self.sampling.stop_token_ids:
+            if self.sampling is not None and ids[-1:] and ids[-1] in self._job.end_ids(self.sampling):
                 ids = ids[:-1]
             completion = prompt.begun + self._runner.completion(self.lease, ids)
             logprobs = self._runner.logprobs(self.lease, generation)

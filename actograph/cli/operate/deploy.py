@@ -68,7 +68,8 @@ def to(
     port: int | None = typer.Option(None, min=1, max=65535, help="Port on the box. (default: 8420)"),
     local_port: int | None = typer.Option(None, min=1, max=65535, help="Port of the tunnel here."),
     python: str | None = typer.Option(
-        None, help="Python on the box whose packages are used as they are. (default: a new environment)"
+        None,
+        help="Python on the box whose packages are used as they are. (default: as before)",
     ),
     folder: str | None = typer.Option(None, help="Folder on the box. (default: .actograph-deploy)"),
     ssh: str | None = typer.Option(None, help="The ssh command, such as 'ssh -J gate'. (default: ssh)"),
@@ -102,6 +103,7 @@ def deployed(
     folder: str | None = None,
     ssh: str | None = None,
     options: str | None = None,
+    python: str | None = None,
     **given: Any,
 ) -> "Deployment":
     """Deploy to a box and return the deployment, whose tunnel is open. `given`: fields of `Deploy`."""
@@ -109,10 +111,11 @@ def deployed(
 
     records, variables = _records(), _variables(env)
     known = records.find(target)
-    known = replace(known, folder=folder or known.folder, ssh=ssh or known.ssh)
+    former = None if mode == Mode.FRESH else known.python
+    known = replace(known, folder=folder or known.folder, ssh=ssh or known.ssh, python=python or former)
     return Deploy(
         records=records, deployment=known, report=note, log=_log, mode=Mode(mode), environment=variables,
-        options=None if options is None else shlex.split(options),
+        options=None if options is None else shlex.split(options), python=known.python,
         api_key=shell.options.api_key or load_settings().api_key or variables.get(_KEYS, "").split(",")[0],
         **given,
     ).run()  # fmt: skip

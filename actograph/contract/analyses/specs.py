@@ -3,7 +3,7 @@
 Such a job has one sample. A worker of its own runs it (`python -m worker.analysis`), without a model.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -149,4 +149,5 @@ class LensSpec(AnalysisSpecBase):
 
 AnalysisSpec = OutliersSpec | ProbeSpec | CompareSpec | LensSpec
 #: values of `kind`
-ANALYSIS_KINDS = ("outliers", "probe", "compare", "lens")
+AnalysisKind = Literal["outliers", "probe", "compare", "lens"]
+ANALYSIS_KINDS: tuple[AnalysisKind, ...] = get_args(AnalysisKind)

@@ -5,10 +5,14 @@ import threading
 from itertools import count
 from typing import Any
 
+import httpx
 import pytest
 
+from api import auth
+from api.pages import live
 from api.reading import sse
-from tests.integration.api.conftest import Service
+from tests.integration.api.conftest import Keyed, Service, capture_spec
+from tests.support.servers.application import Application
 
 
 def parse(text: str) -> list[dict[str, Any]]:
@@ -89,3 +93,33 @@ def test_the_stream_ends_when_the_job_is_deleted_or_the_service_stops(
         text = service.client.get(f"/v1/jobs/{job_id}/events").text
         assert [event["event"] for event in parse(text)] == ["job.queued"]
         timer.join()
+
+
+def test_streams_end_once_their_key_is_revoked(
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """The log of a job and the page's state, which both last as long as the client listens."""
+    monkeypatch.setattr(auth, "RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr(live, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sse, "PING_SECONDS", 0.0)
+    served = Application(keyed.app)
+    for path in ("/live", "/v1/jobs/{job_id}/events"):
+        with subtests.test(path=path):
+            key = keyed.make_key("submit", owner="alice")
+            headers = keyed.headers(key)
+            answer = keyed.client.post("/v1/jobs", json=capture_spec(), headers=headers)
+            address = f"{served.url}{path}".replace("{job_id}", answer.json()["id"])
+            with httpx.Client(trust_env=False, timeout=60) as client:
+                with client.stream("GET", address, headers=headers) as stream:
+                    assert stream.status_code == 200
+                    pieces = stream.iter_text()
+                    assert next(pieces)
+                    (row,) = (
+                        one
+                        for one in keyed.client.get("/v1/keys", headers=keyed.headers()).json()["data"]
+                        if one["owner"] == "alice" and one["revoked_at"] is None
+                    )
+                    keyed.client.delete(f"/v1/keys/{row['id']}", headers=keyed.headers())
+                    list(pieces)  # it ends
+                assert client.get(address, headers=headers).status_code == 401
+    served.stop()

@@ -65,7 +65,12 @@ def test_samples_are_listed_filtered_and_found(service: Service, problem: Proble
     assert [s["index"] for s in pending["data"]] == [2, 3, 4]
     one = service.client.get(f"{base}/{failed.id}").json()
     assert one["status"] == "failed"
-    assert one["error"] == {"type": "capture_failed", "message": "no rows came", "details": None}
+    assert one["error"] == {
+        "type": "capture_failed",
+        "message": "no rows came",
+        "param": None,
+        "details": None,
+    }
     assert service.client.get(f"{base}/{done.id}").json()["completion"] == "a completion"
     assert service.client.get(base, params={"limit": 1000}).status_code == 200
     problem(service.client.get(base, params={"limit": 1001}), 422, pointer="/limit")

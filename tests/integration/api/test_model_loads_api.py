@@ -20,11 +20,13 @@ def test_a_request_is_queued_before_all_else_and_seen_to_its_end(service: Servic
         "dtype": "bfloat16",
         "max_memory": {"0": "1GiB", "cpu": 5},
         "attn_implementation": "eager",
+        "savepoints": [{"name": "mine", "selector": "resid_post.2"}],
     }
     answer = service.client.post("/v1/models/load", json=body)
     assert answer.status_code == 202, answer.text
     load = answer.json()
     assert (load["object"], load["model"], load["status"]) == ("model.load", "other", "queued")
+    assert (load["ok"], load["savepoints"]) == (False, ["mine"])
     assert load["options"]["max_memory"] == {"0": 1 << 30, "cpu": 5}
     assert service.woken() == ["demo", "other"]
     assert service.client.get("/v1/queue").json()["next"][0] == load["id"]
@@ -39,7 +41,10 @@ def test_a_request_is_queued_before_all_else_and_seen_to_its_end(service: Servic
     assert (shown["status"], shown["worker_id"]) == ("in_progress", worker_id)
     with service.database.write() as session:
         model_loads.complete(session, load["id"], structure("other"))
-    assert service.client.get(url).json()["status"] == "completed"
+    ended = service.client.get(url).json()
+    assert (ended["status"], ended["ok"], ended["savepoints"]) == ("completed", True, ["mine"])
+    without = service.client.post("/models/load", json={"model_id": "example/other", "savepoints": None})
+    assert (without.status_code, without.json()["savepoints"]) == (202, [])
     with service.database.read() as session:
         found = model_loads.options_in_force(session, "other")
         assert (found.dtype, found.max_memory) == ("bfloat16", {0: 1 << 30, "cpu": 5})
@@ -48,7 +53,8 @@ def test_a_request_is_queued_before_all_else_and_seen_to_its_end(service: Servic
 
 def test_a_client_may_wait_until_the_model_is_loaded_or_refused(service: Service, problem: Problem) -> None:
     worker_id = service.load_model()
-    assert service.client.get("/health").json()["models"] == ["demo"]
+    health = service.client.get("/health").json()
+    assert health["models"] == health["loaded_models"] == ["demo"]
 
     def ask() -> Any:
         return service.client.post("/models/load", json={"model_id": "example/other", "wait": True})

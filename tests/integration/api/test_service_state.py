@@ -106,7 +106,8 @@ def test_every_route_answers_a_wrong_method_and_an_unknown_id_in_the_same_shape(
         problem(service.client.put(concrete), 405, "method_not_allowed")
         if "_id}" in path:
             for method in (name for name, one in operations.items() if "requestBody" not in one):
-                answer = service.client.request(method, concrete, params={"hook": "embed"})
+                params = {"hook": "embed"} if path.endswith("/matrix") else {}
+                answer = service.client.request(method, concrete, params=params)
                 problem(answer, 404, "not_found")
 
 

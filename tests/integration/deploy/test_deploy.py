@@ -173,3 +173,11 @@ def test_systemd_runs_the_service(desk: Desk) -> None:
         "daemon-reload", "enable", "disable", "daemon-reload",
     ]  # fmt: skip
     assert names(desk.home / ".config" / "systemd" / "user") == set()
+
+
+def test_the_python_of_a_deployment_is_that_of_the_next_one(desk: Desk) -> None:
+    assert desk.deploy("--model", "demo") == 0, desk.said
+    assert desk.run("me@box", "--model", "other", "--no-smoke") == 0, desk.said
+    assert desk.served()["options"]["--model"] == "other"
+    assert f"those of {desk.python} as they are" in desk.said or "the running release uses them" in desk.said
+    assert not list((desk.root / "envs").glob("*")), "no environment was made"

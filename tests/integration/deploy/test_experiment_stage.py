@@ -13,7 +13,7 @@ from tests.integration.deploy.conftest import Desk
 
 TEXT = """\
 name: far
-deploy: {{target: me@box, ssh: {ssh!r}, python: {python}, model: {model}, env: [HF_TOKEN]}}
+deploy: {{target: me@box, python: {python}, model: {model}}}
 evaluate:
   base: {{dataset: {{path: problems.jsonl}}}}
 """
@@ -50,7 +50,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
 def write(desk: Desk, tmp_path: Path) -> Callable[[str], Path]:
     def make(model: str) -> Path:
         file = tmp_path / "far.yaml"
-        file.write_text(TEXT.format(ssh=desk.ssh, python=desk.python, model=model))
+        file.write_text(TEXT.format(python=desk.python, model=model))
         return file
 
     return make
@@ -60,11 +60,12 @@ def test_later_stages_run_on_the_box(
     desk: Desk, write: Callable[[str], Path], runs: list[Recorded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret-of-mine")
+    flags = ("--ssh", desk.ssh, "--env", "HF_TOKEN")
     assert desk.deploy("--model", "former") == 0, desk.said  # with a port of the test's own
-    assert desk.actograph("run", write("demo")) == 0, desk.said
+    assert desk.actograph("run", write("demo"), *flags) == 0, desk.said
     assert (desk.served()["options"]["--model"], desk.served()["HF_TOKEN"]) == ("demo", "secret-of-mine")
     first = desk.served()["pid"]
-    assert desk.actograph("run", write("demo")) == 0, desk.said
+    assert desk.actograph("run", write("demo"), *flags) == 0, desk.said
     assert "nothing was restarted" in desk.said
     # these need the tunnel alone
     assert desk.run("tunnel", "--close") == 0
@@ -81,11 +82,37 @@ def test_later_stages_run_on_the_box(
 def test_nothing_runs_after_a_failed_deployment(
     desk: Desk, write: Callable[[str], Path], runs: list[Recorded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    flags = ("--ssh", desk.ssh, "--env", "HF_TOKEN")
     assert desk.deploy("--model", "demo") == 0, desk.said
-    assert desk.actograph("run", write("broken")) == 1
+    assert desk.actograph("run", write("broken"), *flags) == 1
     assert "error: --env HF_TOKEN: this shell has no such variable" in desk.said
     monkeypatch.setenv("HF_TOKEN", "secret-of-mine")
-    assert desk.actograph("run", write("broken")) == 1
+    assert desk.actograph("run", write("broken"), *flags) == 1
     assert desk.said.splitlines()[-1].endswith("release 1 serves again")
     assert desk.served()["options"]["--model"] == "demo"
     assert runs == []
+
+
+def test_a_file_names_no_commands_and_no_variables(
+    desk: Desk, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    """A file may be someone else's: what runs here, and what leaves this machine, comes from flags."""
+    ran = tmp_path / "ran"
+    for field, value, said in [
+        ("ssh", f"touch {ran}", "use `actograph run --ssh`"),
+        ("env", "[HF_TOKEN]", "use `actograph run --env`"),
+        ("options", "--user-tool x=os:system", "names no functions"),
+    ]:
+        with subtests.test(field=field):
+            file = tmp_path / "far.yaml"
+            file.write_text(f"name: far\ndeploy: {{target: me@box, {field}: {value}}}\nevaluate: {{}}\n")
+            assert desk.actograph("run", file) == 1
+            assert f"{file}:2: deploy.{field}: " in desk.said
+            assert said in desk.said
+            assert not ran.exists()
+    file.write_text("name: far\ndeploy: {target: me@box}\n")
+    assert desk.actograph("--url", "http://127.0.0.1:1", "run", file) == 1
+    assert "--url: the file deploys to me@box" in desk.said
+    file.write_text("name: near\nmodel: {model_id: demo}\n")
+    assert desk.actograph("run", file, "--env", "HF_TOKEN") == 1
+    assert "need a stage `deploy`" in desk.said

@@ -16,6 +16,7 @@ from sklearn.linear_model import LogisticRegression
 
 from actograph.client import Client
 from actograph.client.matrix import Matrix
+from actograph.drivers.options import problem_index
 from api.openai.batches import advance_all
 from tests.integration.openai.conftest import Service
 from tests.integration.openai.test_lm_eval_service import MAX_TOKENS, QUESTIONS, _questions
@@ -82,7 +83,7 @@ def test_inspect_with_tools(
         is_right = sample["scores"]["match"]["value"] == "C"
         for number, session in enumerate(own_sessions, start=1):
             assert session.condition == f"generation-{number}"
-            assert f"sum-{session.sample_index}" == sample["id"]
+            assert session.sample_index == problem_index(logs[0]["task"], sample["id"])
             assert session.epoch == sample["epoch"] - 1
             assert sorted(session.hooks) == LAYERS
             assert session.correct is is_right
@@ -129,6 +130,23 @@ def test_multiple_choice_of_lm_eval(
     assert matrix.labels.mean() == pytest.approx(driven["metrics"]["acc,none"])
     assert np.array_equal(matrix.labels, job.matrix("resid_post.1").labels), "correct is the first metric"
     assert probe_score(matrix) > 0.9
+
+
+def test_windows_of_long_texts_are_those_of_hf(
+    service: Service, ours: Client, lm_eval: Ask, shared: Path
+) -> None:
+    lines = (shared / "data/gsm8k/test.jsonl").read_text().splitlines()[:2]
+    texts = [json.loads(line)["question"] for line in lines]
+    model = str(shared / "models/tiny-qwen3")
+    task = {"op": "windows", "texts": texts, "pairs": [[texts[0], f" {texts[1][:20]}"], ["", texts[1][:16]]]}
+    most = 24
+    options = {"model": "tiny-qwen3", "base_url": service.url, "tokenizer": model, "max_length": most}
+    driven, wanted = lm_eval(
+        task | {"backend": "actograph", "model_args": options}, task | {"model": model, "max_length": most}
+    )
+    assert driven["texts"] == pytest.approx(wanted["texts"], abs=1e-3)
+    assert [of for of, _ in driven["pairs"]] == pytest.approx([of for of, _ in wanted["pairs"]], abs=1e-3)
+    assert [best for _, best in driven["pairs"]] == [best for _, best in wanted["pairs"]]
 
 
 def test_generation_of_lm_eval(

@@ -100,3 +100,34 @@ def test_values_that_change_nothing_are_accepted(client: Any) -> None:
     }  # fmt: skip
     answer = client.chat.completions.create(extra_body=extra, **OPTIONS)
     assert answer.choices[0].message.content == plain.choices[0].message.content
+
+
+def test_tokens_beyond_the_vocabulary_are_refused_before_the_first_load_too(
+    service: Any, client: Any, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """Until a worker has loaded the model, the API does not know its vocabulary: the sample is refused."""
+    monkeypatch.setattr(type(service.app.state.services.structures), "find", lambda *_: None)
+    for extra in ({"logit_bias": {"577": 1.0}}, {"stop_token_ids": [577]}):
+        for create, asked in (
+            (client.chat.completions.create, {"messages": ASKED}),
+            (client.completions.create, {"prompt": "Tom"}),
+        ):
+            with subtests.test(extra=extra, asked=asked), pytest.raises(openai.BadRequestError) as raised:
+                create(model=MODEL, max_tokens=2, extra_body=extra, **asked)
+            assert f"{next(iter(extra))} names token 577" in raised.value.message
+            assert raised.value.param == next(iter(extra))
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.completions.create(model=MODEL, prompt=[577], max_tokens=2)
+    assert raised.value.param == "prompt"
+
+
+def test_parts_that_are_no_text_are_refused_by_their_kind(client: Any, subtests: pytest.Subtests) -> None:
+    for kind, named in (("image_url", "image"), ("input_audio", "audio"), ("file", "file")):
+        content = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "data:x"}}]
+        with subtests.test(kind=kind), pytest.raises(openai.BadRequestError) as raised:
+            client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": content}])
+        assert f"({named}): send text parts only" in raised.value.message
+        assert raised.value.param.startswith("messages.0.content")
+    parts = [{"type": "input_image", "image_url": "data:x"}]
+    with pytest.raises(openai.BadRequestError, match=r"\(image\): send text parts only"):
+        client.responses.create(model=MODEL, input=[{"role": "user", "content": parts}])

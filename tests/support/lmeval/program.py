@@ -74,12 +74,15 @@ def scores(request: dict[str, Any], data: Path) -> dict[str, Any]:
 
 
 @cache
-def load_model(folder: str, batch_size: int, dtype: str, device: str, threads: int) -> Any:
+def load_model(
+    folder: str, batch_size: int, dtype: str, device: str, threads: int, *, max_length: int | None = None
+) -> Any:
     importlib.import_module("torch").set_num_threads(threads)
     backend = importlib.import_module("lm_eval.models.huggingface").HFLM
     return backend(
-        pretrained=folder, device=device, dtype=dtype, batch_size=batch_size, enable_thinking=False
-    )
+        pretrained=folder, device=device, dtype=dtype, batch_size=batch_size, enable_thinking=False,
+        max_length=max_length,
+    )  # fmt: skip
 
 
 def remote_model(request: dict[str, Any]) -> Any:
@@ -160,6 +163,25 @@ def likelihoods(request: dict[str, Any], _data: Path) -> dict[str, Any]:
     }
 
 
+def windows(request: dict[str, Any], _data: Path) -> dict[str, Any]:
+    """Log-likelihoods of whole texts, in windows, and of (context, continuation) pairs."""
+    instance = importlib.import_module("lm_eval.api.instance").Instance
+    if "backend" in request:
+        model = remote_model(request)
+    else:
+        model = load_model(request["model"], 1, "float32", "cpu", 1, max_length=request["max_length"])
+
+    def made(kind: str, arguments: list[Any]) -> list[Any]:
+        return [
+            instance(request_type=kind, doc={}, arguments=tuple(one), idx=0, metadata=("texts", place, 1))
+            for place, one in enumerate(arguments)
+        ]
+
+    rolling = model.loglikelihood_rolling(made("loglikelihood_rolling", [[one] for one in request["texts"]]))
+    pairs = model.loglikelihood(made("loglikelihood", request["pairs"]))
+    return {"texts": rolling, "pairs": [[of, bool(best)] for of, best in pairs]}
+
+
 def tracked(request: dict[str, Any], _data: Path) -> dict[str, Any]:
     """The files that lm-eval's tracker writes for these results and samples: name -> text."""
     loggers = importlib.import_module("lm_eval.loggers.evaluation_tracker")
@@ -206,7 +228,7 @@ def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
     operations = {
         "contexts": contexts, "scores": scores, "evaluate": evaluate, "likelihoods": likelihoods,
-        "tracked": tracked, "loaded": loaded, "verb": verb,
+        "windows": windows, "tracked": tracked, "loaded": loaded, "verb": verb,
     }  # fmt: skip
     for line in sys.stdin:
         request = json.loads(line)

@@ -215,7 +215,8 @@ class Client:
     def _upload(self, purpose: str, rows: list[dict[str, Any]]) -> None:
         text = "\n".join(map(json.dumps, rows)).encode()
         upload = UploadFile(BytesIO(text), filename="rows.jsonl", size=len(text))
-        self._keep(purpose, files.upload_file(self._services, upload, "me", purpose=purpose).id)
+        fields = files.UploadFields(purpose=purpose)
+        self._keep(purpose, files.store_upload(self._services, "me", upload, fields).id)
 
     def delete_file(self) -> None:
         file_id = self._any(self._random.choice(["dataset", "batch"]))

@@ -168,7 +168,6 @@ def test_a_form_reads_no_file_and_explains_mistakes(service: Service, subtests: 
         ({"task": "gsm8k", "conditions": "{}"}, "not a JSON list"),
         ({"task": "gsm8k", "spec": "{"}, "is not JSON"),
         ({"task": "gsm8k", "spec": '{"surprise": 1}'}, "unknown field"),
-        ({"kind": "capture", "prompts": "a\0b"}, "NUL"),
     ):
         with subtests.test(change=change):
             form = {"kind": "evaluation", "model": "demo"} | change

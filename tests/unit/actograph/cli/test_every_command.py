@@ -37,6 +37,26 @@ def test_every_command_answers_as_a_table_or_as_json(subtests: pytest.Subtests) 
             assert options["--format"].default == "table"
 
 
+def test_help_texts_are_shown_whole(
+    run: Run, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """With all that stands in brackets, of every command and option."""
+    monkeypatch.setenv("COLUMNS", "2000")
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 2000)
+    bracketed = 0
+    for name, command in ALL.items():
+        with subtests.test(name=name):
+            code, out, _ = run(*name.split(), "--help")
+            assert code == 0
+            shown = " ".join(out.split())
+            texts = [command.help, command.epilog, *(getattr(one, "help", None) for one in command.params)]
+            for text in filter(None, texts):
+                bracketed += "[" in text
+                for paragraph in text.split("\n\n"):
+                    assert " ".join(paragraph.split()) in shown
+    assert bracketed > 8
+
+
 @pytest.fixture
 def run_json(run: Run) -> Any:
     def call(*arguments: object) -> tuple[int, list[Any], str]:

@@ -61,7 +61,7 @@ def test_mistakes_are_found_before_anything_is_sent(service: Any, client: Client
         ({"dataset": "none.jsonl"}, "dataset: no file"),
         ({"temperature": -1}, r"sampling\.temperature"),
         ({"capture": "@all"}, "points@layers"),
-        ({"colour": "red"}, "colour: unknown field"),
+        ({"sampling": {"colour": "red"}}, r"sampling\.colour: unknown field"),
     ]:
         with pytest.raises(InvalidRequest, match=reason):
             client.evaluate(model="demo", **options)  # type: ignore[arg-type]

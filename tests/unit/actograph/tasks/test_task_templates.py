@@ -1,5 +1,6 @@
 """Templates and files of a client's own tasks: what they make, and what they may not do."""
 
+from datetime import date
 from typing import Any
 
 import pytest
@@ -72,7 +73,11 @@ def test_a_row_that_does_not_fit_says_why(subtests: pytest.Subtests) -> None:
         ({"question": "q"}, "target: 'answer' is undefined"),
         ({"question": " ", "answer": "5"}, "the prompt is empty"),
         ({"question": "a\0", "answer": "5"}, "NUL"),
-        ({"question": float("nan"), "answer": "5"}, "a value that JSON lacks"),
+        ({"question": float("nan"), "answer": "5"}, r"column question has a float that JSON lacks \(nan\)"),
+        (
+            {"question": date(2024, 5, 1), "answer": "5"},
+            "question has a date that JSON lacks",
+        ),
     ]:
         with subtests.test(record=record, reason=reason), pytest.raises(InvalidDataset, match=reason):
             Task(TaskSpec(name="t"))(0, record)

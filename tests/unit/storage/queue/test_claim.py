@@ -1,6 +1,7 @@
 """One claim: who is next, in the order that `queue_position` shows."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from actograph.contract.model_loads import ModelLoadOptions
@@ -144,3 +145,19 @@ def test_a_job_of_another_variant_of_the_model_waits_like_one_of_another_model(
     held = Held("demo", "b")
     assert take(database, held=held) == [free]
     assert take(database, held=held) == [pinned], "nothing else is left"
+
+
+def test_a_look_waits_for_no_claim(database: Database, submit: Submit) -> None:
+    """A worker that may load other models looks in a read while another one claims."""
+    job_id = submit(model="other")
+    asking = Asking(worker_id=ME, held=Held("demo"), may_load=("other",))
+    with database.write() as claiming:
+        claim._one_at_a_time(claiming, "models")
+        with ThreadPoolExecutor(1) as pool:
+
+            def look() -> str | None:
+                with database.read() as session:
+                    found = claim.choose(session, asking)
+                    return None if found is None else found.id
+
+            assert pool.submit(look).result(timeout=30) == job_id

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actograph.contract.errors import InvalidRequest, MixedIdentities, NotFound
+from actograph.contract.errors import InvalidRequest, MixedIdentities, NotFound, StoreDamaged
 from actograph.contract.resources import TensorInfo
 from actograph.contract.row_selection import Segment, TokenRange
+from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
 from storage.index.ids import new_session_id
-from storage.results.matrix import Choice, Source, read
+from storage.results import matrix
+from storage.results.matrix import Choice, Source, plan, read
 from storage.sessions.manifest import StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 from tests.support.samples import manifest_of
@@ -87,9 +89,13 @@ class Sessions:
     ) -> Any:
         choice = Choice(positions=positions, reduce=reduce, max_bytes=max_bytes)
         found = self.sources(hook) if found is None else found
-        matrix = read(self.store, found, hook, choice)
-        file = io.BytesIO(b"".join(matrix.npz({one.id: float(bool(one.correct)) for one in found})))
-        return np.load(file, allow_pickle=False)
+        planned = plan(self.store, found, hook, choice)
+        file = io.BytesIO(b"".join(planned.npz({one.id: float(bool(one.correct)) for one in found})))
+        sent = np.load(file, allow_pickle=False)
+        held = read(self.store, found, hook, choice)
+        assert np.array_equal(sent["features"], np.concatenate([piece.rows for piece in held.pieces]))
+        assert sent["tokens"].tolist() == [token for piece in held.pieces for token in piece.tokens]
+        return sent
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +202,47 @@ def test_sessions_that_do_not_fit_together_are_refused(sessions: Sessions) -> No
     found[4] = Source(**vars(found[4]) | {"info": wide})
     with pytest.raises(InvalidRequest, match="6 wide"):
         sessions.read(found=found)
+
+
+def test_an_answer_holds_few_bytes_until_they_are_taken(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """Sessions of 112 bytes, of which 64 are read at once and at most 128 held."""
+    monkeypatch.setattr(matrix, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(matrix, "HELD_BYTES", 128)
+    held, most = 0, 0
+    read_file = CheckedFile.read
+
+    def counted(self: CheckedFile, start: int, length: int) -> bytes:
+        nonlocal held, most
+        held += length
+        most = max(most, held)
+        return read_file(self, start, length)
+
+    for positions, reduce, rows in [("all", "none", 35), ("all[::2]", "none", 20), ("all", "mean", 5)]:
+        with subtests.test(positions=positions, reduce=reduce):
+            choice: Any = Choice(positions=positions, reduce=reduce, max_bytes=1 << 20)
+            found = sessions.sources(HOOK)
+            planned = plan(sessions.store, found, HOOK, choice)
+            held, most, pieces = 0, 0, []
+            monkeypatch.setattr(CheckedFile, "read", counted)
+            for piece in planned.npz({one.id: 1.0 for one in found}):
+                pieces.append(piece)
+                held = 0
+            monkeypatch.setattr(CheckedFile, "read", read_file)
+            loaded = np.load(io.BytesIO(b"".join(pieces)), allow_pickle=False)
+            assert len(loaded["features"]) == rows
+            assert 0 < most <= (128 if reduce == "none" else 5 * 112)
+            every = np.concatenate([rows_of(n) for n in range(5)])
+            assert reduce != "none" or positions != "all" or np.array_equal(loaded["features"], every)
+
+
+def test_a_file_that_is_lost_meanwhile_breaks_the_answer_off(tmp_path: Path) -> None:
+    store = open_store(tmp_path.as_uri())
+    sessions = Sessions(store)
+    found = sessions.sources(HOOK)
+    planned = plan(store, found, HOOK, Choice(positions="all", reduce="none", max_bytes=1 << 20))
+    for path in (tmp_path / "sessions" / found[2].id).glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(StoreDamaged, match="there is no stored file"):
+        list(planned.npz({one.id: 1.0 for one in found}))

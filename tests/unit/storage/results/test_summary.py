@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from actograph.cli.job_tables import results_table
 from actograph.contract.errors import ActographError
 from actograph.contract.job_specs import EvaluationSpec, job_spec_adapter
 from actograph.contract.resources import JobResults, Score, ToolUse
@@ -114,3 +115,35 @@ def test_a_job_without_scores(database: Database, submit: Callable[..., str]) ->
         for lease in leasing.claim(session, job_id, worker_id="w", count=10):
             leasing.fail(session, lease, ActographError("no"))
     assert [(one.failed, one.metrics) for one in results(database, job_id).conditions.values()] == [(10, {})]
+
+
+def test_problems_that_metrics_of_epochs_leave_out_are_counted(database: Database) -> None:
+    spec: Any = job_spec_adapter.validate_python(
+        {
+            "kind": "evaluation", "model": "demo", "dataset": {"path": "problems.jsonl"}, "epochs": 2,
+            "sampling": {"temperature": 1.0, "max_tokens": 8}, "max_consecutive_failures": 0,
+        }
+    )  # fmt: skip
+    new = [
+        NewSample(sample_index=index, condition="baseline", epoch=epoch, input={}, seed=0)
+        for index in range(3)
+        for epoch in range(2)
+    ]
+    job_id = insert(database, spec, new)
+    score = {KEYS[0]: Score(value=1.0, answer="1")}
+    with database.write() as session:
+        for lease in leasing.claim(session, job_id, worker_id="w", count=6):
+            # the second problem has one answer, the third none
+            if lease.sample_index + lease.epoch >= 2:
+                leasing.fail(session, lease, ActographError("broken"))
+            else:
+                leasing.complete(session, lease, result(scores=score), None)
+    with database.snapshot() as session:
+        found = summary.of_job(session, jobs.get(session, job_id)).conditions["baseline"]
+    filter_name = KEYS[0].partition(",")[2]
+    counts = {"pass@1": 1, "pass@2": 2, "maj@2": 2}
+    assert found.left_out == {f"{name},{filter_name}": count for name, count in counts.items()}
+    progress = {"total": 6, "completed": 3, "failed": 3}
+    results = {"job_id": job_id, "status": "completed", "conditions": {"main": found}, "progress": progress}
+    shown = results_table(JobResults.model_validate(results), None)
+    assert "main: pass@2,strict-match leaves out 2 problem(s)" in shown

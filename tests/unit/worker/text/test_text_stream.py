@@ -3,13 +3,21 @@
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import Unigram
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from actograph.contract.specs import SamplingSpec
 from actograph.scoring.completions import cut_at_stop
 from worker.runners import text
 from worker.runners.text import SpokenText
+from worker.sample.open_job import OpenJob
+from worker.text.special_tokens import special_ids
 from worker.text.text_stream import TextStream
 
 TEXT = 'Tom: "naïve" 3 + 4 = 7 ✓ 家族 👩‍👩‍👧 e\u0301 END of it'
@@ -70,6 +78,29 @@ def test_special_tokens_are_left_out_but_marks_stay(shared: Path) -> None:
     said = "<think>\nso\n</think>\n<tool_call>\n{}\n</tool_call><|im_end|>"
     ids = tokenizer.encode(said, add_special_tokens=False)
     assert SpokenText(tokenizer).of(ids) == said.removesuffix("<|im_end|>")
+
+
+def test_tokens_that_only_the_tokenizer_marks_as_special_are_left_out() -> None:
+    words = ["<unk>", "<eos>", "<eot>", "<tool_call>", "<plain>", " done"]
+    backend = Tokenizer(Unigram([(word, -1.0) for word in words], unk_id=0))
+    backend.decoder = Fuse()
+    backend.add_special_tokens([AddedToken(word, special=True) for word in words[:4]])
+    backend.add_tokens([AddedToken("<plain>", special=False)])
+    # no config names <eot>
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>")
+    assert 2 not in tokenizer.all_special_ids
+    ids = [5, 2, 4, 1]
+    assert SpokenText(tokenizer).of(ids) == " done<plain>" == tokenizer.decode(ids, skip_special_tokens=True)
+    assert SpokenText(tokenizer).of([3]) == "<tool_call>", "marks stay"
+    assert special_ids(tokenizer) == {0, 1, 2, 3}
+
+
+def test_the_token_that_ended_a_generation_is_not_in_its_text() -> None:
+    """Whether or not it is special; with `ignore_eos` the model's ends are tokens like others."""
+    job: Any = SimpleNamespace(engine=SimpleNamespace(model=SimpleNamespace(eos_token_ids=(1, 2))))
+    assert OpenJob.end_ids(job, SamplingSpec()) == {1, 2}
+    assert OpenJob.end_ids(job, SamplingSpec(stop_token_ids=[7])) == {1, 2, 7}
+    assert OpenJob.end_ids(job, SamplingSpec(stop_token_ids=[7], ignore_eos=True)) == {7}
 
 
 def test_a_nul_is_an_unreadable_character_since_no_database_takes_it(
