@@ -24,7 +24,11 @@ def database_url(url: str) -> str:
         return url
     if scheme not in _POSTGRES:
         raise ValueError(f"{_named(scheme, url)} is no database of Actograph: write {_DATABASE_FORMS}")
-    parts = _split(url, _DATABASE_FORMS)
+    # SQLAlchemy ends the password at the first @, whatever stands before it
+    address = rest.partition("@")[2] or rest
+    if "@" in address.partition("?")[0]:
+        raise ValueError(f"the URL has more than one @; {_ENCODE}: {_DATABASE_FORMS}")
+    parts = _split(f"{scheme}://{address}", _DATABASE_FORMS)
     if not parts.path.strip("/"):
         raise ValueError(f"the URL names no database: write {_DATABASE_FORMS}")
     if re.search(r"(?:^|&)prepare_threshold=", parts.query):
@@ -56,7 +60,7 @@ def _split(url: str, forms: str) -> SplitResult:
         _ = parts.port
     except ValueError:
         raise ValueError(f"host or port cannot be read; {_ENCODE}: {forms}") from None
-    if parts.fragment or "#" in url or "@" in parts.path:
+    if "#" in url or "@" in parts.path:
         raise ValueError(f"the URL ends before its host; {_ENCODE}: {forms}")
     if not parts.hostname and "host=" not in parts.query:
         raise ValueError(f"the URL names no host: write {forms}")
