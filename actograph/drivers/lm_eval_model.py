@@ -7,7 +7,6 @@ lm-eval's `hf` backend. Each task of a call is a batch of its own.
 """
 
 import json
-import logging
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,8 +31,6 @@ from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.contract.openai_answers import Batch
 from actograph.drivers.options import capture_of, score_of
 from actograph.progress import meter
-
-log = logging.getLogger(__name__)
 
 NAME = "actograph"
 ENDPOINT = "/v1/completions"
@@ -69,8 +66,7 @@ class ActographLM(TemplateLM):
             capture: `POINTS@LAYERS` as on the command line, or a capture spec.
             run: tag of all sessions and batches; by default `run=` and a new id.
             tokenizer: folder or Hub id; by default that of the model.
-            max_length: tokens that a score may read; by default the model's context. Scores read one token
-                less than the context at most, and a warning says so where `hf` would read more.
+            max_length: tokens that a score may read; by default the model's context.
             max_gen_toks: most tokens of an answer, unless the task says it.
             add_bos_token: whether texts begin with the tokenizer's special tokens; by default as it says.
             enable_thinking: passed to the chat template.
@@ -89,9 +85,6 @@ class ActographLM(TemplateLM):
         )
         self.run = run or f"run={uuid.uuid4().hex[:16]}"
         self.max_length = max_length or structure.context_length
-        #: most tokens that a score reads. One more is predicted, and the service takes a context of both
-        self._window = min(self.max_length, structure.context_length - 1)
-        self._warned = False
         self._max_gen_toks = max_gen_toks
         source = structure.identity.source if structure.identity else model
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer or source)
@@ -180,11 +173,10 @@ class ActographLM(TemplateLM):
         owners, bodies, lengths = [], [], []
         for place, one in enumerate(requests):
             tokens = self.tok_encode(one.args[0])
-            self._compare_window(len(tokens))
             windows = get_rolling_token_windows(
                 token_list=tokens,
                 prefix_token=self.prefix_token_id,
-                max_seq_len=self._window,
+                max_seq_len=self.max_length,
                 context_len=1,
             )
             for number, window in enumerate(windows):
@@ -200,29 +192,18 @@ class ActographLM(TemplateLM):
 
     def _scored(self, context: list[int], continuation: list[int], index: int, part: str) -> dict[str, Any]:
         """A request that only reads tokens, and scores them: the last of both, as `hf` cuts them."""
-        if len(continuation) > self._window:
+        if len(continuation) > self.max_length:
             raise InvalidRequest(
                 f"document {index}, {part}: {len(continuation)} tokens are to be scored, and max_length is "
-                f"{self._window}; raise max_length"
+                f"{self.max_length}; raise max_length"
             )
-        self._compare_window(len(context) + len(continuation) - 1)
         return {
-            "prompt": [*context, *continuation][-(self._window + 1) :],
+            "prompt": [*context, *continuation][-(self.max_length + 1) :],
             "max_tokens": 0,
             "echo": True,
             "logprobs": 1,
             "sample": {"index": index, "condition": part},
         }
-
-    def _compare_window(self, tokens: int) -> None:
-        """Warn once if `hf` with the same `max_length` would read more of so many tokens."""
-        if tokens > self._window < self.max_length and not self._warned:
-            self._warned = True
-            log.warning(
-                "a text has %d tokens: scores read %d at once, and lm-eval's hf backend %d; give both "
-                "max_length=%d to compare them",
-                tokens, self._window, self.max_length, self._window,
-            )  # fmt: skip
 
     def _ask(
         self, requests: Sequence[Any], bodies: Sequence[dict[str, Any]], *, show: bool

@@ -36,7 +36,7 @@ from storage.index.pages import PageOptions
 from storage.jobs import control, jobs, request_keys
 from storage.jobs.jobs import JobFilter
 from storage.queue import claim, view, workers
-from storage.results import rescoring, summary
+from storage.results import comparisons, rescoring, summary
 from storage.results.export import folder, plan
 from storage.results.export.sample import Detail
 from storage.tables.models import JobRow
@@ -214,7 +214,9 @@ def list_job_samples(
     condition: Annotated[str | None, Query(max_length=64)] = None,
 ) -> ListPage[Sample]:
     with services.database.read() as session:
-        jobs.get(session, job_id)
+        job = jobs.get(session, job_id)
+        if condition is not None and (names := [one["name"] for one in job.spec.get("conditions") or []]):
+            comparisons.require_condition(names, condition, "condition")
         rows, has_more = samples.find(session, job_id, status=status, condition=condition, **page)
         return pages.page(rows, has_more, samples.resource)
 

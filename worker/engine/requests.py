@@ -79,6 +79,8 @@ class GenerationRequest:
     #: likeliest tokens to report with each token's log probability; None: no log probabilities
     top_logprobs: int | None = None
     score_prompt: bool = False  # log probabilities of the prompt's tokens too, with `top_logprobs` likeliest
+    #: with `score_prompt`: a further token to score, which the model does not read
+    scored_next: int | None = None
     stop_at: "TextEnd | None" = None  # beside the sampling's stop strings
     grammar: str | None = None  # of the generated text, in llguidance's form of Lark's
     chooser: RowChooser | None = None  # of rows to keep, instead of the shaping's

@@ -46,11 +46,14 @@ class ChatRunner(Runner):
         if most is None:
             # if there is no room, the check of the context refuses the sample with the numbers
             most = max(1, min(given.default_max_tokens, room))
+        scores = given.echo and given.top_logprobs is not None
+        further = None
+        if scores and most == 0 and room == -1:
+            # the probability of the last token needs no place in the context, as lm-eval's windows have it
+            *ids, further = prompt.token_ids
+            prompt = replace(prompt, token_ids=tuple(ids))
         return replace(
-            prompt,
-            max_tokens=most,
-            top_logprobs=given.top_logprobs,
-            score_prompt=given.echo and given.top_logprobs is not None,
+            prompt, max_tokens=most, top_logprobs=given.top_logprobs, score_prompt=scores, scored_next=further
         )
 
     def _prompt(self, given: ChatInput) -> Prompt:
@@ -157,7 +160,9 @@ class ChatRunner(Runner):
             return None
         before = generation.prompt_logprobs or ()
         found = [*before, *(generation.logprobs or ())]
-        ids = [*generation.prompt_ids[: len(before)], *generation.generated_ids]
+        # the first token has no probability, and one beyond the context is no token of the prompt
+        ids = [*generation.prompt_ids[:1], *(of.token_id for of in before[1:] if of is not None)]
+        ids = [*ids[: len(before)], *generation.generated_ids]
         return [
             {"token": name, "bytes": spelled}
             | ({} if of is None else {"logprob": of.logprob, "top": self._likeliest(of)})

@@ -27,6 +27,8 @@ class Prompt:
     top_logprobs: int | None = None
     #: log probabilities of the prompt's tokens too
     score_prompt: bool = False
+    #: the last token of a text that is one longer than the context: it is scored, and not read
+    scored_next: int | None = None
     #: grammar that the answer follows, see `json_grammar`
     grammar: str | None = None
     #: end of the text that already belongs to the answer

@@ -158,6 +158,7 @@ class Talk:
             max_tokens=0 if self.sampling is None else self._prompt.max_tokens,
             top_logprobs=self._prompt.top_logprobs,
             score_prompt=self._prompt.score_prompt,
+            scored_next=self._prompt.scored_next,
             stop_at=self._prompt.stop_at,
             grammar=self._prompt.grammar,
             earlier=self._earlier,

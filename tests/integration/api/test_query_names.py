@@ -116,3 +116,10 @@ def test_a_misspelt_filter_deletes_nothing(service: Service, problem: Problem) -
     )
     assert service.client.get(f"{route}/{session_id}").status_code == 200
     assert service.client.delete(f"{route}?job_id={lease.job_id}&dry_run=true").json()["sessions"] == 1
+
+
+def test_a_job_without_such_a_condition_says_which_it_has(service: Service, problem: Problem) -> None:
+    job_id = service.submit(conditions=[{"name": "plain"}, {"name": "career"}])
+    path = f"/v1/jobs/{job_id}/samples"
+    assert len(service.client.get(path, params={"condition": "career"}).json()["data"]) == 1
+    problem(service.client.get(path, params={"condition": "carer"}), 422, says="the job has plain, career")

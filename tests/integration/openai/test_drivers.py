@@ -137,16 +137,22 @@ def test_windows_of_long_texts_are_those_of_hf(
 ) -> None:
     lines = (shared / "data/gsm8k/test.jsonl").read_text().splitlines()[:2]
     texts = [json.loads(line)["question"] for line in lines]
+    texts.append(" ".join(texts) * 12)  # longer than the model's context
     model = str(shared / "models/tiny-qwen3")
     task = {"op": "windows", "texts": texts, "pairs": [[texts[0], f" {texts[1][:20]}"], ["", texts[1][:16]]]}
-    most = 24
-    options = {"model": "tiny-qwen3", "base_url": service.url, "tokenizer": model, "max_length": most}
-    driven, wanted = lm_eval(
-        task | {"backend": "actograph", "model_args": options}, task | {"model": model, "max_length": most}
-    )
-    assert driven["texts"] == pytest.approx(wanted["texts"], abs=1e-3)
-    assert [of for of, _ in driven["pairs"]] == pytest.approx([of for of, _ in wanted["pairs"]], abs=1e-3)
-    assert [best for _, best in driven["pairs"]] == [best for _, best in wanted["pairs"]]
+    assert len(service.ids(texts[-1])) > service.engine.structure.context_length + 1
+    task["pairs"].append([texts[-1], " 7"])
+    for most in (24, None):
+        options = {"model": "tiny-qwen3", "base_url": service.url, "tokenizer": model}
+        options |= {} if most is None else {"max_length": most}
+        asked = task if most is None else task | {"texts": texts[:2]}
+        driven, wanted = lm_eval(
+            asked | {"backend": "actograph", "model_args": options},
+            asked | {"model": model, "max_length": most},
+        )
+        assert driven["texts"] == pytest.approx(wanted["texts"], rel=1e-5, abs=1e-3)
+        assert [of for of, _ in driven["pairs"]] == pytest.approx([of for of, _ in wanted["pairs"]], abs=1e-3)
+        assert [best for _, best in driven["pairs"]] == [best for _, best in wanted["pairs"]]
 
 
 def test_generation_of_lm_eval(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import openai
 import pytest
 import torch
 
@@ -68,3 +69,23 @@ def test_a_scored_text_may_be_captured_and_steered(service: Any, client: Any) ->
     rows_only = client.completions.create(extra_body={"store_activations": True}, **options)
     assert rows_only.choices[0].session_id and rows_only.choices[0].logprobs is None
     assert client.completions.create(**options).choices[0].text == "Tom"
+
+
+def test_the_last_token_of_a_score_needs_no_place_in_the_context(service: Any, client: Any) -> None:
+    """It is predicted and not read: a window of lm-eval has one token more than the context."""
+    context = service.engine.structure.context_length
+    ids = (service.ids(PROMPTS[0]) * context)[: context + 1]
+    capture = {"capture": {"hooks": ["resid_post.0"]}}
+    answer = client.completions.create(prompt=ids, extra_body=capture, **SCORED)
+    (choice,) = answer.choices
+    found = choice.logprobs.token_logprobs
+    rows = service.forward(ids[:-1])
+    assert len(found) == len(choice.logprobs.tokens) == context + 1
+    assert found[-1] == pytest.approx(float(rows[-1][ids[-1]]), abs=1e-4)
+    assert found[1] == pytest.approx(float(rows[0][ids[1]]), abs=1e-4)
+    assert answer.usage.prompt_tokens == context
+    reader = service.session(choice.session_id)
+    assert (reader.token_ids(), reader.manifest.tensors["resid_post.0"].shape[0]) == (ids[:-1], context)
+    for options in ({"prompt": [*ids, ids[0]]}, {"prompt": ids, "logprobs": None}):
+        with pytest.raises(openai.BadRequestError, match="context"):
+            client.completions.create(**SCORED | options)

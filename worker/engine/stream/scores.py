@@ -22,12 +22,14 @@ class PromptScore:
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
+        further = () if request.scored_next is None else (request.scored_next,)
+        self._ids = (*request.prompt_ids, *further)
         self._found: list[TokenLogprobs | None] = [None]
         self._bad = False
 
     def take(self, logits: Tensor, start: int) -> None:
         """Take the logits of consecutive prompt tokens from `start` on, [tokens, vocabulary]."""
-        ids = self._request.prompt_ids[start + 1 : start + 1 + len(logits)]  # of the tokens after those
+        ids = self._ids[start + 1 : start + 1 + len(logits)]  # of the tokens after those
         if not ids:
             return
         scores = logits[: len(ids)].to(torch.float32)
@@ -43,7 +45,7 @@ class PromptScore:
 
     def result(self) -> tuple[tuple[TokenLogprobs | None, ...] | None, ActographError | None]:
         """The scores, or the error that prevented them; neither if the run ended before the prompt."""
-        if len(self._found) < len(self._request.prompt_ids):
+        if len(self._found) < len(self._ids):
             return None, None
         if not self._bad:
             return tuple(self._found), None
