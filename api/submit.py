@@ -142,7 +142,7 @@ def within_context(spec: G, structure: ModelStructure | None, most: int) -> G:
 def outlook(services: Services, session: Session, spec: Spec, owner: str) -> Submission:
     """A submission without samples: the state of the service for a job."""
     holders = workers.holders(session, spec.model)
-    served = [spec.model] if holders else workers.served_models(session)
+    served = {spec.model: None} if holders else workers.served_models(session)
     memory = [row.memory for row in holders if row.status in workers.LIVE and row.memory]
     return Submission(
         spec=spec,

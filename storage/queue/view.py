@@ -29,7 +29,7 @@ def job(
     quotas: Quotas | None = None,
     *,
     broker_trouble: str | None = None,
-    served: Collection[str] | None = None,
+    served: Mapping[str, str | None] | None = None,
     positions: Mapping[str, int] | None = None,
 ) -> resources.Job:
     """The resource of a job.

@@ -1,6 +1,6 @@
 """Workers: what they hold, which models they serve, and jobs that none of them can serve."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -174,27 +174,40 @@ def held_models(session: Session, statuses: Collection[WorkerStatus] = ALIVE) ->
     return {model for model in session.scalars(statement) if model} - {ANALYSIS}
 
 
-def served_models(session: Session, *where: sa.ColumnElement[bool]) -> set[str]:
+def served_models(session: Session, *where: sa.ColumnElement[bool]) -> dict[str, str | None]:
     """Models that workers hold or may load: of live workers, or of those that meet the conditions.
 
     The model of analysis workers is `ANALYSIS`.
+
+    Returns:
+        model -> the trouble that keeps all its workers from starting samples; None if one has none.
     """
     chosen = where or (WorkerRow.status.in_(ALIVE),)
-    rows = session.execute(sa.select(WorkerRow.model, WorkerRow.served).where(*chosen))
-    return {name for row in rows for name in (row.model, *(row.served or ())) if name}
+    columns = (WorkerRow.model, WorkerRow.served, WorkerRow.error)
+    found: dict[str, str | None] = {}
+    for row in session.execute(sa.select(*columns).where(*chosen)):
+        trouble = str(row.error["message"]) if row.error else None
+        for name in filter(None, (row.model, *(row.served or ()))):
+            found[name] = trouble if trouble is None else found.get(name, trouble)
+    return found
 
 
-def why_unserved(model: str, served: Collection[str]) -> str | None:
+def set_trouble(session: Session, worker_id: str, error: ActographError | None) -> None:
+    """Show why a live worker starts no samples; None ends it."""
+    _update(session, worker_id, error=None if error is None else error.as_record())
+
+
+def why_unserved(model: str, served: Mapping[str, str | None]) -> str | None:
     """The reason why no live worker can run jobs of this model; None if one can."""
     if model in served:
-        return None
+        return served[model]
     if model == ANALYSIS:
         return "no analysis worker is alive; `actograph up` starts one, as does `python -m worker.analysis`"
-    served = set(served) - {ANALYSIS}
-    if not served:
+    others = served.keys() - {ANALYSIS}
+    if not others:
         return "no worker is alive; the job waits until one is"
     return (
-        f"no live worker holds {model} or may load it; they serve {', '.join(sorted(served))}. "
+        f"no live worker holds {model} or may load it; they serve {', '.join(sorted(others))}. "
         "Start a worker with ACTOGRAPH_MODEL or ACTOGRAPH_ALLOWED_MODELS naming it"
     )
 
@@ -205,7 +218,7 @@ def unserved_jobs(session: Session, patience_seconds: float) -> Sequence[str]:
     Shorter gaps are left out: workers may be restarting.
     """
     since = now(session) - patience_seconds
-    served = served_models(session) | served_models(session, WorkerRow.heartbeat_at > since)
+    served = {*served_models(session), *served_models(session, WorkerRow.heartbeat_at > since)}
     logged = sa.exists().where(EventRow.job_id == JobRow.id, EventRow.event == WAITING)
     statement = sa.select(JobRow.id).where(JobRow.status.in_(jobs.ACTIVE), JobRow.created_at <= since)
     statement = statement.where(JobRow.model.not_in(served), ~logged)

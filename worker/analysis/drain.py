@@ -53,7 +53,7 @@ class AnalysisDrain:
         self._database, self._store = database, store
         self._worker_id, self._stop = worker_id, stop
         self._save_seconds = save_seconds
-        self._pauses = Pauses(settings, database, store)
+        self._pauses = Pauses(settings, database, store, worker_id)
         self._served = [parse_served(text) for text in (settings.model, *settings.allowed_models) if text]
         #: True if the index may say that this worker holds a sample, although it runs none
         self._may_hold = False

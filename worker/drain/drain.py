@@ -69,7 +69,7 @@ class Drain:
         self._models = models
         self._worker_id = worker_id
         self._stop = stop
-        self._pauses = Pauses(settings, database, store)
+        self._pauses = Pauses(settings, database, store, worker_id)
         self._model = JobModels(models, database, worker_id)
         self._may_load = may_load
         self._open = OpenJobs(settings=settings, database=database, store=store, model=self._model)

@@ -4,11 +4,12 @@ import logging
 
 from sqlalchemy.orm import Session
 
+from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
 from storage.accounts import quotas
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
-from storage.queue import pause
+from storage.queue import pause, workers
 from storage.queue.pause import disk_pause
 from worker.drain.store_outage import StoreOutage
 
@@ -16,8 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class Pauses:
-    def __init__(self, settings: Settings, database: Database, store: ArtifactStore) -> None:
+    def __init__(self, settings: Settings, database: Database, store: ArtifactStore, worker_id: str) -> None:
         self._settings = settings
+        self._worker_id = worker_id
+        self._shown: ServiceUnavailable | None = None
         self._database = database
         self._store = store
         #: failures of the store, noted by commits and preparations
@@ -30,7 +33,9 @@ class Pauses:
         reason = disk_pause(self._store, self._settings.disk_floor_bytes)
         if reason is not None:
             return self._say(reason)
-        if self.outage.holds():
+        is_out = self.outage.holds()
+        self._show(self.outage.reason)
+        if is_out:
             return True
         with self._database.read() as session:
             full = quotas.read(session, self._settings).pause()
@@ -41,6 +46,14 @@ class Pauses:
             logger.warning("samples start again")
         self._has_said = False
         return is_held
+
+    def _show(self, reason: ServiceUnavailable | None) -> None:
+        """Show an outage of the store in the index, where the API finds why jobs wait."""
+        if str(reason) == str(self._shown):
+            return
+        with self._database.write() as session:
+            workers.set_trouble(session, self._worker_id, reason)
+        self._shown = reason
 
     def held_owners(self, session: Session) -> list[str]:
         """Owners at their quota; their jobs wait."""

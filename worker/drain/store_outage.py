@@ -25,16 +25,19 @@ class StoreOutage:
         self._clock = clock
         self._pause = 0.0
         self._next_look = 0.0
+        #: the last failure; None while the store works
+        self.reason: ServiceUnavailable | None = None
 
     def note(self, reason: ServiceUnavailable) -> None:
         """Note that a session could not be stored."""
         self._pause = min(max(FIRST_PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
         self._next_look = self._clock() + self._pause
+        self.reason = reason
         logger.warning("samples are given back, and no sample starts for %.0f s: %s", self._pause, reason)
 
     def is_over(self) -> None:
         """Note that sessions were stored."""
-        self._pause = 0.0
+        self._pause, self.reason = 0.0, None
 
     def holds(self) -> bool:
         """Whether no sample may start now."""
@@ -47,4 +50,5 @@ class StoreOutage:
         except ServiceUnavailable as error:
             self.note(error)
             return True
+        self.reason = None
         return False

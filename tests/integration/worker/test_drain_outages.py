@@ -13,6 +13,8 @@ from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
+from storage.jobs import jobs
+from storage.queue import view, workers
 from storage.tables.models import WorkerRow
 
 if TYPE_CHECKING:
@@ -80,13 +82,21 @@ def test_samples_that_the_store_does_not_take_are_given_back(
     for _ in range(3):
         drain.look()
     assert bad.begun == begun, "nothing is generated for a store that is known to be away"
+    assert _waiting_reason(bench, job_id) == str(drain._pauses.outage.reason)
     bad.at_begin = bad.at_commit = bad.at_check = None
     while bench.status(job_id) is JobStatus.IN_PROGRESS:  # until the pause is over
         drain.look()
     assert bench.status(job_id) is JobStatus.COMPLETED
+    with bench.database.read() as session:
+        assert [row.error for row in workers.find(session)] == [None]
     assert [s.losses for s in bench.samples(job_id)] == [0] * 5
     assert bench.stored_sessions() == bench.indexed_sessions()
     assert len(bench.stored_sessions()) == 5
+
+
+def _waiting_reason(bench: "Bench", job_id: str) -> str | None:
+    with bench.database.read() as session:
+        return view.job(session, jobs.get(session, job_id)).waiting_reason
 
 
 class BadDatabase(Database):

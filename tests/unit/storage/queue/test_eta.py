@@ -50,7 +50,7 @@ def test_rate_and_remaining_time_are_those_of_the_last_minute(
 
     def shown() -> tuple[float | None, float | None]:
         with database.read() as session:
-            job = view.job(session, jobs.get(session, job_id), served=["demo"])
+            job = view.job(session, jobs.get(session, job_id), served={"demo": None})
             return job.samples_per_second, job.eta_seconds
 
     assert shown() == (None, None)
