@@ -16,8 +16,8 @@ def main() -> int:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    tune_for_cpu(os.environ)
     settings = settings_or_exit("worker")
+    tune_for_cpu(os.environ)
     # it reads the settings when it is imported
     from worker.process import celery_app
 

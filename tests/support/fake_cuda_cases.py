@@ -147,25 +147,22 @@ def admission(shape: str, layers: int | None = None) -> list[dict[str, Any]]:
     return found
 
 
-def counts(shape: str) -> dict[str, Any]:
+def counts(shape: str, *, captures: bool = False) -> dict[str, Any]:
     """Launches, stalls and hidden temporaries of a decode pass of 64 requests; the launches at two depths."""
-    found: dict[str, Any] = {}
-    for name, captures in (("plain", False), ("capture", True)):
-        launches = {}
-        for layers in (2, 4):
-            with world(shape, layers=layers) as (hooks, _):
-                captured = points(hooks) if captures else ()
-                run(engine_of(hooks), [ask(i, prompt=2, hooks=captured) for i in range(64)], turns=2)
-                last = decode_passes()[-1]
-                launches[layers] = last.inside["launch"]
-        per_layer = (launches[4] - launches[2]) // 2
-        found[name] = {
-            "launches per layer": per_layer,
-            "launches beside layers": launches[2] - 2 * per_layer,
-            "hidden temporaries": last.counts["hidden temporary"],
-            "stalls inside": last.stalls_inside,
-        }
-    return found
+    launches = {}
+    for layers in (2, 4):
+        with world(shape, layers=layers) as (hooks, _):
+            captured = points(hooks) if captures else ()
+            run(engine_of(hooks), [ask(i, prompt=2, hooks=captured) for i in range(64)], turns=2)
+            last = decode_passes()[-1]
+            launches[layers] = last.inside["launch"]
+    per_layer = (launches[4] - launches[2]) // 2
+    return {
+        "launches per layer": per_layer,
+        "launches beside layers": launches[2] - 2 * per_layer,
+        "hidden temporaries": last.counts["hidden temporary"],
+        "stalls inside": last.stalls_inside,
+    }
 
 
 def stalls() -> dict[str, Any]:
@@ -265,6 +262,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "admission-30b-a3b": lambda: admission("30b-a3b"),
     "admission-gemma2": lambda: admission("gemma2"),
     "counts-0.6b": lambda: counts("0.6b"),
+    "counts-0.6b-capture": lambda: counts("0.6b", captures=True),
     "counts-30b-a3b": lambda: counts("30b-a3b"),
     "counts-gemma2": lambda: counts("gemma2"),
     "stalls": stalls,

@@ -15,14 +15,13 @@ from tests.support.fake_cuda_process import assert_admitted, run_cases
 COUNTS: dict[str, Any] = json.loads(
     Path(__file__).with_name("fake_cuda_counts.json").read_text(encoding="utf-8")
 )
-SHAPES, STALLS = COUNTS["shapes"], COUNTS["stalls"]
-PASSES = [SHAPES[shape][kind] for shape in SHAPES for kind in ("plain", "capture")]
+PASSES, STALLS = COUNTS["passes"], COUNTS["stalls"]
 PENALTIES = {rows: one["all"] for rows, one in STALLS["penalties"].items()}
 #: what is counted, the figure of today, and the most that it should be
 GOALS = [
-    ("launches of a layer of Gemma 2", SHAPES["gemma2"]["plain"]["launches per layer"], 70),
-    ("hidden temporaries of a pass", max(one["hidden temporaries"] for one in PASSES), 0),
-    ("blocking copies inside the forward", max(one["stalls inside"] for one in PASSES), 0),
+    ("launches of a layer of Gemma 2", PASSES["gemma2"]["launches per layer"], 70),
+    ("hidden temporaries of a pass", max(one["hidden temporaries"] for one in PASSES.values()), 0),
+    ("blocking copies inside the forward", max(one["stalls inside"] for one in PASSES.values()), 0),
     ("stalls of a pass of 64 requests", max(rows["64"]["all"] for rows in STALLS.values()), 1),
     ("stalls of 64 requests beyond those of 8", PENALTIES["64"] - PENALTIES["8"], 0),
     ("graphs captured while a drain runs", COUNTS["captures while a drain runs"], 0),
@@ -38,13 +37,13 @@ def test_every_capture_is_admitted_on_every_card_at_full_depth() -> None:
 
 
 def test_launches_and_stalls_of_decode_passes_are_as_written_down(subtests: pytest.Subtests) -> None:
-    found = run_cases("stalls", *(f"counts-{shape}" for shape in SHAPES))
-    for shape, due in SHAPES.items():
-        with subtests.test(shape=shape):
-            assert found[f"counts-{shape}"] == due
+    found = run_cases("stalls", *(f"counts-{name}" for name in PASSES))
+    for name, due in PASSES.items():
+        with subtests.test(name):
+            assert found[f"counts-{name}"] == due
     with subtests.test("stalls"):
         assert found["stalls"] == STALLS
-    assert SHAPES["0.6b"]["plain"]["launches per layer"] <= 57
+    assert PASSES["0.6b"]["launches per layer"] <= 57
 
 
 def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.Subtests) -> None:
