@@ -109,10 +109,11 @@ def run(
     *waves: Sequence[RunRequest],
     turns: int = 6,
     graphs: bool = False,
+    slots: int = 0,
 ) -> Requests:
     card().passes.clear()
     requests = Requests(waves, turns)
-    options = RunOptions(cuda_graphs=graphs)
+    options = RunOptions(slots=slots, cuda_graphs=graphs)
     engine.run(source=requests, control=requests, results=requests, sink=requests, options=options)
     return requests
 
@@ -121,20 +122,21 @@ def decode_passes() -> list[Pass]:
     return [one for one in card().passes if one.kind == "decode"]
 
 
-def admission(shape: str, layers: int | None = None) -> list[dict[str, Any]]:
-    """On cards of three sizes: the errors and the peak of runs of 256 requests."""
+def admission(shape: str, slots: int = 256) -> list[dict[str, Any]]:
+    """On cards of three sizes: the errors and the peak of runs of so many requests."""
     found = []
-    with world(shape, layers=layers) as (hooks, on):
+    with world(shape) as (hooks, on):
         engine = engine_of(hooks)
         sizes = [size for size in (16, 24, 80) if on.live < (size - 2) * GB]
         for size in sizes:
             on.size = size * GB
             if size == sizes[0]:  # a pass takes the same on all cards
-                engine.forwards.plan(RunOptions())
+                engine.forwards.plan(RunOptions(slots=slots))
             captures: dict[str, Hooks] = {"nothing": (), "one": points(hooks)[:1], "all": points(hooks)}
             for name, captured in captures.items():
                 on.peak = on.live
-                made = run(engine, [ask(i, prompt=2, tokens=32, hooks=captured) for i in range(256)], turns=2)
+                asked = [ask(i, prompt=2, tokens=32, hooks=captured) for i in range(slots)]
+                made = run(engine, asked, turns=2, slots=slots)
                 found.append(
                     {
                         "card": size,
@@ -260,7 +262,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "admission-0.6b": lambda: admission("0.6b"),
     "admission-8b": lambda: admission("8b"),
     "admission-30b-a3b": lambda: admission("30b-a3b"),
-    "admission-gemma2": lambda: admission("gemma2"),
+    # it attends request by request, whose launches take minutes here
+    "admission-gemma2": lambda: admission("gemma2", slots=32),
     "counts-0.6b": lambda: counts("0.6b"),
     "counts-0.6b-capture": lambda: counts("0.6b", captures=True),
     "counts-30b-a3b": lambda: counts("30b-a3b"),

@@ -5,8 +5,11 @@ import pytest
 from tests.support.fake_cuda_process import assert_admitted, run_cases
 
 
-@pytest.mark.parametrize(("shape", "cards"), [("8b", [24, 80]), ("30b-a3b", [80]), ("gemma2", [24, 80])])
-def test_every_capture_is_admitted_where_the_weights_fit(shape: str, cards: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "slots", "cards"),
+    [("8b", 256, [24, 80]), ("30b-a3b", 256, [80]), ("gemma2", 32, [24, 80])],
+)
+def test_every_capture_is_admitted_where_the_weights_fit(shape: str, slots: int, cards: list[int]) -> None:
     runs = run_cases(f"admission-{shape}")[f"admission-{shape}"]
     assert sorted({one["card"] for one in runs}) == cards
-    assert_admitted(runs)
+    assert_admitted(runs, slots)
