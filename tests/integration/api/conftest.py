@@ -168,7 +168,7 @@ class Service:
     def next_job(self, *models: str) -> str | None:
         """The job that the index has for an idle worker of these models, by default of the demo's."""
         services = self.services
-        pauses = Pauses(services.settings, self.database, services.store)
+        pauses = Pauses(services.settings, self.database, services.store, new_worker_id())
         if pauses.hold():
             return None
         with self.database.read() as session:
