@@ -69,6 +69,7 @@ def test_every_program_says_a_wrong_variable_in_one_line(
         ["-m", "api.keys", "create", "me"],
         ["-m", "storage.artifacts"],
         ["-m", "storage.backup", "save", "/nowhere"],
+        ["-m", "storage.index_backup", "due"],
         ["-m", "storage.migrate"],
         ["-m", "worker"],
         ["-m", "worker.analysis"],
