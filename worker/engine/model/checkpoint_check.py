@@ -44,12 +44,9 @@ def check_files(name: str, source: str, revision: str | None) -> None:
             refuse(f"{path.name} is damaged: it is no JSON ({error})")
         if not isinstance(content, dict):
             refuse(f"{path.name} is damaged: it is no JSON object")
+    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+        refuse("there is no config.json")
     weights = weight_files.first(source, revision)
-    if Path(source).is_dir():
-        if not (Path(source) / "config.json").is_file():
-            refuse("there is no config.json")
-        if weights is None:
-            refuse(f"there are no weights, which are one of {', '.join(weight_files.WEIGHTS)}")
     if weights is None:
         return
     if weights.name.endswith(".index.json"):
@@ -118,8 +115,13 @@ def check_weights(name: str, source: str, config: Any, revision: str | None) -> 
     shapes, and so do models that are not downloaded yet.
 
     Raises:
-        ModelRefused: with the first differences.
+        ModelRefused: with the first differences, or as there are no weights.
     """
+    if Path(source).is_dir() and weight_files.first(source, revision) is None:
+        raise ModelRefused(
+            f"{name}: there are no weights, which are one of {', '.join(weight_files.WEIGHTS)}. "
+            f"Copy the checkpoint to {source} again"
+        )
     files = _safetensors(weight_files.find(source, revision))
     if not files or getattr(config, "quantization_config", None) is not None:
         return
