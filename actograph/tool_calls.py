@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+NOT_OFFERED = (
+    f"the model's chat template does not offer tools in the {OPEN} form (Qwen2.5, Qwen3 and Hermes models "
+    "do); run the task without tools or with such a model"
+)
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 #: start of an annotated calculation, up to its result (Cobbe et al. 2021, arXiv 2110.14168)
 CALCULATION = re.compile(r"<<([^<>=\n]{1,400})=\Z")

@@ -12,6 +12,7 @@ from actograph.contract.interventions import StoredVector, check_stored, check_w
 from actograph.contract.job_specs import CaptureInput, EvaluationSpec, check_capture, check_sampling
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import CaptureSpec
+from actograph.tool_calls import NOT_OFFERED
 from storage.jobs.jobs import Spec
 
 
@@ -69,6 +70,8 @@ def check_prompts(spec: Spec, structure: ModelStructure | None) -> None:
     lacks_template = structure is not None and not structure.chat_template
     if isinstance(spec, EvaluationSpec):
         _check_task_messages(spec, lacks_template=lacks_template)
+        if spec.uses_tools and structure is not None and structure.tool_calls is False:
+            raise InvalidRequest(NOT_OFFERED, param="tools")
     elif lacks_template:
         inputs: Sequence[CaptureInput | ChatInput] = getattr(spec, "inputs", None) or ()
         for place, given in enumerate(inputs):
@@ -84,7 +87,7 @@ def _check_task_messages(spec: EvaluationSpec, *, lacks_template: bool) -> None:
     if spec.apply_chat_template and lacks_template:
         raise InvalidRequest(f"{why}; leave apply_chat_template out", param="apply_chat_template")
     if spec.uses_tools and lacks_template:
-        raise InvalidRequest(f"{why}, and tools are offered through one", param="mode")
+        raise InvalidRequest(f"{why}, and tools are offered through one", param="tools")
     if spec.apply_chat_template is False:
         lacks_template, why = True, "apply_chat_template is false"
     for place, condition in enumerate(spec.conditions):

@@ -10,14 +10,10 @@ ever lacks its files, also after an interruption. Files without a row do no harm
 """
 
 import json
-import os
-import shutil
-import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,11 +21,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from actograph import __version__
-from actograph.contract.errors import ActographError, Conflict, InvalidRequest, NotFound, ServiceUnavailable
+from actograph.contract.errors import ActographError, Conflict, InvalidRequest, NotFound
 from actograph.settings import settings_or_exit
-from storage import migrate
+from storage import index_backup, migrate
 from storage.artifacts.factory import open_store
-from storage.artifacts.local import LocalStore, fsync
+from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore
 from storage.index import visible
 from storage.index.database import Database
@@ -55,10 +51,7 @@ def save(database: Database, store: ArtifactStore, folder: Path) -> dict[str, An
     target = LocalStore(folder / "artifacts")
     target.sweep_staging(0.0)
     with _without_reaper(database):
-        if database.is_sqlite:
-            _copy_sqlite(Path(str(database.url.database)), folder / "index.db")
-        else:
-            _postgres(database, "pg_dump", "--format=custom", f"--file={folder / 'index.dump'}")
+        index_backup.copy_index(database, folder / ("index.db" if database.is_sqlite else "index.dump"))
         found = list(_published(database))
         damaged = [prefix for prefix, files in found if not _copy(store, target, prefix, files)]
     record = {
@@ -94,9 +87,11 @@ def restore(database: Database, store: ArtifactStore, folder: Path) -> dict[str,
     if database.is_sqlite:
         place = Path(str(database.url.database))
         database.close()
-        _copy_sqlite(folder / "index.db", place)
+        index_backup.copy_sqlite(folder / "index.db", place)
     else:
-        _postgres(database, "pg_restore", "--no-owner", "--single-transaction", str(folder / "index.dump"))
+        index_backup.run_postgres(
+            database, "pg_restore", "--no-owner", "--single-transaction", str(folder / "index.dump")
+        )
     return record
 
 
@@ -156,34 +151,6 @@ def _copy(source: ArtifactStore, target: ArtifactStore, prefix: str, files: dict
     except NotFound:
         return False
     return True
-
-
-def _copy_sqlite(source: Path, target: Path) -> None:
-    """Copy a database as of one moment, without blocking its writers. The target appears as a whole."""
-    part = target.with_name(f"{target.name}.part")
-    part.unlink(missing_ok=True)
-    with closing(sqlite3.connect(source, timeout=30)) as read, closing(sqlite3.connect(part)) as write:
-        read.backup(write)
-        write.execute("PRAGMA journal_mode=DELETE")  # one file
-    part.chmod(0o600)
-    fsync(part)
-    for suffix in ("-wal", "-shm"):
-        target.with_name(target.name + suffix).unlink(missing_ok=True)
-    part.replace(target)
-    fsync(target.parent)
-
-
-def _postgres(database: Database, program: str, *words: str) -> None:
-    """Run one of Postgres's programs. The password goes through the environment."""
-    if shutil.which(program) is None:
-        raise ServiceUnavailable(f"{program} is not installed; it comes with Postgres's client programs")
-    full = database.url
-    url = sa.URL.create("postgresql", full.username, None, full.host, full.port, full.database, full.query)
-    variables = os.environ | ({"PGPASSWORD": str(full.password)} if full.password else {})
-    command = [program, f"--dbname={url.render_as_string()}", *words]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ServiceUnavailable("; ".join(done.stderr.strip().splitlines()[-2:]) or f"{program} failed")
 
 
 def main(arguments: list[str]) -> int:

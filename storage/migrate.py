@@ -20,8 +20,8 @@ MIGRATIONS = Path(__file__).parent / "index" / "migrations"
 _POLL_SECONDS = 0.1
 
 
-def upgrade(database: Database) -> None:
-    """Run the missing migrations, each in its own transaction; one process at a time.
+def upgrade(database: Database, revision: str = "head") -> None:
+    """Run the missing migrations up to a revision, each in its own transaction; one process at a time.
 
     Raises:
         ServiceUnavailable: the database is at a schema that this version does not know.
@@ -29,18 +29,18 @@ def upgrade(database: Database) -> None:
     while True:
         with database.alone("migrate") as is_alone:
             if is_alone:
-                _upgrade(database)
+                _upgrade(database, revision)
                 return
         time.sleep(_POLL_SECONDS)
 
 
-def _upgrade(database: Database) -> None:
+def _upgrade(database: Database, revision: str) -> None:
     with database.engine.connect() as connection:
-        _require_known(_current(connection))
+        require_known(_current(connection))
         connection.rollback()
         config = _config()
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(config, revision)
         connection.commit()
 
 
@@ -60,14 +60,15 @@ def require_current(database: Database) -> None:
     found, wanted = current(database), head()
     if found == wanted:
         return
-    _require_known(found)
+    require_known(found)
     raise ServiceUnavailable(
         f"the database is at schema {found or 'none'}, this version needs {wanted}; "
         "run: python -m storage.migrate"
     )
 
 
-def _require_known(revision: str | None) -> None:
+def require_known(revision: str | None) -> None:
+    """Raises ServiceUnavailable if this version has no such schema."""
     known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
     if revision is not None and revision not in known:
         raise ServiceUnavailable(

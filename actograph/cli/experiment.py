@@ -62,18 +62,28 @@ def run(
 def _service(
     shell: Shell, experiment: "Experiment", *, deploys: bool, env: list[str], ssh: str | None
 ) -> str:
-    """Connect the shell to the experiment's box, if it has one. Returns what stands for the service.
+    """Connect the shell to the service of the experiment, and return a name of it.
+
+    This is `--url`, else the experiment's box, else `ACTOGRAPH_URL`.
 
     Raises:
-        InvalidRequest: flags for a box without a stage `deploy`, or an address beside one.
+        InvalidRequest: flags for a box without a stage `deploy`, or the box is to be deployed to and `--url`
+            names another service.
     """
     stage = experiment.deploy
-    if stage is None:
-        if env or ssh:
-            raise InvalidRequest("--env and --ssh need a stage `deploy`; remove them, or add the stage")
+    if stage is None and (env or ssh):
+        raise InvalidRequest("--env and --ssh need a stage `deploy`; remove them, or add the stage")
+    if stage is None or (shell.options.has_url_flag and not deploys):
         return shell.client.base_url
+    if shell.options.has_url_flag:
+        rest = ",".join(one for one in experiment.stages if one != "deploy")
+        instead = f", or run on that service with --stages {rest}" if rest else ""
+        raise InvalidRequest(
+            f"--url {shell.options.url} is not the service that stage `deploy` starts on {stage.target}; "
+            f"leave out --url{instead}"
+        )
     if shell.options.url:
-        raise InvalidRequest(f"--url: the file deploys to {stage.target}; remove one of the two")
+        note(f"the experiment runs on {stage.target}, not on {shell.options.url} (ACTOGRAPH_URL)")
     given = stage.model_dump(exclude={"target"})
     # what is on the box already is not sent again, and nothing is restarted
     found = deployed(shell, stage.target, env, ssh=ssh, **given) if deploys else tunnelled(stage.target)

@@ -106,6 +106,8 @@ def common(
     """Evaluate language models and keep their activations."""
     options = ctx.ensure_object(GlobalOptions)
     options.url, options.api_key, options.debug = url, api_key, debug
+    source = ctx.get_parameter_source("url")
+    options.has_url_flag = source is not None and source.name == "COMMANDLINE"
 
 
 @cache

@@ -42,6 +42,8 @@ class GlobalOptions:
     """Options before the command."""
 
     url: str | None = None
+    #: by the flag, not by ACTOGRAPH_URL
+    has_url_flag: bool = False
     api_key: str | None = None
     debug: bool = False
 

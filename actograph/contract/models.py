@@ -108,6 +108,9 @@ class ModelStructure(Resource):
     devices: list[str] = Field([], description="Device of each layer.")
     num_parameters: int
     chat_template: bool
+    tool_calls: bool | None = Field(
+        None, description="The chat template offers tools in the form of evaluations; null if unknown."
+    )
     eos_token_ids: list[int]
     hooks: dict[str, HookInfo] = Field(description="All standard hook points of this model.")
     module_locations: list[str] = Field(description="All module locations, in execution order.")

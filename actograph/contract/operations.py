@@ -51,6 +51,9 @@ class Worker(Resource):
     serves: list[str] = Field([], description="Models that it can load.")
     hostname: str
     pid: int
+    pid_namespace: str | None = Field(
+        None, description="Boot of the machine and PID namespace in which `pid` counts; null if unknown."
+    )
     device: str | None = None
     started_at: int
     last_heartbeat_at: int

@@ -40,6 +40,7 @@ class Deploy:
         python: Python on the box whose environment is used as it stands; None makes one.
         environment: variables of the service and of pip; an empty value removes one.
         seconds: time until the service must be ready.
+        backup: copy the index before a migration, for a rollback.
         api_key: for the smoke test.
     """
 
@@ -56,6 +57,7 @@ class Deploy:
     python: str | None = None
     seconds: float = 1800.0
     smoke: bool = True
+    backup: bool = True
     api_key: str = ""
 
     def run(self) -> Deployment:
@@ -114,6 +116,7 @@ class Deploy:
             "requirements": contents.requirements, "constraints": contents.constraints, "model": self.model,
             "port": self.port, "options": self.options, "environment": self.environment,
             "python": self.python, "seconds": self.seconds,
+            "backup": self.backup,
         }  # fmt: skip
 
     def _check(self, request: dict[str, Any], found: dict[str, Any]) -> None:

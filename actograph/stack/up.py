@@ -16,6 +16,7 @@ from typing import Any
 from actograph.client import Client
 from actograph.contract.errors import ActographError, Conflict, InvalidRequest, ServiceUnavailable
 from actograph.contract.operations import Worker
+from actograph.process_identity import pid_namespace
 from actograph.settings import Settings
 from actograph.stack import redis_server
 from actograph.stack.home import locked
@@ -171,8 +172,9 @@ class Stack:
 
     def _has_loaded(self, pid: int) -> bool:
         """Whether a worker in the session of the process `pid` has loaded its model."""
+        here = (socket.gethostname(), pid_namespace())
         for worker in self._registered() or ():
-            if worker.hostname == socket.gethostname() and worker.status in ("ready", "busy"):
+            if (worker.hostname, worker.pid_namespace) == here and worker.status in ("ready", "busy"):
                 with suppress(OSError):  # a worker that has died since
                     if os.getsid(worker.pid) == pid:
                         return True

@@ -33,16 +33,26 @@ def register(
     *,
     hostname: str,
     pid: int,
+    pid_namespace: str | None = None,
+    process_started: int | None = None,
     model: str,
     served: Sequence[str] | None = None,
 ) -> None:
-    """Insert a started worker that loads its model. `served`: its models, by default this one."""
+    """Insert a started worker that loads its model.
+
+    Args:
+        pid_namespace: where `pid` counts. Without it or `process_started`, only the heartbeat shows its end.
+        process_started: start of the process in clock ticks since boot.
+        served: its models, by default this one.
+    """
     moment = now(session)
     session.merge(  # a first commit's answer may have been lost
         WorkerRow(
             id=worker_id,
             hostname=hostname,
             pid=pid,
+            pid_namespace=pid_namespace,
+            process_started=process_started,
             status=WorkerStatus.STARTING,
             model=model,
             served=list(served) if served is not None else [model],
@@ -121,11 +131,21 @@ def heartbeat(session: Session, worker_id: str, memory: dict[str, int] | None = 
     return _update(session, worker_id, heartbeat_at=now(session), status=status, **reported) == 1
 
 
-def bury(session: Session, hostname: str, is_alive: Callable[[int], bool]) -> int:
-    """End the workers of this host whose process is gone; take back what they held. Returns their number."""
-    known = sa.select(WorkerRow.id, WorkerRow.pid)
-    known = known.where(WorkerRow.hostname == hostname, WorkerRow.status.in_(ALIVE))
-    dead = [row.id for row in session.execute(known) if not is_alive(row.pid)]
+def bury(session: Session, pid_namespace: str | None, has_ended: Callable[[int, int], bool]) -> int:
+    """Mark workers of a PID namespace whose process has ended as offline, and take back their samples.
+
+    Workers of other namespaces, and those whose namespace or start is unknown, are left to their heartbeat.
+    Returns the number of ended workers.
+
+    Args:
+        has_ended: takes pid and start of a process.
+    """
+    if pid_namespace is None:
+        return 0
+    known = sa.select(WorkerRow.id, WorkerRow.pid, WorkerRow.process_started)
+    known = known.where(WorkerRow.pid_namespace == pid_namespace, WorkerRow.process_started.is_not(None))
+    known = known.where(WorkerRow.status.in_(ALIVE))
+    dead = [row.id for row in session.execute(known) if has_ended(row.pid, row.process_started)]
     if not dead:
         return 0
     leases.take_back(session, dead)
@@ -263,6 +283,7 @@ def resource(row: WorkerRow) -> operations.Worker:
         serves=row.served or [],
         hostname=row.hostname,
         pid=row.pid,
+        pid_namespace=row.pid_namespace,
         device=row.device,
         started_at=int(row.started_at),
         last_heartbeat_at=int(row.heartbeat_at),

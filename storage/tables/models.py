@@ -231,6 +231,9 @@ class WorkerRow(Base):
     id: Mapped[str] = _id_key()
     hostname: Mapped[str] = mapped_column(sa.String(255))
     pid: Mapped[int]
+    #: where `pid` counts, and start of the process in ticks; null on systems without /proc
+    pid_namespace: Mapped[str | None] = mapped_column(sa.String(255))
+    process_started: Mapped[int | None] = mapped_column(sa.BigInteger)
     status: Mapped[str] = mapped_column(sa.String(16))
     model: Mapped[str | None] = mapped_column(sa.String(1024))
     #: identity of the last loaded model

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+import sqlalchemy as sa
+
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.job_specs import job_spec_adapter
 from storage import samples
@@ -10,6 +12,7 @@ from storage.index.database import Database
 from storage.jobs import jobs
 from storage.samples import NewSample
 from storage.samples.expansion import capture_samples, chat_samples
+from storage.tables.models import JobRow
 
 
 def insert(database: Database, spec: Any, new: Iterable[NewSample] | None = None, **fields: Any) -> str:
@@ -23,7 +26,10 @@ def insert(database: Database, spec: Any, new: Iterable[NewSample] | None = None
         new = chat_samples(spec) if isinstance(spec, ChatJobSpec) else capture_samples(spec)
     found = list(new)
     with database.write() as session:
+        newest = session.scalar(sa.select(sa.func.max(JobRow.created_at))) or 0.0
         row = jobs.create(session, spec, total=len(found), **fields)
+        # the clock of an index ticks in milliseconds: jobs have an order all the same
+        row.created_at = max(row.created_at, newest + 0.001)
         samples.insert(session, row.id, found)
     return row.id
 

@@ -31,7 +31,7 @@ OF_EXTRAS = {
 #: packages of a room from the bottom to the top
 PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
-    "results analyses upkeep backup",
+    "results analyses upkeep index_backup backup",
     "worker": "engine text evals runners sample signals drain process analysis __main__",
     "worker.engine": "requests model locations edits tokens structure runs capture packed traced stream "
     "pass_memory forwards engine",

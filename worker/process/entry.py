@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph import process_identity
 from actograph.settings import Settings
 from storage import migrate
 from storage.index import deployment
@@ -24,7 +25,7 @@ def enter(
     model: str,
     served: Sequence[str],
 ) -> None:
-    """Register a worker, and end those of this machine whose process is gone.
+    """Register a worker, and end those of its PID namespace whose process has ended.
 
     Raises:
         ServiceUnavailable: the database has the schema of another version, or the store is another one.
@@ -33,20 +34,19 @@ def enter(
     database.insist(lambda session: session.execute(sa.select(1)), give_up=stop.is_set)
     migrate.require_current(database)
     deployment.check_store(database, settings.effective_artifact_url)
-    hostname = socket.gethostname()
+    hostname, pid, namespace = socket.gethostname(), os.getpid(), process_identity.pid_namespace()
 
     def register(session: Session) -> None:
-        workers.bury(session, hostname, _is_alive)
-        workers.register(session, worker_id, hostname=hostname, pid=os.getpid(), model=model, served=served)
+        workers.bury(session, namespace, process_identity.has_ended)
+        workers.register(
+            session,
+            worker_id,
+            hostname=hostname,
+            pid=pid,
+            pid_namespace=namespace,
+            process_started=process_identity.start_ticks(pid),
+            model=model,
+            served=served,
+        )
 
     database.insist(register, give_up=stop.is_set)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

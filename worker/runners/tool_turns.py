@@ -13,7 +13,8 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import ToolMessage, ToolUse, ToolUseEnd
 from actograph.tasks.prompts import ChatMessages
-from actograph.tool_calls import OPEN, MalformedCall, ToolCall, parse_calls
+from actograph.tool_calls import NOT_OFFERED, OPEN, MalformedCall, ToolCall, parse_calls
+from worker.engine.structure.tool_template import offers_tools
 from worker.evals.tools import Called, Tool, record_of, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt
@@ -34,15 +35,8 @@ class ToolTurns:
         self._max_turns = spec.max_turns
         self._tokenizer = tokenizer
         self._text = text.SpokenText(tokenizer)
-        question = [{"role": "user", "content": "?"}]
-        offered = self.render(question)
-        without = render_chat(tokenizer, question, enable_thinking=spec.enable_thinking)
-        if OPEN not in offered or offered == without:
-            raise InvalidRequest(
-                f"the model's chat template does not offer tools in the {OPEN} form (Qwen2.5, Qwen3 and "
-                "Hermes models do); run the task without tools or with such a model",
-                param="tools",
-            )
+        if not offers_tools(tokenizer):
+            raise InvalidRequest(NOT_OFFERED, param="tools")
 
     def first(self, built: str | ChatMessages) -> Prompt:
         """The question, with the tools' descriptions."""

@@ -77,6 +77,7 @@ def to(
     fresh: bool = typer.Option(False, "--fresh", help="Send and install everything anew."),
     frozen: bool = typer.Option(False, "--frozen", help="Install nothing; fail if something is missing."),
     smoke: bool = typer.Option(True, help="Run the smoke test at the end."),
+    backup: bool = typer.Option(True, help="Copy the index before a migration, for a rollback."),
     timeout: float = typer.Option(1800.0, min=1, help="Seconds until the service must be ready."),
 ) -> None:
     """Install the service on a box, start it, open a tunnel and test it.
@@ -90,6 +91,7 @@ def to(
     ready = deployed(
         shell, target, env, mode=modes[0] if modes else "reuse", folder=folder, ssh=ssh, model=model,
         port=port, local_port=local_port, options=options, python=python, seconds=timeout, smoke=smoke,
+        backup=backup,
     )  # fmt: skip
     emit(json.dumps({"target": target, "url": ready.url}) if shell.json else _next_commands(ready))
 
@@ -228,10 +230,14 @@ def rollback(
     *,
     timeout: float = typer.Option(1800.0, min=1, help="Seconds until the service must be ready."),
 ) -> None:
-    """Change to the release before the current one. A second rollback changes back."""
+    """Change to the release before the current one. A second rollback changes back.
+
+    If the current release migrated the index, the backup from before is restored. The newer index is kept.
+    """
     with _connected(target) as (_, deployment, ssh):
         found = ssh.call("rollback", {"folder": deployment.folder, "seconds": timeout}, _log)
-    emit(json.dumps(found) if shell.json else f"release {found['number']} serves")
+    restored = f"; {found['index']}" if found["index"] else ""
+    emit(json.dumps(found) if shell.json else f"release {found['number']} serves{restored}")
 
 
 @command(app)

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import service
+from . import index, service
 from .layout import OURS, Box, BoxError, answer, files_below, fingerprint, last_line, log, run
 
 #: relative to the user's home
@@ -148,11 +148,12 @@ def start(box: Box, request: dict[str, Any]) -> dict[str, Any]:
         raise BoxError("no model: set --model to a hub id, or to a folder on the box")
     is_same = release == current
     if not is_same:
+        release.pop("migration", None)
         numbers = [known["number"] for known in box.state().values() if known]
         release["number"] = max(numbers, default=0) + 1
     elif not request["received"] and service.running(box):
         return dict(public(release), started=False)
-    return change(box, release, request["seconds"])
+    return change(box, release, request["seconds"], backup=request["backup"])
 
 
 def rollback(box: Box, request: dict[str, Any]) -> dict[str, Any]:
@@ -163,30 +164,51 @@ def rollback(box: Box, request: dict[str, Any]) -> dict[str, Any]:
     return change(box, previous, request["seconds"])
 
 
-def change(box: Box, release: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Stop the running release and start another; if that fails, start the former one again."""
+def change(box: Box, release: dict[str, Any], seconds: float, *, backup: bool = True) -> dict[str, Any]:
+    """Stop the running release and start another; if that fails, start the former one again.
+
+    The index is backed up before a migration, and put back for a release from before it.
+
+    Args:
+        backup: False migrates the index without a backup.
+    """
     before = box.state()
     former = before["current"]
     is_other = former is None or former["number"] != release["number"]
     service.refuse_others(box, release["port"])
+    copy = index.copy_for(former, release)
     was_running = service.stop(box)
-    box.save({"current": release, "previous": former if is_other else before["previous"]})
+    undo: index.Undo = None
+    said: list[str] = []
     try:
+        if copy:
+            undo = index.put_back(box, former, copy, said)
+        elif former is None or former["number"] <= release["number"]:
+            undo = index.before_migration(box, release, former, backup)
+        box.save({"current": release, "previous": former if is_other else before["previous"]})
         service.start(box, release, seconds)
     except BoxError as error:
         service.stop(box)
         box.save(before)
+        reason = str(error)
+        if undo:
+            newer, file = undo
+            try:
+                index.put_back(box, newer, file, said)
+            except BoxError as failure:
+                raise BoxError(f"{reason}; the index was not put back from {file}: {failure}") from None
+            reason = "; ".join([reason, *said[-1:]])
         if not (was_running and is_other):
-            raise
-        log(f"{error}; starting release {former['number']} again")
+            raise BoxError(reason) from None
+        log(f"{reason}; starting release {former['number']} again")
         service.start(box, former, seconds)
-        raise BoxError(f"{error}; release {former['number']} serves again") from None
+        raise BoxError(f"{reason}; release {former['number']} serves again") from None
     kept = [known for known in box.state().values() if known]
     for folder, field in ((box.versions, "version"), (box.envs, "env")):
         for path in folder.glob("*"):
             if path.name not in [known[field] for known in kept]:
                 shutil.rmtree(str(path), ignore_errors=True)
-    return dict(public(release), started=True)
+    return dict(public(release), started=True, index=said[-1] if said else None)
 
 
 def public(release: dict[str, Any]) -> dict[str, Any]:

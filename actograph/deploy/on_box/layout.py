@@ -3,6 +3,7 @@
 ROOT/versions/FINGERPRINT   source of a version
 ROOT/envs/LOCK-PYTHON-TIME  virtual environment of a locked set
 ROOT/home                   index, artifacts and logs of the service: the same for all versions
+ROOT/home/index-backups     copies of the index from before migrations and rollbacks
 ROOT/cache                  caches of pip and of the service
 ROOT/state.json             current and previous release, with their secrets; mode 600
 ROOT/service.pid            pid and start time of the service
@@ -76,11 +77,17 @@ def answer(**values: object) -> None:
 
 
 def run(
-    command: Sequence[str], variables: Mapping[str, str] | None = None
+    command: Sequence[str], variables: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return its output."""
+    """Run a program to its end, in a folder if one is given, and return its output."""
     return subprocess.run(
-        command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        command,
+        env=variables,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

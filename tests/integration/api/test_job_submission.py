@@ -155,8 +155,24 @@ def test_what_needs_a_chat_template_is_refused_without_one(
         (capture(inputs=[{"prompt": "x"}, {"messages": messages}]), "/inputs/1/messages"),
         (evaluation(dataset, apply_chat_template=True), "/apply_chat_template"),
         (evaluation(dataset, conditions=conditions), "/conditions/1/system"),
+        (evaluation(dataset, tools="calculator"), "/tools"),
     ):
         refused(body, pointer, says="chat template")
+
+
+def test_tools_are_refused_if_the_chat_template_does_not_offer_them(
+    service: Service, refused: Callable[..., Any], settings: Settings
+) -> None:
+    rows = Path(settings.data_roots[0]) / "rows.jsonl"
+    rows.write_text(json.dumps(GOOD_ROWS[0]))
+    service.load_model(chat_template=True, tool_calls=False)
+    for changes in ({"tools": "calculator"}, {"conditions": [{"name": "a", "tools": "calculator"}]}):
+        body = evaluation({"path": str(rows)}, **changes)
+        refused(body, "/tools", says="does not offer tools in the <tool_call> form")
+    body["conditions"].append({"name": "b"})
+    refused(body, "/tools", says="does not offer tools")
+    body["conditions"] = [{"name": "a", "tools": "none"}]
+    assert service.client.post("/v1/estimate", json=body).status_code == 200
 
 
 def test_no_path_leads_out_of_the_data_roots(

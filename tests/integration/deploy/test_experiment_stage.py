@@ -79,6 +79,22 @@ def test_later_stages_run_on_the_box(
     assert [one.stages for one in runs] == [["evaluate"]] * 3 + [[""]]
 
 
+def test_a_url_is_the_service_of_all_stages_but_deploy(
+    desk: Desk, write: Callable[[str], Path], runs: list[Recorded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "http://127.0.0.1:1"
+    assert desk.actograph("--url", url, "run", write("demo"), "--stages", "evaluate") == 0, desk.said
+    assert desk.actograph("--url", url, "run", write("demo"), "--dry-run") == 0, desk.said
+    assert [(one.url, one.service) for one in runs] == [(url, url)] * 2
+    assert desk.actograph("--url", url, "run", write("demo")) == 1
+    assert f"error: --url {url} is not the service that stage `deploy` starts on me@box" in desk.said
+    assert "or run on that service with --stages evaluate" in desk.said
+    monkeypatch.setenv("ACTOGRAPH_URL", url)
+    assert desk.actograph("run", write("demo"), "--stages", "evaluate") == 1
+    assert f"the experiment runs on me@box, not on {url} (ACTOGRAPH_URL)" in desk.said
+    assert len(runs) == 2, "there is no tunnel, and ACTOGRAPH_URL does not take its place"
+
+
 def test_nothing_runs_after_a_failed_deployment(
     desk: Desk, write: Callable[[str], Path], runs: list[Recorded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,9 +126,6 @@ def test_a_file_names_no_commands_and_no_variables(
             assert f"{file}:2: deploy.{field}: " in desk.said
             assert said in desk.said
             assert not ran.exists()
-    file.write_text("name: far\ndeploy: {target: me@box}\n")
-    assert desk.actograph("--url", "http://127.0.0.1:1", "run", file) == 1
-    assert "--url: the file deploys to me@box" in desk.said
     file.write_text("name: near\nmodel: {model_id: demo}\n")
     assert desk.actograph("run", file, "--env", "HF_TOKEN") == 1
     assert "need a stage `deploy`" in desk.said

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from typing_extensions import override
 
 from actograph.contract.errors import Conflict, InvalidRequest, NotFound, ServiceUnavailable
-from storage import backup
+from storage import backup, index_backup, migrate
 from storage.artifacts.local import LocalStore
 from storage.index.database import Database
 from storage.sessions import changes
+from storage.tables.models import SessionRow
 from storage.upkeep import reaper
 from storage.upkeep.store_verify import verify
 from tests.support import leasing
@@ -155,3 +157,64 @@ def test_the_commands(sqlite: Database, tmp_path: Path, monkeypatch: pytest.Monk
     assert (done.returncode, done.stdout) == (0, "restored: the index, 1 sessions and uploads\n"), done.stderr
     again = run("restore", folder, "--home", home)
     assert (again.returncode, again.stderr.startswith("the index is not empty")) == (1, True)
+
+
+def test_a_copy_from_before_a_migration_is_put_back(empty: Database, tmp_path: Path) -> None:
+    """Also tables that the migration made are gone, those of others stay, and ids are counted on."""
+    migrate.upgrade(empty)
+    database, folder = empty, tmp_path / "copies"
+    service = Service(database, BusyStore(tmp_path / "artifacts"))
+    assert index_backup.due(database) is None
+    before = service.finish()
+
+    def run(*statements: str) -> None:
+        with database.engine.begin() as connection:
+            for statement in statements:
+                connection.execute(sa.text(statement))
+
+    def sessions_and_tables() -> tuple[set[str], set[str]]:
+        with database.read() as session:
+            ids = set(session.scalars(sa.select(SessionRow.id)))
+        return ids, set(sa.inspect(database.engine).get_table_names())
+
+    run("CREATE TABLE of_others (id INTEGER)", "INSERT INTO of_others VALUES (1)")
+    file = index_backup.save(database, folder)
+    assert index_backup.put_back(database, file) is None, "nothing was migrated"
+    found = sessions_and_tables()
+    newer = "CREATE TABLE vectors_2 (id INTEGER)" if database.is_sqlite else "DROP TABLE vectors"
+    run("UPDATE alembic_version SET version_num = '9000'", newer, "UPDATE of_others SET id = 2")
+    after = service.finish()
+    if not database.is_sqlite:
+        # a reader keeps the tables as they are
+        with database.engine.connect() as reader, pytest.MonkeyPatch.context() as patch:
+            reader.execute(sa.text("SELECT count(*) FROM jobs"))
+            patch.setattr(index_backup, "_LOCK_SECONDS", 0.01)
+            with pytest.raises(ServiceUnavailable, match="lock timeout"):
+                index_backup.put_back(database, file)
+        assert migrate.current(database) == "9000"
+    done = index_backup.put_back(database, file)
+    assert done is not None
+    assert done["restored"] == str(file)
+    assert sessions_and_tables() == found
+    assert (before in found[0], after in found[0]) == (True, False)
+    service.finish()
+    with database.engine.connect() as connection:
+        (value,) = connection.execute(sa.text("SELECT id FROM of_others")).one()
+    assert value == (1 if database.is_sqlite else 2), "SQLite's file is ours as a whole"
+    kept = index_backup.put_back(database, Path(done["kept"]))
+    assert kept is not None
+    assert after in sessions_and_tables()[0], "what was recorded since the migration is not lost"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.iterdir()))
+
+
+def test_a_copy_that_fails_leaves_no_file(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_database: Database, file: Path, *_: str) -> None:
+        file.write_bytes(b"half")
+        raise ServiceUnavailable("the disk is full")
+
+    monkeypatch.setattr(index_backup, "copy_index", fail)
+    with pytest.raises(ServiceUnavailable):
+        index_backup.save(service.database, tmp_path / "copies")
+    assert list((tmp_path / "copies").iterdir()) == []

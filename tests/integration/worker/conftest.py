@@ -51,7 +51,15 @@ class Bench:
     def drain(self, worker_id: str = "wrk_" + "0" * 32, **changes: Any) -> Drain:
         with self.database.write() as session:
             if worker_id not in {w.id for w in workers.find(session)}:
-                workers.register(session, worker_id, hostname="here", pid=1, model=MODEL)
+                workers.register(
+                    session,
+                    worker_id,
+                    hostname="here",
+                    pid=1,
+                    pid_namespace="here",
+                    process_started=1,
+                    model=MODEL,
+                )
         return Drain(
             settings=self.settings.model_copy(update=changes),
             database=self.database,

@@ -16,6 +16,7 @@ from storage.sessions.writer import SessionReader
 from tests.support.additions import TASK, additions
 from tests.support.engine_double import Scripted, Watched
 from worker.engine.runs import RunRequest
+from worker.engine.structure.structure import discover
 from worker.evals import tools
 
 if TYPE_CHECKING:
@@ -229,3 +230,20 @@ def test_a_model_without_tools_is_refused(bench: "Bench", monkeypatch: pytest.Mo
         error = jobs.get(session, job_id).error
     assert error is not None
     assert "does not offer tools" in error["message"]
+
+
+def test_a_structure_says_whether_the_template_offers_tools(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    model = bench.engine.model
+    for template, offers in (
+        (model.tokenizer.chat_template, True),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        ("{% if tools %}{{ tools }}{% endif %}", False),
+        ("<tool_call>", False),
+        ("{% if tools %}{{ raise_exception('no') }}{% endif %}", False),
+        (None, False),
+    ):
+        with subtests.test(str(template)[:60]):
+            monkeypatch.setattr(model.tokenizer, "chat_template", template)
+            assert discover(model).structure.tool_calls is offers

@@ -61,7 +61,7 @@ def drain_to_its_end(bench: "Bench", job_id: str, engine: HangingEngine) -> None
             drain.look()
         except ProcessEnded:
             with bench.database.write() as session:
-                workers.bury(session, "here", lambda _pid: False)
+                workers.bury(session, "here", lambda _pid, _started: True)
             continue
         return
     raise AssertionError("the job does not end")

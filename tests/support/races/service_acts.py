@@ -138,7 +138,10 @@ class ApiActs:
         """A worker that begins on a sample and dies, so that the next one that starts buries it."""
         lost = new_worker_id()
         with self._services.database.write() as session:
-            workers.register(session, lost, hostname=HOST, pid=DEAD_PID, model=MODEL, served=[])
+            workers.register(
+                session, lost, hostname=HOST, pid=DEAD_PID, pid_namespace=HOST, process_started=1,
+                model=MODEL, served=[],
+            )  # fmt: skip
         with self._services.database.read() as session:
             claimable = leasing.with_work(session)
         if claimable:

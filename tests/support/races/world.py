@@ -192,8 +192,11 @@ class WorkerHere:
     def register(self) -> None:
         """As a worker does that starts: those of its host that are dead are buried."""
         with self.database.write() as session:
-            workers.bury(session, HOST, lambda pid: pid != DEAD_PID)
-            workers.register(session, self.id, hostname=HOST, pid=self._pid, model=MODEL, served=[MODEL])
+            workers.bury(session, HOST, lambda pid, _started: pid == DEAD_PID)
+            workers.register(
+                session, self.id, hostname=HOST, pid=self._pid, pid_namespace=HOST, process_started=1,
+                model=MODEL, served=[MODEL],
+            )  # fmt: skip
 
     def _show(self, structure: ModelStructure) -> None:
         with self.database.write() as session:

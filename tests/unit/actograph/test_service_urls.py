@@ -9,6 +9,7 @@ import api.__main__
 import api.keys
 import storage.artifacts.__main__
 import storage.backup
+import storage.index_backup
 import storage.migrate
 import worker.__main__
 import worker.analysis.__main__
@@ -76,6 +77,7 @@ def test_every_program_says_a_wrong_variable_in_one_line(
         "api.keys": lambda: api.keys.main(["create", "me"]),
         "storage.artifacts": storage.artifacts.__main__.main,
         "storage.backup": lambda: storage.backup.main(["save", "/nowhere"]),
+        "storage.index_backup": lambda: storage.index_backup.main(["due"]),
         "storage.migrate": storage.migrate.main,
         "worker": worker.__main__.main,
         "worker.analysis": worker.analysis.__main__.main,

@@ -51,7 +51,7 @@ OTHERS: dict[str, Query] = {
     "overdue jobs": lambda session, job: control.fail_overdue(session),
     "open samples": lambda session, job: view.open_samples(session),
     "rate": events.last_progress,
-    "dead workers": lambda session, job: workers.bury(session, "host", lambda pid: False),
+    "dead workers": lambda session, job: workers.bury(session, "host", lambda pid, started: True),
     "upload in use": lambda session, job: files.reader_of(session, "file-1"),
     "claim": lambda session, job: leasing.claim(session, job, worker_id="wrk_1", count=4),
     "end": jobs.end_if_done,
@@ -126,7 +126,9 @@ def sorts(plan: str) -> bool:
 def job_id(database: Database, submit: Callable[..., str]) -> str:
     """A queued job in an index that knows a worker."""
     with database.write() as session:
-        workers.register(session, "wrk_1", hostname="host", pid=1, model="demo")
+        workers.register(
+            session, "wrk_1", hostname="host", pid=1, pid_namespace="host", process_started=1, model="demo"
+        )
     return submit(3, tags=["night"])
 
 

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import nnsight
@@ -21,7 +22,7 @@ from transformers import (
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import DeviceKey, DeviceMap
-from worker.engine.model import checkpoint_check, placement
+from worker.engine.model import checkpoint_check, placement, weight_files
 from worker.engine.model.devices import resolve_device
 from worker.engine.model.handoffs import Handoffs, restore
 from worker.engine.model.loaded import LoadedModel
@@ -66,7 +67,9 @@ def load_model(
         if placement.needs_spreading(config, device_map, options["dtype"], max_memory):
             options |= {"revision": revision, "max_memory": _ordered(max_memory)}
             return _spread(source, tokenizer, name, device_map, options)
-    with _refusing(name, f"do not fit on {target}; take a smaller dtype or model, or free the GPU"):
+    with _refusing(
+        name, source, revision, f"do not fit on {target}; take a smaller dtype or model, or free the GPU"
+    ):
         lm = nnsight.TransformersModel(
             source,
             task="text-generation",
@@ -88,29 +91,35 @@ def _checked(source: str, revision: str | None, name: str) -> tuple[Any, PreTrai
     Raises:
         ModelRefused: the checkpoint cannot be read, contradicts itself, or is of an unsupported kind.
     """
+    file = "config.json"
     try:
+        checkpoint_check.check_files(name, source, revision)
         checkpoint_check.check_numbers(name, source, revision)
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        file = "tokenizer.json or another file of the tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except ModelRefused:
+        raise
+    except Exception as error:  # Rust's tokenizers raise no narrower class
         if "custom code" in str(error):
             raise ModelRefused(
                 f"{name}: {source!r} contains Python code, and code from a repository is never run; "
                 "take a version of the model that transformers supports without it"
             ) from error
         raise ModelRefused(
-            f"{name}: config or tokenizer cannot be read from {source!r} ({_first_line(error)}). "
+            f"{name}: {file} cannot be read from {source!r} ({_first_line(error)}). "
             "Give a folder with config.json and tokenizer files, or a Hub id that this machine can reach."
         ) from error
+    checkpoint_check.check_tokenizer(name, source, tokenizer)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefused(f"{name}: an encoder-decoder model; only decoder-only models are served")
-    with _refusing(name, "do not fit"):
+    with _refusing(name, source, revision, "do not fit"):
         checkpoint_check.check_weights(name, source, config, revision)
     return config, tokenizer
 
 
 @contextmanager
-def _refusing(name: str, too_large: str) -> Iterator[None]:
+def _refusing(name: str, source: str, revision: str | None, too_large: str) -> Iterator[None]:
     """Turn errors of loading weights into ModelRefused.
 
     Args:
@@ -120,8 +129,11 @@ def _refusing(name: str, too_large: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise ModelRefused(f"{name}: the weights {too_large}") from error
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ModelRefused(f"{name}: the weights cannot be loaded ({_first_line(error)})") from error
+    except (OSError, EOFError, ValueError, KeyError, ImportError, RuntimeError, UnpicklingError) as error:
+        file = weight_files.first(source, revision) or source
+        raise ModelRefused(
+            f"{name}: the weights cannot be loaded from {file} ({_first_line(error)})"
+        ) from error
 
 
 def _leave_file(hf: PreTrainedModel) -> None:
@@ -157,7 +169,7 @@ def _spread(
         "do not fit as device_map places them; take a smaller dtype or model, or place less on the GPUs"
     )
     try:
-        with _refusing(name, too_large):
+        with _refusing(name, source, options["revision"], too_large):
             hf = AutoModelForCausalLM.from_pretrained(
                 source, trust_remote_code=False, device_map=device_map, **options
             )

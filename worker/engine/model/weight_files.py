@@ -10,10 +10,13 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 
 #: the first that exists holds the weights, in the order in which transformers looks for them
-_WEIGHTS = (
+WEIGHTS = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
 )  # fmt: skip
 _CONFIGS = ("config.json", "generation_config.json")
+_TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+)  # fmt: skip
 _PIECE_BYTES = 64 << 20
 _THREADS = 8
 
@@ -30,14 +33,29 @@ def find(source: str, revision: str | None) -> list[Path]:
         source: folder or Hub id.
     """
     found = [path for name in _CONFIGS if (path := _path(source, name, revision)) is not None]
-    weights = next((p for name in _WEIGHTS if (p := _path(source, name, revision)) is not None), None)
+    weights = first(source, revision)
     if weights is None:
         return []
     found.append(weights)
     if weights.name.endswith(".index.json"):
-        shards = sorted(set(json.loads(weights.read_text())["weight_map"].values()))
+        shards = shard_names(weights)
         found += [path for name in shards if (path := _path(source, name, revision)) is not None]
     return found
+
+
+def first(source: str, revision: str | None) -> Path | None:
+    """The file that holds a model's weights, or names their shards; None if this machine has none."""
+    return next((p for name in WEIGHTS if (p := _path(source, name, revision)) is not None), None)
+
+
+def shard_names(index: Path) -> list[str]:
+    return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+
+
+def json_files(source: str, revision: str | None) -> list[Path]:
+    """Files of a model on this machine that each must hold a JSON object."""
+    names = (*_CONFIGS, *_TOKENIZER, *(name for name in WEIGHTS if name.endswith(".json")))
+    return [path for name in names if (path := _path(source, name, revision)) is not None]
 
 
 def stamps(files: Sequence[Path]) -> dict[Path, Stamp]:

@@ -24,6 +24,7 @@ from worker.engine.structure.comparison import same
 from worker.engine.structure.dry_forward import DryForward, Visit, dry_forward
 from worker.engine.structure.layer_points import Findings, find_in_layer
 from worker.engine.structure.rehearsal import Rehearsal, rehearse
+from worker.engine.structure.tool_template import offers_tools
 
 _NO_ROUTER = "no module below an MLP puts out scores, ids and weights of experts for each token"
 
@@ -252,6 +253,7 @@ def _structure(
         devices=[str(device) for device in model.layer_devices],
         num_parameters=sum(p.numel() for p in model.hf.parameters()),
         chat_template=bool(getattr(model.tokenizer, "chat_template", None)),
+        tool_calls=offers_tools(model.tokenizer),
         eos_token_ids=list(model.eos_token_ids),
         hooks=hooks,
         module_locations=list(order),

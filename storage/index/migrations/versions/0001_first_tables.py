@@ -1,4 +1,4 @@
-"""The tables of the first release. Nothing is released yet: tables and this file change together."""
+"""The tables at first."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -7,10 +7,11 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from actograph.contract.errors import ServiceUnavailable
-from storage import migrate
+from storage import index_backup, migrate
 from storage.index.database import Database
 from storage.tables.models import Base
 
@@ -50,6 +51,18 @@ def test_migrated_sqlite_is_word_for_word_what_the_models_create(tmp_path: Path)
     assert schema(migrated) == schema(created)
     migrated.close()
     created.close()
+
+
+def test_backups_know_the_tables_of_all_revisions(tmp_path: Path) -> None:
+    """Else a backup from before a migration lacks a table that it drops."""
+    database = Database(f"sqlite:///{tmp_path / 'new.db'}")
+    found: set[str] = set()
+    for script in reversed([*ScriptDirectory(str(migrate.MIGRATIONS)).walk_revisions()]):
+        migrate.upgrade(database, script.revision)
+        found |= set(sa.inspect(database.engine).get_table_names())
+    assert migrate.current(database) == migrate.head()
+    assert found <= set(index_backup.own_tables())
+    database.close()
 
 
 def test_an_old_schema_is_refused_with_the_command_that_helps(tmp_path: Path) -> None:

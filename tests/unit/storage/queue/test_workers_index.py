@@ -13,7 +13,6 @@ from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
 from storage.tables.models import WorkerRow
-from tests.support import leasing
 from tests.support.structures import model_structure
 
 Submit = Callable[..., str]
@@ -120,18 +119,6 @@ def test_a_worker_that_failed_to_start_says_why_and_does_not_expire(database: Da
         error = workers.resource(row).error
     assert error is not None
     assert error.message == "it does not fit"
-
-
-def test_the_dead_of_this_host_are_buried_and_their_samples_freed(database: Database, submit: Submit) -> None:
-    start(database, A)
-    job_id = submit()
-    with database.write() as session:
-        leasing.claim(session, job_id, worker_id=A, count=1)
-        assert workers.bury(session, "elsewhere", lambda _pid: False) == 0
-        assert workers.bury(session, "here", lambda _pid: True) == 0
-        assert leasing.with_work(session) == []
-        assert workers.bury(session, "here", lambda _pid: False) == 1
-        assert leasing.with_work(session) == [job_id]
 
 
 def test_those_that_ended_long_ago_are_forgotten(database: Database) -> None:
