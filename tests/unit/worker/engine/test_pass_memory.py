@@ -1,0 +1,52 @@
+"""The run that measures a pass: it fills all slots, and its errors end it. Bytes: see test_fake_cuda.py."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.stream_run import stream_model
+from worker.engine.capture.parts import Part
+from worker.engine.capture.pool import Budget
+from worker.engine.capture.taps import Taps
+from worker.engine.locations import ModelHooks
+from worker.engine.packed.forward import PackedForward
+from worker.engine.pass_memory import least_tokens, measure
+
+SLOTS, LONGEST = 9, 300
+
+
+@pytest.fixture
+def hooks(shared: Path) -> ModelHooks:
+    return stream_model(shared, "llama")
+
+
+class Watched(PackedForward):
+    """Notes the parts of each pass."""
+
+    def __init__(self, hooks: ModelHooks, **options: Any) -> None:
+        super().__init__(hooks, Budget(1 << 30), **options)
+        self.passes: list[list[int]] = []
+        self.error: Exception | None = None
+
+    def run(self, parts: Sequence[Part], taps: Taps) -> torch.Tensor:
+        if self.error is not None:
+            raise self.error
+        self.passes.append([part.count for part in parts])
+        return super().run(parts, taps)
+
+
+def test_all_slots_decode_at_once_and_a_long_prompt_is_read(hooks: ModelHooks) -> None:
+    forward = Watched(hooks, tokens=least_tokens(SLOTS) + LONGEST)
+    assert measure(forward, SLOTS, LONGEST) == 0, "a CPU has no memory of its own"
+    assert [1] * SLOTS in [counts[:SLOTS] for counts in forward.passes]
+    assert sum(map(sum, forward.passes)) == least_tokens(SLOTS) + LONGEST - SLOTS, "nothing is shared or lost"
+
+
+def test_a_pass_that_fails_ends_the_run_with_its_error(hooks: ModelHooks) -> None:
+    forward = Watched(hooks, tokens=least_tokens(SLOTS) + LONGEST)
+    forward.error = RuntimeError("no such kernel")
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        measure(forward, SLOTS, LONGEST)
