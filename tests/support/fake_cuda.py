@@ -37,7 +37,7 @@ _CUDA, _META = 1, 14
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 
 _QWEN3 = {"head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960}
-#: shapes of models that people have; Gemma2Config's defaults are gemma-2-9b's
+#: shapes of models that people have: Qwen3-0.6B, Qwen3-8B, Qwen3-30B-A3B and gemma-2-9b
 SHAPES: dict[str, Callable[[], PreTrainedConfig]] = {
     "0.6b": lambda: Qwen3Config(
         hidden_size=1024,
@@ -70,7 +70,13 @@ SHAPES: dict[str, Callable[[], PreTrainedConfig]] = {
         tie_word_embeddings=False,
         **_QWEN3,
     ),
-    "gemma2": Gemma2Config,
+    "gemma2": lambda: Gemma2Config(
+        hidden_size=3584,
+        intermediate_size=14_336,
+        num_hidden_layers=42,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+    ),
 }
 
 #: ops that read a number of the device, so the host waits for it

@@ -31,7 +31,9 @@ class NullEngine:
         tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
         self._end = tokenizer.eos_token_id
         cpu = torch.device("cpu")
-        self.model = SimpleNamespace(tokenizer=tokenizer, device=cpu, devices=(cpu,))
+        self.model = SimpleNamespace(
+            tokenizer=tokenizer, device=cpu, devices=(cpu,), eos_token_ids=(self._end,)
+        )
         self.forwards = SimpleNamespace(slots=lambda _options: UNIT_SAMPLES)
         self.structure = ModelStructure(
             model=name,
