@@ -214,8 +214,8 @@ AnyJobSpec = EvaluationSpec | CaptureJobSpec
 #: values of `kind` of jobs that run a model, and of all jobs
 MODEL_KINDS = ("evaluation", "capture")
 JOB_KINDS = (*MODEL_KINDS, *ANALYSIS_KINDS)
-#: kinds of all jobs in lists: chats and model loads are jobs too, of routes of their own
-ListedKind = Literal["evaluation", "capture", AnalysisKind, "chat", "load"]
+#: kinds of all jobs in lists: chats, batches and model loads are jobs too, of routes of their own
+ListedKind = Literal["evaluation", "capture", AnalysisKind, "chat", "batch", "load"]
 JobSpec = Annotated[
     EvaluationSpec | CaptureJobSpec | OutliersSpec | ProbeSpec | CompareSpec | LensSpec,
     Field(discriminator="kind"),

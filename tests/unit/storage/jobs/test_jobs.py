@@ -4,12 +4,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import sqlalchemy as sa
 
 from actograph.contract.errors import CaptureFailed, Conflict, ModelRefused, NotFound
-from actograph.contract.job_specs import job_spec_adapter
+from actograph.contract.job_specs import JobSpec, ListedKind, job_spec_adapter
 from actograph.contract.resources import JobStatus, SessionFile
 from storage import samples
 from storage.artifacts.local import LocalStore
@@ -180,3 +181,9 @@ def test_the_files_that_active_jobs_read_are_known(database: Database) -> None:
         assert [files.reader_of(session, i) for i in ids] == [f"job {row.id}"] * 2 + [None]
         jobs.cancel(session, row.id)
         assert [files.reader_of(session, i) for i in ids] == [None, None, None]
+
+
+def test_lists_can_be_filtered_by_the_kind_of_every_job() -> None:
+    specs = (*get_args(jobs.Spec), *get_args(get_args(JobSpec)[0]))
+    kinds = {kind for spec in specs for kind in get_args(spec.model_fields["kind"].annotation)}
+    assert kinds | {"load"} == set(get_args(ListedKind)), "and loads of models, which have no spec"
