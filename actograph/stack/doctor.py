@@ -132,7 +132,7 @@ def _store(settings: Settings) -> str:
 
 
 def _said_by(module: str, *arguments: str, **variables: str) -> str:
-    """What a program of the service says; its last line is the problem if it fails."""
+    """Run a program of the service and return its output. Raises Problem with its last line if it fails."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env=os.environ | variables,

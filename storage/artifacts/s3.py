@@ -11,6 +11,7 @@ check. An interrupted download resumes where it ended.
 import logging
 import os
 import tempfile
+import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -121,19 +122,22 @@ class S3Store:
         #: whether the server refuses checksum headers
         self._refuses_checksums = False
         self._checked_at = float("-inf")
+        #: object of `check`; one for each store, so that a bucket without deletions does not fill
+        self._probe = "/".join([*([self.prefix] if self.prefix else []), "readiness", uuid4().hex])
+        self._checking = threading.Lock()
         self._client.meta.events.register_last("before-call.s3", _send_at_once)
         self._client.meta.events.register_last("before-call.s3", self._without_checksum_headers)
 
     def check(self) -> None:
         """Store, read and delete an object. Raise ServiceUnavailable, with advice, if that fails."""
-        key = self._key_of_probe()
-        bucket = self.bucket
-        self.reach_bucket()
-        self._send(key, lambda: self._client.put_object(Bucket=bucket, Key=key, Body=_PROBE))
-        reply = self._send(key, lambda: self._client.get_object(Bucket=bucket, Key=key))
-        with self._failures(key), closing(reply["Body"]) as body:
-            found = body.read()
-        kept = self._delete([key])
+        key, bucket = self._probe, self.bucket
+        self._reach_bucket()
+        with self._checking:
+            self._send(key, lambda: self._client.put_object(Bucket=bucket, Key=key, Body=_PROBE))
+            reply = self._send(key, lambda: self._client.get_object(Bucket=bucket, Key=key))
+            with self._failures(key), closing(reply["Body"]) as body:
+                found = body.read()
+            kept = self._delete([key])
         if found != _PROBE:
             raise ServiceUnavailable(f"S3 bucket {bucket} gave back other bytes than were stored in {key}")
         for reason in kept.values():
@@ -142,11 +146,11 @@ class S3Store:
 
     def reach(self) -> None:
         if time.monotonic() - self._checked_at < _CHECKED_SECONDS:
-            self.reach_bucket()
+            self._reach_bucket()
         else:
             self.check()
 
-    def reach_bucket(self) -> None:
+    def _reach_bucket(self) -> None:
         """Raise ServiceUnavailable, with advice, if the bucket does not answer."""
         with self._failures(self.bucket):
             try:
@@ -324,10 +328,6 @@ class S3Store:
 
     def _delete_listed(self, listed: Any) -> Any:
         return self._client.delete_objects(Bucket=self.bucket, Delete=listed)
-
-    def _key_of_probe(self) -> str:
-        """Key of an object that belongs to nobody: no list of sessions or files has it."""
-        return "/".join([*([self.prefix] if self.prefix else []), "readiness", uuid4().hex])
 
     def _send(self, key: str, call: Callable[[], _T]) -> _T:
         """Send a request, once more without checksum headers if the server may have refused these."""

@@ -106,16 +106,14 @@ _SILENT = {
 
 
 class Pass:
-    """What one forward pass did, with the choice of tokens after it."""
+    """Counts of one forward pass and of the choice of tokens after it."""
 
-    def __init__(self, kind: str, rows: int, live: int) -> None:
-        self.kind, self.rows, self.peak = kind, rows, live
+    def __init__(self, kind: str, rows: int) -> None:
+        self.kind, self.rows = kind, rows
         #: launch, replay, wait, hidden temporary; copies: h2d and d2h, which block, h2d async, d2h async
         self.counts: Counter[str] = Counter()
         #: the same, inside the model's forward alone
         self.inside: Counter[str] = Counter()
-        #: of each (event, op, line of ours)
-        self.sites: Counter[tuple[str, str, str]] = Counter()
 
     @property
     def stalls(self) -> int:
@@ -153,22 +151,20 @@ class Card(TorchDispatchMode):
         self.begin("setup", 0)
 
     def begin(self, kind: str, rows: int) -> None:
-        self.now = Pass(kind, rows, self.live)
+        self.now = Pass(kind, rows)
         self.passes.append(self.now)
 
     def event(self, what: str, op: str) -> None:
         self.now.counts[what] += 1
         self.now.inside[what] += self.in_forward
-        self.now.sites[what, op, _line_of_ours()] += 1
         if self.capturing and what in ("wait", "h2d", "d2h"):
             raise torch.AcceleratorError(  # type: ignore[call-arg]
                 f"CUDA error: operation not permitted when stream is capturing ({op})"
             )
 
-    def launch(self, op: str) -> None:
+    def launch(self) -> None:
         self.now.counts["launch"] += 1
         self.now.inside["launch"] += self.in_forward
-        self.now.sites["launch", op, ""] += 1
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -187,7 +183,7 @@ class Card(TorchDispatchMode):
         on_card = [x for x in given if x.device.type == "cuda"]
         if name in _READS:
             if on_card:
-                self.launch(name)
+                self.launch()
                 self.event("wait", name)
             if (read := _made_up(name, given[0])) is not None:
                 return read
@@ -205,7 +201,7 @@ class Card(TorchDispatchMode):
             waits = not (kwargs.get("non_blocking") or (name == "copy_" and args[2:3] == (True,)))
             self._copied(name, given[-1] if name == "copy_" else given[0], made[0], waits=waits)
         elif (on_card or to_card) and name not in _SILENT and not func.is_view:
-            self.launch(name)
+            self.launch()
             places = tree_leaves(args[1]) if name.startswith("index") else []
             if any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in places):
                 self.event("wait", f"{name} by a mask")
@@ -222,7 +218,7 @@ class Card(TorchDispatchMode):
         apart = source if from_card else target
         if not apart.is_contiguous():  # torch gathers a strided tensor on the card first
             self.event("hidden temporary", name)
-            self.launch("copy")
+            self.launch()
             self._reach(self.live + source.nbytes)
 
     def _hold(self, tensor: Any, *, pinned: bool) -> None:
@@ -240,7 +236,7 @@ class Card(TorchDispatchMode):
         weakref.finalize(storage, self._drop, key)
 
     def _reach(self, size: int) -> None:
-        self.peak, self.now.peak = max(self.peak, size), max(self.now.peak, size)
+        self.peak = max(self.peak, size)
 
     def _drop(self, key: int) -> None:
         self.live -= self._known.pop(key, 0)
@@ -298,7 +294,7 @@ class _Inline:
 
 
 class _Graph:
-    launches = 0
+    """Counts its replays."""
 
     def replay(self) -> None:
         card().now.counts["replay"] += 1
@@ -307,13 +303,11 @@ class _Graph:
 @contextmanager
 def _graph(graph: Any, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
     _named("graph", stream)
-    before = card().now.counts["launch"]
     card().capturing = True
     try:
         yield
     finally:
         card().capturing = False
-        graph.launches = card().now.counts["launch"] - before
     card().graphs.append(graph)
 
 
@@ -445,9 +439,7 @@ def _watch_forward(hf: Any) -> None:
 
 
 @contextmanager
-def world(
-    shape: str, *, size: int = 80 * GB, layers: int | None = None, dtype: torch.dtype = torch.bfloat16
-) -> Iterator[tuple[ModelHooks, Card]]:
+def world(shape: str, *, size: int = 80 * GB, layers: int | None = None) -> Iterator[tuple[ModelHooks, Card]]:
     """A model of a real shape on a card of `size` bytes: two points of each layer, and the logits."""
     config = SHAPES[shape]()
     if layers is not None:
@@ -457,9 +449,9 @@ def world(
     _card[:] = [Card(size)]
     with FakeTensorMode(allow_non_fake_inputs=True), card(), torch.no_grad():
         with torch.device("cuda"):
-            hf = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+            hf = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         _watch_forward(hf)
-        name = str(dtype).removeprefix("torch.")
+        name = "bfloat16"
         depth, width = config.num_hidden_layers, config.hidden_size
         tensors = {
             f"model.layers.{i}.{part}output": LocationInfo(width=width, dtype=name)

@@ -152,7 +152,7 @@ def test_an_interval_below_chance_is_remarked() -> None:
 
 
 def test_too_few_groups_are_refused_with_the_reason(subtests: pytest.Subtests) -> None:
-    """Where a part of the rows has one label alone, whatever fold it is."""
+    """Training rows or test rows of a fold have one label alone."""
     generator = np.random.default_rng(0)
     few = np.array([1, 1, *[0] * 20])
     for kind in get_args(ProbeKind):

@@ -280,7 +280,7 @@ def test_a_probe_equals_plain_scikit_learn(world: World, problems: Any) -> None:
 
 
 def test_words_and_lengths_of_prompts_are_baselines(world: World, problems: Any) -> None:
-    """Of prefilled texts alone; beside those of the answers, for conditions that differ in their prompts."""
+    """Baselines of prompts stand alone for prefilled texts, and beside those of the answers otherwise."""
     stored, correct = problems
     prompts = [f"number {number} {'yes' if label else 'no'}" for number, label in enumerate(correct)]
     lengths = [

@@ -1,4 +1,4 @@
-"""What packed passes may run: long texts beside one another equal whole forwards, or the reason is given."""
+"""Verification of packed passes: long texts in one pack equal whole forwards, or the reason is given."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -147,7 +147,7 @@ def test_what_is_nobodys_fault_ends_the_run_with_a_result_for_all(hooks: ModelHo
 
 @pytest.mark.parametrize("most", [1, 3, 12])
 def test_requests_fail_for_their_passes_only_if_others_work(hooks: ModelHooks, most: int) -> None:
-    """Where every pass fails, all requests go back; where some do, each has its result, the last one too."""
+    """All requests go back if every pass fails; each has its own result if some passes work."""
     items = [ask(f"r{i}", (5 + i, 6), 4, capture=PLAN) for i in range(14)]
 
     def run(bad: set[int]) -> StreamRun:
