@@ -32,7 +32,7 @@ OF_EXTRAS = {
 PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
     "results analyses upkeep index_backup backup",
-    "worker": "engine text evals runners sample signals drain process analysis __main__",
+    "worker": "text engine evals runners sample signals drain process analysis __main__",
     "worker.engine": "requests model locations edits tokens structure runs capture packed traced stream "
     "pass_memory forwards engine",
     "api": "middleware errors browser auth served_models dependencies estimate check submit analyses openai "
