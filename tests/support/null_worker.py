@@ -30,6 +30,7 @@ class NullHolder:
         self._name = parse_served(settings.model).name
         self._on_loaded = on_loaded
         self.engine: NullEngine | None = None
+        self.before_unload: Callable[[], None] = lambda: None
 
     def engine_for(self, _name: str) -> NullEngine:
         if self.engine is None:
@@ -44,6 +45,7 @@ class NullHolder:
         return {}
 
     def lost(self) -> None:
+        self.before_unload()
         self.engine = None
 
     def close(self) -> None: ...

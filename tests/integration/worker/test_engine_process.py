@@ -18,6 +18,7 @@ from actograph.contract.models import parse_served
 from actograph.contract.row_selection import Stride
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
+from tests.support.engine_run import assert_same_logprobs
 from tests.support.local_engine import AskedRun, LocalEngine, tensor_of
 from tests.support.waiting import wait_until
 from worker.engine.client import EngineProcess
@@ -103,13 +104,22 @@ def test_a_process_gives_the_tokens_and_rows_of_this_one(process: EngineProcess,
     mine, theirs = Kept(), Kept()
     here = AskedRun(members(engine.structure, prompt), mine.write).through(LocalEngine(engine), OPTIONS)
     there = AskedRun(members(engine.structure, prompt), theirs.write).through(process, OPTIONS)
-    assert there == here
+    for got, want in zip(there, here, strict=True):
+        assert (got.key, got.generated_ids, got.finish_reason) == (
+            want.key,
+            want.generated_ids,
+            want.finish_reason,
+        )
+        assert_same_logprobs(got.logprobs, want.logprobs)
+        assert_same_logprobs(got.prompt_logprobs, want.prompt_logprobs)
     assert theirs.rows.keys() == mine.rows.keys() and len(mine.rows) == 9
     for key in mine.rows:
         got, want = theirs.joined(key), mine.joined(key)
         assert got.keys() == want.keys()
         for hook, (rows, tokens, over) in want.items():
-            assert torch.equal(got[hook][0], rows) and got[hook][1:] == (tokens, over), (key, hook)
+            # requests meet in other passes there, which rounds differently
+            torch.testing.assert_close(got[hook][0], rows, rtol=1e-3, atol=1e-3)
+            assert got[hook][1:] == (tokens, over), (key, hook)
 
 
 def test_structure_and_tokenizer_cross_unchanged(process: EngineProcess, engine: Engine) -> None:
