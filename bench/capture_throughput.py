@@ -31,9 +31,9 @@ from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.shapes import PYTHON_BOUND, QWEN3_06B
 from tests.support.engine_run import generate
 from worker.engine.engine import Engine
+from worker.engine.messages import RunOptions
 from worker.engine.model.load import wrap_model
 from worker.engine.requests import GenerationRequest, RowChunk
-from worker.engine.runs import RunOptions
 
 SHAPES = {"python-bound": PYTHON_BOUND, "qwen3-0.6b": QWEN3_06B}
 #: prompt and generated tokens of one round: short, so that there are many rounds

@@ -39,9 +39,9 @@ from bench.capture_throughput import CountingSink, build
 from bench.marks import Mark, print_marks, write_result
 from bench.shapes import PYTHON_BOUND
 from tests.support.engine_run import generate
+from worker.engine.messages import RunOptions
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.requests import GenerationRequest
-from worker.engine.runs import RunOptions
 
 MARK = 1.05
 MIB = 1 << 20

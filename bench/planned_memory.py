@@ -34,15 +34,10 @@ from tests.support.engine_run import ListedRun
 from worker.__main__ import tune_for_cpu
 from worker.engine import forwards
 from worker.engine.engine import Engine
+from worker.engine.messages import RunOptions, StatisticsOptions
 from worker.engine.model.kv_cache import kv_bytes_per_token
-from worker.engine.requests import (
-    Edit,
-    GenerationRequest,
-    RowChunk,
-    RowShaping,
-    StatisticsOptions,
-)
-from worker.engine.runs import CapturePlan, RunOptions, RunRequest
+from worker.engine.requests import Edit, GenerationRequest, RowChunk, RowShaping
+from worker.engine.runs import CapturePlan, RunRequest
 
 MARK = 1.1
 MIB = 1 << 20

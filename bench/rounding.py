@@ -26,8 +26,8 @@ from bench.lm_eval_speed import SHAPES
 from bench.marks import Mark, print_marks, write_result
 from tests.support.engine_run import generate, requests_for
 from worker.engine.engine import Engine
+from worker.engine.messages import Generation
 from worker.engine.model.load import load_model
-from worker.engine.requests import Generation
 
 
 def differing(engine: Engine, generation: Generation) -> tuple[int, int]:

@@ -36,9 +36,10 @@ from tests.support.engine_run import ListedRun
 from tests.support.isolated_python import REPO, python_with
 from tests.support.servers import Unavailable
 from worker.engine.engine import Engine
+from worker.engine.messages import Generation
 from worker.engine.model.load import wrap_model
 from worker.engine.packed.weights import pack
-from worker.engine.requests import Generation, GenerationRequest, RowChunk
+from worker.engine.requests import GenerationRequest, RowChunk
 from worker.engine.runs import CapturePlan, RunRequest
 
 END_SHARE = 80

@@ -1,13 +1,26 @@
-"""`python -m worker`: the Celery worker in the foreground, configured by ACTOGRAPH_* variables."""
+"""`python -m worker`: the Celery worker in the foreground, configured by ACTOGRAPH_* variables.
 
+It is the host of an engine's process. Celery's thread takes wake-ups, others run the queue. No torch here.
+"""
+
+import logging
 import os
+import signal
 import sys
-import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
-from actograph.settings import settings_or_exit
+from celery import Celery, signals
+
+from actograph import redaction
+from actograph.contract.errors import ActographError
+from actograph.settings import Settings, settings_or_exit
+from storage.broker.broker import WAKE_TASK, celery_app
+from worker.process.host import Host, served_models
 from worker.signals.stop_signal import StopSignal
+
+logger = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -18,26 +31,67 @@ def main() -> int:
         sys.path.append(here)
     settings = settings_or_exit("worker")
     tune_for_cpu(os.environ)
-    # it reads the settings when it is imported
-    from worker.process import celery_app
-
-    with tempfile.TemporaryDirectory(prefix="actograph-worker-") as folder:
-        celery_app.stop_signal = stop = StopSignal.create(Path(folder))
-        options = ["--without-gossip", "--without-mingle"]
-        try:
-            celery_app.app.worker_main(["worker", "--loglevel", settings.log_level, *options])
-        except SystemExit as ended:
-            if ended.code not in (None, 0) and not stop.failure():
-                return int(ended.code) if isinstance(ended.code, int) else 1
-        if failure := stop.failure():
-            # one line: `actograph up` shows the last one
-            sys.stderr.write(f"worker: {' '.join(failure.split())}\n")
-            return 1
+    redaction.set_up_logging(settings)
+    for noisy in ("alembic", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    stop, served = StopSignal(), served_models(settings)
+    signal.signal(signal.SIGTERM, lambda *_: _end_early(stop))
+    host = Host(settings, stop, served)
+    try:
+        host.start()
+        _serve(settings, host, served, stop)
+    except SystemExit as ended:
+        if ended.code not in (None, 0) and not stop.failure():
+            return int(ended.code) if isinstance(ended.code, int) else 1
+    except Exception as error:
+        if not isinstance(error, ActographError):
+            logger.exception("the worker could not be set up")
+        stop.set(failure=str(error) or type(error).__name__)
+    finally:
+        stop.set()
+        host.stop()
+    if failure := stop.failure():
+        # one line: `actograph up` shows the last one
+        sys.stderr.write(f"worker: {' '.join(failure.split())}\n")
+        return 1
     return 0
 
 
+def _end_early(stop: StopSignal) -> None:
+    """A stop while the model is loaded."""
+    stop.set()
+    raise SystemExit(0)
+
+
+def _serve(settings: Settings, host: Host, served: list[str], stop: StopSignal) -> None:
+    """Take wake-ups until the worker is told to stop; raises SystemExit then."""
+    app = _app(settings, host, served, stop)
+    options = ["--without-gossip", "--without-mingle", "--pool=solo"]
+    app.worker_main(["worker", "--loglevel", settings.log_level, *options])
+
+
+def _app(settings: Settings, host: Host, served: list[str], stop: StopSignal) -> Celery:
+    """The Celery app that takes wake-ups for these models."""
+    app = celery_app(settings.broker_url, served)
+
+    @app.task(name=WAKE_TASK)  # type: ignore[untyped-decorator]
+    def wake(_model: str) -> None:
+        host.wake()
+
+    def keep_logging(**_: Any) -> None:
+        for noisy in ("celery.app.trace", "celery.worker.strategy"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+
+    def end(**_: Any) -> None:
+        stop.set()
+
+    signals.setup_logging.connect(keep_logging, weak=False)
+    signals.worker_shutting_down.connect(end, weak=False)
+    return app
+
+
 def tune_for_cpu(environment: MutableMapping[str, str]) -> None:
-    """Set defaults for models on a CPU; they must be set before torch is imported."""
+    """Set defaults for models on a CPU; the engine's process inherits them."""
     # Idle OpenMP threads spin by default: on a shared CPU a small model ran 17 times slower
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", "5000")

@@ -150,7 +150,7 @@ class WorkerStalled(ActographError, code="worker_stalled"):
 
 
 class DeviceLost(ActographError, code="device_lost"):
-    """The device failed, and the worker's process was restarted."""
+    """The device failed, or the engine's process ended."""
 
 
 class SampleTimeout(ActographError, code="sample_timeout"):

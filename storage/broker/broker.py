@@ -52,12 +52,9 @@ def celery_app(broker_url: str, models: Sequence[str] = ()) -> Celery:
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,
         worker_cancel_long_running_tasks_on_connection_loss=False,
-        worker_pool="prefork",
+        # a wake-up returns at once: the process has threads of its own
+        worker_pool="solo",
         worker_concurrency=1,
-        # the model lives in the child, and CUDA does not survive a fork
-        worker_pool_start_method="spawn",
-        # the child loads the model before it reports that it is up, and a large one takes its time
-        worker_proc_alive_timeout=3600,
         worker_hijack_root_logger=False,
         worker_send_task_events=False,
         # the index knows the workers

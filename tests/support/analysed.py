@@ -98,7 +98,7 @@ def drain_of(
     """The drain of a registered worker."""
     with database.write() as session:
         workers.register(session, worker_id, hostname="here", pid=1, model="=analysis")
-    stop = StopSignal(settings.home / f"stop-{worker_id}")
+    stop = StopSignal()
     return AnalysisDrain(
         settings=settings, database=database, store=store, worker_id=worker_id, stop=stop, **options
     )

@@ -5,19 +5,19 @@ from typing import Any
 
 from actograph.contract.errors import UnknownModel
 from actograph.contract.models import ModelIdentity
-from worker.engine.requests import Generation, GenerationRequest
-from worker.engine.runs import Control, Results, RunRequest, RunStatistics, Sink, Source
+from tests.support.local_engine import local
+from worker.engine.messages import Control, Generation, Request, Results, RunStatistics, Sink, Source
 
 
-def answered(request: RunRequest, ids: Sequence[int]) -> Generation:
+def answered(request: Request, ids: Sequence[int]) -> Generation:
     """A finished generation."""
     return Generation(
-        key=request.key, prompt_ids=request.prompt, generated_ids=tuple(ids), finish_reason="stop"
+        key=request.key, prompt_ids=request.prompt_ids, generated_ids=tuple(ids), finish_reason="stop"
     )
 
 
 def run_requests(
-    answer: Callable[[Sequence[RunRequest], Sink | None], Sequence[Generation]],
+    answer: Callable[[Sequence[Request], Sink | None], Sequence[Generation]],
     *,
     source: Source,
     control: Control,
@@ -40,8 +40,13 @@ def run_requests(
 class OneModel:
     """A model holder whose model is loaded already."""
 
-    def __init__(self, name: str, engine: Any) -> None:
-        self._name, self.engine = name, engine
+    def __init__(self, name: str, engine: Any, *, slots: int = 0) -> None:
+        self._name, self.engine = name, local(engine, slots=slots)
+        self.before_unload: Callable[[], None] = lambda: None
+
+    def lost(self) -> None:
+        """The process has ended; the next one has the model at once."""
+        self.before_unload()
 
     def holds(self, name: str) -> bool:
         return name == self._name
@@ -63,9 +68,9 @@ class Watched:
     """
 
     def __init__(
-        self, engine: Any, pulled: Callable[[Sequence[RunRequest]], None] = lambda requests: None
+        self, engine: Any, pulled: Callable[[Sequence[Request]], None] = lambda requests: None
     ) -> None:
-        self._engine, self._pulled = engine, pulled
+        self._engine, self._pulled = local(engine), pulled
         self._now = self.most = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -76,7 +81,7 @@ class Watched:
         statistics: RunStatistics = self._engine.run(**watched, **others)
         return statistics
 
-    def _pull(self, requests: Sequence[RunRequest]) -> None:
+    def _pull(self, requests: Sequence[Request]) -> None:
         self._pulled(requests)
         self._now += len(requests)
         self.most = max(self.most, self._now)
@@ -93,8 +98,8 @@ class Scripted:
     """
 
     def __init__(self, engine: Any, say: Callable[[int], str]) -> None:
-        self._engine, self._say = engine, say
-        self.asked: dict[str, list[GenerationRequest]] = {}
+        self._engine, self._say = local(engine), say
+        self.asked: dict[str, list[Request]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -102,25 +107,25 @@ class Scripted:
     def run(self, **of_run: Any) -> RunStatistics:
         return run_requests(self._answer, **of_run)
 
-    def _answer(self, requests: Sequence[RunRequest], _sink: Sink | None) -> list[Generation]:
+    def _answer(self, requests: Sequence[Request], _sink: Sink | None) -> list[Generation]:
         made = []
         for request in requests:
             turns = self.asked.setdefault(request.key, [])
-            ids = self._engine.model.tokenizer.encode(self._say(len(turns)), add_special_tokens=False)
-            turns.append(request.request)
+            ids = self._engine.tokenizer.encode(self._say(len(turns)), add_special_tokens=False)
+            turns.append(request)
             made.append(answered(request, ids))
         return made
 
 
 class _Source:
-    def __init__(self, source: Source, pulled: Callable[[Sequence[RunRequest]], None]) -> None:
+    def __init__(self, source: Source, pulled: Callable[[Sequence[Request]], None]) -> None:
         self._source, self._pulled = source, pulled
 
     @property
     def exhausted(self) -> bool:
         return self._source.exhausted
 
-    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[RunRequest]:
+    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[Request]:
         found = self._source.pull(room, urgent=urgent, wait=wait)
         if found:
             self._pulled(found)

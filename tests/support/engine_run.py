@@ -14,8 +14,9 @@ from actograph.contract.specs import Dtype, SamplingSpec
 from tests.support.architectures import random_model
 from tests.support.plain_forward import plain_rows
 from worker.engine.engine import Engine
-from worker.engine.requests import Generation, GenerationRequest, RowChunk, RowShaping, TokenLogprobs
-from worker.engine.runs import CapturePlan, RunOptions, RunRequest
+from worker.engine.messages import Generation, RunOptions, TokenLogprobs
+from worker.engine.requests import GenerationRequest, RowChunk, RowShaping
+from worker.engine.runs import CapturePlan, RunRequest
 
 PROMPTS = [
     "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",

@@ -23,8 +23,9 @@ from worker.engine import forwards
 from worker.engine.engine import Engine
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
-from worker.engine.requests import Generation, GenerationRequest
-from worker.engine.runs import CapturePlan, RunOptions, RunRequest
+from worker.engine.messages import Generation, RunOptions
+from worker.engine.requests import GenerationRequest
+from worker.engine.runs import CapturePlan, RunRequest
 
 Hooks = Sequence[str]
 #: sampling without a grammar, in the forms that cost something of their own

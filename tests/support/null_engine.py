@@ -7,17 +7,14 @@ BENCH_UNIT_SAMPLES samples. The tokenizer is that of the demo's model.
 import os
 import time
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
-import torch
-from transformers import AutoTokenizer
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from actograph.contract.models import ModelStructure
 from actograph.demo import MODEL_DIR
 from tests.support.engine_double import answered, run_requests
-from worker.engine.requests import Generation
-from worker.engine.runs import RunRequest, RunStatistics, Sink
+from worker.engine.messages import Generation, Request, RunStatistics, Sink
 
 UNIT_SECONDS = float(os.environ.get("BENCH_UNIT_SECONDS", "0"))
 UNIT_SAMPLES = int(os.environ.get("BENCH_UNIT_SAMPLES", "8"))
@@ -28,13 +25,9 @@ class NullEngine:
     """Has the form of the engine as the drain uses it."""
 
     def __init__(self, name: str) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(MODEL_DIR)
+        tokenizer = TokenizersBackend.from_pretrained(MODEL_DIR)
         self._end = tokenizer.eos_token_id
-        cpu = torch.device("cpu")
-        self.model = SimpleNamespace(
-            tokenizer=tokenizer, device=cpu, devices=(cpu,), eos_token_ids=(self._end,)
-        )
-        self.forwards = SimpleNamespace(slots=lambda _options: UNIT_SAMPLES)
+        self.tokenizer, self.slots = tokenizer, UNIT_SAMPLES
         self.structure = ModelStructure(
             model=name,
             architecture="Null",
@@ -54,7 +47,16 @@ class NullEngine:
     def run(self, **of_run: Any) -> RunStatistics:
         return run_requests(self.answer, slots=UNIT_SAMPLES, **of_run)
 
-    def answer(self, requests: Sequence[RunRequest], sink: Sink | None) -> list[Generation]:
+    def wake(self) -> None: ...
+
+    def forget(self, sums: str) -> None: ...
+
+    def kill(self, reason: Exception) -> None: ...
+
+    def memory(self) -> dict[str, int]:
+        return {}
+
+    def answer(self, requests: Sequence[Request], sink: Sink | None) -> list[Generation]:
         """One end token for each prompt."""
         time.sleep(UNIT_SECONDS)
         return [answered(request, [self._end]) for request in requests]

@@ -8,7 +8,7 @@ Everything but the engine is the real worker: Celery, the drain, leases, the ind
 import sys
 from collections.abc import Callable
 
-import worker.process.child
+import worker.process.host
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import ModelStructure, parse_served
 from actograph.settings import Settings
@@ -30,6 +30,7 @@ class NullHolder:
         self._name = parse_served(settings.model).name
         self._on_loaded = on_loaded
         self.engine: NullEngine | None = None
+        self.before_unload: Callable[[], None] = lambda: None
 
     def engine_for(self, _name: str) -> NullEngine:
         if self.engine is None:
@@ -43,9 +44,14 @@ class NullHolder:
     def memory(self) -> dict[str, int]:
         return {}
 
+    def lost(self) -> None:
+        self.before_unload()
+        self.engine = None
 
-# the child process imports this module again, and finds the fake here as its parent did
-worker.process.child.ModelHolder = NullHolder  # type: ignore[assignment,attr-defined]
+    def close(self) -> None: ...
+
+
+worker.process.host.ModelHolder = NullHolder  # type: ignore[assignment,attr-defined]
 
 if __name__ == "__main__":
     sys.exit(main())

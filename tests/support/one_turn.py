@@ -1,9 +1,9 @@
 """Samples of one turn, for tests of what follows a generation."""
 
 from actograph.contract.row_selection import Positions
-from worker.engine.requests import Generation
+from worker.engine.messages import Generation
 from worker.sample.conversation import Conversation
-from worker.sample.segments import Markup
+from worker.text.segments import Markup
 
 
 def one_turn(generation: Generation, markup: Markup) -> Conversation:

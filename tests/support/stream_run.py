@@ -14,11 +14,12 @@ from transformers import AutoTokenizer, Gemma2Config, GPT2Config, LlamaConfig, Q
 from tests.support.architectures import COMMON, IDS, random_model
 from worker.engine.capture.pool import Budget
 from worker.engine.locations import ModelHooks
+from worker.engine.messages import Generation, RunStatistics
 from worker.engine.model.load import load_model
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.registration import layer_shapes
-from worker.engine.requests import Generation, GenerationRequest, RowChunk
-from worker.engine.runs import CapturePlan, RunRequest, RunStatistics
+from worker.engine.requests import GenerationRequest, RowChunk
+from worker.engine.runs import CapturePlan, RunRequest
 from worker.engine.stream.loop import Loop
 from worker.engine.structure.structure import discover
 from worker.engine.traced.forward import TracedForward

@@ -32,9 +32,9 @@ OF_EXTRAS = {
 PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
     "results analyses upkeep index_backup backup",
-    "worker": "engine text evals runners sample signals drain process analysis __main__",
-    "worker.engine": "requests model locations edits tokens structure runs capture packed traced stream "
-    "pass_memory forwards engine",
+    "worker": "text engine evals runners sample signals drain process analysis __main__",
+    "worker.engine": "messages requests channel client model locations edits tokens structure runs capture "
+    "token_rules packed traced stream pass_memory forwards engine translation loading service __main__",
     "api": "middleware errors browser auth served_models dependencies estimate check submit analyses openai "
     "reading background metrics routes pages app keys __main__",
 }
@@ -160,6 +160,22 @@ def test_nnsight_is_used_by_the_engine_alone() -> None:
     assert users == {("worker", "engine")}
 
 
+def test_a_host_knows_of_the_engine_only_what_crosses_between_them() -> None:
+    """And files of weights, which it identifies without loading them."""
+    known = {"messages", "client", "channel", "model.weight_files", "model"}
+    offences = {
+        f"{module} -> {target}"
+        for module, targets in graph().items()
+        for target in targets
+        if module.startswith("worker.")
+        and not module.startswith("worker.engine")
+        and target.startswith("worker.engine.")
+        and target.removeprefix("worker.engine.") not in known
+    }
+    # a lens runs a checkpoint's own end in a process of its own
+    assert offences == set()
+
+
 def test_importing_it_loads_nothing_heavy(subtests: pytest.Subtests) -> None:
     heavy = HEAVY | {"datasets", "boto3", "botocore", "sklearn"}
     client = heavy | FORBIDDEN["actograph"]
@@ -168,7 +184,7 @@ def test_importing_it_loads_nothing_heavy(subtests: pytest.Subtests) -> None:
         "actograph.cli.main": client,
         "actograph.demo": client,
         "api.app": heavy,
-        "worker.process.celery_app": heavy,
+        "worker.__main__": {"torch", "nnsight", "datasets"},
         "worker.analysis.__main__": heavy,
     }
     for module, forbidden in cases.items():

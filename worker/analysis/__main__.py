@@ -8,8 +8,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from celery import Celery, signals
@@ -56,7 +54,6 @@ class AnalysisWorker:
             self.worker_id,
             seconds=min(HEARTBEAT_SECONDS, settings.lease_seconds / 3),
             memory=dict,
-            is_stalled=lambda: False,
             forgotten=self._forgotten,
         )
         self._look = idle_look(drain.look, seconds=settings.idle_poll_seconds)
@@ -92,28 +89,27 @@ def main() -> int:
     redaction.set_up_logging(settings)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     os.nice(NICENESS)
-    with tempfile.TemporaryDirectory(prefix="actograph-analysis-") as folder:
-        stop = StopSignal.create(Path(folder))
-        try:
-            worker = AnalysisWorker(settings, stop)
-        except ActographError as error:
-            # one line: `actograph up` shows the last one
-            sys.stderr.write(f"worker: {' '.join(str(error).split())}\n")
+    stop = StopSignal()
+    try:
+        worker = AnalysisWorker(settings, stop)
+    except ActographError as error:
+        # one line: `actograph up` shows the last one
+        sys.stderr.write(f"worker: {' '.join(str(error).split())}\n")
+        return 1
+    worker.start()
+    app = _app(settings, worker, stop)
+    try:
+        options = ["--without-gossip", "--without-mingle", "--pool=solo"]
+        app.worker_main(["worker", "--loglevel", settings.log_level, *options])
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
             return 1
-        worker.start()
-        app = _app(settings, worker, stop)
-        try:
-            options = ["--without-gossip", "--without-mingle", "--pool=solo"]
-            app.worker_main(["worker", "--loglevel", settings.log_level, *options])
-        except SystemExit as ended:
-            if ended.code not in (None, 0):
-                return 1
-        finally:
-            stop.set()
-            worker.stop()
-        if failure := stop.failure():
-            sys.stderr.write(f"worker: {failure}\n")
-            return 1
+    finally:
+        stop.set()
+        worker.stop()
+    if failure := stop.failure():
+        sys.stderr.write(f"worker: {failure}\n")
+        return 1
     return 0
 
 

@@ -1,7 +1,6 @@
 """The drain of analyses: claim one, run it, commit its results, until none waits."""
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -93,10 +92,8 @@ class AnalysisDrain:
         return found is not None
 
     def _run(self, job: JobRow, lease: LeasedSample) -> None:
-        keeper = LeaseKeeper(
-            # a fit of hours is no stall; the job's deadline ends it
-            self._database, self._worker_id, self._stop, stall_seconds=math.inf
-        )  # fmt: skip
+        # a fit of hours is no stall; the job's deadline ends it
+        keeper = LeaseKeeper(self._database, self._worker_id, self._stop)
         keeper.add([lease])
         run = Run(
             database=self._database,

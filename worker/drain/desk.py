@@ -18,9 +18,7 @@ from storage.artifacts.store import ArtifactStore
 from storage.queue.leases import SUSPECT_AFTER, LeasedSample
 from worker.drain.commits import Commits
 from worker.drain.leases import LeaseKeeper
-from worker.engine.engine import Engine
-from worker.engine.requests import Generation, RowChunk
-from worker.engine.runs import RunRequest
+from worker.engine.messages import Generation, Request, Rows
 from worker.sample.live_text import LiveText
 from worker.sample.open_job import OpenJob
 from worker.sample.outcome import Interrupted
@@ -77,6 +75,7 @@ class Desk:
         self._first_work, self._more = first, more
         #: one of the jobs; all have the same engine and sizes
         self._job = first.samples[0][0]
+        self._engine = self._job.engine
         if any(lease.losses >= SUSPECT_AFTER for _, lease in first.samples):
             self._more = None
         #: samples that wait, so that a free slot need not wait for the index
@@ -104,7 +103,7 @@ class Desk:
         #: what went wrong besides samples
         self._error: Exception | None = None
 
-    def run(self, engine: Engine) -> None:
+    def run(self) -> None:
         """Run all that was claimed; its outcomes are with `commits` when this returns.
 
         Raises:
@@ -115,7 +114,9 @@ class Desk:
         failure: Exception | None = None
         self._feeder.start()
         try:
-            done = engine.run(source=self, control=self, results=self, sink=self, options=self._job.options)
+            done = self._engine.run(
+                source=self, control=self, results=self, sink=self, options=self._job.options
+            )
             logger.info("a run of %.1f s: %s", time.monotonic() - started, done)
         except Exception as error:  # noqa: BLE001 (raised below)
             failure = error
@@ -185,14 +186,20 @@ class Desk:
                 self._running[lease.key] = talk
                 if talk.running:
                     (self._urgent if talk.urgent else self._waiting).append(talk)
-                self._changed.notify_all()
+            self._wake()
             if not talk.running:
                 self._end(talk)
 
     def _close(self) -> None:
         with self._changed:
             self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the claims and the engine look for what has changed."""
+        with self._changed:
             self._changed.notify_all()
+        self._engine.wake()
 
     # source
 
@@ -201,7 +208,7 @@ class Desk:
         with self._changed:
             return self._closed and not self._running
 
-    def pull(self, room: int, *, urgent: int, wait: float) -> list[RunRequest]:
+    def pull(self, room: int, *, urgent: int, wait: float) -> list[Request]:
         with self._changed:
             is_over = self._closed and not self._running
             if wait and not (self._urgent or self._further or self._waiting or is_over):
@@ -230,16 +237,16 @@ class Desk:
         if talk.live is None or talk.sampling is None:
             return
         if self._live is None:
-            self._live = LiveText(talk.live, self._job.engine.model.tokenizer)
+            self._live = LiveText(talk.live, self._job.engine.tokenizer)
             self._live.start()
         sampling = talk.sampling
         self._live.follow(talk.lease.id, generated_ids, sampling.stop, self._job.end_ids(sampling))
 
-    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
+    def write(self, key: str, rows: Mapping[str, Rows]) -> None:
         self._running[key].write(rows)
 
     def done(self, generation: Generation) -> None:
-        """Take a turn's result. Raises if the device is lost."""
+        """Take a turn's result."""
         talk = self._running[generation.key]
         self._keeper.progress()
         if generation.finish_reason == "cancelled" and generation.error is not None:
@@ -260,16 +267,18 @@ class Desk:
             return
         with self._changed:
             self._further.append(talk)
-            self._changed.notify_all()
+        self._wake()
 
     def _end(self, talk: Talk) -> None:
         """Score, store and commit an ended talk, in a thread of the pool."""
         # a commit waits for others that end soon, if there are any
         at_once = talk.live is not None or len(self._running) == 1
         self._finishing.submit(self._finish, talk, at_once=at_once)
+        if talk.sums is not None:
+            self._engine.forget(talk.sums)
         with self._changed:
             del self._running[talk.lease.key]
-            self._changed.notify_all()
+        self._wake()
 
     def _finish(self, talk: Talk, *, at_once: bool) -> None:
         self._keeper.progress()

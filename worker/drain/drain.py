@@ -6,7 +6,6 @@ so does a thread of the idle worker every few seconds; the wake-up only makes it
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +13,15 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
-from actograph.contract.errors import ActographError, DeviceLost, NotFound, ServiceUnavailable
+from actograph.contract.errors import ActographError, DeviceLost, NotFound, ServiceUnavailable, WorkerStalled
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database, is_away
 from storage.jobs import control, jobs
 from storage.queue import claim, leases, model_loads, workers
 from storage.queue.claim import Asking, Claim, Held
-from storage.queue.leases import LeasedSample
 from storage.sessions.writer import session_prefix
 from storage.tables.models import JobRow
 from worker.drain.commits import Commits, Stored
@@ -32,11 +31,8 @@ from worker.drain.leases import LeaseKeeper
 from worker.drain.model_holder import ModelHolder
 from worker.drain.open_jobs import OpenJobs
 from worker.drain.pauses import Pauses
-from worker.engine.model.device_errors import is_device_lost
-from worker.engine.runs import RunOptions
 from worker.sample.open_job import OpenJob
 from worker.sample.unforeseen import unforeseen
-from worker.signals.process_end import DEVICE_LOST, last_write
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
@@ -55,14 +51,11 @@ class Drain:
         worker_id: str,
         stop: StopSignal,
         may_load: Sequence[str] = (),
-        end_process: Callable[[int], None] = os._exit,
     ) -> None:
         """
         Args:
             may_load: names of the models that this worker may change to.
-            end_process: called if a run hangs or the device is lost; only a new process helps then.
         """
-        self._end_process = end_process
         self._settings = settings
         self._database = database
         self._store = store
@@ -86,11 +79,6 @@ class Drain:
         self._keeper: LeaseKeeper | None = None
         #: held while a job runs: wake-ups and looks come in their own threads
         self._turn = threading.Lock()
-
-    @property
-    def is_stalled(self) -> bool:
-        """Whether the current run makes no progress."""
-        return self._keeper is not None and self._keeper.is_stalled
 
     def load(self, model: str) -> None:
         """Load a model before the first job asks for it. Raises ModelRefused."""
@@ -201,7 +189,7 @@ class Drain:
     @property
     def _slots(self) -> int:
         engine = self._models.engine
-        return 1 if engine is None else engine.forwards.slots(RunOptions(slots=self._settings.slots))
+        return 1 if engine is None else engine.slots
 
     def _work_of(self, found: Claim) -> Work:
         samples = [(self._open.of(found.jobs[one.job_id], one), one) for one in found.samples]
@@ -254,29 +242,13 @@ class Drain:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Log that the database is away; end the process if the device is lost."""
+        """Log that the database is away."""
         try:
             yield
         except DBAPIError as error:
             if not is_away(error):
                 raise
             logger.warning("the database is unavailable; what runs stops here: %s", error.orig)
-        except Exception as error:
-            if is_device_lost(error):
-                self._end_with_lost_device(error)
-            raise
-
-    def _end_with_lost_device(self, error: Exception) -> None:
-        """End the process; its parent starts a new one."""
-        logger.critical("the device is lost: the worker process ends", exc_info=error)
-        reason = DeviceLost(f"the device failed ({type(error).__name__}: {error}); the worker was restarted")
-
-        def mark() -> None:
-            with self._database.write() as session:
-                workers.set_offline(session, self._worker_id, reason)
-
-        last_write(mark)
-        self._end_process(DEVICE_LOST)
 
     def _set_idle(self) -> None:
         """Show the worker as idle."""
@@ -310,12 +282,10 @@ class Drain:
             return True  # it has ended, and may be retried at once
         except DBAPIError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (the job ends after a few)
             reason = unforeseen(error, f"while job {job_id} was prepared")
             with self._database.write() as session:
                 control.note_failed_preparation(session, job_id, reason)
-            if is_device_lost(error):
-                raise
         return False
 
     def _run(self, found: Claim, *, joins: bool) -> None:
@@ -328,7 +298,7 @@ class Drain:
             self._worker_id,
             self._stop,
             stall_seconds=self._settings.stall_seconds,
-            end_process=self._end_process,
+            stalled=engine.kill,
         )
         commits = Commits(
             self._database, self._worker_id, stored=self._note_stored, give_up=self._stop.is_set
@@ -339,27 +309,26 @@ class Drain:
         self._may_hold = True
         try:
             with commits, keeper:
-                desk.run(engine)
+                desk.run()
         except DBAPIError:
             raise
+        except (DeviceLost, WorkerStalled) as error:
+            logger.critical("%s", error)
+            self._give_back(keeper, error)
+            self._models.lost()  # the next claim loads the model again
         except Exception as error:
-            if is_device_lost(error):
-                self._give_up(keeper.held, error)
-            else:
-                reason = unforeseen(error, "while the engine ran this sample and others")
-                with self._database.write() as session:
-                    leases.give_back(session, keeper.held, reason)
+            self._give_back(keeper, unforeseen(error, "while the engine ran this sample and others"))
             raise
+        finally:
+            self._keeper = None
 
-    def _give_up(self, held: Sequence[LeasedSample], error: Exception) -> None:
-        """Give back the samples of a lost device, which counts a loss of each."""
-        reason = DeviceLost(f"the device failed ({type(error).__name__}: {error}); the worker was restarted")
+    def _give_back(self, keeper: LeaseKeeper, reason: ActographError) -> None:
+        """Give back the samples that ran, which counts a loss of each."""
 
-        def give_up() -> None:
-            with self._database.write() as session:
-                leases.give_back(session, held, reason)
+        def give_back(session: Session) -> None:
+            leases.give_back(session, keeper.held, reason)
 
-        last_write(give_up)
+        self._database.insist(give_back, give_up=self._stop.is_set)
 
     def _note_stored(self, done: Stored) -> None:
         """Follow a commit: its samples are no longer held, and files without a session go."""

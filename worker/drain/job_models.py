@@ -15,7 +15,7 @@ from storage.queue import model_loads, workers
 from storage.queue.claim import Held
 from storage.tables.models import JobRow
 from worker.drain.model_holder import ModelHolder, is_same
-from worker.engine.engine import Engine
+from worker.engine.client import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +119,7 @@ class JobModels:
         try:
             structure = self._models.load(job.model, ModelLoadOptions.model_validate(job.spec)).structure
         except ActographError as error:
-            # the error's frames hold the loaded model, which must be freed before the next load
-            error.__cause__ = error.__context__ = None
-            refused = error.with_traceback(None)
+            refused = error
         with self._database.write() as session:
             if structure is not None:
                 model_loads.complete(session, job.id, structure)

@@ -1,12 +1,12 @@
 """The leases of the samples that a worker runs.
 
 A thread asks twice a second which of them are still the worker's own. After `stall_seconds` without progress,
-from the first prompt to the last uploaded file, it gives the samples back and ends the process: nothing else
-frees a stuck device. The worker's heartbeat, which renews the leases, stops then too.
+from the first prompt to the last uploaded file, it ends the engine's process: nothing else frees a stuck
+device.
 """
 
 import logging
-import os
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,6 @@ from storage.index.database import Database
 from storage.queue import leases
 from storage.queue.leases import LeasedSample
 from worker.signals.attempts import Attempts
-from worker.signals.process_end import STALLED, last_write
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
@@ -35,14 +34,18 @@ class LeaseKeeper:
         worker_id: str,
         stop: StopSignal,
         *,
-        stall_seconds: float,
-        end_process: Callable[[int], None] = os._exit,
+        stall_seconds: float = math.inf,
+        stalled: Callable[[WorkerStalled], None] = lambda reason: None,
     ) -> None:
+        """
+        Args:
+            stalled: ends the engine's process for this reason.
+        """
         self._database = database
         self._worker_id = worker_id
         self._stop = stop
         self._stall_seconds = stall_seconds
-        self._end_process = end_process
+        self._stalled = stalled
         #: by key
         self._held: dict[str, LeasedSample] = {}
         #: keys of leases that were taken away
@@ -82,10 +85,6 @@ class LeaseKeeper:
         """Note a decode step, a scored sample or a stored piece of a file."""
         self._silent_seconds = 0.0
 
-    @property
-    def is_stalled(self) -> bool:
-        return self._silent_seconds > self._stall_seconds
-
     def should_stop(self) -> bool:
         """Whether running samples end now: the worker stops."""
         return self._stop.seconds_since_set() > STOP_GRACE_SECONDS
@@ -101,9 +100,15 @@ class LeaseKeeper:
             # the time of a suspended process does not count
             looked_at, before = time.monotonic(), looked_at
             self._silent_seconds += min(looked_at - before, 4 * POLL_SECONDS)
-            if self.is_stalled:
-                self._end_stalled()
-                return
+            if self._silent_seconds > self._stall_seconds:
+                logger.critical("no progress for %.0f s: the engine's process is ended", self._silent_seconds)
+                self._silent_seconds = 0.0
+                self._stalled(
+                    WorkerStalled(
+                        f"no progress for {self._stall_seconds:g} s (ACTOGRAPH_STALL_SECONDS); the engine's "
+                        "process is started again"
+                    )
+                )
             attempts.run(self._look)
 
     def _look(self) -> None:
@@ -114,17 +119,3 @@ class LeaseKeeper:
             self._lost |= {
                 lease.key for lease in held if found.get(lease.id) != lease.token and lease.key in self._held
             }
-
-    def _end_stalled(self) -> None:
-        """Give the samples back, as far as the index answers, and end the process."""
-        error = WorkerStalled(
-            f"no progress for {self._stall_seconds:g} s (ACTOGRAPH_STALL_SECONDS); the worker was restarted"
-        )
-        logger.critical("no progress for %.0f s: the worker process ends", self._silent_seconds)
-
-        def give_up() -> None:
-            with self._database.write() as session:
-                leases.give_back(session, self.held, error)
-
-        last_write(give_up)
-        self._end_process(STALLED)

@@ -1,31 +1,32 @@
-"""The one model in this worker's memory: loaded, identified, unloaded."""
+"""The one model that this worker holds, in the engine's process."""
 
-import gc
 import logging
-from collections.abc import Callable, Mapping
+import os
+import resource
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Protocol
 
-import torch
-
-from actograph.contract.errors import ActographError, ModelChanged, ModelRefused, UnknownModel
-from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints, with_savepoints
+from actograph.contract.errors import DeviceLost, ModelChanged, ModelRefused, UnknownModel
+from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import ModelIdentity, ModelStructure, ServedModel, parse_served
-from actograph.plans import most_slots
 from actograph.settings import Settings
-from worker.engine.engine import Engine
+from worker.engine.client import Engine, EngineProcess
 from worker.engine.model import weight_files
-from worker.engine.model.kv_cache import kv_bytes_per_token
-from worker.engine.model.load import load_model
-from worker.engine.model.loaded import LoadedModel
-from worker.engine.model.memory import capacity, memory_snapshot
-from worker.engine.model.placement import weights_by_device
-from worker.engine.model.weight_files import Stamp
-from worker.engine.packed.weights import pack
-from worker.engine.runs import RunOptions
-from worker.text import chat_template
 
 logger = logging.getLogger(__name__)
+
+
+#: times that the engine's process may end while it loads a model
+MOST_ATTEMPTS = 3
+
+
+class LoadingEngine(Engine, Protocol):
+    """An engine that can load one model after the other."""
+
+    def load(self, model: ServedModel, options: ModelLoadOptions) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def _by_the_settings(_model: str) -> ModelLoadOptions:
@@ -40,8 +41,15 @@ class ModelHolder:
         settings: Settings,
         on_loaded: Callable[[ModelStructure], None],
         options_of: Callable[[str], ModelLoadOptions] = _by_the_settings,
+        start: Callable[[Settings], LoadingEngine] = EngineProcess,
     ) -> None:
-        """`options_of` returns the options in force for a model; if they change, it is loaded again."""
+        """
+        Args:
+            options_of: returns the options in force for a model; if they change, it is loaded again.
+            start: starts an engine's process.
+        """
+        self._start = start
+        self._process: LoadingEngine | None = None
         self._settings = settings
         self._on_loaded = on_loaded
         self._options_of = options_of
@@ -52,7 +60,6 @@ class ModelHolder:
         self.engine: Engine | None = None
         #: what it was loaded with
         self.options = ModelLoadOptions()
-        self._resting: dict[str, int] = {}
 
     def engine_for(self, name: str) -> Engine:
         """The engine of the model served as `name`, loaded if another one is held.
@@ -105,20 +112,14 @@ class ModelHolder:
         After an error other than UnknownModel no model is held.
         """
         model = self._find(name)
-        self.unload()
+        self.before_unload()
+        self.engine = None
         logger.info("loading model %s", name)
-        try:
-            self.engine = self._load(model, options)
-            self.options, self._resting = options, memory_snapshot(self.engine.model.devices)
-            self._on_loaded(self.engine.structure)
-        except (ActographError, torch.AcceleratorError):
-            self.unload()
-            raise
-        except Exception as error:
-            self.unload()
-            raise ModelRefused(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
-        logger.info("model %s is ready on %s", name, self.engine.structure.device)
-        return self.engine
+        engine = self._load(model, options)
+        self.engine, self.options = engine, options
+        self._on_loaded(engine.structure)
+        logger.info("model %s is ready on %s", name, engine.structure.device)
+        return engine
 
     def _find(self, name: str) -> ServedModel:
         model = next((m for m in self._served if m.name == name), None)
@@ -128,51 +129,48 @@ class ModelHolder:
         return model
 
     def _load(self, model: ServedModel, options: ModelLoadOptions) -> Engine:
-        settings = self._settings
-        revision = options.revision or settings.revision
-        before = weight_files.stamps(weight_files.find(model.source, revision))
-        one_device = None if options.is_spread else cast(str | None, options.device_map)
-        loaded = load_model(
-            model.source,
-            dtype=options.dtype or settings.dtype,
-            device=one_device or settings.device,
-            device_map=options.device_map if options.is_spread else None,
-            max_memory=options.max_memory,
-            revision=revision,
-            attn_implementation=options.attn_implementation,
-            name=model.name,
+        """Load a model in the engine's process; start another one if it ends meanwhile."""
+        for attempt in range(1, MOST_ATTEMPTS + 1):
+            if self._process is None:
+                self._process = self._start(self._settings)
+            try:
+                self._process.load(model, options)
+            except DeviceLost as error:
+                logger.critical("%s: %s (attempt %d of %d)", model.name, error, attempt, MOST_ATTEMPTS)
+                self._end_process()
+                continue
+            return self._process
+        raise ModelRefused(
+            f"{model.name}: the engine's process ended {MOST_ATTEMPTS} times while it loaded the model, most "
+            "likely out of memory; use a smaller model or dtype"
         )
-        _check_weights(loaded, options)
-        # before the engine verifies the model, so that it verifies packed weights
-        logger.info("%s: %s", model.name, pack(loaded.hf))
-        engine = Engine(loaded, RunOptions(slots=settings.slots, cuda_graphs=settings.cuda_graphs))
-        found = {
-            "kv_bytes_per_token": kv_bytes_per_token(loaded),
-            "identity": _identity(model, loaded, before),
-        }
-        engine.structure = with_savepoints(
-            engine.structure.model_copy(update=found), resolve_savepoints(options, engine.structure)
-        )
-        return engine
 
     def memory(self) -> dict[str, int]:
         """Memory in use, and memory that a run may use. The heartbeat sends it; the API plans with it."""
-        engine = self.engine  # another thread may load a model meanwhile
-        numbers = memory_snapshot(engine.model.devices if engine is not None else ())
+        process, engine = self._process, self.engine  # another thread may load a model meanwhile
+        numbers = process_memory()
+        for name, value in (process.memory() if process is not None else {}).items():
+            numbers[name] = numbers.get(name, 0) + value
         if engine is not None:
-            numbers |= capacity(engine.model.layer_devices, self._resting, engine.forwards.pass_bytes)
             numbers["host_buffer_bytes"] = self._settings.host_buffer_bytes
-            on_gpu = engine.model.device.type == "cuda"
-            numbers["slots"] = most_slots(on_gpu=on_gpu, most=self._settings.slots)
+            numbers["slots"] = engine.slots
         return numbers
 
-    def unload(self) -> None:
+    def lost(self) -> None:
+        """The engine's process has ended: no model is held."""
         self.before_unload()
         self.engine = None
-        gc.unfreeze()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        self._end_process()
+
+    def close(self) -> None:
+        """End the engine's process."""
+        self.engine = None
+        self._end_process()
+
+    def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
 
 def is_same(found: ModelIdentity | None, pinned: ModelIdentity) -> bool:
@@ -188,46 +186,12 @@ def _changed(pinned: ModelIdentity, found: ModelIdentity) -> ModelChanged:
     )
 
 
-def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Stamp]) -> ModelIdentity:
-    """Identify a loaded model by its files.
-
-    Args:
-        before: stamps of the model's files before the load; empty if they were downloaded by it.
-
-    Raises:
-        ModelRefused: its files changed during the load, or there are no weight files.
-    """
-    commit = getattr(loaded.hf.config, "_commit_hash", None)
-    files = weight_files.find(model.source, commit)
-    if not files:
-        raise ModelRefused(f"{model.name}: {model.source!r} has no weight files that can be fingerprinted")
-    fingerprint = weight_files.fingerprint(files)
-    if before and before != weight_files.stamps(files):
-        raise ModelRefused(f"{model.name}: its files changed during the load; load it again")
-    return ModelIdentity(
-        model=model.name,
-        source=model.source,
-        revision=commit,
-        weights_sha256=fingerprint,
-        dtype=str(loaded.dtype).removeprefix("torch."),
-        attn_implementation=getattr(loaded.text_config, "_attn_implementation", None),
-        tokenizer_sha256=chat_template.tokenizer_sha256(loaded.tokenizer),
-        template_sha256=chat_template.template_sha256(loaded.tokenizer),
-    )
-
-
-def _check_weights(loaded: LoadedModel, options: ModelLoadOptions) -> None:
-    """Refuse weights that take more than `max_memory` allows on a device.
-
-    Raises:
-        ModelRefused: with both numbers.
-    """
-    allowed = options.max_memory or {}
-    for device, weights in weights_by_device(loaded.hf).items():
-        most = allowed.get(device) if device == "cpu" or isinstance(device, int) else None
-        if most is not None and weights > most:
-            raise ModelRefused(
-                f"{loaded.name}: the weights take {weights:,} bytes on "
-                f"{device if device == 'cpu' else f'cuda:{device}'}, max_memory allows {most:,}; "
-                "use a smaller dtype, place less there, or allow more"
-            )
+def process_memory() -> dict[str, int]:
+    """Bytes of this process in use now and at the peak."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    rss = pages * os.sysconf("SC_PAGE_SIZE")
+    # the kernel updates the peak late: it may be below the memory in use
+    return {
+        "rss_bytes": rss,
+        "peak_rss_bytes": max(rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+    }

@@ -30,8 +30,7 @@ from storage.samples.expansion import capture_samples, evaluation_samples
 from storage.submission import bulk_insert
 from storage.tables.models import JobRow
 from worker.drain.job_models import JobModels
-from worker.engine.engine import Engine
-from worker.engine.model.device_errors import is_device_lost
+from worker.engine.client import Engine
 from worker.evals.datasets import DatasetReader
 from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
@@ -39,10 +38,11 @@ from worker.runners.evaluation import EvaluationRunner
 from worker.runners.runner import Runner
 from worker.sample.open_job import OpenJob
 from worker.sample.provenance import Provenance
-from worker.sample.segments import markup_of
 from worker.sample.steering import Steering, steering_of
 from worker.sample.unforeseen import unforeseen
-from worker.text.chat_template import template_sha256, tokenizer_sha256
+from worker.text.chat_template import template_sha256
+from worker.text.segments import markup_of
+from worker.text.tokenizer import tokenizer_sha256
 
 #: open jobs that are kept
 MOST_OPEN = 32
@@ -132,9 +132,7 @@ class OpenJobs:
             reason = error
         except DBAPIError:
             raise
-        except Exception as error:
-            if is_device_lost(error):
-                raise
+        except Exception as error:  # noqa: BLE001 (it fails these samples alone)
             reason = unforeseen(error, f"while job {row.id} was prepared")
         plain = {**spec, "capture": None, "interventions": []}
         return self._ready(row, plain, engine, pinned, refused=reason)
@@ -156,14 +154,14 @@ class OpenJobs:
         structure = structure.model_copy(update={"engine": name, "engine_reason": reason})
         runner = self._runner(row, engine)
         with self._database.read() as session:
-            steering = steering_of(session, spec, row.model, engine, structure)
+            steering = steering_of(session, spec, row.model, structure)
         return OpenJob(
             settings=self._settings,
             engine=engine,
             runner=runner,
             provenance=self._provenance(row, spec, engine, runner, structure=structure, steering=steering),
             steering=steering,
-            markup=markup_of(spec, engine.model.tokenizer),
+            markup=markup_of(spec, engine.tokenizer),
             time_limit=row.spec.get("sample_timeout_seconds") or None,
             live=self._live if row.kind == chat_job.CHAT else None,
             refused=refused,
@@ -172,18 +170,18 @@ class OpenJobs:
 
     def _runner(self, row: JobRow, engine: Engine) -> Runner:
         if row.kind in _OF_CHATS:
-            return ChatRunner(engine.model.tokenizer, engine.structure)
+            return ChatRunner(engine.tokenizer, engine.structure)
         if row.kind != "evaluation":
             if row.total is None:
                 capture = CaptureJobSpec.model_validate(row.spec)
                 self._insert_samples(row, lambda: capture_samples(capture, self._datasets.texts(capture)))
-            return CaptureRunner(row.spec, engine.model.tokenizer, engine.structure.context_length)
+            return CaptureRunner(row.spec, engine.tokenizer, engine.structure.context_length)
         evaluation = EvaluationSpec.model_validate(row.spec)
         if row.total is None:
             self._insert_samples(row, lambda: evaluation_samples(evaluation, self._rows(evaluation)))
         return EvaluationRunner(
             evaluation,
-            engine.model.tokenizer,
+            engine.tokenizer,
             self._datasets.fewshot_pool(evaluation),
             tools=self._tools,
             scorers=self._scorers,
@@ -216,12 +214,12 @@ class OpenJobs:
                 jobs.set_hooks(session, row.id, names)
         return Provenance(
             structure=structure,
-            tokenizer_sha256=tokenizer_sha256(engine.model.tokenizer),
-            template_sha256=template_sha256(engine.model.tokenizer),
+            tokenizer_sha256=tokenizer_sha256(engine.tokenizer),
+            template_sha256=template_sha256(engine.tokenizer),
             capture=capture,
             hooks=names,
             resolved={name: hooks.resolve(name, structure) for name in capture.hooks},
-            markup=markup_of(spec, engine.model.tokenizer),
+            markup=markup_of(spec, engine.tokenizer),
             steering=steering,
             takes_turns=runner.takes_turns,
         )

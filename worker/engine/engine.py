@@ -4,9 +4,10 @@ import threading
 
 from actograph.contract.models import ModelStructure
 from worker.engine.forwards import Forwards
+from worker.engine.messages import Control, Results, RunOptions, RunStatistics
 from worker.engine.model.devices import current
 from worker.engine.model.loaded import LoadedModel
-from worker.engine.runs import Control, Results, RunOptions, RunStatistics, Sink, Source
+from worker.engine.runs import Sink, Source
 from worker.engine.stream.loop import Loop
 from worker.engine.structure.structure import discover
 

@@ -11,6 +11,7 @@ from actograph.contract.errors import ModelRefused
 from actograph.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes, run_memory
 from worker.engine.capture.pool import Budget
 from worker.engine.locations import ModelHooks
+from worker.engine.messages import RunOptions
 from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.memory import available_bytes, spread_bytes
@@ -18,7 +19,6 @@ from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.verification import texts_for, verify
 from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure
-from worker.engine.runs import RunOptions
 from worker.engine.stream.live import Forward
 from worker.engine.traced.forward import TracedForward
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine.capture.pool import Budget
+from worker.engine.messages import Generation
 from worker.engine.model.memory import peak_over
-from worker.engine.requests import Generation, GenerationRequest
+from worker.engine.requests import GenerationRequest
 from worker.engine.runs import RunRequest
 from worker.engine.stream.live import Forward
 from worker.engine.stream.loop import Loop

@@ -1,19 +1,15 @@
-"""Requests, results and rows: the values that enter and leave the engine."""
+"""Requests and rows in the engine's own form; `messages` has what the host sees."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from actograph.contract.interventions import Op
 from actograph.contract.row_selection import NamedPositions, TokenRange
-
-FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
-Reduce = Literal["none", "mean", "max", "last"]
-
+from worker.engine.messages import Reduce, StatisticsOptions, TextEnd
 
 #: a summary of rows by the name of its part: [points, width or 1]
 Summary = dict[str, torch.Tensor]
@@ -81,19 +77,10 @@ class GenerationRequest:
     score_prompt: bool = False  # log probabilities of the prompt's tokens too, with `top_logprobs` likeliest
     #: with `score_prompt`: a further token to score, which the model does not read
     scored_next: int | None = None
-    stop_at: "TextEnd | None" = None  # beside the sampling's stop strings
+    stop_at: TextEnd | None = None  # beside the sampling's stop strings
     grammar: str | None = None  # of the generated text, in llguidance's form of Lark's
     chooser: RowChooser | None = None  # of rows to keep, instead of the shaping's
     earlier: "EarlierRows | None" = None  # summaries of earlier turns
-
-
-@dataclass(frozen=True, slots=True)
-class TextEnd:
-    """Ends a generation when its text ends with a pattern."""
-
-    pattern: re.Pattern[str]  # of the end of the text
-    last: str  # a character that every such end ends with
-    window: int  # tokens that such an end has at most
 
 
 @dataclass(slots=True, eq=False)
@@ -107,37 +94,6 @@ class EarlierRows:
 
     before: Mapping[str, SummedRows] = field(default_factory=dict)
     after: dict[str, SummedRows] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Natural log probabilities at one step, before temperature, top-k and top-p."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]  # the likeliest, descending
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Generation:
-    """One continued prompt.
-
-    `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "timeout" (the time limit;
-    the rows so far are delivered), "cancelled" (the run was stopped; the ids so far are kept), "dropped"
-    (this one alone was stopped; the ids so far are kept) or "error" (see `error`; no ids).
-    An `error` beside "stop" or "length" means that the tokens are valid and the captured rows are not; beside
-    "cancelled" it is the error of the whole run, for which this request need not be the reason.
-    """
-
-    key: str
-    prompt_ids: tuple[int, ...]
-    generated_ids: tuple[int, ...]  # as sampled, with the end token that ended it
-    finish_reason: FinishReason
-    cached_tokens: int = 0  # first tokens of the prompt that were computed for several requests at once
-    error: BaseException | None = None
-    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each generated id; None if not requested
-    # of each id of the prompt, None for the first; None if not requested
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +127,6 @@ class RowChunk:
     def copied(self) -> "RowChunk":
         """The same in new memory."""
         return replace(self, pieces=(self.tensor,))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StatisticsOptions:
-    """Per-channel statistics, delivered as tensors `<hook>.<statistic>` of one row."""
-
-    threshold: float | None = None  # count values whose magnitude is over it
-    rows: bool = True  # whether the rows themselves are delivered beside them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 
 from actograph.contract.row_selection import Positions
 from actograph.contract.specs import Dtype, SamplingSpec
-from worker.engine.requests import Generation, GenerationRequest, RowChunk, RowShaping
+from worker.engine.requests import GenerationRequest, RowChunk, RowShaping
 
 #: dtypes of stored rows by name; absent: as the model computes them
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -80,40 +80,6 @@ class RunRequest:
         return len(self.prompt) + max(self.max_tokens - 1, 0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunOptions:
-    """Sizes of a run.
-
-    Attributes:
-        slots: requests at once; 0: the default of the device.
-        urgent: priority requests at once, besides.
-        row_bytes: host memory for captured rows.
-        shard_bytes: rows of a request that are gathered before they leave.
-        traced: whether the passes run under nnsight, also if the model suits packed ones.
-        cuda_graphs: whether decode passes are replayed as CUDA graphs, where device and model allow it.
-    """
-
-    slots: int = 0
-    urgent: int = 2
-    row_bytes: int = 2 << 30
-    shard_bytes: int = 256 << 20
-    traced: bool = False
-    cuda_graphs: bool = False
-
-
-@dataclass(slots=True)
-class RunStatistics:
-    """Counts of one run."""
-
-    passes: int = 0
-    computed: int = 0  # tokens that the model ran
-    shared: int = 0  # tokens of prompts that were copied from a common beginning
-    generated: int = 0
-    rows: int = 0  # rows delivered, over all hooks
-    waits: int = 0  # pauses for the sink
-    retries: int = 0  # passes that failed and ran again in parts
-
-
 class Source(Protocol):
     """Requests that wait. Called from the engine's thread."""
 
@@ -128,34 +94,6 @@ class Source(Protocol):
         Args:
             wait: seconds that it may block until it has a request; 0 while something is running.
         """
-        ...
-
-
-class Control(Protocol):
-    """Steers a run and follows it. Called between passes from the engine's thread."""
-
-    def stopped(self) -> bool:
-        """True cancels every request that has not ended."""
-        ...
-
-    def dropped(self, key: str) -> bool:
-        """True ends this request as "dropped"."""
-        ...
-
-    def beat(self) -> None:
-        """The run is alive: called after each pass, while idle and while it waits for the sink."""
-        ...
-
-
-class Results(Protocol):
-    """Takes results: exactly one `done` for each request that was pulled."""
-
-    def started(self, key: str, generated_ids: Sequence[int]) -> None:
-        """A request has its place; `generated_ids` is a live view. From the engine's thread."""
-        ...
-
-    def done(self, generation: Generation) -> None:
-        """Take a generation; all its rows are in the sink. From the delivery thread."""
         ...
 
 

@@ -60,19 +60,16 @@ def heartbeat(
     *,
     seconds: float,
     memory: Callable[[], dict[str, int]],
-    is_stalled: Callable[[], bool],
     forgotten: Callable[[], object],
 ) -> Periodic:
     """Shows in the index that a worker lives and how much memory it uses, and so renews its leases.
 
-    A worker whose batch makes no progress does not beat. `forgotten` is called if the index has no row of the
+    `forgotten` is called if the index has no row of the
     worker any more: nothing that it claims would stay its own.
     """
     reading = Attempts("the memory in use cannot be read, heartbeats go without it")
 
     def beat() -> None:
-        if is_stalled():
-            return
         numbers: dict[str, int] = {}
         can_tell = reading.run(lambda: numbers.update(memory()))
         with database.write() as session:

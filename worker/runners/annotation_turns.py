@@ -8,29 +8,27 @@ far are kept as they are; only the inserted text is encoded.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from transformers import PreTrainedTokenizerBase
-
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import ToolMessage, ToolUse, ToolUseEnd
 from actograph.scoring.calculator import MAX_CHARS
 from actograph.tasks.prompts import ChatMessages
 from actograph.tool_calls import CALCULATION, annotation_call
-from worker.engine.requests import TextEnd
-from worker.engine.tokens.stopping import decode_exactly
+from worker.engine.messages import TextEnd
 from worker.evals.tools import CALCULATOR, Called, ToolResult, record_of, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt
+from worker.text.tokenizer import Tokenizer, decode_exactly
 
 #: a token has a byte at least
-_DUE = TextEnd(CALCULATION, last="=", window=4 * MAX_CHARS + 8)
+_DUE = TextEnd(pattern=CALCULATION.pattern, last="=", window=4 * MAX_CHARS + 8)
 _CLOSE = ">>"
 
 
 class AnnotationTurns:
     """Prompts of further turns, for one job."""
 
-    def __init__(self, spec: EvaluationSpec, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, spec: EvaluationSpec, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._tools = [CALCULATOR]
         self._enable_thinking = spec.enable_thinking

@@ -3,22 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from actograph.contract.job_specs import CaptureInput
 from actograph.contract.specs import SamplingSpec
 from storage.queue.leases import LeasedSample
 from worker.runners import text
 from worker.runners.runner import Prompt, Runner
 from worker.text.chat_template import render_chat
+from worker.text.tokenizer import Tokenizer
 
 
 class CaptureRunner(Runner):
     """One prompt or conversation per sample; nothing is scored."""
 
-    def __init__(
-        self, spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, context_length: int
-    ) -> None:
+    def __init__(self, spec: Mapping[str, Any], tokenizer: Tokenizer, context_length: int) -> None:
         """`spec` is the stored job spec; its inputs are the samples."""
         is_prefill = (spec["capture"] or {}).get("mode") == "prefill"
         self.sampling = None if is_prefill else SamplingSpec.model_validate(spec["sampling"])

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from actograph import json_grammar
 from actograph.contract.chat_job import ChatInput, is_only_read
 from actograph.contract.errors import InvalidRequest
@@ -14,12 +12,13 @@ from actograph.contract.specs import SamplingSpec
 from actograph.scoring.completions import cut_at_stop
 from actograph.tool_calls import CLOSE, OPEN
 from storage.queue.leases import LeasedSample
-from worker.engine.requests import Generation, TokenLogprobs
+from worker.engine.messages import Generation, TokenLogprobs
 from worker.runners import text
 from worker.runners.runner import Prompt, Runner
-from worker.runners.token_names import TokenNames
 from worker.text.chat_template import render_chat
 from worker.text.forced_call import ForcedCall, begin_call
+from worker.text.token_names import TokenNames
+from worker.text.tokenizer import Tokenizer
 
 
 class ChatRunner(Runner):
@@ -28,7 +27,7 @@ class ChatRunner(Runner):
     sampling = None
     may_score = True
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, structure: ModelStructure) -> None:
+    def __init__(self, tokenizer: Tokenizer, structure: ModelStructure) -> None:
         self._tokenizer = tokenizer
         self._spoken = text.SpokenText(tokenizer)
         self._names = TokenNames(tokenizer)

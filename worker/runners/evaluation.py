@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import Score, ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
@@ -18,6 +16,7 @@ from worker.runners.annotation_turns import AnnotationTurns
 from worker.runners.runner import FurtherTurn, Prompt, Runner
 from worker.runners.tool_turns import ToolTurns
 from worker.text.chat_template import is_chat_prompt
+from worker.text.tokenizer import Tokenizer
 
 
 class EvaluationRunner(Runner):
@@ -26,7 +25,7 @@ class EvaluationRunner(Runner):
     def __init__(
         self,
         spec: EvaluationSpec,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         fewshot_pool: Sequence[DatasetRow],
         *,
         tools: UserFunctions,

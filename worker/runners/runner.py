@@ -8,7 +8,7 @@ from typing import Any
 from actograph.contract.resources import Score, ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
 from storage.queue.leases import LeasedSample
-from worker.engine.requests import Generation, TextEnd
+from worker.engine.messages import Generation, TextEnd
 from worker.evals.tools import Called
 
 

@@ -2,20 +2,16 @@
 
 from collections.abc import Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from actograph.contract.errors import InvalidRequest
 from actograph.scoring.completions import cut_at_stop
 from actograph.tasks.prompts import ChatMessages
 from worker.runners.runner import Prompt
 from worker.text.chat_template import encode_prompt, render_chat
-from worker.text.special_tokens import special_ids
 from worker.text.text_stream import REPLACEMENT
+from worker.text.tokenizer import Tokenizer, special_ids
 
 
-def encode(
-    tokenizer: PreTrainedTokenizerBase, text: str, *, is_chat: bool, most_tokens: int | None = None
-) -> Prompt:
+def encode(tokenizer: Tokenizer, text: str, *, is_chat: bool, most_tokens: int | None = None) -> Prompt:
     """Prompt of a text, cut to `most_tokens`. Raises InvalidRequest if the text has no tokens."""
     ids = encode_prompt(tokenizer, text, is_chat=is_chat)
     if not ids:
@@ -24,16 +20,14 @@ def encode(
     return Prompt(text=text, token_ids=tuple(ids[:most_tokens]), truncated_from=len(ids) if cut else None)
 
 
-def encode_built(
-    tokenizer: PreTrainedTokenizerBase, built: str | ChatMessages, *, enable_thinking: bool
-) -> Prompt:
+def encode_built(tokenizer: Tokenizer, built: str | ChatMessages, *, enable_thinking: bool) -> Prompt:
     """A task's prompt: plain text, or the messages of a chat."""
     if isinstance(built, str):
         return encode(tokenizer, built, is_chat=False)
     return encode(tokenizer, render_chat(tokenizer, built, enable_thinking=enable_thinking), is_chat=True)
 
 
-def shown(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *, with_special: bool) -> str:
+def shown(tokenizer: Tokenizer, token_ids: Sequence[int], *, with_special: bool) -> str:
     """The tokens' text as it is stored and sent.
 
     Postgres cannot hold a NUL, so it becomes the replacement character. Stored token ids keep it.
@@ -49,7 +43,7 @@ class SpokenText:
     Some tokenizers count these marks among the special tokens.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         marks = {f"<{slash}{name}>" for name in ("think", "tool_call") for slash in ("", "/")}
         words = {i: tokenizer.convert_ids_to_tokens(i) for i in special_ids(tokenizer)}
@@ -70,6 +64,6 @@ class SpokenText:
         return shown(self._tokenizer, token_ids, with_special=True)
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], stop: Sequence[str]) -> str:
+def decode(tokenizer: Tokenizer, token_ids: Sequence[int], stop: Sequence[str]) -> str:
     """The text without special tokens, cut before the first stop string."""
     return cut_at_stop(shown(tokenizer, token_ids, with_special=False), stop)

@@ -7,18 +7,17 @@ template renders the whole conversation anew, as chat services do.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import ToolMessage, ToolUse, ToolUseEnd
 from actograph.tasks.prompts import ChatMessages
 from actograph.tool_calls import NOT_OFFERED, OPEN, MalformedCall, ToolCall, parse_calls
-from worker.engine.structure.tool_template import offers_tools
 from worker.evals.tools import Called, Tool, record_of, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt
 from worker.text.chat_template import render_chat
+from worker.text.tokenizer import Tokenizer
+from worker.text.tool_template import offers_tools
 
 Messages = list[dict[str, Any]]
 
@@ -26,9 +25,7 @@ Messages = list[dict[str, Any]]
 class ToolTurns:
     """Prompts of further turns, for one job."""
 
-    def __init__(
-        self, spec: EvaluationSpec, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool]
-    ) -> None:
+    def __init__(self, spec: EvaluationSpec, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
         """Raises InvalidRequest if the chat template does not offer tools in the `<tool_call>` form."""
         self._tools = tools
         self._enable_thinking = spec.enable_thinking

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.row_selection import Positions, Segment, Selection
 from storage.sessions.manifest import Turn
-from worker.engine.requests import Generation
-from worker.sample.segments import Markup, SegmentFollower, runs
+from worker.engine.messages import Generation
+from worker.text.segments import Markup, SegmentFollower, runs
 
 TOOL_RESULT = "tool_result"
 

@@ -4,23 +4,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from worker.engine.requests import RowChunk
+from worker.engine.messages import Rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
     tokens: tuple[int, ...]
     data: NDArray[np.uint8]  # [rows, bytes of a row]
-    dtype: torch.dtype
+    dtype: str
 
 
 class HeldRows:
     """The last rows of each hook, over all turns of a sample.
-
-    Runs in the delivery thread, so rows are joined by numpy (see `worker.engine.stream.delivery`).
 
     Args:
         most: number of rows of a hook that are enough.
@@ -30,24 +27,20 @@ class HeldRows:
         self._most = most
         self._held: dict[str, _Held] = {}
 
-    def add(self, hook: str, chunk: RowChunk) -> None:
+    def add(self, hook: str, chunk: Rows) -> None:
         """Take further rows of a hook, each with its token."""
         assert chunk.tokens is not None
-        raw = [piece.view(torch.uint8).numpy() for piece in chunk.pieces]
-        tokens = chunk.tokens
+        raw, tokens = list(chunk.pieces), chunk.tokens
         if hook in self._held:
             raw, tokens = [self._held[hook].data, *raw], self._held[hook].tokens + tokens
         data = np.concatenate(raw)[-self._most :]
-        self._held[hook] = _Held(tokens[-self._most :], data.copy(), chunk.pieces[0].dtype)
+        self._held[hook] = _Held(tokens[-self._most :], data.copy(), chunk.dtype)
 
-    def chosen(self, tokens: Collection[int]) -> Mapping[str, RowChunk]:
+    def chosen(self, tokens: Collection[int]) -> Mapping[str, Rows]:
         """The held rows of these tokens by hook; a hook without any has an empty chunk."""
-        chunks = dict[str, RowChunk]()
+        chunks = dict[str, Rows]()
         for hook, held in self._held.items():
             places = [place for place, token in enumerate(held.tokens) if token in tokens]
             named = tuple(held.tokens[place] for place in places)
-            width = held.data.shape[1] // held.dtype.itemsize
-            rows = torch.empty(len(places), width, dtype=held.dtype)
-            rows.view(torch.uint8).numpy()[:] = held.data[places]
-            chunks[hook] = RowChunk(next(iter(named), 0), (rows,), named)
+            chunks[hook] = Rows(next(iter(named), 0), (held.data[places],), held.dtype, named)
         return chunks

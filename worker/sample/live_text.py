@@ -7,11 +7,10 @@ import logging
 import threading
 from collections.abc import Collection, Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from storage.broker.live_text import LiveTextWriter
 from worker.runners.text import SpokenText
 from worker.text.text_stream import TextStream
+from worker.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +20,7 @@ PERIOD_SECONDS = 0.025
 class LiveText:
     """Sends the text of a run's samples, from `start` to `stop`."""
 
-    def __init__(self, writer: LiveTextWriter, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, writer: LiveTextWriter, tokenizer: Tokenizer) -> None:
         self._writer = writer
         self._decode = SpokenText(tokenizer).of
         self._rows: dict[str, _Row] = {}

@@ -6,15 +6,13 @@ from actograph.contract.errors import ActographError, CaptureFailed, JobEnded, S
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from storage.broker.live_text import LiveTextWriter
-from worker.engine.engine import Engine
-from worker.engine.model.device_errors import is_device_lost
-from worker.engine.requests import Generation
-from worker.engine.runs import CapturePlan, RunOptions
+from worker.engine.client import Engine
+from worker.engine.messages import Capture, Generation, RunOptions
 from worker.runners.runner import Runner
 from worker.sample.outcome import Interrupted
 from worker.sample.provenance import Provenance
-from worker.sample.segments import Markup
 from worker.sample.steering import UNSTEERED, Steering
+from worker.text.segments import Markup
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ class OpenJob:
         self.runner = runner
         self.provenance = provenance
         self.steering = steering
-        self.markup = markup or Markup(engine.model.tokenizer)
+        self.markup = markup or Markup(engine.tokenizer)
         self.context_length = engine.structure.context_length
         self.time_limit = time_limit
         self.live = live
@@ -65,30 +63,16 @@ class OpenJob:
             traced=traced,
             cuda_graphs=settings.cuda_graphs,
         )
-        self.capture: CapturePlan | None = None
-        if provenance is not None:
-            self.capture = CapturePlan(
-                hooks=tuple(provenance.hooks),
-                positions=provenance.positions,
-                dtype=provenance.capture.dtype,
-                held_rows=provenance.held_rows,
-                shaping=provenance.shaping,
-            )
+        self.capture: Capture | None = None if provenance is None else provenance.asked
 
     def end_ids(self, sampling: SamplingSpec) -> frozenset[int]:
         """Tokens that end a generation. Its text has none of them, whether or not they are special."""
-        ends = () if sampling.ignore_eos else self.engine.model.eos_token_ids
+        ends = () if sampling.ignore_eos else self.engine.structure.eos_token_ids
         return frozenset((*ends, *sampling.stop_token_ids))
 
     def error_of(self, generation: Generation) -> ActographError | None:
-        """The sample's error; None if the generation is a result.
-
-        Raises:
-            Exception: the device is lost (`is_device_lost`); only a new process helps.
-        """
+        """The sample's error; None if the generation is a result."""
         if generation.error is not None:
-            if is_device_lost(generation.error):
-                raise generation.error
             return Interrupted() if generation.finish_reason == "cancelled" else as_error(generation.error)
         match generation.finish_reason:
             case "cancelled":

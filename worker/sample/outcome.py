@@ -7,7 +7,7 @@ from typing import Any
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import Score, ToolMessage, ToolUse
 from storage.queue.leases import LeasedSample
-from worker.engine.requests import Generation
+from worker.engine.messages import Generation
 from worker.runners.runner import Prompt
 from worker.sample.conversation import Conversation
 from worker.sample.provenance import Provenance

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from actograph.contract import models
-from actograph.contract.row_selection import FirstFeatures, NamedPositions, Positions, held_back
+from actograph.contract.row_selection import FirstFeatures, Positions, held_back
 from actograph.contract.specs import CaptureSpec
 from actograph.plans import is_tail_only
-from worker.engine.capture.statistics import STATISTICS
-from worker.engine.requests import RowShaping, StatisticsOptions
-from worker.sample import choosers
-from worker.sample.segments import Markup
+from worker.engine.messages import STATISTICS, Capture, StatisticsOptions
+from worker.sample import token_rules
 from worker.sample.steering import UNSTEERED, Steering
+from worker.text.segments import Markup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +41,9 @@ class Provenance:
         return None if identity is None else identity.sha256
 
     @property
-    def positions(self) -> NamedPositions:
-        """Positions for the engine; "all" beside a chooser."""
-        return choosers.named(self.captured)
-
-    @property
     def captured(self) -> Positions:
         """Positions whose rows the engine keeps; the session may hold fewer."""
-        return choosers.captured(self.capture.positions)
+        return token_rules.captured(self.capture.positions)
 
     @property
     def held_rows(self) -> int:
@@ -57,18 +51,21 @@ class Provenance:
         held = held_back(self.capture.positions)
         return 0 if held is None else held[1]
 
-    @property
-    def shaping(self) -> RowShaping:
-        """Reduction and statistics computed on the device."""
+    @cached_property
+    def asked(self) -> Capture:
+        """The capture that the engine is asked for; a rule may select its tokens."""
         features, stats = self.capture.features, self.capture.stats
-        columns: slice | tuple[int, ...] | None = None
+        columns: int | tuple[int, ...] | None = None
         if isinstance(features, FirstFeatures):
-            columns = slice(features.first)
+            columns = features.first
         elif features is not None:
             columns = tuple(features.indices)
-        return RowShaping(
+        return Capture(
+            hooks=tuple(self.hooks),
+            positions=token_rules.named(self.captured) or "all",
+            dtype=self.capture.dtype,
+            held_rows=self.held_rows,
             columns=columns,
-            chooser=choosers.chooser(self.captured, self.markup),
             reduce=self.capture.reduce,
             statistics=None
             if stats is None
@@ -76,9 +73,14 @@ class Provenance:
         )
 
     @property
+    def summarises(self) -> bool:
+        """Whether rows are summed up on the device."""
+        return self.capture.reduce != "none" or self.capture.stats is not None
+
+    @property
     def is_consecutive(self) -> bool:
         """True if the rows of a hook belong to consecutive tokens in every sample."""
-        by_name = choosers.chooser(self.capture.positions, self.markup) is None
+        by_name = token_rules.named(self.capture.positions) is not None
         return not self.takes_turns and by_name
 
     def tensor_names(self, hook: str) -> list[tuple[str, str | None]]:

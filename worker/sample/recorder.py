@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from actograph import __version__
 from actograph.contract import resources
@@ -19,19 +19,9 @@ from storage.queue.leases import LeasedSample
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.sessions import NewSession
 from storage.sessions.writer import SessionWriter, TensorRows
-from worker.engine.requests import RowChunk
+from worker.engine.messages import Rows
 from worker.sample.conversation import Conversation
 from worker.sample.provenance import Provenance
-
-#: safetensors names
-DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +93,7 @@ class SampleRecorder:
         self._writer: SessionWriter | None = None
         self._delivered: dict[str, _Delivered] = {}
 
-    def write(self, rows: Mapping[str, RowChunk]) -> None:
+    def write(self, rows: Mapping[str, Rows]) -> None:
         """Write rows. Raises CaptureFailed if a value is not finite, and the store's errors."""
         shard = [_tensor_rows(hook, chunk) for hook, chunk in rows.items()]
         if self._writer is None:
@@ -235,7 +225,7 @@ def library_versions() -> dict[str, str]:
     return {"actograph": __version__, **found}  # deployed source has no metadata
 
 
-def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:
+def _tensor_rows(hook: str, chunk: Rows) -> TensorRows:
     undefined = chunk.over is not None and hook.endswith(".kurtosis")  # NaN where a channel does not vary
     if not undefined and (place := _not_finite(chunk)) is not None:
         if chunk.over is not None:
@@ -244,43 +234,41 @@ def _tensor_rows(hook: str, chunk: RowChunk) -> TensorRows:
         raise CaptureFailed(f"{hook}: token {row} has a value that is not finite (NaN or infinity)")
     return TensorRows(
         name=hook,
-        dtype=DTYPE_NAMES[chunk.pieces[0].dtype],
-        shape=(chunk.rows, chunk.pieces[0].shape[1]),
+        dtype=chunk.dtype,
+        shape=(chunk.count, chunk.width),
         first_row=chunk.first_row,
         data=tuple(_bytes_of(piece) for piece in chunk.pieces),
         tokens=chunk.tokens,
     )
 
 
-#: floats without a numpy type of their own -> integers of the same size, and the bits of an exponent that
-#: only infinities and NaN have
-_EXPONENTS = {torch.float16: (torch.int16, 0x7C00), torch.bfloat16: (torch.int16, 0x7F80)}
+#: dtypes that numpy tests for finite values
+_FLOATS: dict[str, Any] = {"F64": np.float64, "F32": np.float32}
+#: others -> integers of the same size, and the bits of an exponent that only infinities and NaN have
+_EXPONENTS: dict[str, tuple[Any, int]] = {"F16": (np.int16, 0x7C00), "BF16": (np.int16, 0x7F80)}
 
 
-def _not_finite(chunk: RowChunk) -> int | None:
-    """The first row with a value that is not finite; None if there is none.
-
-    By numpy: torch would start an OpenMP team of this thread's own, which slows the model's down.
-    """
+def _not_finite(chunk: Rows) -> int | None:
+    """The first row with a value that is not finite; None if there is none."""
     before = 0
     for piece in chunk.pieces:
-        if piece.dtype in _EXPONENTS:
-            kind, bits = _EXPONENTS[piece.dtype]
-            bad = (piece.view(kind).numpy() & bits) == bits
+        if chunk.dtype in _FLOATS:
+            bad = ~np.isfinite(piece.view(_FLOATS[chunk.dtype]))
+        elif chunk.dtype in _EXPONENTS:
+            kind, bits = _EXPONENTS[chunk.dtype]
+            bad = (piece.view(kind) & bits) == bits
         else:
-            bad = ~np.isfinite(piece.numpy())
+            return None
         if bad.any():
             return before + int(bad.any(axis=1).argmax())
         before += len(piece)
     return None
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's memory without a copy, as bytes: numpy knows no bfloat16."""
-    if not tensor.numel():
-        return memoryview(b"")  # an empty array's memory cannot be cast
-    array: Any = tensor.contiguous().view(torch.uint8).numpy()
-    return memoryview(array).cast("B")
+def _bytes_of(piece: NDArray[np.uint8]) -> memoryview:
+    """A piece's memory without a copy."""
+    whole: Any = np.ascontiguousarray(piece).reshape(-1)
+    return memoryview(whole)
 
 
 def _common_dtype(tensors: Mapping[str, resources.TensorInfo]) -> str:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
+import numpy as np
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from actograph.contract.errors import InvalidRequest, NotFound
+from actograph.contract.errors import InvalidRequest, NotFound, UnknownHook
 from actograph.contract.interventions import (
     Intervention,
     StoredVector,
@@ -19,13 +19,10 @@ from actograph.contract.interventions import (
     vector_sha256,
 )
 from actograph.contract.models import ModelStructure
-from actograph.contract.row_selection import Positions, TokenRange
+from actograph.contract.row_selection import NamedPositions, Positions, TokenRange
 from storage.sessions import vectors
 from storage.sessions.manifest import AppliedIntervention
-from worker.engine.engine import Engine
-from worker.engine.requests import Edit, RowChooser
-from worker.sample import choosers
-from worker.sample.segments import Markup, markup_of
+from worker.engine.messages import Edit, TokenRule
 
 
 class _Condition(BaseModel):
@@ -43,14 +40,20 @@ class Steering:
     _records: Mapping[str, tuple[AppliedIntervention, ...]] = field(default_factory=dict)
     _positions: Mapping[str, tuple[Positions, ...]] = field(default_factory=dict)
 
-    def edits(self, condition: str) -> tuple[Edit, ...]:
-        return self._edits.get(condition, ())
+    def edits(
+        self, condition: str, rule: Callable[[Positions], TokenRule], *, is_first: bool
+    ) -> tuple[Edit, ...]:
+        """The edits of one turn of a sample.
 
-    def edits_where(self, condition: str, chooser: Callable[[Positions], RowChooser]) -> tuple[Edit, ...]:
-        """The same edits, with `chooser` selecting the tokens of their positions."""
-        pairs = zip(self.edits(condition), self._positions.get(condition, ()), strict=True)
+        Args:
+            rule: selects the tokens of positions that have no name in the engine. In a turn after the first
+                one no positions but "all" have.
+        """
+        pairs = zip(self._edits.get(condition, ()), self._positions.get(condition, ()), strict=True)
         return tuple(
-            edit if positions == "all" else replace(edit, positions="all", chooser=chooser(positions))
+            edit
+            if positions == "all" or (is_first and _engine_name(positions) is not None)
+            else replace(edit, positions="all", rule=rule(positions))
             for edit, positions in pairs
         )
 
@@ -66,13 +69,12 @@ def steering_of(
     session: Session,
     spec: Mapping[str, Any],
     model: str,
-    engine: Engine,
-    structure: ModelStructure | None = None,
+    structure: ModelStructure,
 ) -> Steering:
     """Resolve the interventions of a stored job spec.
 
     Args:
-        structure: table of hooks; None: the engine's.
+        structure: of the loaded model, perhaps with other savepoints.
 
     Raises:
         InvalidRequest: an unknown hook or one that cannot be changed, a vector of another width than its
@@ -82,9 +84,8 @@ def steering_of(
     conditions = [_Condition.model_validate(value) for value in spec.get("conditions") or ()]
     if not job and not any(c.interventions for c in conditions):
         return UNSTEERED
-    markup = markup_of(spec, engine.model.tokenizer)
     ready = [
-        _ready(session, intervention, model, engine, table=structure, param=param, markup=markup)
+        _ready(session, intervention, model, structure, param=param)
         for param, intervention in each(job, conditions)
     ]
     own, rest = ready[: len(job)], ready[len(job) :]
@@ -105,13 +106,11 @@ def _ready(
     session: Session,
     intervention: Intervention,
     model: str,
-    engine: Engine,
+    structure: ModelStructure,
     *,
-    table: ModelStructure | None,
     param: str,
-    markup: Markup,
 ) -> tuple[Edit, AppliedIntervention]:
-    hook = resolve_hook(intervention.hook, table or engine.structure, f"{param}.hook")
+    hook = resolve_hook(intervention.hook, structure, f"{param}.hook")
     numbers = intervention.vector
     if intervention.vector_id is not None:
         stored = _stored(session, intervention.vector_id, f"{param}.vector_id")
@@ -119,13 +118,13 @@ def _ready(
         numbers = stored.vector
     if numbers is not None:
         source = "vector" if intervention.vector_id is None else "vector_id"
-        check_width(hook, len(numbers), engine.width_of(hook), f"{param}.{source}")
+        check_width(hook, len(numbers), width_of(structure, hook), f"{param}.{source}")
     edit = Edit(
         hook=hook,
         op=intervention.op,
         coefficient=intervention.coefficient,
-        vector=None if numbers is None else torch.tensor(numbers, dtype=torch.float32),
-        **edited_tokens(intervention.positions, markup),
+        vector=None if numbers is None else np.array(numbers, dtype=np.float32),
+        positions=_engine_name(intervention.positions) or "all",
     )
     record = AppliedIntervention(
         hook=hook,
@@ -138,12 +137,20 @@ def _ready(
     return edit, record
 
 
-def edited_tokens(positions: Positions, markup: Markup) -> dict[str, Any]:
-    """Fields of an `Edit` that select its tokens."""
+def _engine_name(positions: Positions) -> NamedPositions | TokenRange | None:
+    """The engine's own name for these positions; None if a rule must select the tokens."""
     match positions:
         case TokenRange() | "all" | "prompt" | "generated" | "last_prompt":
-            return {"positions": positions}
-    return {"chooser": choosers.chooser(positions, markup)}
+            return positions
+    return None
+
+
+def width_of(structure: ModelStructure, hook: str) -> int:
+    """Numbers per token at a hook or module location. Raises UnknownHook."""
+    info = structure.tensor_of(hook)
+    if info is None:
+        raise UnknownHook(f"{hook}: this model has no such hook or module location", param="hooks")
+    return info.width
 
 
 def _stored(session: Session, vector_id: str, param: str) -> StoredVector:

@@ -10,20 +10,20 @@ from dataclasses import replace
 from actograph.contract.errors import ActographError, ContextLengthExceeded
 from actograph.contract.job_specs import check_sampling
 from actograph.contract.resources import ToolUseEnd
+from actograph.contract.row_selection import Positions
 from actograph.contract.specs import SamplingSpec, sample_seed
 from storage.artifacts.store import ArtifactStore
 from storage.broker.live_text import LiveTextWriter
 from storage.queue.leases import LeasedSample
-from worker.engine.requests import EarlierRows, Generation, GenerationRequest, RowChunk, SummedRows
-from worker.engine.runs import RunRequest
+from worker.engine.messages import Generation, Request, Rows, TokenRule
 from worker.evals.tools import Called
 from worker.runners.runner import Prompt
-from worker.sample.choosers import TurnTokens
 from worker.sample.conversation import Conversation, TurnPrompt
 from worker.sample.held_rows import HeldRows
 from worker.sample.open_job import OpenJob
 from worker.sample.outcome import Outcome
 from worker.sample.recorder import SampleRecorder
+from worker.sample.token_rules import named, rule_of
 from worker.sample.unforeseen import unforeseen
 
 
@@ -59,7 +59,7 @@ class Talk:
         self._summarises = (
             origin is not None
             and self._runner.takes_turns
-            and origin.shaping.summarises
+            and origin.summarises
             and self._positions != "last"
         )
         if job.refused is not None:
@@ -88,11 +88,8 @@ class Talk:
         self._called: Called = []
         #: the turn that runs
         self._begun: TurnPrompt | None = None
-        self._earlier: EarlierRows | None = None
-        #: hook -> summary of the rows of all turns so far
-        self._summed: Mapping[str, SummedRows] = {}
         #: rows that a further turn replaces: summaries, and the last row
-        self._latest: dict[str, RowChunk] = {}
+        self._latest: dict[str, Rows] = {}
         #: rows of positions that count from the end of the generation
         self._held: HeldRows | None = None
         if (origin := self._job.provenance) is not None:
@@ -122,49 +119,46 @@ class Talk:
         """Takes the text while it is generated; None if nobody follows it."""
         return self._job.live if self.lease.input.get("live") and self.sampling is not None else None
 
-    def request(self, *, priority: bool = False) -> RunRequest:
-        """The engine's request for the next turn."""
-        return RunRequest(
-            request=self._turn(),
-            sampling=self.sampling or SamplingSpec(),
-            capture=self._job.capture,
-            time_limit=self._job.time_limit,
-            priority=priority,
-        )
+    @property
+    def sums(self) -> str | None:
+        """Name under which the engine keeps summaries from turn to turn; None if it keeps none."""
+        return self.lease.key if self._summarises else None
 
-    def _turn(self) -> GenerationRequest:
-        lease, conversation, turn = self.lease, self._conversation, len(self._conversation.generations)
-        begun = self._begun = conversation.begin(self._prompt.token_ids, self._results_from)
-        self._earlier = EarlierRows(self._summed) if self._summarises else None
-        # the seed of the first turn would draw the same noise in every turn
-        seed, edits = lease.seed, self._job.steering.edits(lease.condition)
-        chooser: TurnTokens | None = None
-        if turn:
-            seed = sample_seed(lease.seed, turn, 0)
-            # a token that several turns run is edited in each of them
-            edits = self._job.steering.edits_where(
-                lease.condition,
-                lambda positions: TurnTokens(conversation, begun, positions, self._job.markup),
-            )
-        if turn and self._positions is not None and self._positions != "last":
-            # rows of earlier turns are not kept again
-            chooser = TurnTokens(conversation, begun, self._positions, self._job.markup, begun.first_row)
-        return GenerationRequest(
+    def request(self, *, priority: bool = False) -> Request:
+        """The engine's request for the next turn."""
+        lease, job, conversation = self.lease, self._job, self._conversation
+        turn, prompt, positions = len(conversation.generations), self._prompt, self._positions
+        begun = self._begun = conversation.begin(prompt.token_ids, self._results_from)
+
+        def select(positions: Positions, from_place: int = 0) -> TokenRule:
+            return rule_of(positions, conversation, begun, job.markup, from_place=from_place)
+
+        rule: TokenRule | None = None
+        if positions is not None and positions != "last" and (turn or named(positions) is None):
+            rule = select(positions, begun.first_row)  # rows of earlier turns are not kept again
+        return Request(
             key=lease.key,
             prompt_ids=begun.ids,
-            seed=seed,
-            edits=edits,
-            chooser=chooser,
-            max_tokens=0 if self.sampling is None else self._prompt.max_tokens,
-            top_logprobs=self._prompt.top_logprobs,
-            score_prompt=self._prompt.score_prompt,
-            scored_next=self._prompt.scored_next,
-            stop_at=self._prompt.stop_at,
-            grammar=self._prompt.grammar,
-            earlier=self._earlier,
+            # the seed of the first turn would draw the same noise in every turn
+            seed=sample_seed(lease.seed, turn, 0) if turn else lease.seed,
+            sampling=self.sampling or SamplingSpec(),
+            max_tokens=0 if self.sampling is None else prompt.max_tokens,
+            top_logprobs=prompt.top_logprobs,
+            score_prompt=prompt.score_prompt,
+            scored_next=prompt.scored_next,
+            stop_at=prompt.stop_at,
+            grammar=prompt.grammar,
+            # a token that several turns run is edited in each of them
+            edits=job.steering.edits(lease.condition, select, is_first=not turn),
+            capture=job.capture,
+            rule=rule,
+            sums=self.sums,
+            time_limit=job.time_limit,
+            priority=priority,
+            live=self.live is not None,
         )
 
-    def write(self, rows: Mapping[str, RowChunk]) -> None:
+    def write(self, rows: Mapping[str, Rows]) -> None:
         """Take rows of the turn that runs. Raises CaptureFailed, and the store's errors."""
         if self._recorder is None or self._begun is None:
             return
@@ -173,7 +167,7 @@ class Talk:
                 self._held.add(hook, _numbered(chunk, self._begun))
             return
         if self._runner.takes_turns:
-            at_once: dict[str, RowChunk] = {}
+            at_once: dict[str, Rows] = {}
             for hook, chunk in rows.items():
                 if chunk.over is not None:
                     self._latest[hook] = chunk
@@ -188,11 +182,7 @@ class Talk:
             self._recorder.write(rows)
 
     def end_turn(self, generation: Generation) -> None:
-        """Take the engine's answer to `request`.
-
-        Raises:
-            Exception: the device is lost (`is_device_lost`); only a new process helps.
-        """
+        """Take the engine's answer to `request`."""
         assert self._begun is not None
         error = self._job.error_of(generation)
         if error is not None:
@@ -201,8 +191,6 @@ class Talk:
         if self._prompt.truncated_from is not None:
             generation = replace(generation, finish_reason="length")
         self._conversation.end(self._begun, generation)
-        if self._earlier is not None:
-            self._summed = self._earlier.after
 
     def follow(self) -> None:
         """Prepare the turn after the last one, or end."""
@@ -243,7 +231,7 @@ class Talk:
             tools=self._runner.tools_of(self.lease, turns, self._called, ended),
         )
 
-    def _late_rows(self) -> Mapping[str, RowChunk]:
+    def _late_rows(self) -> Mapping[str, Rows]:
         """Rows that only the end of the sample decides."""
         origin = self._job.provenance
         if self._held is None or origin is None:
@@ -308,9 +296,9 @@ class Talk:
             )
 
 
-def _numbered(chunk: RowChunk, begun: TurnPrompt) -> RowChunk:
+def _numbered(chunk: Rows, begun: TurnPrompt) -> Rows:
     places = chunk.tokens
     if places is None:
-        places = tuple(range(chunk.first_row, chunk.first_row + chunk.rows))
+        places = tuple(range(chunk.first_row, chunk.first_row + chunk.count))
     tokens = tuple(begun.number(place) for place in places)
     return replace(chunk, first_row=next(iter(tokens), 0), tokens=tokens)

@@ -7,16 +7,16 @@ from types import MappingProxyType
 from typing import Any
 
 from jinja2.exceptions import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.errors import InvalidRequest
+from worker.text.tokenizer import Tokenizer
 
 
-def has_chat_template(tokenizer: PreTrainedTokenizerBase) -> bool:
+def has_chat_template(tokenizer: Tokenizer) -> bool:
     return bool(tokenizer.chat_template)
 
 
-def is_chat_prompt(tokenizer: PreTrainedTokenizerBase, apply_chat_template: bool | None) -> bool:
+def is_chat_prompt(tokenizer: Tokenizer, apply_chat_template: bool | None) -> bool:
     """Whether prompts are chats; null: if the tokenizer has a template.
 
     Raises:
@@ -28,7 +28,7 @@ def is_chat_prompt(tokenizer: PreTrainedTokenizerBase, apply_chat_template: bool
 
 
 def render_chat(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     *,
     enable_thinking: bool,
@@ -69,7 +69,7 @@ def render_chat(
     return text
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, is_chat: bool) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, text: str, *, is_chat: bool) -> list[int]:
     """Token ids of a prompt.
 
     A rendered chat has its special tokens in the text, so none are added. Plain text gets
@@ -87,35 +87,13 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, text: str, *, is_chat: boo
     return ids
 
 
-def template_sha256(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def template_sha256(tokenizer: Tokenizer) -> str | None:
     """sha256 (hex) of the chat template; None if there is none."""
     if not has_chat_template(tokenizer):
         return None
     template = tokenizer.chat_template
     text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
     return sha256(text.encode()).hexdigest()
-
-
-def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """sha256 (hex) of everything that decides the ids of a text, without the chat template.
-
-    Padding and truncation are left out: they change with use, and never change a token.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        state = json.loads(backend.to_str())
-        state.pop("padding", None)
-        state.pop("truncation", None)
-    else:
-        state = {
-            "class": type(tokenizer).__name__,
-            "vocabulary": tokenizer.get_vocab(),
-            "added": {str(i): str(token) for i, token in tokenizer.added_tokens_decoder.items()},
-            "probe": tokenizer.encode("probe"),
-        }
-    state["special_tokens"] = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    text = json.dumps(state, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def _no_template(param: str) -> InvalidRequest:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from actograph.contract.errors import InvalidRequest
 from actograph.tool_calls import CLOSE, OPEN, ToolCall, parse_calls
 from worker.text.chat_template import render_chat
+from worker.text.tokenizer import Tokenizer
 
 #: placeholders for a tool and an argument that occur in no conversation
 _NAME, _KEY = "x9q_the_tool_q9x", "x9q_the_argument_q9x"
@@ -38,7 +37,7 @@ class ForcedCall:
 
 
 def begin_call(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     *,

@@ -96,7 +96,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
         workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
         workers.set_ready(session, WORKER, engine.structure)
     store = open_store(settings.effective_artifact_url)
-    stop = StopSignal.create(tmp_path)
+    stop = StopSignal()
     drain = Drain(
         settings=settings,
         database=database,

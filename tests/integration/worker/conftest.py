@@ -1,7 +1,6 @@
 """A drain on a real database, a real store and a real small model, without a broker."""
 
 import json
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from storage.queue import workers
 from storage.samples.expansion import evaluation_samples
 from storage.sessions import sessions
 from tests.support.engine_double import OneModel
+from tests.support.local_engine import local
 from tests.support.submitting import insert
 from tests.support.waiting import wait_until
 from worker.drain.drain import Drain
@@ -45,8 +45,11 @@ class Bench:
     store: ArtifactStore
     engine: Engine
     stop: StopSignal
-    end_process: Callable[[int], None] = os._exit
     problems: list[dict[str, str]] = field(default_factory=lambda: list(PROBLEMS))
+
+    @property
+    def tokenizer(self) -> Any:
+        return local(self.engine).tokenizer
 
     def drain(self, worker_id: str = "wrk_" + "0" * 32, **changes: Any) -> Drain:
         with self.database.write() as session:
@@ -60,14 +63,14 @@ class Bench:
                     process_started=1,
                     model=MODEL,
                 )
+        settings = self.settings.model_copy(update=changes)
         return Drain(
-            settings=self.settings.model_copy(update=changes),
+            settings=settings,
             database=self.database,
             store=self.store,
-            models=OneModel(MODEL, self.engine),  # type: ignore[arg-type]
+            models=OneModel(MODEL, self.engine, slots=settings.slots),  # type: ignore[arg-type]
             worker_id=worker_id,
             stop=self.stop,
-            end_process=self.end_process,
         )
 
     def submit(self, rows: list[dict[str, str]] | None = None, **changes: Any) -> str:
@@ -120,4 +123,4 @@ def bench(tmp_path: Path, engine: Engine, sqlite: Database) -> Bench:
     (tmp_path / "data").mkdir()
     settings = Settings(home=tmp_path, data_roots=(str(tmp_path / "data"),), lease_seconds=30, slots=4)
     store = open_store(settings.effective_artifact_url)
-    return Bench(settings, sqlite, store, engine, StopSignal.create(tmp_path))
+    return Bench(settings, sqlite, store, engine, StopSignal())

@@ -13,7 +13,7 @@ from storage.results.export.sample import turns
 from storage.sessions.writer import SessionReader
 from tests.support.additions import TASK, additions
 from tests.support.engine_double import Scripted
-from worker.engine.requests import TextEnd
+from worker.engine.messages import TextEnd
 from worker.evals.tools import CALCULATOR
 from worker.runners import annotation_turns
 
@@ -63,7 +63,7 @@ def test_results_are_put_in_and_the_text_goes_on(bench: "Bench") -> None:
         ]  # fmt: skip
     assert [s.scores["exact_match,strict-match"].value for s in done] == [1.0, 0.0]
     first, second, third = next(iter(engine.asked.values()))
-    tokenizer = bench.engine.model.tokenizer
+    tokenizer = bench.tokenizer
     plain = tokenizer.encode("14+23 = <<14+23=37>>", add_special_tokens=False)
     assert list(second.prompt_ids) == [*first.prompt_ids, *plain]  # as the whole text is tokenised
     assert third.prompt_ids[: len(second.prompt_ids)] == second.prompt_ids
@@ -107,7 +107,7 @@ def own_sums(monkeypatch: pytest.MonkeyPatch) -> None:
         found = due.search(text)
         return None if found is None else ToolCall("calculator", {"expression": found[1]})
 
-    monkeypatch.setattr(annotation_turns, "_DUE", TextEnd(due, last="=", window=64))
+    monkeypatch.setattr(annotation_turns, "_DUE", TextEnd(due.pattern, last="=", window=64))
     monkeypatch.setattr(annotation_turns, "annotation_call", call)
     monkeypatch.setattr(annotation_turns, "_CLOSE", "")
 

@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ from storage.artifacts.store import ArtifactStore
 from storage.index.ids import new_session_id
 from storage.queue.leases import LeasedSample
 from storage.sessions.writer import SessionReader
-from tests.support.engine_run import generate
+from tests.support.local_engine import AskedRun, LocalEngine
 from tests.support.one_turn import one_turn
 from worker.engine.engine import Engine
-from worker.engine.requests import Generation, GenerationRequest, RowChunk
-from worker.engine.runs import RunOptions
+from worker.engine.messages import Generation, Request, RunOptions
+from worker.sample.conversation import Conversation
 from worker.sample.provenance import Provenance
 from worker.sample.recorder import Recorded, SampleRecorder
-from worker.sample.segments import Markup
+from worker.sample.token_rules import named, rule_of
+from worker.text.segments import Markup
 
 pytestmark = pytest.mark.integration
 
@@ -62,16 +63,6 @@ class Captured:
         return torch.from_numpy(tensor_files.value_array(piece.dtype, piece.shape, piece.data).copy())
 
 
-@dataclass
-class _Recording:
-    """Hands the rows of each request to its recorder."""
-
-    recorders: list[SampleRecorder]
-
-    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
-        self.recorders[index].write(rows)
-
-
 Capture = Callable[..., Captured]
 
 
@@ -97,21 +88,25 @@ def capture(engine: Engine, tmp_path: Path) -> Capture:
         ]  # fmt: skip
         store = open_store((tmp_path / "store").as_uri())
         recorders = [SampleRecorder(store, lease, origin, sampling=SAMPLING) for lease in leases]
-        requests = [
-            GenerationRequest(key=str(i), prompt_ids=tuple(engine.model.tokenizer(text)["input_ids"]), seed=i)
-            for i, text in enumerate(texts)
-        ]
-        generations = generate(
-            engine,
-            requests,
-            sampling=SAMPLING,
-            hooks=names,
-            positions=origin.positions,
-            dtype=spec.dtype,
-            shaping=origin.shaping,
-            sink=_Recording(recorders),
-            options=options,
-        )
+        requests = []
+        for i, text in enumerate(texts):
+            conversation = Conversation(origin.markup)
+            begun = conversation.begin(tuple(engine.model.tokenizer(text)["input_ids"]))
+            rule = None
+            if named(origin.captured) is None:
+                rule = rule_of(origin.captured, conversation, begun, origin.markup)
+            requests.append(
+                Request(
+                    key=str(i),
+                    prompt_ids=begun.ids,
+                    seed=i,
+                    sampling=SAMPLING,
+                    capture=origin.asked,
+                    rule=rule,
+                )
+            )
+        run = AskedRun(requests, lambda key, rows: recorders[int(key)].write(rows))
+        generations = run.through(LocalEngine(engine), options)
         outcomes: list[Recorded | ActographError] = []
         for recorder, generation in zip(recorders, generations, strict=True):
             try:

@@ -208,7 +208,7 @@ def test_a_stopping_worker_keeps_what_ended_and_another_finishes_the_rest(
     SessionReader(bench.store, first.session_id).verify()
     assert bench.stored_sessions() == bench.indexed_sessions() == {first.session_id}
     assert (second.status, second.losses) == (SampleStatus.PENDING, 0)
-    bench.stop = StopSignal.create(bench.settings.home)
+    bench.stop = StopSignal()
     with bench.database.write() as session:
         row = jobs.get(session, job_id)
         row.spec = row.spec | {"sampling": row.spec["sampling"] | {"max_tokens": 5}}

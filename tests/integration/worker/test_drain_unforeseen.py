@@ -1,18 +1,19 @@
 """Errors that nobody foresaw fail their own sample or job, with the trace in the log."""
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
+from actograph.contract.errors import DeviceLost, WorkerStalled
 from actograph.contract.resources import JobStatus
 from storage.jobs import control
 from storage.sessions import sessions
 from storage.sessions.writer import SessionWriter
+from tests.support.engine_double import Watched
+from tests.support.local_engine import LocalEngine
 from worker.drain.desk import Desk
 from worker.drain.open_jobs import OpenJobs
 from worker.engine.capture.pool import Pool
@@ -20,7 +21,6 @@ from worker.engine.capture.taps import Taps
 from worker.engine.stream.delivery import Delivery
 from worker.engine.stream.places import Places
 from worker.runners.evaluation import EvaluationRunner
-from worker.signals.process_end import DEVICE_LOST
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -176,8 +176,8 @@ class _Second:
 def test_scoring_and_prompting_that_take_longer_than_the_stall_limit_in_all_are_no_stall(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended: list[int] = []
-    bench.end_process = ended.append
+    ended: list[Exception] = []
+    monkeypatch.setattr(LocalEngine, "kill", lambda _, reason: ended.append(reason))
     for method in ("prompt", "score"):
         real = getattr(EvaluationRunner, method)
 
@@ -192,18 +192,23 @@ def test_scoring_and_prompting_that_take_longer_than_the_stall_limit_in_all_are_
     assert bench.status(job_id) is JobStatus.COMPLETED
 
 
-def test_a_device_that_is_lost_while_the_job_is_made_ready_ends_the_process(
-    bench: "Bench", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "error", [DeviceLost("it failed"), WorkerStalled("it hangs")], ids=["lost", "stalled"]
+)
+def test_samples_of_an_ended_engine_are_given_back_and_run_again_on_the_next_one(
+    bench: "Bench", error: Exception
 ) -> None:
-    def lose(*_: Any) -> None:
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    ends = iter((True, True, False))
 
-    monkeypatch.setattr(OpenJobs, "_runner", lose)
-    ended: list[int] = []
-    bench.end_process = ended.append
-    job_id = bench.submit()
-    for number in range(3):
-        with caplog.at_level(logging.CRITICAL), pytest.raises(torch.AcceleratorError):
-            bench.drain(f"wrk_{number:032x}").look()
-    assert ended == [DEVICE_LOST] * 3
-    assert bench.status(job_id) is JobStatus.FAILED
+    def fail(_requests: object) -> None:
+        if next(ends, False):
+            raise error
+
+    bench.engine = Watched(bench.engine, fail)  # type: ignore[assignment]
+    job_id = bench.submit(capture=CAPTURE)
+    bench.drain(slots=3).look()
+    done = bench.samples(job_id)
+    assert {str(one.status) for one in done} == {"completed"}
+    assert max(one.losses for one in done) == 2
+    assert bench.stored_sessions() == bench.indexed_sessions()
+    assert len(bench.indexed_sessions()) == 5

@@ -14,7 +14,7 @@ from storage.queue import view
 from storage.sessions.writer import SessionReader
 from tests.support.engine_double import Watched
 from tests.support.submitting import insert_chat
-from worker.engine.runs import RunRequest, RunStatistics
+from worker.engine.messages import Request, RunStatistics
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -40,7 +40,7 @@ class Noted(Watched):
         self.runs.append((of_run["options"].traced, set()))
         return super().run(**of_run)
 
-    def _note(self, requests: Sequence[RunRequest]) -> None:
+    def _note(self, requests: Sequence[Request]) -> None:
         self.runs[-1][1].update(one.key.partition(".")[0] for one in requests)
 
 

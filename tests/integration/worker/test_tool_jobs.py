@@ -15,7 +15,7 @@ from storage.results import summary
 from storage.sessions.writer import SessionReader
 from tests.support.additions import TASK, additions
 from tests.support.engine_double import Scripted, Watched
-from worker.engine.runs import RunRequest
+from worker.engine.messages import Request
 from worker.engine.structure.structure import discover
 from worker.evals import tools
 
@@ -81,9 +81,9 @@ def test_the_calculator_is_used_and_every_row_is_kept(bench: "Bench") -> None:
 def test_each_turn_draws_its_own_noise(bench: "Bench") -> None:
     seeds: dict[str, list[int]] = {}
 
-    def noted(requests: Sequence[RunRequest]) -> None:
+    def noted(requests: Sequence[Request]) -> None:
         for request in requests:
-            seeds.setdefault(request.key, []).append(request.request.seed)
+            seeds.setdefault(request.key, []).append(request.seed)
 
     bench.engine = Watched(bench.engine, noted)  # type: ignore[assignment]
     run(bench, submit(bench, 2))
@@ -195,14 +195,14 @@ def test_tools_and_scorers_of_the_operator_take_part(
         assert (sample.tool_use.calls, sample.tool_use.errors) == (2, 0)
         assert [m.content for m in sample.messages if m.role == "tool"] == ["5 of plums", "2"]
         assert sample.scores["last_word,none"].value == 1.0
-        prompt = bench.engine.model.tokenizer.decode(said.asked[f"{sample.id}.1"][0].prompt_ids)
+        prompt = bench.tokenizer.decode(said.asked[f"{sample.id}.1"][0].prompt_ids)
         assert "Look up how many of an item are in stock." in prompt
 
 
 def test_a_template_that_refuses_the_results_fails_the_sample_with_its_reason(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer: Any = bench.engine.model.tokenizer
+    tokenizer: Any = bench.tokenizer
     refusing = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no results here') }}{% endif %}"
     monkeypatch.setattr(tokenizer, "chat_template", refusing + tokenizer.chat_template)
     say = CALL.format("calculator") + END
@@ -223,7 +223,7 @@ def test_a_cut_turn_is_told(bench: "Bench") -> None:
 
 def test_a_model_without_tools_is_refused(bench: "Bench", monkeypatch: pytest.MonkeyPatch) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    monkeypatch.setattr(bench.engine.model.tokenizer, "chat_template", template)
+    monkeypatch.setattr(bench.tokenizer, "chat_template", template)
     job_id = submit(bench, 1)
     bench.drain().look()
     with bench.database.read() as session:

@@ -93,8 +93,8 @@ def begin(service: Any, pool: ThreadPoolExecutor) -> tuple[list[Listener], list[
 
 
 def model_process(service: Any) -> psutil.Process:
-    """The worker's child, which holds the model."""
-    found = [c for c in service.children() if any("spawn_main" in word for word in words_of(c))]
+    """The engine's process, which holds the model."""
+    found = [c for c in service.children() if words_of(c)[1:3] == ["-m", "worker.engine"]]
     assert len(found) == 1, found
     process: psutil.Process = found[0]
     return process

@@ -13,8 +13,9 @@ from transformers import AutoTokenizer, LlamaConfig
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import generate, random_engine
 from worker.engine.engine import Engine
+from worker.engine.messages import Generation
 from worker.engine.model import memory
-from worker.engine.requests import Generation, GenerationRequest, RowChunk
+from worker.engine.requests import GenerationRequest, RowChunk
 
 pytestmark = pytest.mark.integration
 

@@ -17,9 +17,9 @@ from actograph.contract.specs import Dtype, SamplingSpec
 from tests.support.architectures import COMMON
 from tests.support.engine_run import KeepingSink, generate, random_engine, read_texts, reference
 from worker.engine.engine import Engine
+from worker.engine.messages import Generation, RunOptions, StatisticsOptions
 from worker.engine.model.load import wrap_model
-from worker.engine.requests import Edit, Generation, GenerationRequest, RowShaping, StatisticsOptions
-from worker.engine.runs import RunOptions
+from worker.engine.requests import Edit, GenerationRequest, RowShaping
 from worker.engine.tokens.sampling import gumbel
 
 pytestmark = [

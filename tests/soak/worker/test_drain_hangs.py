@@ -1,16 +1,16 @@
 """Samples that take too long or hang fail with the reason, and the drain goes on."""
 
-import threading
 from collections.abc import Sequence
+from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage.queue import workers
 from tests.support.engine_double import Watched
+from tests.support.local_engine import local
 from worker.engine.engine import Engine
-from worker.engine.runs import RunRequest
+from worker.engine.messages import Request
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -20,17 +20,13 @@ pytestmark = pytest.mark.integration
 CAPTURE = {"points": ["resid_post"], "layers": "all"}
 
 
-class ProcessEnded(BaseException):
-    """The worker's process is gone: nothing of it runs on."""
-
-
 class HangingEngine:
-    """A real engine that never returns from a batch with a poisonous prompt."""
+    """A real engine that hangs in a batch with a poisonous prompt until it is killed."""
 
     def __init__(self, engine: Engine, poison: str) -> None:
-        self._engine = engine
-        self._poison = tuple(engine.model.tokenizer.encode(poison, add_special_tokens=False))
-        self.ended = threading.Event()
+        self._engine = local(engine)
+        self._poison = tuple(self._engine.tokenizer.encode(poison, add_special_tokens=False))
+        self._killed: Queue[Exception] = Queue()
         self.deaths = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -39,39 +35,21 @@ class HangingEngine:
     def run(self, **of_run: Any) -> Any:
         return Watched(self._engine, self._hang).run(**of_run)
 
-    def _hang(self, requests: Sequence[RunRequest]) -> None:
-        if any(request.prompt == self._poison for request in requests):
-            assert self.ended.wait(60), "nobody ended the process"
-            self.ended.clear()
-            raise ProcessEnded
+    def _hang(self, requests: Sequence[Request]) -> None:
+        if any(request.prompt_ids == self._poison for request in requests):
+            raise self._killed.get(timeout=60)
 
-    def end_process(self, _status: int) -> None:
+    def kill(self, reason: Exception) -> None:
         self.deaths += 1
-        self.ended.set()
+        self._killed.put(reason)
 
 
-def drain_to_its_end(bench: "Bench", job_id: str, engine: HangingEngine) -> None:
-    """Run slices; a worker whose process ended is replaced, as the supervisor does."""
-    bench.engine = engine  # type: ignore[assignment]
-    for number in range(10):
-        worker_id = f"wrk_{number:032x}"
-        bench.end_process = engine.end_process
-        drain = bench.drain(worker_id, stall_seconds=1.5, lease_seconds=15)
-        try:
-            drain.look()
-        except ProcessEnded:
-            with bench.database.write() as session:
-                workers.bury(session, "here", lambda _pid, _started: True)
-            continue
-        return
-    raise AssertionError("the job does not end")
-
-
-def test_a_prompt_that_hangs_the_device_costs_four_workers_and_one_sample(bench: "Bench") -> None:
+def test_a_prompt_that_hangs_the_device_costs_four_engines_and_one_sample(bench: "Bench") -> None:
     inputs = [{"prompt": text} for text in ("one two", "three four", "poison", "five six", "seven")]
     job_id = bench.submit(inputs=inputs, capture=CAPTURE)
     engine = HangingEngine(bench.engine, "poison")
-    drain_to_its_end(bench, job_id, engine)
+    bench.engine = engine  # type: ignore[assignment]
+    bench.drain(stall_seconds=1.5).look()
     assert engine.deaths == 4
     done = bench.samples(job_id)
     assert [str(s.status) for s in done] == ["completed", "completed", "failed", "completed", "completed"]

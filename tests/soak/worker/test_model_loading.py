@@ -49,7 +49,7 @@ class Bench:
             store=open_store(self.settings.effective_artifact_url),
             models=self.holder,
             worker_id=WORKER,
-            stop=StopSignal.create(home),
+            stop=StopSignal(),
             may_load=(QWEN, LLAMA, "broken", "elsewhere"),
         )
         self.drain.load(QWEN)

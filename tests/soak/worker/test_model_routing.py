@@ -54,7 +54,7 @@ class Worker:
             store=open_store(settings.effective_artifact_url),
             models=self.holder,
             worker_id=self.id,
-            stop=StopSignal.create(settings.home),
+            stop=StopSignal(),
             may_load=served,
         )
         self.drain.load(served[0])

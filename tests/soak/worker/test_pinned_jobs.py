@@ -55,7 +55,7 @@ class Worker:
             store=bench.store,
             models=self.holder,
             worker_id=self.id,
-            stop=StopSignal.create(bench.settings.home / self.id),
+            stop=StopSignal(),
         )
         self.drain.load(MODEL)
 

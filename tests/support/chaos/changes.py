@@ -161,10 +161,8 @@ def _listens(process: psutil.Process, port: int) -> bool:
 def replace(stack: Stack) -> Injected:
     """Replace one worker and the API, as for a new version."""
     held = _held(stack)
-    _, child = stack.busy_child()
-    worker, api = child.parent(), stack.program("api")
-    if worker is None:
-        raise NotMidWork("the worker is gone")
+    _, worker = stack.busy_worker()
+    api = stack.program("api")
     at = time.time()
     _replace(stack, worker)
     _replace(stack, api)

@@ -1,6 +1,6 @@
 """The faults that `bench.chaos` injects into a running `actograph up`, each at its own process.
 
-A fault that is aimed at a worker's child first stops it (SIGSTOP), then looks up in the index which
+A fault that is aimed at a worker first stops it (SIGSTOP), then looks up in the index which
 samples it holds, then kills it: what is in its hand is known exactly, and the moment stays random. A
 fault of the store or of the database may cost any unit in hand while it lasts, and no other.
 """
@@ -17,7 +17,7 @@ import redis
 
 from tests.support.broker import broker_of
 from tests.support.chaos import changes
-from tests.support.chaos.stack import Injected, NotMidWork, Stack, Strike
+from tests.support.chaos.stack import Injected, NotMidWork, Stack, Strike, engine_of
 from tests.support.servers.faulty_proxy import Mode
 
 #: how long what is away stays away
@@ -27,29 +27,29 @@ HIT_SECONDS = 20.0
 CLOCK_SHIFTS = (60.0, -60.0)
 
 
-def _await_stop(child: psutil.Process) -> None:
+def _await_stop(process: psutil.Process) -> None:
     """SIGSTOP reaches a process's threads within a moment; until then it may still commit."""
     for _ in range(200):
-        if child.status() == psutil.STATUS_STOPPED:
+        if process.status() == psutil.STATUS_STOPPED:
             return
         time.sleep(0.005)
-    child.resume()
-    raise NotMidWork("the worker's child does not stop; it is dying")
+    process.resume()
+    raise NotMidWork("the worker does not stop; it is dying")
 
 
 def _stopped(stack: Stack) -> tuple[psutil.Process, list[str], list[str]]:
-    """A worker's child, stopped in mid-work, what it holds, and what everybody holds."""
-    worker_id, child = stack.busy_child()
+    """A worker, stopped in mid-work, what it holds, and what everybody holds."""
+    worker_id, worker = stack.busy_worker()
     try:
-        child.suspend()
-        _await_stop(child)
+        worker.suspend()
+        _await_stop(worker)
         held = stack.leased()
         if not held.get(worker_id):
-            child.resume()
+            worker.resume()
             raise NotMidWork("the unit ended meanwhile")
     except psutil.NoSuchProcess:
-        raise NotMidWork("the worker's child is gone") from None
-    return child, held[worker_id], stack.held()
+        raise NotMidWork("the worker is gone") from None
+    return worker, held[worker_id], stack.held()
 
 
 @contextmanager
@@ -61,30 +61,48 @@ def _closed_doors() -> Iterator[None]:
         raise NotMidWork(f"no answer: {error}") from None
 
 
-def kill_child(stack: Stack) -> Injected:
-    child, in_hand, waiting = _stopped(stack)
-    child.kill()
+def kill_engine(stack: Stack) -> Injected:
+    """The engine's process alone; its host starts another one."""
+    worker, in_hand, waiting = _stopped(stack)
+    try:
+        engine_of(worker).kill()
+    finally:
+        worker.resume()
     return Injected(in_hand=in_hand, waiting=waiting, at=time.time())
 
 
 def kill_worker(stack: Stack) -> Injected:
-    child, in_hand, waiting = _stopped(stack)
-    parent = child.parent()
-    if parent is None:
-        raise NotMidWork("the worker is gone")
-    parent.kill()  # its child dies with it
+    worker, in_hand, waiting = _stopped(stack)
+    worker.kill()  # its engine ends with it
     return Injected(in_hand=in_hand, waiting=waiting, at=time.time())
 
 
-def pause_child(stack: Stack) -> Injected:
+def pause_worker(stack: Stack) -> Injected:
     """Stop a worker past its lease, so that others take over, and let it go on in the belief it holds it."""
-    child, in_hand, waiting = _stopped(stack)
+    worker, in_hand, waiting = _stopped(stack)
     at = time.time()
     try:
         time.sleep(stack.lease_seconds * 1.5)
     finally:
-        child.resume()
+        worker.resume()
     return Injected(in_hand=in_hand, waiting=waiting, at=at)
+
+
+def pause_engine(stack: Stack) -> Injected:
+    """Stop an engine for longer than a lease; its host renews the leases, and nothing is lost."""
+    waiting = stack.held()
+    _, worker = stack.busy_worker()
+    try:
+        engine = engine_of(worker)
+        engine.suspend()
+    except psutil.NoSuchProcess:
+        raise NotMidWork("the engine is gone") from None
+    at = time.time()
+    try:
+        time.sleep(stack.lease_seconds * 1.5)
+    finally:
+        engine.resume()
+    return Injected(in_hand=[], waiting=waiting, at=at)
 
 
 def _elsewhere(stack: Stack, strike: Callable[[], object]) -> Injected:
@@ -194,13 +212,14 @@ def _store_fault(mode: Mode) -> Strike:
 
 #: name -> (what it does, how often it is chosen)
 EVERYWHERE: dict[str, tuple[Strike, int]] = {
-    "kill -9 worker child": (kill_child, 5),
+    "kill -9 engine": (kill_engine, 5),
     "kill -9 worker": (kill_worker, 5),
     "kill -9 API": (kill_api, 3),
     "kill -9 broker": (kill_broker, 3),
     "restart broker": (restart_broker, 2),
     "FLUSHALL": (flush_broker, 4),
-    "SIGSTOP past lease": (pause_child, 3),
+    "SIGSTOP worker past lease": (pause_worker, 3),
+    "SIGSTOP engine past lease": (pause_engine, 2),
     "disk full": (fill_disk, 3),
     "clock jumps": (shift_clock, 2),
     **changes.CHANGES,
@@ -217,7 +236,7 @@ POSTGRES_S3: dict[str, tuple[Strike, int]] = {
 FAULTS = {"sqlite-files": EVERYWHERE, "postgres-s3": EVERYWHERE | POSTGRES_S3}
 #: the longest time to recovery that is promised, in seconds, beside the lease where that is waited for
 MARKS: dict[str, Callable[[float], float]] = {
-    "kill -9 worker child": lambda lease: lease + 5,
+    "kill -9 engine": lambda lease: lease + 5,
     "kill -9 worker": lambda lease: lease + 5,
     "FLUSHALL": lambda lease: 15,
 }

@@ -116,8 +116,8 @@ class Stack:
                 left += session.scalar(sa.select(sa.func.count()).where(column.in_(self.deleted))) or 0
         return left
 
-    def busy_child(self) -> tuple[str, psutil.Process]:
-        """A worker with samples in hand, and the process that holds its model. Raises NotMidWork."""
+    def busy_worker(self) -> tuple[str, psutil.Process]:
+        """A worker with samples in hand, and its process, which hosts an engine. Raises NotMidWork."""
         held = self.leased()
         with self.database.read() as session:
             rows = session.execute(sa.select(WorkerRow.id, WorkerRow.pid).where(WorkerRow.id.in_(held))).all()
@@ -127,6 +127,14 @@ class Stack:
             except psutil.NoSuchProcess:
                 continue
         raise NotMidWork("no worker has samples in hand")
+
+
+def engine_of(worker: psutil.Process) -> psutil.Process:
+    """The engine's process of a worker. Raises NotMidWork."""
+    for child in worker.children():
+        if words_of(child)[1:3] == ["-m", "worker.engine"]:
+            return child
+    raise NotMidWork("the engine is being started")
 
 
 @dataclass(frozen=True, kw_only=True)

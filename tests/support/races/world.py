@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import sqlalchemy as sa
-import torch
 from sqlalchemy import event
 
 from actograph.contract.errors import ActographError, IdempotencyInFlight
@@ -33,8 +33,7 @@ from storage.index.ids import new_worker_id
 from storage.queue import workers
 from tests.support.null_engine import NullEngine
 from worker.drain.drain import Drain
-from worker.engine.requests import Generation, RowChunk
-from worker.engine.runs import RunRequest, Sink
+from worker.engine.messages import Generation, Request, Rows, Sink
 from worker.signals.stop_signal import StopSignal
 
 MODEL = "null"
@@ -134,14 +133,11 @@ class RowsEngine(NullEngine):
             }
         )
 
-    def width_of(self, _hook: str) -> int:
-        return WIDTH
-
-    def answer(self, requests: Sequence[RunRequest], sink: Sink | None) -> list[Generation]:
+    def answer(self, requests: Sequence[Request], sink: Sink | None) -> list[Generation]:
         for request in requests:
             if sink is not None and request.capture is not None:
-                rows = torch.zeros(len(request.prompt), WIDTH)
-                sink.write(request.key, {HOOK: RowChunk(first_row=0, pieces=(rows,))})
+                rows = np.zeros((len(request.prompt_ids), 4 * WIDTH), np.uint8)
+                sink.write(request.key, {HOOK: Rows(0, (rows,), "F32")})
         return super().answer(requests, sink)
 
 
@@ -180,7 +176,6 @@ class WorkerHere:
             worker_id=self.id,
             stop=world.stop,
             may_load=(MODEL,),
-            end_process=lambda status: world.faults.note(f"a worker ended itself: {status}"),
         )
         self.show_ready()
         self.drain.load(MODEL)
@@ -229,7 +224,7 @@ class World:
             reconcile_seconds=3600,
         )
         self.broker = MemoryBroker(seed)
-        self.stop = StopSignal(home / "stop")
+        self.stop = StopSignal()
         self.hold_up = hold_up_ms / 1000
         self._random = random.Random(seed)
         self._databases: list[Database] = []

@@ -14,9 +14,6 @@ import torch
 
 from worker.engine.requests import Summary
 
-#: statistics of a channel, by the name under which they are stored
-STATISTICS = ("count", "mean", "variance", "min", "max", "rms", "kurtosis", "over")
-
 
 class Summariser(Protocol):
     """A way to sum up rows."""

@@ -9,7 +9,8 @@ from actograph.contract.errors import CaptureFailed
 from worker.engine.capture.pool import Group
 from worker.engine.capture.selection import stored_dtype
 from worker.engine.capture.statistics import Last, Max, Mean, Statistics, Summariser
-from worker.engine.requests import EarlierRows, Reduce, RowChunk, RowShaping, Summary, SummedRows
+from worker.engine.messages import Reduce
+from worker.engine.requests import EarlierRows, RowChunk, RowShaping, Summary, SummedRows
 
 #: bytes of one float64 copy of rows; longer blocks are summed up in pieces
 _PIECE_BYTES = 32 << 20

@@ -1,4 +1,4 @@
-"""Host memory for rows, outside the heap.
+"""Host memory for rows, outside the heap, which another process can map.
 
 Rows are large and live longer than the tensors of a forward pass. In one heap they leave holes: with glibc's
 malloc the process grew with every token. So rows have their own pages, which go back to the system.
@@ -6,12 +6,30 @@ malloc the process grew with every token. So rows have their own pages, which go
 
 import math
 import mmap
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 
 import torch
 
+from worker.engine.channel import new_region
+
 #: smaller tensors are left to malloc
 _LEAST_BYTES = 64 << 10
+
+#: descriptor, address, size and owner of new memory
+Listener = Callable[[int, int, int, object], None]
+
+
+class _Pages(mmap.mmap):
+    """Memory that a weak reference can follow."""
+
+
+_listeners: list[Listener] = []
+
+
+def on_new(listener: Listener) -> None:
+    """Tell `listener` of all memory that is taken from now on."""
+    _listeners[:] = [listener]
 
 
 def host_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -20,12 +38,18 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     Raises:
         MemoryError: the system has no memory left.
     """
-    count = math.prod(shape)
-    size = count * dtype.itemsize
+    elements = math.prod(shape)
+    size = elements * dtype.itemsize
     if size < _LEAST_BYTES:
         return torch.empty(*shape, dtype=dtype)
+    descriptor = new_region(size)
     try:
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = _Pages(descriptor, size, flags=mmap.MAP_SHARED)
+        made = torch.frombuffer(pages, dtype=dtype, count=elements)
+        for listener in _listeners:
+            listener(descriptor, made.data_ptr(), size, pages)
     except OSError as error:
         raise MemoryError(f"{size:,} bytes of host memory for captured rows: {error.strerror}") from error
-    return torch.frombuffer(pages, dtype=dtype, count=count).view(*shape)
+    finally:
+        os.close(descriptor)
+    return made.view(*shape)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from worker.engine.messages import TokenLogprobs
 from worker.engine.model.loaded import LoadedModel
-from worker.engine.requests import TokenLogprobs
 from worker.engine.stream.live import Live
 from worker.engine.tokens import checkpoint_processors
 from worker.engine.tokens.grammar import Grammar

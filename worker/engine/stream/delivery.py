@@ -13,8 +13,8 @@ from queue import SimpleQueue
 from actograph.contract.errors import ActographError
 from worker.engine.capture.pool import Block
 from worker.engine.capture.record import Shard
-from worker.engine.requests import Generation
-from worker.engine.runs import Results, Sink
+from worker.engine.messages import Generation, Results
+from worker.engine.runs import Sink
 
 log = logging.getLogger(__name__)
 

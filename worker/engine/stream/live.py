@@ -13,8 +13,8 @@ from worker.engine.capture.parts import Context, Part
 from worker.engine.capture.pool import Budget
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks
+from worker.engine.messages import FinishReason, Generation, TextEnd, TokenLogprobs
 from worker.engine.packed.prefixes import Beginning
-from worker.engine.requests import FinishReason, Generation, TextEnd, TokenLogprobs
 from worker.engine.runs import RunRequest
 from worker.engine.stream.edits import RowEdits
 from worker.engine.stream.scores import PromptScore

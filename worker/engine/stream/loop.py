@@ -11,10 +11,10 @@ import torch
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
 from worker.engine.capture.parts import Part
 from worker.engine.capture.pool import BLOCK, Budget
+from worker.engine.messages import Control, FinishReason, Generation, Results, RunStatistics
 from worker.engine.model.device_errors import is_device_lost, is_out_of_memory, out_of_memory
 from worker.engine.model.memory import memory_snapshot
-from worker.engine.requests import FinishReason, Generation
-from worker.engine.runs import Control, Results, RunStatistics, Sink, Source
+from worker.engine.runs import Sink, Source
 from worker.engine.stream.choice import ChosenToken, TokenChoice
 from worker.engine.stream.delivery import Delivery
 from worker.engine.stream.live import Endings, Forward, Live, unread

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
-from worker.engine.requests import GenerationRequest, TokenLogprobs
+from worker.engine.messages import TokenLogprobs
+from worker.engine.requests import GenerationRequest
 
 #: bytes of logits in memory at once to score prompts
 _PIECE_BYTES = 128 << 20

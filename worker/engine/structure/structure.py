@@ -24,7 +24,7 @@ from worker.engine.structure.comparison import same
 from worker.engine.structure.dry_forward import DryForward, Visit, dry_forward
 from worker.engine.structure.layer_points import Findings, find_in_layer
 from worker.engine.structure.rehearsal import Rehearsal, rehearse
-from worker.engine.structure.tool_template import offers_tools
+from worker.text.tool_template import offers_tools
 
 _NO_ROUTER = "no module below an MLP puts out scores, ids and weights of experts for each token"
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from worker.engine.requests import TokenLogprobs
+from worker.engine.messages import TokenLogprobs
 
 
 def logprobs_of(table: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenLogprobs]:

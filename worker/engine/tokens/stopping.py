@@ -1,10 +1,12 @@
 """Ends of a text: stop strings, and patterns at its end."""
 
+import re
 from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from worker.engine.requests import TextEnd
+from worker.engine.messages import TextEnd
+from worker.text.tokenizer import decode_exactly
 
 
 class _TextWatch:
@@ -58,16 +60,10 @@ class TextEnds(_TextWatch):
     """Checks whether a row's text ends as a `TextEnd` describes."""
 
     def __init__(self, end: TextEnd, tokenizer: PreTrainedTokenizerBase) -> None:
+        pattern = re.compile(end.pattern)
         super().__init__(
             tokenizer,
             end.window,
             may_complete=lambda piece: piece.endswith(end.last),
-            matches=lambda text: end.pattern.search(text) is not None,
+            matches=lambda text: pattern.search(text) is not None,
         )
-
-
-def decode_exactly(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text of tokens, special ones included."""
-    text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    assert isinstance(text, str)
-    return text

@@ -13,15 +13,8 @@ from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import PROMPTS, KeepingSink, assert_same_logprobs, generate
 from tests.support.token_choosers import EveryKth, TheseTokens
 from worker.engine.engine import Engine
-from worker.engine.requests import (
-    EarlierRows,
-    Edit,
-    Generation,
-    GenerationRequest,
-    RowShaping,
-    StatisticsOptions,
-)
-from worker.engine.runs import RunOptions
+from worker.engine.messages import Generation, RunOptions, StatisticsOptions
+from worker.engine.requests import EarlierRows, Edit, GenerationRequest, RowShaping
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,8 @@ from actograph.contract.specs import SamplingSpec
 from tests.support.architectures import COMMON
 from tests.support.engine_run import KeepingSink, generate, random_engine, read_texts, requests_for
 from worker.engine.engine import Engine
-from worker.engine.requests import Edit, Generation, GenerationRequest, TokenLogprobs
+from worker.engine.messages import Generation, TokenLogprobs
+from worker.engine.requests import Edit, GenerationRequest
 from worker.engine.stream import loop
 
 pytestmark = pytest.mark.integration

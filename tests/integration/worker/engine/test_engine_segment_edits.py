@@ -18,9 +18,12 @@ from tests.support.architectures import COMMON
 from tests.support.engine_run import KeepingSink, generate, random_engine, reference, requests_for
 from tests.support.one_turn import due_tokens
 from worker.engine.engine import Engine
-from worker.engine.requests import Edit, Generation, GenerationRequest
-from worker.sample.segments import Markup, segments
-from worker.sample.steering import edited_tokens
+from worker.engine.messages import Generation
+from worker.engine.requests import Edit, GenerationRequest
+from worker.engine.token_rules import FollowedRule
+from worker.sample.conversation import Conversation
+from worker.sample.token_rules import rule_of
+from worker.text.segments import Markup, segments
 
 pytestmark = pytest.mark.integration
 
@@ -67,8 +70,14 @@ def steered(
     layer = engine.structure.num_layers - 1
     generator = torch.Generator().manual_seed(4)
     vector = torch.randn(engine.structure.hidden_size, generator=generator)
-    edit = Edit(hook=f"mlp_out.{layer}", op="add", vector=vector, **edited_tokens(positions, markup))
-    return [replace(r, edits=(edit,)) for r in requests], vector, f"resid_post.{layer}"
+    conversation = Conversation(markup)
+    steered = []
+    for request in requests:
+        begun = conversation.begin(request.prompt_ids)
+        chooser = FollowedRule(rule_of(positions, conversation, begun, markup), markup)
+        edit = Edit(hook=f"mlp_out.{layer}", op="add", vector=vector, chooser=chooser)
+        steered.append(replace(request, edits=(edit,)))
+    return steered, vector, f"resid_post.{layer}"
 
 
 def moved(engine: Engine, generation: Generation, rows: torch.Tensor, hook: str, reference: Any) -> set[int]:

@@ -34,7 +34,7 @@ def start(database: Database, tmp_path: Path) -> Enter:
     deployment.mark_store(database, settings.effective_artifact_url)
 
     def run(worker_id: str) -> None:
-        enter(settings, database, StopSignal(tmp_path / "stop"), worker_id, model="demo", served=["demo"])
+        enter(settings, database, StopSignal(), worker_id, model="demo", served=["demo"])
 
     return run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.orm import Session
 
-from storage import samples
+from actograph.contract.errors import WorkerStalled
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import leases as queue_leases
@@ -18,7 +18,6 @@ from tests.support import leasing
 from tests.support.submitting import insert_capture
 from tests.support.waiting import wait_until
 from worker.drain.leases import LeaseKeeper
-from worker.signals.process_end import STALLED
 from worker.signals.stop_signal import StopSignal
 
 
@@ -43,41 +42,26 @@ def keeper(
     stop: StopSignal,
     *,
     stall_seconds: float = 60,
-    end_process: Callable[[int], None] = lambda status: None,
+    stalled: Callable[[WorkerStalled], None] = lambda reason: None,
 ) -> LeaseKeeper:
-    made = LeaseKeeper(database, "w", stop, stall_seconds=stall_seconds, end_process=end_process)
+    made = LeaseKeeper(database, "w", stop, stall_seconds=stall_seconds, stalled=stalled)
     made.add(leases)
     return made
 
 
-def test_a_unit_without_progress_ends_the_process(
-    database: Database, leases: list[LeasedSample], tmp_path: Path
-) -> None:
-    ended: list[int] = []
-    stop = StopSignal(tmp_path / "stop")
-    with keeper(database, leases, stop, stall_seconds=0.2, end_process=ended.append):
-        wait_until(lambda: ended == [STALLED])
-    with database.read() as session:
-        returned = [(row.status, row.losses) for row in samples.find(session, leases[0].job_id)[0]]
-    assert returned == [("pending", 1)] * 2
-
-
-def test_a_stall_that_cannot_be_written_down_ends_the_process_all_the_same(
-    database: Database, leases: list[LeasedSample], tmp_path: Path
-) -> None:
-    ended: list[int] = []
-    with database.engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE samples RENAME TO samples_away")
-    stop = StopSignal(tmp_path / "stop")
-    with keeper(database, leases, stop, stall_seconds=0.2, end_process=ended.append):
-        wait_until(lambda: ended == [STALLED])
+def test_a_run_without_progress_is_ended_and_once(database: Database, leases: list[LeasedSample]) -> None:
+    ended: list[WorkerStalled] = []
+    with keeper(database, leases, StopSignal(), stall_seconds=0.2, stalled=ended.append) as kept:
+        wait_until(lambda: bool(ended))
+        kept.progress()
+    assert "ACTOGRAPH_STALL_SECONDS" in ended[0].message
 
 
 def test_a_process_that_was_stopped_and_goes_on_was_not_silent(
     database: Database, leases: list[LeasedSample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGSTOP stops every thread, and the monotonic clock goes on."""
-    ended: list[int] = []
+    ended: list[WorkerStalled] = []
     ahead, looks = [0.0], [0]
     real, mine = time.monotonic, queue_leases.mine
 
@@ -87,7 +71,7 @@ def test_a_process_that_was_stopped_and_goes_on_was_not_silent(
 
     monkeypatch.setattr("worker.drain.leases.time.monotonic", lambda: real() + ahead[0])
     monkeypatch.setattr(queue_leases, "mine", look)
-    with keeper(database, leases, StopSignal(tmp_path / "stop"), stall_seconds=60, end_process=ended.append):
+    with keeper(database, leases, StopSignal(), stall_seconds=60, stalled=ended.append):
         for ahead[0] in (0.0, 1000.0):
             before = looks[0]
             wait_until(lambda: looks[0] >= before + 2)  # noqa: B023
@@ -98,7 +82,7 @@ def test_what_is_taken_from_a_worker_is_dropped_alone(
     database: Database, leases: list[LeasedSample], tmp_path: Path
 ) -> None:
     first, second = leases
-    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
+    with keeper(database, leases, StopSignal()) as held:
         with database.write() as session:
             session.get_one(SampleRow, first.id).lease_token += 1
         wait_until(lambda: held.has_lost(first))
@@ -115,7 +99,7 @@ def test_a_lost_sample_that_the_worker_got_again_is_dropped_once(
 ) -> None:
     leasing.lose(database)
     again = leasing.begin(database, leases[0].job_id, 2, worker_id="w")
-    with keeper(database, leases, StopSignal(tmp_path / "stop")) as held:
+    with keeper(database, leases, StopSignal()) as held:
         held.add(again)
         wait_until(lambda: all(held.has_lost(one) for one in leases))
         assert not any(held.has_lost(one) for one in again)
@@ -138,7 +122,7 @@ def test_a_claim_between_the_question_and_its_answer_is_not_lost(
         return {}
 
     monkeypatch.setattr(queue_leases, "mine", late)
-    held = keeper(database, [], StopSignal(tmp_path / "stop"))
+    held = keeper(database, [], StopSignal())
     with held:
         wait_until(lambda: len(asked) == 2)
         assert not held.has_lost(leases[0])

@@ -9,9 +9,9 @@ from transformers import AutoTokenizer
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.specs import CaptureSpec
 from tests.support.one_turn import due_tokens
-from worker.engine.requests import Generation
+from worker.engine.messages import Generation
 from worker.sample.conversation import Conversation
-from worker.sample.segments import Markup, segments
+from worker.text.segments import Markup, segments
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,15 @@ from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.factory import open_store
 from storage.queue.leases import LeasedSample
 from storage.sessions.writer import SessionReader
+from tests.support.local_engine import rows as as_rows
 from tests.support.one_turn import one_turn
 from tests.support.structures import model_structure
-from worker.engine.requests import Generation, RowChunk
+from worker.engine.messages import Generation
+from worker.engine.requests import RowChunk
+from worker.engine.translation import rows_of
 from worker.sample.provenance import Provenance
 from worker.sample.recorder import SampleRecorder
-from worker.sample.segments import Markup
+from worker.text.segments import Markup
 
 LOGITS = HookInfo(location="lm_head.output", width=4, dtype="float32", tail_only=True)
 
@@ -61,8 +64,8 @@ GENERATION = one_turn(
 def test_chunks_become_a_session_with_the_same_values(tmp_path: Path, dtype: torch.dtype) -> None:
     rows = torch.arange(12).view(3, 4).to(dtype)
     sample = recorder(tmp_path, ["resid_post.0"])
-    sample.write({"resid_post.0": RowChunk(0, (rows[:1].clone(),))})
-    sample.write({"resid_post.0": RowChunk(1, (rows[1:2].clone(), rows[2:].clone()))})
+    sample.write({"resid_post.0": as_rows(rows[:1].clone())})
+    sample.write({"resid_post.0": rows_of(RowChunk(1, (rows[1:2].clone(), rows[2:].clone())))})
     outcome = sample.finish(GENERATION)
     assert outcome.rows == 3
     reader = SessionReader(open_store((tmp_path / "store").as_uri()), outcome.session_id)
@@ -79,25 +82,26 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(tmp_path: Path, ba
     rows = torch.zeros(3, 4)
     rows[1, 2] = bad
     with pytest.raises(CaptureFailed, match=r"resid_post\.0: token 6"):
-        recorder(tmp_path, ["resid_post.0"]).write({"resid_post.0": RowChunk(5, (rows[:1], rows[1:]))})
+        chunk = RowChunk(5, (rows[:1], rows[1:]))
+        recorder(tmp_path, ["resid_post.0"]).write({"resid_post.0": rows_of(chunk)})
 
 
 def test_large_finite_values_whose_sum_overflows_are_kept(tmp_path: Path) -> None:
     rows = torch.full((3, 4), 3e38)
     sample = recorder(tmp_path, ["resid_post.0"])
-    sample.write({"resid_post.0": RowChunk(0, (rows,))})
+    sample.write({"resid_post.0": as_rows(rows)})
     assert sample.finish(GENERATION).rows == 3
 
 
 def test_missing_rows_or_a_missing_hook_or_nothing_at_all_is_an_error(tmp_path: Path) -> None:
     store = tmp_path / "store" / "sessions"
     short = recorder(tmp_path, ["resid_post.0"])
-    short.write({"resid_post.0": RowChunk(0, (torch.zeros(2, 4),))})
+    short.write({"resid_post.0": as_rows(torch.zeros(2, 4))})
     with pytest.raises(CaptureFailed):
         short.finish(GENERATION)
     short.reset()
     partial = recorder(tmp_path, ["resid_post.0", "embed"])
-    partial.write({"resid_post.0": RowChunk(0, (torch.zeros(3, 4),))})
+    partial.write({"resid_post.0": as_rows(torch.zeros(3, 4))})
     with pytest.raises(CaptureFailed):
         partial.finish(GENERATION)
     partial.reset()
@@ -110,9 +114,9 @@ def test_missing_rows_or_a_missing_hook_or_nothing_at_all_is_an_error(tmp_path: 
 
 def test_reset_forgets_what_an_abandoned_attempt_wrote(tmp_path: Path) -> None:
     sample = recorder(tmp_path, ["resid_post.0"])
-    sample.write({"resid_post.0": RowChunk(0, (torch.ones(2, 4),))})
+    sample.write({"resid_post.0": as_rows(torch.ones(2, 4))})
     sample.reset()
-    sample.write({"resid_post.0": RowChunk(0, (torch.zeros(3, 4),))})
+    sample.write({"resid_post.0": as_rows(torch.zeros(3, 4))})
     outcome = sample.finish(GENERATION)
     assert outcome.tensors["resid_post.0"].shape == (3, 4)
 
@@ -120,6 +124,6 @@ def test_reset_forgets_what_an_abandoned_attempt_wrote(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokens", [(0, 1), (0, 3)])
 def test_rows_of_other_tokens_than_were_chosen_are_an_error(tmp_path: Path, tokens: tuple[int, int]) -> None:
     sample = recorder(tmp_path, ["resid_post.0"], positions={"stride": 2})
-    sample.write({"resid_post.0": RowChunk(tokens[0], (torch.zeros(2, 4),), tokens)})
+    sample.write({"resid_post.0": as_rows(torch.zeros(2, 4), tokens[0], tokens=tokens)})
     with pytest.raises(CaptureFailed, match="unexpected tokens"):
         sample.finish(GENERATION)

@@ -1,18 +1,13 @@
-"""The file through which the worker's two processes stop each other."""
-
-from pathlib import Path
+"""The signal on which all threads of a worker end."""
 
 from worker.signals.stop_signal import StopSignal
 
 
-def test_parent_and_child_see_what_the_other_set_and_why(tmp_path: Path) -> None:
-    parent = StopSignal.create(tmp_path)
-    child = StopSignal.inherited()
-    assert not child.is_set()
-    assert child.seconds_since_set() == 0.0
-    parent.set()
-    assert child.is_set() and child.failure() == ""
-    parent = StopSignal.create(tmp_path)
-    assert not parent.is_set(), "a new parent starts unset"
-    StopSignal.inherited().set(failure="no such model")
-    assert parent.is_set() and parent.failure() == "no such model"
+def test_the_first_failure_stays_and_an_orderly_stop_has_none() -> None:
+    stop = StopSignal()
+    assert not stop.is_set() and stop.seconds_since_set() == 0.0
+    stop.set()
+    assert stop.is_set() and stop.failure() == ""
+    stop.set(failure="no such model")
+    stop.set(failure="another")
+    assert stop.failure() == "no such model" and stop.seconds_since_set() > 0

@@ -13,8 +13,8 @@ from worker.text.chat_template import (
     is_chat_prompt,
     render_chat,
     template_sha256,
-    tokenizer_sha256,
 )
+from worker.text.tokenizer import tokenizer_sha256
 
 CALCULATOR = {
     "type": "function",

@@ -7,9 +7,9 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from actograph.contract.errors import InvalidRequest
-from worker.sample.segments import Markup, SegmentFollower
 from worker.text.chat_template import encode_prompt, render_chat
 from worker.text.forced_call import begin_call
+from worker.text.segments import Markup, SegmentFollower
 
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}

@@ -17,8 +17,8 @@ from actograph.scoring.completions import cut_at_stop
 from worker.runners import text
 from worker.runners.text import SpokenText
 from worker.sample.open_job import OpenJob
-from worker.text.special_tokens import special_ids
 from worker.text.text_stream import TextStream
+from worker.text.tokenizer import special_ids
 
 TEXT = 'Tom: "naïve" 3 + 4 = 7 ✓ 家族 👩‍👩‍👧 e\u0301 END of it'
 
@@ -97,7 +97,7 @@ def test_tokens_that_only_the_tokenizer_marks_as_special_are_left_out() -> None:
 
 def test_the_token_that_ended_a_generation_is_not_in_its_text() -> None:
     """Whether or not it is special; with `ignore_eos` the model's ends are tokens like others."""
-    job: Any = SimpleNamespace(engine=SimpleNamespace(model=SimpleNamespace(eos_token_ids=(1, 2))))
+    job: Any = SimpleNamespace(engine=SimpleNamespace(structure=SimpleNamespace(eos_token_ids=[1, 2])))
     assert OpenJob.end_ids(job, SamplingSpec()) == {1, 2}
     assert OpenJob.end_ids(job, SamplingSpec(stop_token_ids=[7])) == {1, 2, 7}
     assert OpenJob.end_ids(job, SamplingSpec(stop_token_ids=[7], ignore_eos=True)) == {7}

@@ -19,7 +19,7 @@ from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import PROMPTS, KeepingSink, generate, read_texts, requests_for
 from tests.support.plain_forward import main_tensor
 from worker.engine.engine import Engine
-from worker.engine.requests import Generation
+from worker.engine.messages import Generation
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,8 @@ from tests.support.engine_run import KeepingSink, generate, read_texts
 from tests.support.plain_forward import plain_rows
 from tests.support.token_choosers import TheseTokens
 from worker.engine.engine import Engine
-from worker.engine.requests import Edit, Generation, GenerationRequest
-from worker.engine.runs import RunOptions
+from worker.engine.messages import Generation, RunOptions
+from worker.engine.requests import Edit, GenerationRequest
 
 pytestmark = pytest.mark.integration
 

@@ -22,12 +22,13 @@ from tests.support.stream_run import StreamRun, ask, prompts
 from worker.engine.capture.pool import Budget
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
+from worker.engine.messages import RunOptions
 from worker.engine.model.load import wrap_model
 from worker.engine.packed import verification
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.masks import Foreign, UnknownAttention, Windowed, arena_mask
 from worker.engine.packed.verification import texts_for, verify
-from worker.engine.runs import CapturePlan, RunOptions
+from worker.engine.runs import CapturePlan
 from worker.engine.structure.structure import discover
 from worker.engine.traced.forward import TracedForward
 

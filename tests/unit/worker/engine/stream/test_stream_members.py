@@ -1,6 +1,5 @@
 """Members of a batch that differ in one thing each: every one equals its run alone, traced."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from tests.support.engine_run import assert_same_logprobs
 from tests.support.stream_run import RANDOM, TRAINED, StreamRun, ask, plan_of, prompts, stream_model
 from tests.support.token_choosers import EveryKth, TheseTokens
 from worker.engine.locations import ModelHooks
-from worker.engine.requests import Edit, RowShaping, StatisticsOptions, TextEnd
+from worker.engine.messages import StatisticsOptions, TextEnd
+from worker.engine.requests import Edit, RowShaping
 from worker.engine.runs import CapturePlan, RunRequest
 
 MOST = 12
@@ -58,7 +58,7 @@ def members(hooks: ModelHooks) -> list[RunRequest]:
         one("every hook", capture=every),
         one("no rows", capture=None),
         one("one token", most=1),
-        one("end of text", stop_at=TextEnd(re.compile(r"[a-z]\Z"), "e", 8)),
+        one("end of text", stop_at=TextEnd(r"[a-z]\Z", "e", 8)),
         *(one(key, p) for key, p in zip(LENGTHS, lengths, strict=True)),
         *(one(key, sampling=sampling) for key, sampling in SAMPLED.items()),
         *(one(f"seed {seed}", sampling=SAMPLED["hot"], seed=seed) for seed in (6, 2**63 - 1)),

@@ -13,8 +13,9 @@ from tests.support.stream_run import StreamRun, ask, plan_of, prompts, stream_mo
 from worker.engine.capture.pool import Layout
 from worker.engine.capture.record import Record
 from worker.engine.locations import ModelHooks
+from worker.engine.messages import StatisticsOptions
 from worker.engine.packed.forward import PackedForward
-from worker.engine.requests import RowShaping, StatisticsOptions
+from worker.engine.requests import RowShaping
 from worker.engine.runs import CapturePlan, RunRequest
 from worker.sample.open_job import as_error
 

@@ -12,7 +12,8 @@ from actograph.contract.errors import ContextLengthExceeded, InterventionFailed,
 from tests.support.plain_forward import plain_rows
 from tests.support.stream_run import StreamRun, ask, prompts, stream_model
 from worker.engine.locations import ModelHooks
-from worker.engine.requests import Edit, RowShaping, TextEnd
+from worker.engine.messages import TextEnd
+from worker.engine.requests import Edit, RowShaping
 from worker.engine.runs import CapturePlan, RunRequest
 
 HOOK = "resid_post.1"
@@ -67,7 +68,7 @@ def test_a_failure_of_one_request_ends_that_request_alone(hooks: ModelHooks) -> 
     items = [
         bad("chooser", chooser=_BadChooser()),
         bad("edit's chooser", edits=(Edit(hook=HOOK, op="zero", chooser=_BadChooser()),)),
-        bad("stop", stop_at=TextEnd(None, "", 3)),  # type: ignore[arg-type]
+        bad("stop", stop_at=TextEnd("(", "", 3)),
         bad("not numbers", edits=(Edit(hook=HOOK, op="add", vector=nan, positions="generated"),)),
         bad("no such hook", capture=CapturePlan(hooks=("resid_post.99",))),
         bad("columns", capture=replace(PLAN, shaping=RowShaping(columns=slice(0, 999)))),

@@ -1,12 +1,10 @@
 """Stop strings and ends of texts, with a byte-level tokenizer made for the purpose."""
 
-import re
-
 import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from worker.engine.requests import TextEnd
+from worker.engine.messages import TextEnd
 from worker.engine.tokens.stopping import StopStrings, TextEnds
 
 PIECES = ["a", "b", "c", "Que", "stion", "stion:", ":", "Ġ", "ĠQ", "ue", "Ċ", "Ã", "©", "<end>"]
@@ -47,7 +45,7 @@ def test_a_stop_string_ends_with_the_token_that_completes_it(
 
 
 def test_a_text_ends_where_its_pattern_does(tokenizer: PreTrainedTokenizerFast) -> None:
-    ends = TextEnds(TextEnd(re.compile(r"Q[^:]*:\Z"), last=":", window=6), tokenizer)
+    ends = TextEnds(TextEnd(r"Q[^:]*:\Z", last=":", window=6), tokenizer)
     said = ids("a", ":", "ĠQ", "ue", "stion:", "b", ":")
     assert [ends.ended(said[:n]) for n in range(1, len(said) + 1)] == [False] * 4 + [True, False, False]
     assert ends.ended(ids(*["b"] * 300, "ĠQ", ":"))

@@ -1,9 +1,10 @@
-"""The worker's child process: database, store, broker, model, drain and background threads."""
+"""The host of an engine: index, store, model, drain and background threads of a worker."""
 
 import logging
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cached_property
 
 from sqlalchemy.orm import Session
@@ -22,7 +23,6 @@ from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.process.entry import enter
 from worker.process.periodic import FORGOTTEN, Periodic, heartbeat, idle_look
-from worker.process.setup_attempts import SetupAttempts
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
@@ -30,13 +30,22 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 5.0
 
 
-class WorkerProcess:
-    """One per child process. This module imports torch, so only the child imports it."""
+def served_models(settings: Settings) -> list[str]:
+    """Names of the models that a worker with these settings may hold, its first one first."""
+    sources = (settings.model, *(settings.allowed_models if settings.model_switching else ()))
+    return list(dict.fromkeys(parse_served(text).name for text in sources if text))
+
+
+class Host:
+    """What a worker's process holds beside the engine's own process."""
 
     def __init__(self, settings: Settings, stop: StopSignal, served: Sequence[str]) -> None:
         self._settings = settings
         self._stop = stop
         self._served = list(served)
+        #: what ends with this worker, the last one first
+        self._ends = ExitStack()
+        self._has_failed = False
         self.worker_id = new_worker_id()
         self._database = Database.of(settings)
         self._models = ModelHolder(settings, self._loaded, self._options_of)
@@ -45,7 +54,6 @@ class WorkerProcess:
             self.worker_id,
             seconds=min(HEARTBEAT_SECONDS, settings.lease_seconds / 3),
             memory=self._models.memory,
-            is_stalled=self._is_stalled,
             forgotten=self._forgotten,
         )
 
@@ -57,29 +65,34 @@ class WorkerProcess:
         """
         settings = self._settings
         name = parse_served(settings.model).name if settings.model else ""
+        self._ends.callback(self._database.close)
         enter(settings, self._database, self._stop, self.worker_id, model=name, served=self._served)
-        self._heartbeat.start()
-        attempts = SetupAttempts(self._stop.folder / "setup-attempts")
+        self._ends.callback(self._leave)
+        self._ends.callback(self._models.close)
+        self._run(self._heartbeat)
         try:
-            attempts.begin()
             if not self._served:
                 raise ModelRefused("no model is set; set ACTOGRAPH_MODEL or use `up --model`")
-            if settings.threads:
-                import torch
-
-                torch.set_num_threads(settings.threads)
             if name:
                 self.drain.load(name)
             else:  # the first job, or a request to load a model, names one
                 with self._database.write() as session:
                     workers.set_idle(session, self.worker_id, "")
-            attempts.succeeded()
-            self._idle_look.start()
-            self._healing.start()
+            self._run(self._healing)
+            self._run(self._idle_look)
         except ActographError as error:
             with self._database.write() as session:
                 workers.set_failed(session, self.worker_id, error)
+            self._has_failed = True
             raise
+
+    def _run(self, thread: Periodic | Healing) -> None:
+        thread.start()
+        self._ends.callback(thread.stop)
+
+    def wake(self) -> None:
+        """Look for jobs now."""
+        self._idle_look.wake()
 
     @cached_property
     def _idle_look(self) -> Periodic:
@@ -107,24 +120,20 @@ class WorkerProcess:
         )
 
     def stop(self) -> None:
-        """Stop the threads and show the worker as offline."""
-        self._idle_look.stop()
-        self._healing.stop()
-        self._heartbeat.stop()
+        """Stop the threads and the engine's process, and show the worker as offline."""
+        self._ends.close()
+
+    def _leave(self) -> None:
         if "drain" in vars(self):
             self.drain.close()
-        with self._database.write() as session:
-            workers.set_offline(session, self.worker_id)
-        self._database.close()
-
-    def _is_stalled(self) -> bool:
-        # the heartbeat begins before there is a drain
-        return "drain" in vars(self) and self.drain.is_stalled
+        if not self._has_failed:
+            with self._database.write() as session:
+                workers.set_offline(session, self.worker_id)
 
     def _forgotten(self) -> None:
         if not self._stop.is_set():
             self._stop.set(FORGOTTEN)
-            os.kill(os.getppid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _options_of(self, model: str) -> ModelLoadOptions:
         with self._database.read() as session:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from actograph.tool_calls import OPEN
+from worker.text.tokenizer import Tokenizer
 
 _TOOL: dict[str, Any] = {
     "type": "function",
@@ -17,7 +17,7 @@ _TOOL: dict[str, Any] = {
 }
 
 
-def offers_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+def offers_tools(tokenizer: Tokenizer) -> bool:
     """True if the chat template describes tools and asks for calls in `<tool_call>`."""
     if not tokenizer.chat_template:
         return False

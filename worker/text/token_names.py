@@ -5,11 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from worker.engine.tokens.stopping import decode_exactly
 from worker.text.text_stream import REPLACEMENT
+from worker.text.tokenizer import Tokenizer, decode_exactly
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -21,7 +20,7 @@ class TokenNames:
     `bytes:\\xe2\\x80`, so two tokens of a character have different names.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         # decoders drop white space before the first token of a text
         anchor = tokenizer.encode("a", add_special_tokens=False)[-1:]
@@ -58,7 +57,7 @@ class TokenNames:
         return decode_exactly(self._tokenizer, ids)
 
 
-def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer's words are bytes, each shown as a letter (GPT-2's way)."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -16,12 +16,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from actograph.contract.row_selection import Segment
-from worker.engine.tokens.stopping import decode_exactly
-from worker.runners.token_names import TokenNames
-from worker.text.special_tokens import special_ids
+from worker.text.token_names import TokenNames
+from worker.text.tokenizer import Tokenizer, decode_exactly, special_ids
 
 ANSWER = "answer"
 _NAMES = ("think", "tool_call")
@@ -35,8 +32,8 @@ class Markup:
         annotations: GSM8K's calculations, `<<48/2=24>>`, are tool calls; an unclosed one ends with its line.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, annotations: bool = False) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, annotations: bool = False) -> None:
+        self._tokenizer, self.annotations = tokenizer, annotations
         texts = {f"<{name}>": (name, True) for name in _NAMES}
         texts |= {f"</{name}>": (name, False) for name in _NAMES}
         #: token id -> (segment, whether it opens)
@@ -108,7 +105,7 @@ class Markup:
         return decode_exactly(self._tokenizer, ids)
 
 
-def markup_of(spec: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Markup:
+def markup_of(spec: Mapping[str, Any], tokenizer: Tokenizer) -> Markup:
     """Segment markers of a stored job spec."""
     return Markup(tokenizer, annotations=spec.get("tool_format") == "annotations")
 

@@ -1,0 +1,165 @@
+"""The engine in the process of its host: the interface of `worker.engine.client` without a process."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actograph.contract.errors import DeviceLost
+from actograph.contract.models import ModelStructure
+from worker.engine.client import Engine as ClientEngine
+from worker.engine.engine import Engine
+from worker.engine.messages import (
+    Control,
+    Generation,
+    Request,
+    Results,
+    Rows,
+    RunOptions,
+    RunStatistics,
+    Sink,
+    Source,
+)
+from worker.engine.model.device_errors import is_device_lost
+from worker.engine.requests import RowChunk
+from worker.engine.runs import RunRequest
+from worker.engine.translation import DTYPE_NAMES, Translation, all_rows, rows_of
+from worker.text.tokenizer import Tokenizer
+
+
+class LocalEngine:
+    """A real engine, as a host uses it."""
+
+    def __init__(self, engine: Engine, *, slots: int = 0) -> None:
+        self.engine = engine
+        self._translation = Translation(engine.model)
+        self.slots = engine.forwards.slots(RunOptions(slots=slots))
+
+    @property
+    def structure(self) -> ModelStructure:
+        return self.engine.structure
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.engine.model.tokenizer
+
+    def run(
+        self, *, source: Source, control: Control, results: Results, sink: Sink | None, options: RunOptions
+    ) -> RunStatistics:
+        run = _Run(self._translation, source, control, results, sink)
+        try:
+            return self.engine.run(
+                source=run, control=control, results=run, sink=None if sink is None else run, options=options
+            )
+        except Exception as error:
+            if is_device_lost(error):
+                raise DeviceLost(f"{type(error).__name__}: {error}") from error
+            raise
+
+    def wake(self) -> None: ...
+
+    def forget(self, sums: str) -> None:
+        self._translation.forget(sums)
+
+    def kill(self, reason: Exception) -> None: ...
+
+    def memory(self) -> dict[str, int]:
+        return {}
+
+
+class _Run:
+    def __init__(
+        self,
+        translation: Translation,
+        source: Source,
+        control: Control,
+        results: Results,
+        sink: Sink | None,
+    ) -> None:
+        self._translation, self._source, self._results, self._sink = translation, source, results, sink
+
+    @property
+    def exhausted(self) -> bool:
+        return self._source.exhausted
+
+    def pull(self, room: int, *, urgent: int, wait: float) -> list[RunRequest]:
+        asked: Sequence[Request] = self._source.pull(room, urgent=urgent, wait=wait)
+        return [self._translation.request(one) for one in asked]
+
+    def started(self, key: str, generated_ids: Sequence[int]) -> None:
+        self._results.started(key, generated_ids)
+
+    def done(self, generation: Generation) -> None:
+        error = generation.error
+        if is_device_lost(error):
+            assert error is not None
+            raise error
+        self._results.done(generation)
+
+    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
+        assert self._sink is not None
+        self._sink.write(key, all_rows(rows))
+
+
+def local(engine: Any, *, slots: int = 0) -> Any:
+    """`engine` as a host uses it, if it is not such a one already."""
+    return LocalEngine(engine, slots=slots) if isinstance(engine, Engine) else engine
+
+
+def rows(tensor: Tensor, first_row: int = 0, *, tokens: tuple[int, ...] | None = None) -> Rows:
+    """A tensor's rows as data."""
+    return rows_of(RowChunk(first_row, (tensor,), tokens))
+
+
+def tensor_of(rows: Rows) -> Tensor:
+    """Rows as a tensor, in new memory."""
+    whole = np.concatenate(rows.pieces)
+    dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == rows.dtype)
+    return torch.frombuffer(bytearray(whole.tobytes()), dtype=dtype).view(len(whole), -1)
+
+
+class AskedRun:
+    """Source, control, results and sink of one list of requests, as a host asks for them.
+
+    Attributes:
+        made: generations by key.
+    """
+
+    def __init__(
+        self, requests: Sequence[Request], write: Callable[[str, Mapping[str, Rows]], None] | None = None
+    ) -> None:
+        self.waiting, self._write = list(requests), write
+        self.made: dict[str, Generation] = {}
+
+    def through(self, engine: ClientEngine, options: RunOptions) -> list[Generation]:
+        """Run the requests; results in their order."""
+        keys = [request.key for request in self.waiting]
+        engine.run(source=self, control=self, results=self, sink=self, options=options)
+        return [self.made[key] for key in keys]
+
+    @property
+    def exhausted(self) -> bool:
+        return not self.waiting
+
+    def pull(self, room: int, *, urgent: int, wait: float) -> list[Request]:
+        taken, self.waiting = self.waiting[:room], self.waiting[room:]
+        return taken
+
+    def stopped(self) -> bool:
+        return False
+
+    def dropped(self, key: str) -> bool:
+        return False
+
+    def beat(self) -> None: ...
+
+    def started(self, key: str, generated_ids: Sequence[int]) -> None: ...
+
+    def done(self, generation: Generation) -> None:
+        self.made[generation.key] = generation
+
+    def write(self, key: str, rows: Mapping[str, Rows]) -> None:
+        if self._write is not None:
+            self._write(key, rows)

@@ -1,0 +1,419 @@
+"""What crosses between a host and the engine's process: requests, answers, rows, sizes of a run.
+
+Plain data without torch: the host imports nothing else of the engine. A host prompts, scores and stores; the
+engine turns token ids into token ids and rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, SkipValidation, TypeAdapter, with_config
+
+from actograph.contract.errors import ActographError
+from actograph.contract.interventions import Op
+from actograph.contract.row_selection import NamedPositions, Positions, TokenRange
+from actograph.contract.specs import Dtype, SamplingSpec
+
+FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
+Reduce = Literal["none", "mean", "max", "last"]
+
+#: statistics of a channel, by the name under which they are stored
+STATISTICS = ("count", "mean", "variance", "min", "max", "rms", "kurtosis", "over")
+#: bytes of a number by safetensors' names of dtypes
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
+
+_ARRAYS = ConfigDict(arbitrary_types_allowed=True)
+
+# requests
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRule:
+    """Tokens of one request that no name of positions selects.
+
+    Attributes:
+        prompt: selected places of the prompt, ascending.
+        positions: decide about generated tokens, by their numbers and segments.
+        first_prompt: tokens of the sample's first prompt, from which negative numbers count.
+        number: token number of the first generated token in its sample.
+        before: segments of the sample's earlier tokens, each with its number of tokens.
+        annotations: whether GSM8K's calculations are tool calls.
+    """
+
+    prompt: tuple[int, ...]
+    positions: Positions
+    first_prompt: int
+    number: int
+    before: tuple[tuple[str, int], ...] = ()
+    annotations: bool = False
+
+
+@with_config(_ARRAYS)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Edit:
+    """One intervention, resolved for a model.
+
+    Attributes:
+        hook: canonical name or module location.
+        vector: float32 [width].
+        rule: selects the tokens instead of `positions`.
+    """
+
+    hook: str
+    op: Op
+    coefficient: float = 1.0
+    vector: Annotated[NDArray[np.float32] | None, SkipValidation] = None
+    positions: NamedPositions | TokenRange = "all"
+    rule: TokenRule | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatisticsOptions:
+    """Per-channel statistics, delivered as tensors `<hook>.<statistic>` of one row."""
+
+    threshold: float | None = None  # count values whose magnitude is over it
+    rows: bool = True  # whether the rows themselves are delivered beside them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capture:
+    """Rows to capture of a request.
+
+    Attributes:
+        hooks: canonical names or module locations, as `actograph.contract.hooks.expand` returns them.
+        positions: tokens to keep, unless the request has a rule for them.
+        held_rows: number of rows that the host holds in memory until the end of the sample decides on them.
+        columns: features to keep; a number keeps the first ones, None all.
+        reduce: one row instead of all that were chosen.
+    """
+
+    hooks: tuple[str, ...]
+    positions: NamedPositions = "all"
+    dtype: Dtype = "model"
+    held_rows: int = 0
+    columns: int | tuple[int, ...] | None = None
+    reduce: Reduce = "none"
+    statistics: StatisticsOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextEnd:
+    """Ends a generation when its text ends with a pattern."""
+
+    pattern: str  # regular expression of the end of the text
+    last: str  # a character that every such end ends with
+    window: int  # tokens that such an end has at most
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Request:
+    """One prompt to continue, or to read if its `max_tokens` is 0, with all that is asked of it.
+
+    Attributes:
+        key: names it in a run, and comes back unchanged.
+        seed: all randomness of this request; the sampling's own is not used.
+        max_tokens: most tokens to generate; None: the sampling's.
+        top_logprobs: likeliest tokens to report with each token's log probability; None: none are computed.
+        score_prompt: log probabilities of the prompt's tokens too.
+        scored_next: with `score_prompt`, a further token to score, which the model does not read.
+        stop_at: ends it beside the sampling's stop strings.
+        grammar: of the generated text, in llguidance's form of Lark's.
+        edits: in the order in which they apply.
+        rule: of rows to keep, instead of the capture's positions.
+        sums: name under which summaries go on from one turn of a sample to the next, until it is forgotten.
+        time_limit: seconds from its start to its end as "timeout".
+        priority: it takes part in the next pass, before other prompts: a chat.
+        live: its tokens are told as they come.
+    """
+
+    key: str
+    prompt_ids: tuple[int, ...]
+    seed: int
+    sampling: SamplingSpec = field(default_factory=SamplingSpec)
+    max_tokens: int | None = None
+    top_logprobs: int | None = None
+    score_prompt: bool = False
+    scored_next: int | None = None
+    stop_at: TextEnd | None = None
+    grammar: str | None = None
+    edits: tuple[Edit, ...] = ()
+    capture: Capture | None = None
+    rule: TokenRule | None = None
+    sums: str | None = None
+    time_limit: float | None = None
+    priority: bool = False
+    live: bool = False
+
+
+# answers
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural log probabilities at one step, before temperature, top-k and top-p."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest, descending
+
+
+@with_config(_ARRAYS)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """One continued prompt.
+
+    `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "timeout" (the time limit;
+    the rows so far are delivered), "cancelled" (the run was stopped; the ids so far are kept), "dropped"
+    (this one alone was stopped; the ids so far are kept) or "error" (see `error`; no ids).
+    An `error` beside "stop" or "length" means that the tokens are valid and the captured rows are not; beside
+    "cancelled" it is the error of the whole run, for which this request need not be the reason.
+    """
+
+    key: str
+    prompt_ids: tuple[int, ...]
+    generated_ids: tuple[int, ...]  # as sampled, with the end token that ended it
+    finish_reason: FinishReason
+    cached_tokens: int = 0  # first tokens of the prompt that were computed for several requests at once
+    error: Annotated[BaseException | None, SkipValidation] = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # of each generated id; None if not requested
+    # of each id of the prompt, None for the first; None if not requested
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of one hook: row `i` belongs to token `first_row + i`, or to `tokens[i]` where given.
+
+    The pieces may be memory of the engine, which is valid until the sink's `write` returns.
+
+    Attributes:
+        pieces: in order, one at least: [rows, bytes of a row], contiguous.
+        dtype: safetensors' name.
+        tokens: ascending; None where the rows are consecutive.
+        over: number of rows that this row summarises.
+    """
+
+    first_row: int
+    pieces: tuple[NDArray[np.uint8], ...]
+    dtype: str
+    tokens: tuple[int, ...] | None = None
+    over: int | None = None
+
+    @property
+    def count(self) -> int:
+        return sum(len(piece) for piece in self.pieces)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
+        row_bytes: int = self.pieces[0].shape[1]
+        return row_bytes // ITEM_BYTES[self.dtype]
+
+    def copied(self) -> "Rows":
+        """The same in new memory."""
+        return Rows(self.first_row, (np.concatenate(self.pieces),), self.dtype, self.tokens, self.over)
+
+
+# runs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOptions:
+    """Sizes of a run.
+
+    Attributes:
+        slots: requests at once; 0: the default of the device.
+        urgent: priority requests at once, besides.
+        row_bytes: host memory for captured rows.
+        shard_bytes: rows of a request that are gathered before they leave.
+        traced: whether the passes run under nnsight, also if the model suits packed ones.
+        cuda_graphs: whether decode passes are replayed as CUDA graphs, where device and model allow it.
+    """
+
+    slots: int = 0
+    urgent: int = 2
+    row_bytes: int = 2 << 30
+    shard_bytes: int = 256 << 20
+    traced: bool = False
+    cuda_graphs: bool = False
+
+
+@dataclass(slots=True)
+class RunStatistics:
+    """Counts of one run."""
+
+    passes: int = 0
+    computed: int = 0  # tokens that the model ran
+    shared: int = 0  # tokens of prompts that were copied from a common beginning
+    generated: int = 0
+    rows: int = 0  # rows delivered, over all hooks
+    waits: int = 0  # pauses for the sink
+    retries: int = 0  # passes that failed and ran again in parts
+
+
+class Source(Protocol):
+    """Requests that wait. Called from one thread."""
+
+    @property
+    def exhausted(self) -> bool:
+        """True if `pull` will never return a request again."""
+        ...
+
+    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[Request]:
+        """Take up to `room` requests, and up to `urgent` priority requests besides.
+
+        Args:
+            wait: seconds that it may block until it has a request; 0 while something is running.
+        """
+        ...
+
+
+class Control(Protocol):
+    """Steers a run and follows it. Called from the thread of `Source`."""
+
+    def stopped(self) -> bool:
+        """True cancels every request that has not ended."""
+        ...
+
+    def dropped(self, key: str) -> bool:
+        """True ends this request as "dropped"."""
+        ...
+
+    def beat(self) -> None:
+        """The run is alive: called after each pass, while idle and while it waits for the sink."""
+        ...
+
+
+class Results(Protocol):
+    """Takes results: exactly one `done` for each request that was pulled."""
+
+    def started(self, key: str, generated_ids: Sequence[int]) -> None:
+        """A request has its place; `generated_ids` is a live view."""
+        ...
+
+    def done(self, generation: Generation) -> None:
+        """Take a generation; all its rows are in the sink. From the sink's thread."""
+        ...
+
+
+class Sink(Protocol):
+    """Takes captured rows, from a thread of its own."""
+
+    def write(self, key: str, rows: Mapping[str, Rows]) -> None:
+        """Take one chunk of a request.
+
+        Per hook the chunks arrive in row order and without gaps. Hooks that name the same tensor share its
+        memory, which is the engine's again when this returns. An exception fails this request only, and
+        nothing more of it is written. The rows of a request that fails later are void.
+        """
+        ...
+
+
+# their JSON
+
+
+def errors_by_code() -> dict[str, type[ActographError]]:
+    """Every class of error by its name, which crosses beside the message."""
+    found: dict[str, type[ActographError]] = {}
+    waiting: list[type[ActographError]] = [ActographError]
+    while waiting:
+        kind = waiting.pop()
+        found[kind.__name__] = kind
+        waiting += kind.__subclasses__()
+    return found
+
+
+def error_record(error: BaseException) -> dict[str, Any]:
+    """An error as data; one that is not ours keeps its class in the message."""
+    if isinstance(error, ActographError):
+        return {
+            "kind": type(error).__name__,
+            "message": error.message,
+            "param": error.param,
+            "details": error.details,
+        }
+    return {"kind": "", "message": f"{type(error).__name__}: {str(error) or 'without a message'}"}
+
+
+class EngineError(Exception):
+    """An error of the engine's process that is none of ours; its log has the trace."""
+
+
+def error_of(record: Mapping[str, Any]) -> Exception:
+    """The error of a record."""
+    kind = errors_by_code().get(record["kind"])
+    if kind is None:
+        return EngineError(record["message"])
+    error = kind(record["message"])
+    error.param, error.details = record.get("param"), record.get("details")
+    return error
+
+
+_REQUEST, _GENERATION = TypeAdapter(Request), TypeAdapter(Generation)
+
+
+def request_json(request: Request) -> dict[str, Any]:
+    """A request as JSON, without the vectors of its edits."""
+    made: dict[str, Any] = _REQUEST.dump_python(
+        request, mode="json", exclude={"edits": {"__all__": {"vector"}}}, exclude_defaults=True
+    )
+    return made
+
+
+def request_of(data: Mapping[str, Any], vectors: Sequence[NDArray[np.float32] | None]) -> Request:
+    """The request of a JSON object.
+
+    Args:
+        vectors: of its edits.
+
+    Raises:
+        ValueError: it is not a request.
+    """
+    request = _REQUEST.validate_python(data)
+    pairs = zip(request.edits, vectors, strict=True)
+    return replace(request, edits=tuple(replace(edit, vector=vector) for edit, vector in pairs))
+
+
+def generation_json(generation: Generation) -> dict[str, Any]:
+    """A generation as JSON, without the ids of its prompt, which the host has."""
+    made: dict[str, Any] = _GENERATION.dump_python(
+        generation, mode="json", exclude={"error", "prompt_ids"}, exclude_defaults=True
+    )
+    if generation.error is not None:
+        made["error"] = error_record(generation.error)
+    return made
+
+
+def generation_of(data: Mapping[str, Any], prompt_ids: tuple[int, ...]) -> Generation:
+    """The generation of a JSON object."""
+    error = data.get("error")
+    made = _GENERATION.validate_python({**data, "error": None, "prompt_ids": prompt_ids})
+    return made if error is None else replace(made, error=error_of(error))
+
+
+_OPTIONS, _STATISTICS_OF_RUN = TypeAdapter(RunOptions), TypeAdapter(RunStatistics)
+
+
+def options_json(options: RunOptions) -> dict[str, Any]:
+    """Options of a run as JSON."""
+    made: dict[str, Any] = _OPTIONS.dump_python(options, mode="json")
+    return made
+
+
+def options_of(data: Mapping[str, Any]) -> RunOptions:
+    """The options of a JSON object."""
+    return _OPTIONS.validate_python(data)
+
+
+def statistics_json(statistics: RunStatistics) -> dict[str, Any]:
+    """Counts of a run as JSON."""
+    made: dict[str, Any] = _STATISTICS_OF_RUN.dump_python(statistics, mode="json")
+    return made
+
+
+def statistics_of(data: Mapping[str, Any]) -> RunStatistics:
+    """The counts of a JSON object."""
+    return _STATISTICS_OF_RUN.validate_python(data)

@@ -1,0 +1,366 @@
+"""Serves one host: loads models, runs requests, sends tokens, rows and results."""
+
+import gc
+import json
+import logging
+import os
+import threading
+import weakref
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.utils.logging import disable_progress_bar
+
+from actograph.contract.errors import ActographError, ModelRefused
+from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.models import ServedModel
+from worker.engine import messages
+from worker.engine.channel import Channel, ChannelClosed
+from worker.engine.engine import Engine
+from worker.engine.loading import load_engine
+from worker.engine.messages import Generation, Rows, RunOptions
+from worker.engine.model import host_memory
+from worker.engine.model.device_errors import is_device_lost
+from worker.engine.model.memory import capacity, memory_snapshot
+from worker.engine.requests import RowChunk
+from worker.engine.runs import RunRequest
+from worker.engine.translation import Translation, all_rows
+from worker.text.tokenizer import tokenizer_data
+
+log = logging.getLogger(__name__)
+
+#: seconds for which the end of an idle run is looked for
+_WAIT_SECONDS = 0.2
+
+
+class Service:
+    """The engine of one host."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._engine: Engine | None = None
+        self._translation: Translation | None = None
+        self._resting: dict[str, int] = {}
+        self._orders: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._vectors: dict[str, NDArray[np.float32]] = {}
+        self._run = _Run(self)
+        self.regions = _Regions(channel)
+        host_memory.on_new(self.regions.add)
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # a log file is no terminal
+        threading.Thread(target=self._read, name="host-reader", daemon=True).start()
+
+    def serve(self) -> None:
+        """Follow orders until the device is lost.
+
+        Raises:
+            ChannelClosed: the host is gone.
+        """
+        while (order := self._orders.get()) is not None:
+            if order["m"] == "load":
+                self._load(order)
+            elif not self._serve_run(messages.options_of(order["options"])):
+                return
+        raise ChannelClosed
+
+    def send(self, message: Mapping[str, Any], raw: bytes = b"") -> None:
+        """Send a frame to the host. Raises ChannelClosed."""
+        self._channel.send(message, raw)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message, raw = self._channel.receive()
+                self._take(message, raw)
+        except ChannelClosed:
+            os._exit(0)  # nobody takes what is computed now
+        except BaseException:
+            log.exception("the host sent what cannot be read")
+            os._exit(1)
+
+    def _take(self, message: dict[str, Any], raw: bytes) -> None:
+        match message["m"]:
+            case "load":
+                self._orders.put(message)
+            case "run":
+                self._run = _Run(self)
+                self._orders.put(message)
+            case "vector":
+                self._vectors[message["name"]] = np.frombuffer(raw, np.float32)
+            case "request":
+                self._take_request(message)
+            case "free":
+                self._run.freed(has_failed=message["failed"])
+            case "forget":
+                if self._translation is not None:
+                    self._translation.forget(message["sums"])
+            case "memory":
+                self._send_memory()
+            case "drop" | "close" | "stop" as kind:
+                self._run.told(kind, message.get("keys", ()))
+
+    def _take_request(self, message: dict[str, Any]) -> None:
+        """Queue a request; one that cannot be read fails alone."""
+        data = message["request"]
+        try:
+            assert self._translation is not None
+            vectors = [None if name is None else self._vectors[name] for name in message["vectors"]]
+            asked = messages.request_of(data, vectors)
+            self._run.add(self._translation.request(asked), is_live=asked.live)
+        except Exception as error:
+            log.exception("request %s cannot be read", data["key"])
+            failed = Generation(
+                key=data["key"], prompt_ids=(), generated_ids=(), finish_reason="error", error=error
+            )
+            self.send({"m": "done", "generation": messages.generation_json(failed)})
+
+    def _send_memory(self) -> None:
+        engine = self._engine
+        numbers = memory_snapshot(engine.model.devices if engine is not None else ())
+        if engine is not None:
+            numbers |= capacity(engine.model.layer_devices, self._resting, engine.forwards.pass_bytes)
+        self.send({"m": "memory", "numbers": numbers})
+
+    # models
+
+    def _load(self, order: Mapping[str, Any]) -> None:
+        self._unload()
+        model = ServedModel(**order["model"] | {"aliases": frozenset(order["model"]["aliases"])})
+        if order["threads"]:
+            torch.set_num_threads(order["threads"])
+        usual = RunOptions(slots=order["slots"], cuda_graphs=order["cuda_graphs"])
+        try:
+            engine = load_engine(
+                model,
+                ModelLoadOptions.model_validate(order["options"]),
+                usual,
+                dtype=order["dtype"],
+                device=order["device"],
+                revision=order["revision"],
+            )
+        except Exception as error:
+            self._unload()
+            if is_device_lost(error):
+                raise
+            if not isinstance(error, ActographError):
+                log.exception("%s cannot be loaded", model.name)
+                error = ModelRefused(f"{model.name} cannot be loaded: {type(error).__name__}: {error}")
+            self.send({"m": "refused", "error": messages.error_record(error)})
+            return
+        self._engine, self._translation = engine, Translation(engine.model)
+        self._resting = memory_snapshot(engine.model.devices)
+        loaded = {
+            "m": "loaded",
+            "structure": engine.structure.model_dump(mode="json"),
+            "slots": engine.forwards.slots(usual),
+        }
+        self.send(loaded, json.dumps(tokenizer_data(engine.model.tokenizer)).encode())
+
+    def _unload(self) -> None:
+        self._engine = self._translation = None
+        self._vectors.clear()
+        gc.unfreeze()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    # runs
+
+    def _serve_run(self, options: RunOptions) -> bool:
+        """Run requests until the host ends the run. Returns False if the device is lost."""
+        assert self._engine is not None
+        run = self._run
+        try:
+            done = self._engine.run(source=run, control=run, results=run, sink=run, options=options)
+        except ChannelClosed:
+            raise
+        except Exception as error:
+            is_lost = is_device_lost(error)
+            log.log(
+                logging.CRITICAL if is_lost else logging.ERROR,
+                "the device is lost: the engine's process ends" if is_lost else "a run has failed",
+                exc_info=error,
+            )
+            if is_lost:
+                return False
+            self.send({"m": "failed", "error": messages.error_record(error)})
+            return True
+        self.send({"m": "ended", "statistics": messages.statistics_json(done)})
+        return True
+
+
+class _Run:
+    """Source, control, results and sink of a run, at the engine's end of the channel."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._changed = threading.Condition()
+        self._waiting: deque[RunRequest] = deque()
+        self._told_live: set[str] = set()
+        self._dropped: set[str] = set()
+        self._is_closed = self._is_stopped = False
+        self._freed: bool | None = None
+        #: tokens of live requests that were sent
+        self._live: dict[str, tuple[Sequence[int], int]] = {}
+
+    # from the host
+
+    def add(self, request: RunRequest, *, is_live: bool) -> None:
+        """Queue a request; the host follows the tokens of a live one."""
+        with self._changed:
+            self._waiting.append(request)
+            if is_live:
+                self._told_live.add(request.key)
+            self._changed.notify_all()
+
+    def told(self, kind: str, keys: Sequence[str]) -> None:
+        """Note what the host says about the run, or about some of its requests."""
+        with self._changed:
+            self._dropped.update(keys)
+            self._is_stopped = self._is_stopped or kind == "stop"
+            self._is_closed = self._is_closed or kind == "close"
+            self._changed.notify_all()
+
+    def freed(self, *, has_failed: bool) -> None:
+        """Note that the host has taken the rows that were sent last."""
+        with self._changed:
+            self._freed = has_failed
+            self._changed.notify_all()
+
+    # source
+
+    @property
+    def exhausted(self) -> bool:
+        with self._changed:
+            return self._is_closed and not self._waiting
+
+    def pull(self, room: int, *, urgent: int, wait: float) -> list[RunRequest]:
+        with self._changed:
+            if wait and not (self._waiting or self._is_closed or self._is_stopped):
+                self._changed.wait(wait)
+            left, taken = {True: urgent, False: room}, []
+            for request in list(self._waiting):
+                if left[request.priority] > 0:
+                    left[request.priority] -= 1
+                    self._waiting.remove(request)
+                    taken.append(request)
+            return taken
+
+    # control
+
+    def stopped(self) -> bool:
+        return self._is_stopped
+
+    def dropped(self, key: str) -> bool:
+        return key in self._dropped
+
+    def beat(self) -> None:
+        """Send the new tokens of live requests, and that the run goes on."""
+        for key, (ids, told) in list(self._live.items()):
+            if len(ids) > told:
+                self._service.send({"m": "ids", "key": key}, np.asarray(ids[told:], np.int32).tobytes())
+                self._live[key] = ids, len(ids)
+        self._service.send({"m": "beat"})
+
+    # results and sink
+
+    def started(self, key: str, generated_ids: Sequence[int]) -> None:
+        if key in self._told_live:
+            self._live[key] = generated_ids, 0
+            self._service.send({"m": "started", "key": key})
+
+    def done(self, generation: Generation) -> None:
+        with self._changed:
+            self._dropped.discard(generation.key)
+            self._told_live.discard(generation.key)
+        self._live.pop(generation.key, None)
+        if is_device_lost(generation.error):
+            assert generation.error is not None
+            raise generation.error
+        if generation.error is not None and not isinstance(generation.error, ActographError):
+            log.error("request %s failed", generation.key, exc_info=generation.error)
+        self._service.send({"m": "done", "generation": messages.generation_json(generation)})
+
+    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
+        """Tell the host where rows lie, and wait until it has taken them."""
+        parts, raw = self._service.regions.described(all_rows(rows))
+        with self._changed:
+            self._freed = None
+        self._service.send({"m": "rows", "key": key, "rows": parts}, raw)
+        with self._changed:
+            self._changed.wait_for(lambda: self._freed is not None)
+            if self._freed:
+                raise _SinkFailed
+
+
+class _SinkFailed(ActographError):
+    """The host could not store the rows; it knows why."""
+
+
+class _Regions:
+    """The shared memory in which rows lie, which the host maps too."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._numbers = count()
+        self._lock = threading.Lock()
+        #: address, size and number of each region, by address
+        self._known: list[tuple[int, int, int]] = []
+
+    def add(self, descriptor: int, address: int, size: int, owner: object) -> None:
+        """Let the host map a new region, until its owner is gone."""
+        number = next(self._numbers)
+        with self._lock:
+            self._known.append((address, size, number))
+            self._known.sort()
+        self._channel.send({"m": "region", "id": number}, descriptor=descriptor)
+        weakref.finalize(owner, self._gone, (address, size, number))
+
+    def described(self, rows: Mapping[str, Rows]) -> tuple[list[dict[str, Any]], bytes]:
+        """Where rows lie, hook by hook; and the bytes of those that lie in no region."""
+        hooks: dict[int, list[str]] = {}
+        for hook, one in rows.items():
+            hooks.setdefault(id(one), []).append(hook)
+        parts, raw = [], []
+        for names in hooks.values():
+            one, pieces = rows[names[0]], []
+            for piece in one.pieces:
+                place = self._place(piece)
+                if place is None:
+                    raw.append(piece.tobytes())
+                number, offset = place or (None, 0)
+                pieces.append([number, offset, *piece.shape])
+            parts.append(
+                {
+                    "hooks": names,
+                    "dtype": one.dtype,
+                    "first_row": one.first_row,
+                    "tokens": one.tokens,
+                    "over": one.over,
+                    "pieces": pieces,
+                }
+            )
+        return parts, b"".join(raw)
+
+    def _place(self, piece: NDArray[np.uint8]) -> tuple[int, int] | None:
+        """Region and offset of a piece; None if it lies in none."""
+        address = piece.ctypes.data
+        with self._lock:
+            at = bisect_right(self._known, (address, 1 << 62, 0)) - 1
+            if at < 0:
+                return None
+            begin, size, number = self._known[at]
+        return (number, address - begin) if address + piece.nbytes <= begin + size else None
+
+    def _gone(self, region: tuple[int, int, int]) -> None:
+        with self._lock:
+            self._known.remove(region)
+        with suppress(ChannelClosed):
+            self._channel.send({"m": "gone", "id": region[2]})
