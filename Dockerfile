@@ -6,18 +6,19 @@ WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY actograph actograph
 COPY api api
+COPY evals evals
 COPY storage storage
 COPY worker worker
 VOLUME /data
 
 FROM base AS api
-RUN pip install -c constraints.txt -e '.[analysis,report,server]' && python -m compileall -q actograph api storage worker
+RUN pip install -c constraints.txt -e '.[analysis,report,server]' && python -m compileall -q actograph api evals storage worker
 USER 1000
 EXPOSE 8420
 # bring the schema up to date, then serve
 CMD ["sh", "-c", "python -m storage.migrate && exec python -m api"]
 
 FROM base AS worker
-RUN pip install -c constraints.txt -e '.[worker]' && python -m compileall -q actograph api storage worker
+RUN pip install -c constraints.txt -e '.[worker]' && python -m compileall -q actograph api evals storage worker
 USER 1000
 CMD ["python", "-m", "worker"]

@@ -1,7 +1,9 @@
 """Settings, read from the environment (`ACTOGRAPH_<NAME>`) and listed in docs/reference/settings.md."""
 
 import os
+import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -12,12 +14,31 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from actograph import service_urls
 from actograph.contract.specs import BUILT_IN_TOOLS
 from actograph.contract.tasks import SCORER_NAMES
-from actograph.user_functions.functions import functions_of
+
+_FUNCTION = re.compile(r"([A-Za-z0-9][\w.\-]{0,63})=([A-Za-z_][\w.]*:[A-Za-z_]\w*)")
 
 CommaList = Annotated[tuple[str, ...], NoDecode]
 
 #: folder of settings as files, such as `actograph_api_keys`: secrets of Docker and Kubernetes
 SECRETS = Path(os.environ.get("ACTOGRAPH_SECRETS_DIR", "/run/secrets"))
+
+
+def functions_of(listed: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
+    """Return name -> `module:function` of texts such as `units=lab_scorers:units`.
+
+    Raises:
+        ValueError: a text has another form, or its name is one of `taken`, or comes twice.
+    """
+    found: dict[str, str] = {}
+    for text in listed:
+        parts = _FUNCTION.fullmatch(text)
+        if parts is None:
+            raise ValueError(f"{text!r} is not NAME=module:function")
+        name, target = parts.groups()
+        if name in found or name in taken:
+            raise ValueError(f"the name {name!r} is already taken")
+        found[name] = target
+    return found
 
 
 class Settings(BaseSettings):

@@ -16,7 +16,6 @@ from pydantic.json_schema import models_json_schema
 from actograph import __version__, redaction
 from actograph.contract.base import Problem
 from actograph.settings import Settings
-from actograph.user_functions.functions import UserFunctions
 from api.auth import Authentication
 from api.background import Background
 from api.dependencies import Services, refuse_unknown_query, use_reserve
@@ -27,6 +26,7 @@ from api.openai.chat_watch import ChatWatch
 from api.pages import site
 from api.routes import batches, chat, comparisons, files, jobs, keys, matrix, models, ops, sessions, vectors
 from api.served_models import ServedModels
+from evals.user_functions.functions import UserFunctions
 from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import PublicEndpoint

@@ -20,8 +20,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actograph.contract.errors import ActographError, Forbidden, ServiceUnavailable, Unauthorized
+from actograph.contract.roles import Role
 from actograph.loopback import is_loopback
-from actograph.roles import Role
 from actograph.settings import Settings
 from api import browser
 from api.errors import NO_DATABASE

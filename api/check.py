@@ -12,7 +12,7 @@ from actograph.contract.interventions import StoredVector, check_stored, check_w
 from actograph.contract.job_specs import CaptureInput, EvaluationSpec, check_capture, check_sampling
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import CaptureSpec
-from actograph.tool_calls import NOT_OFFERED
+from actograph.contract.tool_calls import NOT_OFFERED
 from storage.jobs.jobs import Spec
 
 

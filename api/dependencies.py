@@ -15,11 +15,11 @@ from fastapi.dependencies.models import Dependant
 from pydantic import BaseModel
 
 from actograph.contract.errors import Forbidden, InvalidRequest
+from actograph.contract.roles import Role
 from actograph.contract.suggestions import did_you_mean
-from actograph.roles import Role
 from actograph.settings import Settings
-from actograph.user_functions.functions import UserFunctions
 from api.served_models import ServedModels, Structures
+from evals.user_functions.functions import UserFunctions
 from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index import disk_reserve

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actograph import plans
 from actograph.contract.errors import InsufficientResources
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.models import ModelStructure
 from actograph.contract.operations import Estimate, Need
 from actograph.contract.specs import CaptureSpec
 from api.dependencies import Services
+from evals import plans
 from storage.accounts.quotas import Quotas
 from storage.jobs.jobs import Spec
 from storage.queue import pause

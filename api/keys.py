@@ -11,8 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from actograph.contract.errors import ActographError
 from actograph.contract.operations import NewKey
+from actograph.contract.roles import Role
 from actograph.redaction import conceal
-from actograph.roles import Role
 from actograph.settings import Settings
 from api.errors import refusal_of
 from storage import migrate

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from sqlalchemy.orm import Session
 
+from actograph.client.task_files import MAX_FILE_BYTES, read_task_file, task_from
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, ServiceUnavailable
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, validated
@@ -27,16 +28,15 @@ from actograph.contract.specs import (
     PathDataset,
 )
 from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
-from actograph.datasets.dataset_rows import DatasetRow, RowForm, Texts
-from actograph.datasets.readers import format_of
-from actograph.scoring.scorers import ScorerSet
-from actograph.tasks.files import MAX_FILE_BYTES, read_task_file, task_from
-from actograph.tasks.rows import Task, row_form
-from actograph.user_functions.functions import functions_of
+from actograph.settings import functions_of
 from api import estimate
 from api.check import check_hooks, check_length, check_prompts
 from api.dependencies import Services
 from api.estimate import Submission
+from evals.dataset_readers import format_of
+from evals.dataset_rows import DatasetRow, RowForm, Texts
+from evals.scoring.scorers import ScorerSet
+from evals.task_rows import Task, row_form
 from storage.accounts import quotas
 from storage.files import dataset_sources
 from storage.files.dataset_sources import Uploads

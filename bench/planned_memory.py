@@ -23,13 +23,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 
-from actograph import plans
 from actograph.contract import hooks as grammar
 from actograph.contract.specs import SamplingSpec
 from bench import process_memory
 from bench.capture_throughput import build
 from bench.marks import Mark, print_marks, write_result
 from bench.shapes import PYTHON_BOUND
+from evals import plans
 from tests.support.engine_run import ListedRun
 from worker.__main__ import tune_for_cpu
 from worker.engine import forwards

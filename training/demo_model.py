@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from actograph.datasets.dataset_rows import GOLD
 from actograph.demo import MODEL_DIR
+from evals.dataset_rows import GOLD
 from training.demo_lessons import Lesson, Messages, batches
 from training.demo_problems import Problem, held_out_problems
 from training.demo_tokenizer import END_OF_TURN, train_tokenizer

@@ -112,7 +112,7 @@ def _conditions(typed: list[str], file: Path) -> list[Any]:
 def _read_spec(source: str) -> dict[str, Any]:
     """Read a job from a YAML or JSON file, or from standard input for `-`. Raises InvalidRequest, OSError."""
     if source.endswith((".yaml", ".yml")):
-        from actograph.tasks.files import read_mapping
+        from actograph.client.task_files import read_mapping
 
         return read_mapping(Path(source).read_bytes(), source)
     found = _read_json(source)

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 from pydantic import BaseModel, ValidationError
 
 from actograph.client.service import Files, Models
+from actograph.client.task_files import read_task_file, task_from
 from actograph.contract.analyses.specs import ANALYSIS_KINDS
 from actograph.contract.base import merged
 from actograph.contract.errors import InvalidRequest
@@ -17,7 +18,6 @@ from actograph.contract.row_selection import Reduce
 from actograph.contract.specs import Dtype, Tools
 from actograph.contract.tasks import TaskName
 from actograph.durations import NEVER, seconds_of
-from actograph.tasks.files import read_task_file, task_from
 
 Fields = Mapping[str, Any] | BaseModel
 Capture = str | Fields

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from actograph import json_grammar
+from actograph.contract import json_grammar
 from actograph.contract.base import JsonObject, Name, Part, PromptText, Spec, Tag
 from actograph.contract.interventions import InterventionList
 from actograph.contract.job_specs import InputJobSpec

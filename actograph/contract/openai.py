@@ -26,7 +26,7 @@ from actograph.contract.chat_job import ChatTemplateKwargs, OwnSample, ResponseF
 from actograph.contract.interventions import InterventionList
 from actograph.contract.row_selection import needs_generation
 from actograph.contract.specs import CaptureSpec, Expiry, LogitBias, Penalty, SamplingOptions, SamplingSpec
-from actograph.tool_calls import CLOSE
+from actograph.contract.tool_calls import CLOSE
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20

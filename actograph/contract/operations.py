@@ -8,8 +8,8 @@ from pydantic import Field
 from actograph.contract import base, hooks, interventions, job_specs, row_selection, specs, tasks
 from actograph.contract.base import ErrorRecord, Resource, Spec, example
 from actograph.contract.models import Model
+from actograph.contract.roles import Role
 from actograph.contract.specs import ExpiresAfter
-from actograph.roles import Role
 
 
 class QueuePause(Resource):

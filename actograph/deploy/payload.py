@@ -12,7 +12,7 @@ from actograph.contract.errors import ServiceUnavailable
 from actograph.deploy.on_box.layout import fingerprint
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PACKAGES = ("actograph", "api", "storage", "worker")
+PACKAGES = ("actograph", "api", "evals", "storage", "worker")
 _EXTRA = re.compile(r"actograph\[([\w,]+)\]")
 
 

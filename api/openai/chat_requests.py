@@ -7,7 +7,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from actograph import json_grammar
+from actograph.contract import json_grammar
 from actograph.contract.chat_job import ChatInput, ChatJobSpec
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.contract.models import ModelStructure

@@ -13,7 +13,7 @@ from actograph.contract import resources
 from actograph.contract.chat_job import is_only_read
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import JobStatus, SampleStatus
-from actograph.tool_calls import ToolCall, parse_calls, text_before_calls
+from actograph.contract.tool_calls import ToolCall, parse_calls, text_before_calls
 from api.dependencies import Services
 from storage import samples
 from storage.jobs import jobs

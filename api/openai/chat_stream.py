@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from actograph.contract import openai_answers as answers
 from actograph.contract.errors import ActographError
-from actograph.tool_calls import OPEN, first_call
+from actograph.contract.tool_calls import OPEN, first_call
 from api.errors import openai_error
 from api.openai import chat_results
 from api.openai.chat_watch import Running

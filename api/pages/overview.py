@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from actograph.contract.resources import Job, JobStatus
-from actograph.roles import Role
+from actograph.contract.roles import Role
 from api.auth import READ
 from api.dependencies import Services, ServicesDep
 from api.pages.live import digest

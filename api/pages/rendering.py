@@ -16,8 +16,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from actograph import __version__
 from actograph.cli.tables import age, shorten, size
+from actograph.contract.roles import Role
 from actograph.durations import duration
-from actograph.roles import Role
 from api.auth import Access
 
 HERE = Path(__file__).parent

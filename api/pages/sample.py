@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from actograph.contract.errors import NotFound
 from actograph.contract.resources import Sample
-from actograph.scoring.completions import CLOSE, OPEN
 from api.auth import READ
 from api.dependencies import JobId, SampleId, Services, ServicesDep
 from api.pages.rendering import render
 from api.routes.jobs import get_job_sample, list_job_samples
+from evals.scoring.completions import CLOSE, OPEN
 from storage.index.pages import Order, PageOptions
 from storage.samples import verdicts
 

@@ -9,7 +9,7 @@ from actograph.contract.errors import NotFound
 from actograph.contract.job_specs import validated
 from actograph.contract.model_loads import ModelLoadRequest
 from actograph.contract.operations import NewKey
-from actograph.roles import Role
+from actograph.contract.roles import Role
 from api.auth import ADMIN, READ
 from api.dependencies import KeyId, Services, ServicesDep
 from api.pages.rendering import render, see_other

@@ -9,9 +9,9 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import NewVector
 from actograph.contract.resources import ActivationComparison, ActivationComparisonRequest, JobComparison
-from actograph.statistics.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
 from api.auth import READ, SUBMIT, Caller
 from api.dependencies import JobId, ServicesDep, slow
+from evals.statistics.paired import DEFAULT_LEVEL, DEFAULT_RESAMPLES
 from storage.jobs import jobs
 from storage.results import comparisons, matrix
 from storage.sessions import sessions, vectors

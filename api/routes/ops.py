@@ -24,7 +24,7 @@ from actograph.contract.operations import (
     of_contract,
 )
 from actograph.contract.specs import PauseRequest
-from actograph.user_functions.functions import functions_of
+from actograph.settings import functions_of
 from api import metrics
 from api.auth import ADMIN, READ, Caller
 from api.dependencies import AllServicesDep, ServicesDep, slow

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import Conflict
 from actograph.contract.operations import KEY_PREFIX, ApiKey, KeyUpdate, NewKey
-from actograph.roles import Role
+from actograph.contract.roles import Role
 from storage.index import pages, row_locks
 from storage.index.clock import moment_of
 from storage.index.database import Database, now

@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 from actograph.contract.errors import InvalidDataset, NotFound
 from actograph.contract.specs import FileDataset, PathDataset
-from actograph.datasets.dataset_rows import DatasetRow, RowForm, checked
-from actograph.datasets.readers import format_of, records_of
+from evals.dataset_readers import format_of, records_of
+from evals.dataset_rows import DatasetRow, RowForm, checked
 from storage.artifacts.store import ArtifactStore
 from storage.files import files
 from storage.index.database import Database

@@ -16,7 +16,7 @@ from actograph.contract.resources import (
     PairedDifference,
     SampleStatus,
 )
-from actograph.statistics import paired
+from evals.statistics import paired
 from storage.tables.models import JobRow, SampleRow
 
 #: (sample index, epoch): what the two samples of a pair have in common

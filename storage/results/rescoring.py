@@ -14,8 +14,8 @@ from actograph.contract.errors import Conflict, InvalidDataset, InvalidRequest
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.tasks import MAX_SCORERS, Scorer
-from actograph.scoring.scorers import Answer, ScorerSet, own_scorers
-from actograph.user_functions.functions import UserFunctions
+from evals.scoring.scorers import Answer, ScorerSet, own_scorers
+from evals.user_functions.functions import UserFunctions
 from storage.index import events
 from storage.index.database import Database
 from storage.jobs import jobs

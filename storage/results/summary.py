@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.resources import JobStatus, SampleStatus, ToolUse
 from actograph.contract.tasks import task_name
-from actograph.statistics import metrics
+from evals.statistics import metrics
 from storage.tables.models import JobRow, SampleRow
 
 #: samples in memory at once

@@ -9,7 +9,7 @@ from typing import Any
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.job_specs import CaptureInput, CaptureJobSpec, EvaluationSpec
 from actograph.contract.specs import sample_seed
-from actograph.datasets.dataset_rows import DatasetRow
+from evals.dataset_rows import DatasetRow
 from storage.samples import NewSample
 
 

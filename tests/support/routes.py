@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from actograph.roles import Role
+from actograph.contract.roles import Role
 from api.app import create_app
 
 #: stands for a parameter of a path

@@ -16,7 +16,8 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "transformers", "nnsight"}
 FORBIDDEN = {
-    "actograph": {"fastapi", "celery", "sqlalchemy", "api", "worker", "storage"} | HEAVY,
+    "actograph": {"fastapi", "celery", "sqlalchemy", "api", "worker", "storage", "evals"} | HEAVY,
+    "evals": {"fastapi", "celery", "sqlalchemy", "api", "worker", "storage"} | HEAVY,
     "storage": {"fastapi", "api", "worker"} | HEAVY,
     "worker": {"fastapi", "starlette", "api"},
     "api": {"worker"} | HEAVY,
@@ -30,9 +31,11 @@ OF_EXTRAS = {
 }
 #: packages of a room from the bottom to the top
 PACKAGES = {
+    "evals": "dataset_readers dataset_rows task_rows prompts calculator user_functions tools scoring "
+    "statistics plans",
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
     "results analyses upkeep index_backup backup",
-    "worker": "text engine evals runners sample signals drain process analysis __main__",
+    "worker": "text engine runners sample signals drain process analysis __main__",
     "worker.engine": "messages requests channel client model locations edits tokens structure runs capture "
     "token_rules packed traced stream pass_memory forwards engine translation loading service __main__",
     "api": "middleware errors browser auth served_models dependencies estimate check submit analyses openai "

@@ -15,9 +15,9 @@ from actograph.contract.errors import ActographError
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, check_capture
 from actograph.contract.models import ModelStructure, PinnedModel
 from actograph.contract.specs import CaptureSpec
-from actograph.datasets.dataset_rows import DatasetRow
 from actograph.settings import Settings
-from actograph.user_functions.functions import UserFunctions
+from evals.dataset_rows import DatasetRow
+from evals.user_functions.functions import UserFunctions
 from storage.artifacts.store import ArtifactStore
 from storage.broker.live_text import LiveTextWriter
 from storage.files.dataset_sources import Uploads
@@ -31,10 +31,10 @@ from storage.submission import bulk_insert
 from storage.tables.models import JobRow
 from worker.drain.job_models import JobModels
 from worker.engine.client import Engine
-from worker.evals.datasets import DatasetReader
 from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
+from worker.runners.job_datasets import DatasetReader
 from worker.runners.runner import Runner
 from worker.sample.open_job import OpenJob
 from worker.sample.provenance import Provenance

@@ -8,7 +8,7 @@ import logging
 from functools import cached_property
 
 from actograph.contract.errors import ModelRefused
-from actograph.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes, run_memory
+from evals.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes, run_memory
 from worker.engine.capture.pool import Budget
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import RunOptions

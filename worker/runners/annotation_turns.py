@@ -11,11 +11,11 @@ from dataclasses import replace
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import ToolMessage, ToolUse, ToolUseEnd
-from actograph.scoring.calculator import MAX_CHARS
-from actograph.tasks.prompts import ChatMessages
-from actograph.tool_calls import CALCULATION, annotation_call
+from actograph.contract.tool_calls import CALCULATION, annotation_call
+from evals.calculator import MAX_CHARS
+from evals.prompts import ChatMessages
+from evals.tools import CALCULATOR, Called, ToolResult, record_of, run_call
 from worker.engine.messages import TextEnd
-from worker.evals.tools import CALCULATOR, Called, ToolResult, record_of, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt
 from worker.text.tokenizer import Tokenizer, decode_exactly

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from actograph import json_grammar
+from actograph.contract import json_grammar
 from actograph.contract.chat_job import ChatInput, is_only_read
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import SamplingSpec
-from actograph.scoring.completions import cut_at_stop
-from actograph.tool_calls import CLOSE, OPEN
+from actograph.contract.tool_calls import CLOSE, OPEN
+from evals.scoring.completions import cut_at_stop
 from storage.queue.leases import LeasedSample
 from worker.engine.messages import Generation, TokenLogprobs
 from worker.runners import text

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import Score, ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
-from actograph.datasets.dataset_rows import DatasetRow
-from actograph.scoring.scorers import Answer, ScorerSet
-from actograph.tasks.prompts import ChatMessages, FewshotSampler, build_prompt, task_of
-from actograph.user_functions.functions import UserFunctions
+from evals.dataset_rows import DatasetRow
+from evals.prompts import ChatMessages, FewshotSampler, build_prompt, task_of
+from evals.scoring.scorers import Answer, ScorerSet
+from evals.tools import Called, tools_of
+from evals.user_functions.functions import UserFunctions
 from storage.queue.leases import LeasedSample
-from worker.evals.tools import Called, tools_of
 from worker.runners import text
 from worker.runners.annotation_turns import AnnotationTurns
 from worker.runners.runner import FurtherTurn, Prompt, Runner

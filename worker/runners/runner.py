@@ -7,9 +7,9 @@ from typing import Any
 
 from actograph.contract.resources import Score, ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
+from evals.tools import Called
 from storage.queue.leases import LeasedSample
 from worker.engine.messages import Generation, TextEnd
-from worker.evals.tools import Called
 
 
 @dataclass(frozen=True, kw_only=True)

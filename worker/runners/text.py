@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from actograph.contract.errors import InvalidRequest
-from actograph.scoring.completions import cut_at_stop
-from actograph.tasks.prompts import ChatMessages
+from evals.prompts import ChatMessages
+from evals.scoring.completions import cut_at_stop
 from worker.runners.runner import Prompt
 from worker.text.chat_template import encode_prompt, render_chat
 from worker.text.text_stream import REPLACEMENT

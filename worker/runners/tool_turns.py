@@ -10,9 +10,9 @@ from typing import Any
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.resources import ToolMessage, ToolUse, ToolUseEnd
-from actograph.tasks.prompts import ChatMessages
-from actograph.tool_calls import NOT_OFFERED, OPEN, MalformedCall, ToolCall, parse_calls
-from worker.evals.tools import Called, Tool, record_of, run_call
+from actograph.contract.tool_calls import NOT_OFFERED, OPEN, MalformedCall, ToolCall, parse_calls
+from evals.prompts import ChatMessages
+from evals.tools import Called, Tool, record_of, run_call
 from worker.runners import text
 from worker.runners.runner import FurtherTurn, Prompt
 from worker.text.chat_template import render_chat

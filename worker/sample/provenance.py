@@ -7,7 +7,7 @@ from functools import cached_property
 from actograph.contract import models
 from actograph.contract.row_selection import FirstFeatures, Positions, held_back
 from actograph.contract.specs import CaptureSpec
-from actograph.plans import is_tail_only
+from evals.plans import is_tail_only
 from worker.engine.messages import STATISTICS, Capture, StatisticsOptions
 from worker.sample import token_rules
 from worker.sample.steering import UNSTEERED, Steering

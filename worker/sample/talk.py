@@ -12,11 +12,11 @@ from actograph.contract.job_specs import check_sampling
 from actograph.contract.resources import ToolUseEnd
 from actograph.contract.row_selection import Positions
 from actograph.contract.specs import SamplingSpec, sample_seed
+from evals.tools import Called
 from storage.artifacts.store import ArtifactStore
 from storage.broker.live_text import LiveTextWriter
 from storage.queue.leases import LeasedSample
 from worker.engine.messages import Generation, Request, Rows, TokenRule
-from worker.evals.tools import Called
 from worker.runners.runner import Prompt
 from worker.sample.conversation import Conversation, TurnPrompt
 from worker.sample.held_rows import HeldRows

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from actograph.contract.errors import InvalidRequest
-from actograph.tool_calls import CLOSE, OPEN, ToolCall, parse_calls
+from actograph.contract.tool_calls import CLOSE, OPEN, ToolCall, parse_calls
 from worker.text.chat_template import render_chat
 from worker.text.tokenizer import Tokenizer
 

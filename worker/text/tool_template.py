@@ -4,7 +4,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from actograph.tool_calls import OPEN
+from actograph.contract.tool_calls import OPEN
 from worker.text.tokenizer import Tokenizer
 
 _TOOL: dict[str, Any] = {

@@ -13,9 +13,9 @@ from actograph.cli.flags import DryRunOption, IdArgument, QuietOption
 from actograph.cli.shell import ERROR, Shell, command, emit, end, note
 from actograph.cli.tables import Columns, age, describe, render, size, text_of
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.roles import Role
 from actograph.durations import seconds_of
 from actograph.progress import meter
-from actograph.roles import Role
 
 if TYPE_CHECKING:
     from actograph.contract.operations import ApiKey

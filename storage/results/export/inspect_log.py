@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from actograph import __version__
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
-from actograph.tool_calls import MalformedCall, ToolCall, recorded_calls, text_before_calls
+from actograph.contract.tool_calls import MalformedCall, ToolCall, recorded_calls, text_before_calls
 from storage.results.export.archive import CHUNK, new_spool
 from storage.results.export.inspect_events import events_of
 from storage.results.export.of_condition import ConditionRun, Origin, dataset_name, safe_part

@@ -12,8 +12,8 @@ from actograph import tensor_files
 from actograph.contract import hooks, resources
 from actograph.contract.errors import ActographError, NotFound, StoreDamaged
 from actograph.contract.resources import Sample, TensorInfo, ToolMessage
+from actograph.contract.tool_calls import MalformedCall, ToolCall, recorded_calls
 from actograph.tensor_files import Array
-from actograph.tool_calls import MalformedCall, ToolCall, recorded_calls
 from storage.artifacts.store import ArtifactStore
 from storage.results.export.archive import TarGz, new_spool
 from storage.sessions.manifest import MANIFEST_NAME, SessionManifest

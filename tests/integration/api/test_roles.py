@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from actograph.roles import Role
+from actograph.contract.roles import Role
 from api.app import create_app
 from api.auth import OPEN_PATHS, STATIC
 from tests.integration.api.conftest import Keyed, Problem, capture_spec

@@ -9,7 +9,7 @@ import pytest
 
 from actograph.contract.operations import NewKey
 from actograph.contract.resources import JobStatus
-from actograph.roles import Role
+from actograph.contract.roles import Role
 from storage.accounts import api_keys
 from storage.queue import leases
 from tests.support import leasing

@@ -13,7 +13,7 @@ from actograph.contract.job_specs import CaptureJobSpec, job_spec_adapter
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from actograph.contract.specs import HubDataset
 from actograph.settings import Settings
-from actograph.tasks.rows import row_form
+from evals.task_rows import row_form
 from storage import samples
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
-from actograph.tool_calls import ToolCall
+from actograph.contract.tool_calls import ToolCall
+from evals.tools import CALCULATOR
 from storage.results.export.sample import turns
 from storage.sessions.writer import SessionReader
 from tests.support.additions import TASK, additions
 from tests.support.engine_double import Scripted
 from worker.engine.messages import TextEnd
-from worker.evals.tools import CALCULATOR
 from worker.runners import annotation_turns
 
 if TYPE_CHECKING:

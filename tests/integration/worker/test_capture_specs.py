@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from actograph import plans, tensor_files
+from actograph import tensor_files
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ActographError, CaptureFailed
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import CaptureSpec, SamplingSpec
+from evals import plans
 from storage.artifacts.factory import open_store
 from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore

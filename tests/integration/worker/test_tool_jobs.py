@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
+from evals import tools
 from storage.jobs import jobs
 from storage.results import summary
 from storage.sessions.writer import SessionReader
@@ -17,7 +18,6 @@ from tests.support.additions import TASK, additions
 from tests.support.engine_double import Scripted, Watched
 from worker.engine.messages import Request
 from worker.engine.structure.structure import discover
-from worker.evals import tools
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -129,7 +129,7 @@ def broken(arguments: Mapping[str, Any]) -> str:
 def test_a_calculator_that_raises_is_told_to_the_model(
     bench: "Bench", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.evals.tools.CALCULATOR", replace(tools.CALCULATOR, run=broken))
+    monkeypatch.setattr("evals.tools.CALCULATOR", replace(tools.CALCULATOR, run=broken))
     for sample in run(bench, submit(bench, 2)):
         assert sample.tool_use is not None
         assert sample.tool_use.errors >= 1

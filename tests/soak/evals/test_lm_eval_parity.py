@@ -13,9 +13,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from actograph.contract.job_specs import EvaluationSpec
 from actograph.contract.specs import Condition
-from actograph.datasets.dataset_rows import DatasetRow, read_rows
-from actograph.scoring.scorers import Answer, ScorerSet
-from actograph.tasks.prompts import TASKS, FewshotSampler, build_prompt
+from evals.dataset_rows import DatasetRow, read_rows
+from evals.prompts import TASKS, FewshotSampler, build_prompt
+from evals.scoring.scorers import Answer, ScorerSet
 from worker.text.chat_template import encode_prompt, render_chat
 
 pytestmark = pytest.mark.integration

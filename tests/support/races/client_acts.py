@@ -20,9 +20,9 @@ from actograph.contract.model_loads import ModelLoadRequest
 from actograph.contract.openai import ChatCompletionRequest
 from actograph.contract.openai_answers import BatchRequest
 from actograph.contract.operations import KeyUpdate, NewKey
+from actograph.contract.roles import Role
 from actograph.contract.specs import SessionUpdate
 from actograph.contract.tasks import RescoreRequest
-from actograph.roles import Role
 from api.dependencies import Services
 from api.openai import chat_requests
 from api.routes import batches, files, jobs, models

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from actograph.roles import Role
+from actograph.contract.roles import Role
 from storage.index import counters
 from storage.index.counters import Counter
 from storage.jobs import jobs

@@ -5,8 +5,8 @@ import re
 from itertools import islice
 from pathlib import Path
 
-from actograph.datasets.dataset_rows import read_rows
 from actograph.demo import MODEL_DIR, PROBLEMS
+from evals.dataset_rows import read_rows
 from training.demo_lessons import batches, thought_answer
 from training.demo_problems import Problem, Step, as_jsonl, held_out_pairs, held_out_problems
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from actograph.plans import BLOCK_ROWS
+from evals.plans import BLOCK_ROWS
 from worker.engine.capture.selection import Columns, stored_dtype
 from worker.engine.locations import ModelHooks
 from worker.engine.model.host_memory import host_empty

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from actograph.plans import run_bytes
+from evals.plans import run_bytes
 
 
 def available_bytes(device: torch.device) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actograph.roles import Role
+from actograph.contract.roles import Role
 from storage.index import ids
 from tests.integration.api.conftest import Keyed, Problem, capture_spec
 from tests.integration.api.ownership.conftest import Things

@@ -10,7 +10,7 @@ from actograph.contract.errors import Conflict, NotFound
 from actograph.contract.interventions import NewVector
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.operations import NewKey
-from actograph.roles import Role
+from actograph.contract.roles import Role
 from storage import migrate
 from storage.accounts import api_keys
 from storage.files import files

@@ -13,7 +13,7 @@ from tokenizers.models import Unigram
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from actograph.contract.specs import SamplingSpec
-from actograph.scoring.completions import cut_at_stop
+from evals.scoring.completions import cut_at_stop
 from worker.runners import text
 from worker.runners.text import SpokenText
 from worker.sample.open_job import OpenJob

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from actograph.contract.job_specs import EvaluationSpec, job_spec_adapter
-from actograph.datasets.dataset_rows import DatasetRow
+from evals.dataset_rows import DatasetRow
 from storage.artifacts.local import LocalStore
 from storage.index.database import Database
 from storage.jobs import jobs

@@ -1,1 +1,0 @@
-"""Readers of dataset files: JSONL, CSV and Parquet."""

@@ -1,1 +1,0 @@
-"""Tasks: prompts from rows of a dataset, templates, and task files."""

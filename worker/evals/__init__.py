@@ -1,1 +1,0 @@
-"""Evaluations: datasets and tools."""
