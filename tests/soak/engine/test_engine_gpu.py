@@ -20,6 +20,7 @@ from worker.engine.engine import Engine
 from worker.engine.model.load import wrap_model
 from worker.engine.requests import Edit, Generation, GenerationRequest, RowShaping, StatisticsOptions
 from worker.engine.runs import RunOptions
+from worker.engine.tokens.sampler import SampledRow, Sampler
 from worker.engine.tokens.sampling import gumbel
 
 pytestmark = [
@@ -168,6 +169,36 @@ def test_noise_is_that_of_the_cpu() -> None:
         there = gumbel(seeds.cuda(), step, index.cuda()).cpu()
         assert torch.allclose(here, there, rtol=1e-13, atol=1e-13)
         assert torch.equal(here.argmax(-1), there.argmax(-1))
+
+
+def test_the_sampler_chooses_as_on_the_cpu_and_for_each_row_alone() -> None:
+    ways: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.5},
+        {"temperature": 30.0, "top_p": 0.9},
+        {"temperature": 1.0, "top_k": 40, "min_p": 0.01, "repetition_penalty": 1.2},
+        {"logit_bias": {"4": 2.0}, "min_tokens": 4},
+    ]
+    logits = torch.randn(4, len(ways), 20_000, generator=torch.Generator().manual_seed(0)) * 3
+    chosen: dict[str, list[int]] = {}
+    for name, device in (("cpu", "cpu"), ("together", "cuda"), ("alone", "cuda")):
+        sampler = Sampler(torch.device(device), logits.shape[-1])
+        slots = [
+            sampler.open(SamplingSpec(**way), seed=i, prompt=[3, 4], most=4, ends=[1])
+            for i, way in enumerate(ways)
+        ]
+        tokens = [-1] * len(ways)
+        chosen[name] = []
+        for step, of_step in enumerate(logits.to(device)):
+            rows = [SampledRow(slot, step, token) for slot, token in zip(slots, tokens, strict=True)]
+            groups = [[i] for i in range(len(ways))] if name == "alone" else [list(range(len(ways)))]
+            for some in groups:
+                made = sampler.choose(of_step[some], [rows[i] for i in some])
+                for i, token in zip(some, made, strict=True):
+                    tokens[i] = token.token
+            chosen[name] += tokens
+    assert chosen["alone"] == chosen["together"] == chosen["cpu"]
 
 
 def test_edits_are_those_of_the_cpu(engine: Engine) -> None:

@@ -15,12 +15,13 @@ from worker.engine.model.device_errors import is_device_lost, is_out_of_memory, 
 from worker.engine.model.memory import memory_snapshot
 from worker.engine.requests import FinishReason, Generation
 from worker.engine.runs import Control, Results, RunStatistics, Sink, Source
-from worker.engine.stream.choice import ChosenToken, TokenChoice
+from worker.engine.stream.choice import TokenChoice
 from worker.engine.stream.delivery import Delivery
 from worker.engine.stream.live import Endings, Forward, Live, unread
 from worker.engine.stream.pack import pack
 from worker.engine.stream.places import Places
 from worker.engine.stream.scores import scored_tokens
+from worker.engine.tokens.sampler import ChosenToken
 
 #: passes of single requests that may fail one after the other before the run does
 _BAD_PASSES = 8
@@ -171,7 +172,7 @@ class Loop:
 
     def _started(self, live: Live) -> None:
         try:
-            self._choice.prepare(live)
+            self._choice.open(live)
             self._results.started(live.key, live.generated)
         except Exception as error:  # noqa: BLE001 (it fails this request alone)
             self._end(live, "error", error)
@@ -306,6 +307,7 @@ class Loop:
 
     def _doubt(self, live: Live, error: Exception) -> None:
         """End a request whose passes fail; its result waits until it is known that not all passes do."""
+        self._choice.close(live)
         self._places.leave(live, failed=True)
         if live.begins is None:
             if live.record is not None:
@@ -337,6 +339,7 @@ class Loop:
 
     def _end(self, live: Live, reason: FinishReason, error: BaseException | None = None) -> None:
         """Let a request's rows and result leave, and free its place."""
+        self._choice.close(live)
         self._places.leave(live, failed=reason != "stop")
         if live.begins is not None:
             return

@@ -1,0 +1,48 @@
+"""Slots of tables on a device."""
+
+import heapq
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Slots:
+    """Numbers of slots; the lowest free one is taken first, so tables stay small.
+
+    Attributes:
+        size: slots that a table needs.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._free: list[int] = []
+
+    def take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self.size += 1
+        return self.size - 1
+
+    def give(self, slot: int) -> None:
+        heapq.heappush(self._free, slot)
+
+
+def widened(table: Tensor, slots: int) -> Tensor:
+    """A table [columns, slots] with room for at least so many slots, and the numbers that it had."""
+    have = table.shape[1]
+    if slots <= have:
+        return table
+    made = table.new_zeros(table.shape[0], 1 << (slots - 1).bit_length())
+    made[:, :have].copy_(table)
+    return made
+
+
+def to_device(numbers: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+    """A copy on the device. A GPU is not waited for."""
+    if device.type == "cpu":
+        return torch.from_numpy(numbers)
+    host = torch.empty(numbers.shape, dtype=torch.from_numpy(numbers).dtype, pin_memory=True)
+    host.numpy()[...] = numbers
+    return host.to(device, non_blocking=True)
