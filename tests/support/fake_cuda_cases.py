@@ -160,11 +160,11 @@ def admission(shape: str, slots: int = 256) -> list[dict[str, Any]]:
     return found
 
 
-def counts(shape: str, *, captures: bool = False) -> dict[str, Any]:
+def counts(shape: str, *, captures: bool = False, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
     """Launches, stalls and hidden temporaries of a decode pass of 64 requests; the launches at two depths."""
     launches = {}
     for layers in (2, 4):
-        with world(shape, layers=layers) as (hooks, _):
+        with world(shape, layers=layers, dtype=dtype) as (hooks, _):
             captured = points(hooks) if captures else ()
             run(engine_of(hooks), [ask(i, prompt=2, hooks=captured) for i in range(64)], turns=2)
             last = decode_passes()[-1]
@@ -282,12 +282,13 @@ CASES: dict[str, Callable[[], Any]] = {
     "admission-0.6b": lambda: admission("0.6b"),
     "admission-8b": lambda: admission("8b"),
     "admission-30b-a3b": lambda: admission("30b-a3b"),
-    # it attends request by request, whose launches take minutes here
-    "admission-gemma2": lambda: admission("gemma2", slots=32),
+    # each request takes a block of the arena at least, and a card of 24 GB has some 80
+    "admission-gemma2": lambda: admission("gemma2", slots=64),
     "counts-0.6b": lambda: counts("0.6b"),
     "counts-0.6b-capture": lambda: counts("0.6b", captures=True),
     "counts-30b-a3b": lambda: counts("30b-a3b"),
     "counts-gemma2": lambda: counts("gemma2"),
+    "counts-0.6b-float32": lambda: counts("0.6b", dtype=torch.float32),
     "stalls": stalls,
     "graphs": graphs,
     "failed-capture": failed_capture,

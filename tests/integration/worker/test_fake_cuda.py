@@ -17,10 +17,13 @@ COUNTS: dict[str, Any] = json.loads(
 )
 PASSES, STALLS = COUNTS["passes"], COUNTS["stalls"]
 #: what is counted, the figure of today, and the most that it should be
-GOALS = [
+REACHED = [
     ("launches of a layer of Gemma 2", PASSES["gemma2"]["launches per layer"], 70),
-    ("hidden temporaries of a pass", max(one["hidden temporaries"] for one in PASSES.values()), 0),
+    ("launches of a layer in float32", PASSES["0.6b-float32"]["launches per layer"], 70),
     ("blocking copies inside the forward", max(one["stalls inside"] for one in PASSES.values()), 0),
+]
+GOALS = [
+    ("hidden temporaries of a pass", max(one["hidden temporaries"] for one in PASSES.values()), 0),
     ("stalls of a pass of 64 requests", max(rows["64"]["all"] for rows in STALLS.values()), 1),
     ("graphs captured while a drain runs", COUNTS["captures while a drain runs"], 0),
 ]
@@ -73,13 +76,16 @@ def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.S
 @pytest.mark.parametrize(
     ("figure", "goal"),
     [
-        pytest.param(
-            figure,
-            goal,
-            id=what,
-            marks=pytest.mark.xfail(strict=True, reason=f"{what}: {figure}, should be {goal} at most"),
-        )
-        for what, figure, goal in GOALS
+        *(pytest.param(figure, goal, id=what) for what, figure, goal in REACHED),
+        *(
+            pytest.param(
+                figure,
+                goal,
+                id=what,
+                marks=pytest.mark.xfail(strict=True, reason=f"{what}: {figure}, should be {goal} at most"),
+            )
+            for what, figure, goal in GOALS
+        ),
     ],
 )
 def test_a_goal_is_reached(figure: int, goal: int) -> None:

@@ -14,6 +14,7 @@ from worker.engine.capture.parts import Context, Part
 from worker.engine.capture.pool import Budget
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks
+from worker.engine.model.host_memory import to_device
 from worker.engine.packed.prefixes import Beginning
 from worker.engine.requests import FinishReason, Generation, TextEnd, TokenLogprobs
 from worker.engine.runs import RunRequest
@@ -21,7 +22,6 @@ from worker.engine.stream.edits import RowEdits
 from worker.engine.stream.scores import PromptScore
 from worker.engine.tokens.grammar import Grammar
 from worker.engine.tokens.sampler import Slot
-from worker.engine.tokens.slots import to_device
 from worker.engine.tokens.stopping import StopStrings, TextEnds
 
 #: kinds of stops remembered

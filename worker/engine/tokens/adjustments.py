@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine.tokens.slots import Slots, to_device, widened
+from worker.engine.model.host_memory import to_device
+from worker.engine.tokens.slots import Slots, widened
 
 #: columns of the table: token id; bits of the bias, a float32; whether the repetition penalty applies from
 #: the start; how often the token was generated; number of generated tokens from which on it may be chosen

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import SamplingSpec
+from worker.engine.model.host_memory import to_device
 from worker.engine.requests import TokenLogprobs
 from worker.engine.tokens.adjustments import NUMBERS, Adjustments, adjusts, counts_tokens
 from worker.engine.tokens.sampling import Look, Warps, draw, look_of, signed
-from worker.engine.tokens.slots import Slots, to_device, widened
+from worker.engine.tokens.slots import Slots, widened
 
 #: rows of the tables of numbers: temperature, top_p, min_p's logarithm; and: seed, top_k
 _FLOATS, _WHOLES = 3, 2

@@ -1,10 +1,7 @@
 """Slots of tables on a device."""
 
 import heapq
-from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 
@@ -37,12 +34,3 @@ def widened(table: Tensor, slots: int) -> Tensor:
     made = table.new_zeros(table.shape[0], 1 << (slots - 1).bit_length())
     made[:, :have].copy_(table)
     return made
-
-
-def to_device(numbers: np.ndarray[Any, Any], device: torch.device) -> Tensor:
-    """A copy on the device. A GPU is not waited for."""
-    if device.type == "cpu":
-        return torch.from_numpy(numbers)
-    host = torch.empty(numbers.shape, dtype=torch.from_numpy(numbers).dtype, pin_memory=True)
-    host.numpy()[...] = numbers
-    return host.to(device, non_blocking=True)
