@@ -41,7 +41,7 @@ class Slot(NamedTuple):
     Attributes:
         number: in the table of draws; None for greedy decoding.
         look: tokens that its draws look at; None for greedy decoding.
-        top_k: number of tokens that it chooses from; None: all.
+        top_k: number of tokens that it chooses from; 0: all.
         bounded: whether it has a min-p.
         adjusted: its slot of the adjustments; None if its logits stay as they are.
         counts: whether its generated tokens change its logits.
@@ -50,7 +50,7 @@ class Slot(NamedTuple):
 
     number: int | None = None
     look: Look | None = None
-    top_k: int | None = None
+    top_k: int = 0
     bounded: bool = False
     adjusted: int | None = None
     counts: bool = False
@@ -127,7 +127,7 @@ class Sampler:
             last = [one for one in (*ends, *sampling.stop_token_ids) if one < vocabulary]
             adjusted = self._adjustments.open(sampling, prompt, most, last)
         bounded = number is not None and sampling.min_p > 0
-        top_k = None if look in (None, Look.ALL) else sampling.top_k
+        top_k = 0 if number is None else sampling.top_k or 0
         return Slot(number, look, top_k, bounded, adjusted, counts_tokens(sampling), top_logprobs)
 
     def close(self, slot: Slot) -> None:
@@ -203,14 +203,8 @@ class Sampler:
                 floats, wholes = (one.index_select(1, members.slots) for one in (self._floats, self._wholes))
                 temperature, top_p, min_p = floats[..., None]
                 seeds, top_k = wholes
-                warps = Warps(
-                    look,
-                    temperature,
-                    top_p,
-                    None if members.top_k is None else top_k[:, None],
-                    min_p if members.bounded else None,
-                    members.top_k if look is Look.FEW else None,
-                )
+                bounds = min_p if members.bounded else None
+                warps = Warps(look, temperature, top_p, top_k[:, None], bounds, members.most)
                 chosen = draw(own, warps, seeds, members.steps)
             if members.alone:
                 return chosen
@@ -230,7 +224,7 @@ class _Members(NamedTuple):
     rows: Tensor
     slots: Tensor
     steps: Tensor
-    top_k: int | None  # the largest one; None: no row has one
+    most: int  # the largest top-k
     bounded: bool
     alone: bool  # they are all rows
 
@@ -267,11 +261,11 @@ class _Numbers:
         self.ways = {}
         for (look, members), own in zip(ways.items(), middle, strict=True):
             slots = [rows[i].slot for i, _, _ in members]
-            top_k = max((slot.top_k for slot in slots if slot.top_k is not None), default=None)
+            most = max(slot.top_k for slot in slots)
             bounded = any(slot.bounded for slot in slots)
             places, draws, steps = own.view(3, -1)
             alone = len(members) == len(rows)
-            self.ways[look] = _Members(places, draws, steps, top_k, bounded, alone)
+            self.ways[look] = _Members(places, draws, steps, most, bounded, alone)
 
 
 def _flat(columns: Sequence[tuple[int, ...]]) -> list[int]:

@@ -27,10 +27,12 @@ _MIX_1 = signed(0xBF58476D1CE4E5B9)
 _MIX_2 = signed(0x94D049BB133111EB)
 _UNIT = 2.0**-52
 #: logits that are drawn from at once, at most: more take too much of a device's memory, or of a CPU's cache
-_MOST, _MOST_ON_CPU = 1 << 24, 1 << 20
+_MOST, _MOST_ON_CPU = 1 << 24, 1 << 21
 #: Candidates looked at first for top-p: enough for nearly every step, and a partial sort of a 150k vocabulary
 #: costs a tenth of a full one on a CPU.
 _FIRST = 1024
+#: tokens of a piece, and numbers of a round, of the search for top-p; the bits of a probability of 1
+_PIECE, _WAYS, _ONE = 1024, 32, 0x3F800000
 
 
 def _shift(value: Tensor, bits: int) -> Tensor:
@@ -70,7 +72,8 @@ class Look(StrEnum):
 
     ALL = "all"  # neither top-k nor top-p
     FEW = "few"  # a top-k of a few tokens
-    NUCLEUS = "nucleus"  # as many as top-p, or a large top-k, asks for
+    MANY = "many"  # a larger top-k
+    NUCLEUS = "nucleus"  # as many as top-p asks for
 
 
 class Warps(NamedTuple):
@@ -79,7 +82,7 @@ class Warps(NamedTuple):
     Attributes:
         temperature: float32, above 0.
         top_p: float32; infinity: all tokens.
-        top_k: int64; the vocabulary's size or more: all tokens. None: so for every row.
+        top_k: int64; for `Look.FEW` and `Look.MANY`.
         min_p: float32, the logarithm; minus infinity: all tokens. None: so for every row.
         most: the largest top-k, for `Look.FEW`.
     """
@@ -87,30 +90,29 @@ class Warps(NamedTuple):
     look: Look
     temperature: Tensor
     top_p: Tensor
-    top_k: Tensor | None = None
+    top_k: Tensor
     min_p: Tensor | None = None
-    most: int | None = None
+    most: int = 0
 
     def of(self, rows: slice) -> "Warps":
         """Those of some rows."""
-        top_k = None if self.top_k is None else self.top_k[rows]
         min_p = None if self.min_p is None else self.min_p[rows]
         return self._replace(
-            temperature=self.temperature[rows], top_p=self.top_p[rows], top_k=top_k, min_p=min_p
+            temperature=self.temperature[rows], top_p=self.top_p[rows], top_k=self.top_k[rows], min_p=min_p
         )
 
 
 def look_of(top_k: int | None, top_p: float, vocabulary: int) -> Look:
     """The tokens that a draw with this sampling must look at."""
     if top_k is not None and top_k < vocabulary:
-        return Look.FEW if top_k <= _FIRST else Look.NUCLEUS
+        return Look.FEW if top_k <= _FIRST else Look.MANY
     return Look.NUCLEUS if top_p < 1.0 else Look.ALL
 
 
 def candidates(logits: Tensor, warps: Warps) -> tuple[Tensor, Tensor | None]:
     """The tokens that may be drawn, warped in vLLM's order: temperature, min-p, top-k, top-p.
 
-    A row's candidates do not depend on the other rows. No number of the device is read, except on a CPU.
+    A row's candidates do not depend on the other rows. No number of a GPU is read.
 
     Args:
         logits: float32 [rows, vocabulary].
@@ -119,51 +121,85 @@ def candidates(logits: Tensor, warps: Warps) -> tuple[Tensor, Tensor | None]:
         Scaled logits [rows, n], -inf where a token is ruled out, and their vocabulary indices
         [rows, n]; None for the indices where all tokens remain, in vocabulary order.
     """
-    scores, vocab = logits / warps.temperature, logits.shape[-1]
+    scores = logits / warps.temperature
     if warps.min_p is not None:
         scores.masked_fill_(scores < scores.amax(-1, keepdim=True) + warps.min_p, -torch.inf)
     if warps.look is Look.ALL:
         return scores, None
-    if warps.most is not None:
-        values, index = scores.topk(warps.most, dim=-1)
-        weights = (values - values[:, :1]).exp_()
-    else:
-        values, index, weights = _nucleus(scores, warps)
-    # in float64: what a sum of float32 loses depends on its order, and that on the number of rows
+    if warps.look is Look.NUCLEUS:
+        probs = scores.softmax(-1)
+        if not reads_freely(scores):
+            return scores.masked_fill_(~within(probs, warps.top_p), -torch.inf), None
+        values, index, probs = _likeliest(scores, probs, warps.top_p)
+        # in float64: what a sum of float32 loses depends on its order, and that on the number of rows
+        before = probs.cumsum(-1, dtype=torch.float64).sub_(probs)
+        return values.masked_fill_(before >= warps.top_p, -torch.inf), index
+    few = warps.look is Look.FEW
+    values, index = scores.topk(warps.most) if few else scores.sort(descending=True, stable=True)
+    weights = (values - values[:, :1]).exp_()
     mass = weights.cumsum(-1, dtype=torch.float64)
-    total: Tensor | float = 1.0
-    if warps.top_k is not None:  # top-p counts probability among the k that are left
-        last = mass.gather(-1, (warps.top_k - 1).clamp_(max=values.shape[-1] - 1))
-        total = torch.where(warps.top_k < vocab, last, 1.0)
-    # up to and with the token that reaches `top_p`
-    hidden = mass.sub_(weights) >= warps.top_p * total
-    if warps.top_k is not None:
-        hidden |= torch.arange(values.shape[-1], device=values.device) >= warps.top_k
+    # top-p counts probability among the k that are left
+    total = mass.gather(-1, warps.top_k - 1)
+    rank = torch.arange(values.shape[-1], device=values.device)
+    hidden = (mass.sub_(weights) >= warps.top_p * total) | (rank >= warps.top_k)
     return values.masked_fill_(hidden, -torch.inf), index
 
 
-def _nucleus(scores: Tensor, warps: Warps) -> tuple[Tensor, Tensor, Tensor]:
+def reads_freely(scores: Tensor) -> bool:
+    """Whether it costs nothing to read a number of these: on a CPU. A GPU would be waited for."""
+    return scores.is_cpu
+
+
+def _likeliest(scores: Tensor, probs: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest tokens, as many as each row needs, descending: scores, indices, probabilities."""
     vocab = scores.shape[-1]
-    probs = scores.softmax(-1)
-    if not scores.is_cpu:  # a GPU does not wait to learn which rows need few
-        values, index = scores.sort(dim=-1, descending=True, stable=True)
-        return values, index, probs.gather(-1, index)
     first = min(_FIRST, vocab)
     values, index = scores.topk(first, dim=-1)
     own = probs.gather(-1, index)
-    short = own.sum(-1) < warps.top_p[:, 0]
-    if warps.top_k is not None:
-        short |= warps.top_k[:, 0] < vocab
+    short = own.sum(-1) < top_p[:, 0]
     if first < vocab and bool(short.any()):
         # the rows that need more, and no others: of equal logits `sort` may keep others than `topk`, and
         # what a row may draw must not depend on its neighbours
         more = scores[short].sort(dim=-1, descending=True, stable=True)
         values = _widened(values, vocab, -torch.inf).index_put((short,), more.values)
         index = _widened(index, vocab, 0).index_put((short,), more.indices)
-        own = probs.gather(-1, index)
-        own = own.masked_fill_(values.isneginf(), 0.0)
+        own = probs.gather(-1, index).masked_fill_(values.isneginf(), 0.0)
     return values, index, own
+
+
+def within(probs: Tensor, top_p: Tensor) -> Tensor:
+    """The likeliest tokens of each row up to and with the one that reaches `top_p`, bool [rows, vocabulary].
+
+    Of equally likely ones the first are taken. It finds the least probability by a search over the bits of
+    float32, 32 numbers in each round: in short sorted pieces their sums are found at once, and no row is
+    sorted as a whole.
+
+    Args:
+        probs: float32 [rows, vocabulary].
+        top_p: float32 [rows, 1].
+    """
+    rows, vocab = probs.shape
+    pieces = torch.nn.functional.pad(probs, (0, -vocab % _PIECE), value=-1.0).view(rows, -1, _PIECE)
+    pieces = pieces.sort(-1).values
+    # sums of the numbers from each place on; of none at the end
+    sums = pieces.clamp_min(0.0).flip(-1).cumsum(-1, dtype=torch.float64).flip(-1)
+    sums = torch.nn.functional.pad(sums, (0, 1))
+
+    def mass(bits: Tensor) -> Tensor:
+        """Probability [rows, n] of all tokens that have these [rows, n], or more."""
+        least = bits.to(torch.int32).view(torch.float32)[:, None].expand(-1, pieces.shape[1], -1)
+        return sums.gather(-1, torch.searchsorted(pieces, least.contiguous())).sum(1)
+
+    low = torch.zeros(rows, 1, dtype=torch.int64, device=probs.device)
+    ways = torch.arange(1, _WAYS, device=probs.device)
+    size = _ONE + 1
+    while size > 1:
+        size = -(-size // _WAYS)
+        low = low + size * (mass((low + size * ways).clamp_(max=_ONE + 1)) >= top_p).sum(-1, keepdim=True)
+    edge = low.clamp_(max=_ONE).to(torch.int32).view(torch.float32)
+    tied = probs == edge
+    before = mass(low + 1) + (tied.cumsum(-1) - 1) * edge.double()
+    return (probs > edge) | (tied & (before < top_p))
 
 
 def _widened(rows: Tensor, width: int, filler: float) -> Tensor:

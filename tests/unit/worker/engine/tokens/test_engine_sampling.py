@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine.tokens.sampling import Look, Warps, candidates, draw, gumbel, look_of, mix64, uniform
+from worker.engine.tokens.sampling import Warps, candidates, draw, gumbel, look_of, mix64, uniform, within
 
 
 def warps(rows: int, vocabulary: int, spec: SamplingSpec) -> Warps:
@@ -28,9 +28,9 @@ def warps(rows: int, vocabulary: int, spec: SamplingSpec) -> Warps:
         look,
         column(spec.temperature),
         column(spec.top_p if spec.top_p < 1 else math.inf),
-        None if top_k is None else column(top_k),
+        column(top_k or vocabulary),
         column(math.log(spec.min_p)) if spec.min_p else None,
-        top_k if look is Look.FEW else None,
+        top_k or 0,
     )
 
 
@@ -130,6 +130,20 @@ def test_top_p_looks_beyond_the_first_candidates() -> None:
     values, index = kept(torch.zeros(1, 4000), SamplingSpec(temperature=1.0, top_p=0.5))
     assert index is not None
     assert abs(int(values.isfinite().sum()) - 2000) <= 1
+
+
+def test_a_gpu_finds_the_nucleus_without_sorting_rows(subtests: pytest.Subtests) -> None:
+    for vocab in (32, 1024, 5000):
+        rows = rows_of_every_kind(max(vocab, 1500))[:, :vocab]
+        for temperature, top_p in [(1.0, 0.9), (0.2, 0.5), (1.0, 1e-9), (3.0, 0.999), (1.0, 1 - 1e-6)]:
+            probs = (rows / temperature).softmax(-1)
+            # of equal ones the first are taken
+            values, index = probs.double().sort(dim=-1, descending=True, stable=True)
+            due = torch.zeros_like(probs, dtype=torch.bool).scatter(
+                1, index, values.cumsum(-1) - values < torch.tensor(top_p)
+            )
+            with subtests.test(vocab=vocab, temperature=temperature, top_p=top_p):
+                assert torch.equal(within(probs, torch.full((len(rows), 1), top_p)), due)
 
 
 def rows_of_every_kind(vocab: int = 4000) -> torch.Tensor:

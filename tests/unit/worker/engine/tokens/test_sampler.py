@@ -9,6 +9,7 @@ import torch
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import SamplingSpec
+from worker.engine.tokens import sampling
 from worker.engine.tokens.sampler import ChosenToken, RuledOut, SampledRow, Sampler
 
 VOCAB = 3000
@@ -37,26 +38,31 @@ class _Request:
         prompt = [(number * 31 + i * i) % VOCAB for i in range(5 + number)]
         spec = SamplingSpec(**WAYS[name])
         self.slot = sampler.open(spec, seed=number, prompt=prompt, most=STEPS, ends=[1], top_logprobs=top)
-        self.number, self.generated = number, list[int]()
+        self.number, self.generated, self.half = number, list[int](), True
 
     @property
     def row(self) -> SampledRow:
         return SampledRow(self.slot, len(self.generated), self.generated[-1] if self.generated else -1)
 
     def logits(self) -> torch.Tensor:
-        """The logits of its next token: of few distinct numbers, as in half precision."""
+        """The logits of its next token; in half precision many are equal."""
         generator = torch.Generator().manual_seed(1000 * self.number + len(self.generated))
-        return (torch.randn(VOCAB, generator=generator) * 3).bfloat16()
+        made = torch.randn(VOCAB, generator=generator) * 3
+        return made.bfloat16() if self.half else made
 
 
 def _all(sampler: Sampler) -> list[_Request]:
     return [_Request(sampler, name, i, (None, 0, 4)[i % 3]) for i, name in enumerate(WAYS)]
 
 
-def _run(arranged: Callable[[list[_Request]], Sequence[Sequence[_Request]]]) -> list[list[ChosenToken]]:
+def _run(
+    arranged: Callable[[list[_Request]], Sequence[Sequence[_Request]]], *, half: bool = True
+) -> list[list[ChosenToken]]:
     """What each request chooses, if each step's passes are arranged so."""
     sampler = Sampler(torch.device("cpu"), VOCAB)
     requests = _all(sampler)
+    for one in requests:
+        one.half = half
     chosen: list[list[ChosenToken]] = [[] for _ in requests]
     for _ in range(STEPS):
         for some in arranged(requests):
@@ -93,6 +99,19 @@ def test_tokens_are_the_same_for_any_batch_order_and_neighbours(subtests: pytest
     with subtests.test("no end before the least number of tokens"):
         tokens = [one.token for one in alone[list(WAYS).index("least tokens")]]
         assert {1, 3}.isdisjoint(tokens[:5]) and set(tokens[5:]) == {3}
+
+
+def test_a_gpu_chooses_by_calls_of_its_own_and_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def together(requests: list[_Request]) -> Sequence[Sequence[_Request]]:
+        return [requests]
+
+    due = _run(together, half=False)
+    monkeypatch.setattr(sampling, "reads_freely", lambda _: False)
+    assert _run(together, half=False) == due
+    alone = _run(lambda requests: [[one] for one in requests])
+    assert [[one.token for one in made] for made in _run(together)] == [
+        [one.token for one in made] for made in alone
+    ]
 
 
 def test_a_pass_that_is_run_again_chooses_the_same_and_leaves_the_logits(subtests: pytest.Subtests) -> None:
