@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import Gemma2Config, Qwen3Config
 
 from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import Dtype, SamplingSpec
@@ -86,6 +86,27 @@ def test_half_precision_attends_for_all_requests_in_one_call(engine: Engine) -> 
     sink, sampling = KeepingSink(), SamplingSpec(max_tokens=33)
     made = generate(half, requests(40, 3, 17, 200), sampling=sampling, hooks=hooks, sink=sink)
     check_rows(half, made, sink, 5e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("softcap", torch.bfloat16), ("softcap", torch.float32), ("plain", torch.float32)]
+)
+def test_softcaps_and_float32_attend_for_all_requests_in_one_call(
+    engine: Engine, name: str, dtype: torch.dtype
+) -> None:
+    if name == "softcap":
+        config = Gemma2Config(**COMMON | {"max_position_embeddings": 4096}, head_dim=64, sliding_window=48)
+        whole = random_engine(config, engine.model.tokenizer, name)
+    else:
+        whole = engine
+    hf: Any = copy.deepcopy(whole.model.hf)
+    made_on = Engine(wrap_model(hf.to("cuda", dtype), engine.model.tokenizer, name=name))
+    assert made_on.forwards.reason is None
+    assert made_on.forwards.attends_together
+    hooks, sink = list(made_on.structure.hooks), KeepingSink()
+    sampling = SamplingSpec(max_tokens=33, ignore_eos=True)
+    made = generate(made_on, requests(40, 3, 17, 200, 1), sampling=sampling, hooks=hooks, sink=sink)
+    check_rows(made_on, made, sink, 5e-2 if dtype is torch.bfloat16 else 1e-3)
 
 
 def test_replayed_passes_give_the_tokens_and_rows_of_others(

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
 from worker.engine.capture.parts import Part
 from worker.engine.capture.pool import BLOCK, Budget
 from worker.engine.model.device_errors import is_device_lost, is_out_of_memory, out_of_memory
+from worker.engine.model.host_memory import to_device
 from worker.engine.model.memory import memory_snapshot
 from worker.engine.requests import FinishReason, Generation
 from worker.engine.runs import Control, Results, RunStatistics, Sink, Source
@@ -276,7 +278,9 @@ class Loop:
                 last.append(at - 1)
         if not choosing:
             return []
-        return self._choice.choose(logits if len(last) == len(logits) else logits[last], choosing)
+        if len(last) < len(logits):
+            logits = logits.index_select(0, to_device(np.array(last), logits.device))
+        return self._choice.choose(logits, choosing)
 
     def _split(self, pairs: Sequence[_Pair], error: Exception, seen: dict[str, int], *, again: bool) -> None:
         """Run the halves of a failed pack; a request that fails alone, twice if it is for memory, ends."""
