@@ -8,6 +8,7 @@ their log-sum-exp (FlashAttention, arXiv 2205.14135). Windows (Mistral, arXiv 23
 arXiv 2408.00118) and sinks (gpt-oss: a logit per head without a value) go through small query blocks.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -63,9 +64,10 @@ def together(
     return None
 
 
-def _varlen_options() -> frozenset[str]:
-    """Arguments that torch's attention over variable lengths has; none without it."""
-    return frozenset() if varlen_attn is None else frozenset(inspect.signature(varlen_attn).parameters)
+@functools.cache
+def _options(call: Callable[..., Any] | None) -> frozenset[str]:
+    """Arguments that a call of torch has; none if torch has not the call."""
+    return frozenset() if call is None else frozenset(inspect.signature(call).parameters)
 
 
 def can_fuse(keys: Tensor, values: Tensor, kind: Kind) -> bool:
@@ -78,7 +80,7 @@ def can_fuse(keys: Tensor, values: Tensor, kind: Kind) -> bool:
     return (
         keys.is_cuda
         and kind.softcap is None
-        and needed <= _varlen_options()
+        and needed <= _options(varlen_attn)
         and torch.cuda.get_device_capability(keys.device) >= (8, 0)
         and keys.dtype in (torch.float16, torch.bfloat16)
         and width == values.shape[-1]
@@ -103,15 +105,14 @@ def fused(query: Tensor, keys: Tensor, values: Tensor, lengths: Lengths, kind: K
         [tokens, query heads, width].
     """
     assert varlen_attn is not None
-    known = _varlen_options()
+    known = _options(varlen_attn)
     more: dict[str, Any] = {"enable_gqa": query.shape[1] != keys.shape[0], "num_splits": 1}
     more = {name: value for name, value in more.items() if name in known}
     if kind.sinks is not None:
         more["return_aux"] = _varlen.AuxRequest(lse=True)
-    window = None if kind.window is None or kind.window >= lengths.most_used else kind.window
     # the last query sees the last key. A lone one needs no mask, and without a mask FlashAttention reads the
     # keys once for all query heads that share them
-    right = -1 if lengths.most_queries == 1 and window is None else 0
+    right = -1 if lengths.most_queries == 1 and kind.window is None else 0
     attended = varlen_attn(
         query,
         keys.transpose(0, 1),
@@ -121,7 +122,7 @@ def fused(query: Tensor, keys: Tensor, values: Tensor, lengths: Lengths, kind: K
         lengths.most_queries,
         lengths.most_used,
         scale=kind.scale,
-        window_size=(-1 if window is None else window - 1, right),
+        window_size=(-1 if kind.window is None else kind.window - 1, right),
         seqused_k=lengths.used,
         **more,
     )
