@@ -19,6 +19,8 @@ EXPOSE 8420
 CMD ["sh", "-c", "python -m storage.migrate && exec python -m api"]
 
 FROM base AS worker
+# Triton needs a C compiler on a GPU
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN pip install -c constraints.txt -e '.[worker]' && python -m compileall -q actograph api evals storage worker
 USER 1000
 CMD ["python", "-m", "worker"]

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, PreTrainedConfig, Q
 from actograph.contract.models import LocationInfo, ModelStructure
 from worker.engine.locations import ModelHooks
 from worker.engine.model.loaded import LoadedModel
-from worker.engine.packed import decoding, verification
+from worker.engine.packed import decoding, flex, verification
 from worker.engine.stream import delivery, loop
 
 GB = 1 << 30
@@ -356,6 +356,13 @@ def _tolist(tensor: Any) -> Any:
     return np.full(tuple(tensor.shape), _number(tensor.dtype)).tolist()
 
 
+def _flex_attention(query: Any, keys: Any, values: Any, *_: Any, return_aux: Any = None) -> Any:
+    card().launch()
+    out = query.new_empty(*query.shape[:3], values.shape[-1])
+    total = query.new_empty(query.shape[:3], dtype=torch.float32)
+    return out if return_aux is None else (out, SimpleNamespace(lse=total))
+
+
 _set = FakeTensor.__setitem__
 
 
@@ -410,6 +417,8 @@ def install() -> None:
             "CUDAGraph": _Graph,
         },
         delivery: {"SimpleQueue": _Inline},
+        # a compiled kernel: one launch
+        flex: {"available": lambda: True, "_compiled": lambda: _flex_attention},
         # comparisons of numbers
         decoding: {"alike": lambda *_: True},
         verification: {"alike": lambda *_: True},
@@ -439,7 +448,9 @@ def _watch_forward(hf: Any) -> None:
 
 
 @contextmanager
-def world(shape: str, *, size: int = 80 * GB, layers: int | None = None) -> Iterator[tuple[ModelHooks, Card]]:
+def world(
+    shape: str, *, size: int = 80 * GB, layers: int | None = None, dtype: torch.dtype = torch.bfloat16
+) -> Iterator[tuple[ModelHooks, Card]]:
     """A model of a real shape on a card of `size` bytes: two points of each layer, and the logits."""
     config = SHAPES[shape]()
     if layers is not None:
@@ -449,9 +460,9 @@ def world(shape: str, *, size: int = 80 * GB, layers: int | None = None) -> Iter
     _card[:] = [Card(size)]
     with FakeTensorMode(allow_non_fake_inputs=True), card(), torch.no_grad():
         with torch.device("cuda"):
-            hf = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+            hf = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
         _watch_forward(hf)
-        name = "bfloat16"
+        name = str(dtype).removeprefix("torch.")
         depth, width = config.num_hidden_layers, config.hidden_size
         tensors = {
             f"model.layers.{i}.{part}output": LocationInfo(width=width, dtype=name)

@@ -42,6 +42,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
         "min_tokens": 3,
         "logit_bias": {"5": 1.0},
     },
+    "top_k": {"temperature": 0.8, "top_k": 50, "min_p": 0.01},
 }
 
 
@@ -96,10 +97,20 @@ class Requests:
         return sorted({str(one.error) for one in self.made.values() if one.error is not None})
 
 
-def ask(i: int, *, prompt: int = 16, tokens: int = 400, hooks: Hooks = (), **sampling: Any) -> RunRequest:
+def ask(
+    i: int,
+    *,
+    prompt: int = 16,
+    tokens: int = 400,
+    hooks: Hooks = (),
+    top_logprobs: int | None = None,
+    **sampling: Any,
+) -> RunRequest:
     ids = tuple((i * 97 + j * 7) % 1000 + 2 for j in range(prompt))
     return RunRequest(
-        request=GenerationRequest(key=str(i), prompt_ids=ids, seed=i, max_tokens=tokens),
+        request=GenerationRequest(
+            key=str(i), prompt_ids=ids, seed=i, max_tokens=tokens, top_logprobs=top_logprobs
+        ),
         sampling=SamplingSpec(**{"temperature": 0.0, "ignore_eos": True} | sampling),
         capture=CapturePlan(hooks=tuple(hooks)) if hooks else None,
     )
@@ -150,11 +161,11 @@ def admission(shape: str, slots: int = 256) -> list[dict[str, Any]]:
     return found
 
 
-def counts(shape: str, *, captures: bool = False) -> dict[str, Any]:
+def counts(shape: str, *, captures: bool = False, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
     """Launches, stalls and hidden temporaries of a decode pass of 64 requests; the launches at two depths."""
     launches = {}
     for layers in (2, 4):
-        with world(shape, layers=layers) as (hooks, _):
+        with world(shape, layers=layers, dtype=dtype) as (hooks, _):
             captured = points(hooks) if captures else ()
             run(engine_of(hooks), [ask(i, prompt=2, hooks=captured) for i in range(64)], turns=2)
             last = decode_passes()[-1]
@@ -169,18 +180,27 @@ def counts(shape: str, *, captures: bool = False) -> dict[str, Any]:
 
 
 def stalls() -> dict[str, Any]:
-    """Blocking copies and waits of a decode pass of 8 and of 64 requests, by their sampling."""
+    """Blocking copies and waits of a decode pass of 8 and of 64 requests, and launches beside the forward.
+
+    By the requests' sampling; in "mixed" each one has another, and every second one asks for log
+    probabilities.
+    """
     found: dict[str, Any] = {}
+    ways = list(SAMPLING.values())
     with world("0.6b", layers=1) as (hooks, _):
-        for name, sampling in SAMPLING.items():
+        for name in (*SAMPLING, "mixed"):
             for rows in (8, 64):
-                run(
-                    engine_of(hooks),
-                    [ask(i, prompt=2, hooks=points(hooks), **sampling) for i in range(rows)],
-                    turns=3,
-                )
+                asked = []
+                for i in range(rows):
+                    mixed = {"top_logprobs": (None, 5)[i % 2], **ways[i % len(ways)]}
+                    asked.append(ask(i, prompt=2, hooks=points(hooks), **SAMPLING.get(name, mixed)))
+                run(engine_of(hooks), asked, turns=3)
                 last = decode_passes()[-1]
-                found.setdefault(name, {})[rows] = {"all": last.stalls, "inside": last.stalls_inside}
+                found.setdefault(name, {})[rows] = {
+                    "all": last.stalls,
+                    "inside": last.stalls_inside,
+                    "launches beside": last.counts["launch"] - last.inside["launch"],
+                }
     return found
 
 
@@ -263,12 +283,13 @@ CASES: dict[str, Callable[[], Any]] = {
     "admission-0.6b": lambda: admission("0.6b"),
     "admission-8b": lambda: admission("8b"),
     "admission-30b-a3b": lambda: admission("30b-a3b"),
-    # it attends request by request, whose launches take minutes here
-    "admission-gemma2": lambda: admission("gemma2", slots=32),
+    # each request takes a block of the arena at least, and a card of 24 GB has some 80
+    "admission-gemma2": lambda: admission("gemma2", slots=64),
     "counts-0.6b": lambda: counts("0.6b"),
     "counts-0.6b-capture": lambda: counts("0.6b", captures=True),
     "counts-30b-a3b": lambda: counts("30b-a3b"),
     "counts-gemma2": lambda: counts("gemma2"),
+    "counts-0.6b-float32": lambda: counts("0.6b", dtype=torch.float32),
     "stalls": stalls,
     "graphs": graphs,
     "failed-capture": failed_capture,

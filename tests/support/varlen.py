@@ -1,5 +1,7 @@
 """torch's attention over variable lengths as its documentation has it; torch has it on a GPU alone."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,14 +40,17 @@ def varlen(  # noqa: PLR0917 (as torch has it)
     enable_gqa: bool,
     seqused_k: Tensor,
     num_splits: int,
-) -> Tensor:
+    return_aux: Any = None,
+) -> Any:
     """torch's attention over variable lengths as its documentation has it; torch has it on a GPU alone."""
     assert cu_seq_q.dtype == cu_seq_k.dtype == seqused_k.dtype == torch.int32
     assert len(cu_seq_q) == len(cu_seq_k) == len(seqused_k) + 1
     assert enable_gqa == (query.shape[1] != key.shape[1])
-    assert window_size[1] == 0  # the last query sees the last key, and no query what comes after
+    # the last query sees the last key, and no query what comes after; a lone one needs no mask
+    assert window_size[1] == 0 or (window_size == (-1, -1) and max_q == 1)
     assert num_splits == 1
     out = torch.full_like(query, torch.nan)
+    total = torch.full(query.shape[1::-1], torch.nan)  # [heads, tokens]
     for i, used in enumerate(seqused_k.tolist()):
         first, stop, begin = int(cu_seq_q[i]), int(cu_seq_q[i + 1]), int(cu_seq_k[i])
         assert 0 < stop - first <= max_q
@@ -55,4 +60,9 @@ def varlen(  # noqa: PLR0917 (as torch has it)
         padded[used - (stop - first) :] = query[first:stop]
         kind = Kind(scale, None if window_size[0] < 0 else window_size[0] + 1)
         out[first:stop] = masked_softmax(padded, own[0], own[1], kind)[used - (stop - first) :]
-    return out
+        # with one more logit of 0, the rest is left as much as its sum says: 1 / (1 + exp(-total))
+        ones = torch.ones_like(own[1])
+        zero = torch.zeros(query.shape[1])
+        left = masked_softmax(padded, own[0], ones, kind._replace(sinks=zero))[used - (stop - first) :, :, 0]
+        total[:, first:stop] = torch.logit(left.double()).float().T
+    return out if return_aux is None else (out, total)

@@ -7,6 +7,8 @@ pass; `reason` says why.
 import logging
 from functools import cached_property
 
+import torch
+
 from actograph.contract.errors import ModelRefused
 from evals.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes, run_memory
 from worker.engine.capture.pool import Budget
@@ -15,8 +17,10 @@ from worker.engine.messages import RunOptions
 from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.memory import available_bytes, spread_bytes
+from worker.engine.packed import flex
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.masks import UnknownAttention
+from worker.engine.packed.registration import ONE_BY_ONE
 from worker.engine.packed.verification import texts_for, verify
 from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure
 from worker.engine.stream.live import Forward
@@ -43,26 +47,34 @@ class Forwards:
 
     @property
     def attends_together(self) -> bool:
-        """Whether one call attends for all requests of a pass."""
-        return self._verified[1]
+        """Whether one call attends for all requests of a pass, in every layer."""
+        return bool(self._verified[1]) and ONE_BY_ONE not in self._verified[1]
 
     @cached_property
-    def _verified(self) -> tuple[str | None, bool]:
-        """Why passes are not packed, and whether they attend for all requests in one call."""
+    def _verified(self) -> tuple[str | None, frozenset[str]]:
+        """Why passes are not packed, and the ways in which their layers attend."""
         name, problem = self._hooks.model.name, ""
         for fused in (True, False) if self.on_gpu else (False,):
             tokens = texts_for(self._hooks.model).tokens
             budget = Budget(2 * tokens * max(1, kv_bytes_per_token(self._hooks.model)))
             try:
-                verify(PackedForward(self._hooks, budget, tokens=tokens, fused=fused))
+                forward = PackedForward(self._hooks, budget, tokens=tokens, fused=fused)
+                verify(forward)
             except UnknownAttention as error:
                 problem = str(error)
                 if fused:
                     log.warning("%s attends request by request, which is slower: %s", name, problem)
                 continue
-            return None, fused
+            ways = ", ".join(sorted(forward.ways))
+            log.info("%s: attention is %s (torch %s)", name, ways, torch.__version__)
+            return None, frozenset(forward.ways)
         log.info("%s runs traced, one request per pass: %s", name, problem)
-        return problem, False
+        return problem, frozenset()
+
+    @property
+    def _fused(self) -> bool:
+        """Whether one call attends for all requests in some layers."""
+        return bool(self._verified[1] - {ONE_BY_ONE})
 
     @property
     def on_gpu(self) -> bool:
@@ -98,7 +110,7 @@ class Forwards:
                     self._hooks,
                     Budget(tokens * self._token_bytes),
                     tokens=tokens,
-                    fused=self.attends_together,
+                    fused=self._fused,
                 )
                 peak = measure(forward, slots, tokens - least)
             except Exception as error:
@@ -110,7 +122,7 @@ class Forwards:
                     "or use a smaller dtype or a larger device"
                 ) from error
             # CUDA graphs keep the memory of their passes
-            replays = usual.cuda_graphs and self._one_gpu
+            replays = usual.cuda_graphs and self._one_gpu and self.attends_together
             self.pass_bytes = 2 * peak if replays else peak
             log.info("%s: a pass of %d requests takes %s bytes", name, slots, f"{peak:,}")
         room = self._memory(usual)
@@ -133,12 +145,14 @@ class Forwards:
         else:
             device = rows = Budget(room.for_keys + room.for_rows)
         if self.reason is None and not options.traced:
-            replayed = self.slots(options) + options.urgent if options.cuda_graphs and self._one_gpu else 0
+            replays = options.cuda_graphs and self._one_gpu and self.attends_together
+            replayed = self.slots(options) + options.urgent if replays else 0
             return PackedForward(
                 self._hooks,
                 device,
                 tokens=room.tokens,
-                fused=self.attends_together,
+                fused=self._fused,
+                block=flex.BLOCK if flex.NAME in self._verified[1] else 1,
                 replayed=replayed,
             ), rows
         return TracedForward(self._hooks, device, tokens=room.tokens, token_bytes=self._token_bytes), rows

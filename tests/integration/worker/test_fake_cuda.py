@@ -16,14 +16,15 @@ COUNTS: dict[str, Any] = json.loads(
     Path(__file__).with_name("fake_cuda_counts.json").read_text(encoding="utf-8")
 )
 PASSES, STALLS = COUNTS["passes"], COUNTS["stalls"]
-PENALTIES = {rows: one["all"] for rows, one in STALLS["penalties"].items()}
 #: what is counted, the figure of today, and the most that it should be
-GOALS = [
+REACHED = [
     ("launches of a layer of Gemma 2", PASSES["gemma2"]["launches per layer"], 70),
-    ("hidden temporaries of a pass", max(one["hidden temporaries"] for one in PASSES.values()), 0),
+    ("launches of a layer in float32", PASSES["0.6b-float32"]["launches per layer"], 70),
     ("blocking copies inside the forward", max(one["stalls inside"] for one in PASSES.values()), 0),
+]
+GOALS = [
+    ("hidden temporaries of a pass", max(one["hidden temporaries"] for one in PASSES.values()), 0),
     ("stalls of a pass of 64 requests", max(rows["64"]["all"] for rows in STALLS.values()), 1),
-    ("stalls of 64 requests beyond those of 8", PENALTIES["64"] - PENALTIES["8"], 0),
     ("graphs captured while a drain runs", COUNTS["captures while a drain runs"], 0),
 ]
 
@@ -44,6 +45,10 @@ def test_launches_and_stalls_of_decode_passes_are_as_written_down(subtests: pyte
     with subtests.test("stalls"):
         assert found["stalls"] == STALLS
     assert PASSES["0.6b"]["launches per layer"] <= 57
+    for name, one in found["stalls"].items():
+        with subtests.test(f"the choice of tokens, {name}"):
+            assert one["8"] == one["64"], "it costs the same for any number of requests"
+            assert one["64"]["all"] == found["stalls"]["greedy"]["64"]["all"], "one copy, as for greedy ones"
 
 
 def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.Subtests) -> None:
@@ -71,13 +76,16 @@ def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.S
 @pytest.mark.parametrize(
     ("figure", "goal"),
     [
-        pytest.param(
-            figure,
-            goal,
-            id=what,
-            marks=pytest.mark.xfail(strict=True, reason=f"{what}: {figure}, should be {goal} at most"),
-        )
-        for what, figure, goal in GOALS
+        *(pytest.param(figure, goal, id=what) for what, figure, goal in REACHED),
+        *(
+            pytest.param(
+                figure,
+                goal,
+                id=what,
+                marks=pytest.mark.xfail(strict=True, reason=f"{what}: {figure}, should be {goal} at most"),
+            )
+            for what, figure, goal in GOALS
+        ),
     ],
 )
 def test_a_goal_is_reached(figure: int, goal: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import Gemma2Config, Qwen3Config
 
 from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import Dtype, SamplingSpec
@@ -20,6 +20,7 @@ from worker.engine.engine import Engine
 from worker.engine.messages import Generation, RunOptions, StatisticsOptions
 from worker.engine.model.load import wrap_model
 from worker.engine.requests import Edit, GenerationRequest, RowShaping
+from worker.engine.tokens.sampler import SampledRow, Sampler
 from worker.engine.tokens.sampling import gumbel
 
 pytestmark = [
@@ -85,6 +86,27 @@ def test_half_precision_attends_for_all_requests_in_one_call(engine: Engine) -> 
     sink, sampling = KeepingSink(), SamplingSpec(max_tokens=33)
     made = generate(half, requests(40, 3, 17, 200), sampling=sampling, hooks=hooks, sink=sink)
     check_rows(half, made, sink, 5e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("softcap", torch.bfloat16), ("softcap", torch.float32), ("plain", torch.float32)]
+)
+def test_softcaps_and_float32_attend_for_all_requests_in_one_call(
+    engine: Engine, name: str, dtype: torch.dtype
+) -> None:
+    if name == "softcap":
+        config = Gemma2Config(**COMMON | {"max_position_embeddings": 4096}, head_dim=64, sliding_window=48)
+        whole = random_engine(config, engine.model.tokenizer, name)
+    else:
+        whole = engine
+    hf: Any = copy.deepcopy(whole.model.hf)
+    made_on = Engine(wrap_model(hf.to("cuda", dtype), engine.model.tokenizer, name=name))
+    assert made_on.forwards.reason is None
+    assert made_on.forwards.attends_together
+    hooks, sink = list(made_on.structure.hooks), KeepingSink()
+    sampling = SamplingSpec(max_tokens=33, ignore_eos=True)
+    made = generate(made_on, requests(40, 3, 17, 200, 1), sampling=sampling, hooks=hooks, sink=sink)
+    check_rows(made_on, made, sink, 5e-2 if dtype is torch.bfloat16 else 1e-3)
 
 
 def test_replayed_passes_give_the_tokens_and_rows_of_others(
@@ -168,6 +190,36 @@ def test_noise_is_that_of_the_cpu() -> None:
         there = gumbel(seeds.cuda(), step, index.cuda()).cpu()
         assert torch.allclose(here, there, rtol=1e-13, atol=1e-13)
         assert torch.equal(here.argmax(-1), there.argmax(-1))
+
+
+def test_the_sampler_chooses_as_on_the_cpu_and_for_each_row_alone() -> None:
+    ways: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.5},
+        {"temperature": 30.0, "top_p": 0.9},
+        {"temperature": 1.0, "top_k": 40, "min_p": 0.01, "repetition_penalty": 1.2},
+        {"logit_bias": {"4": 2.0}, "min_tokens": 4},
+    ]
+    logits = torch.randn(4, len(ways), 20_000, generator=torch.Generator().manual_seed(0)) * 3
+    chosen: dict[str, list[int]] = {}
+    for name, device in (("cpu", "cpu"), ("together", "cuda"), ("alone", "cuda")):
+        sampler = Sampler(torch.device(device), logits.shape[-1])
+        slots = [
+            sampler.open(SamplingSpec(**way), seed=i, prompt=[3, 4], most=4, ends=[1])
+            for i, way in enumerate(ways)
+        ]
+        tokens = [-1] * len(ways)
+        chosen[name] = []
+        for step, of_step in enumerate(logits.to(device)):
+            rows = [SampledRow(slot, step, token) for slot, token in zip(slots, tokens, strict=True)]
+            groups = [[i] for i in range(len(ways))] if name == "alone" else [list(range(len(ways)))]
+            for some in groups:
+                made = sampler.choose(of_step[some], [rows[i] for i in some])
+                for i, token in zip(some, made, strict=True):
+                    tokens[i] = token.token
+            chosen[name] += tokens
+    assert chosen["alone"] == chosen["together"] == chosen["cpu"]
 
 
 def test_edits_are_those_of_the_cpu(engine: Engine) -> None:

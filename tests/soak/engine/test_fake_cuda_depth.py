@@ -7,7 +7,7 @@ from tests.support.fake_cuda_process import assert_admitted, run_cases
 
 @pytest.mark.parametrize(
     ("shape", "slots", "cards"),
-    [("8b", 256, [24, 80]), ("30b-a3b", 256, [80]), ("gemma2", 32, [24, 80])],
+    [("8b", 256, [24, 80]), ("30b-a3b", 256, [80]), ("gemma2", 64, [24, 80])],
 )
 def test_every_capture_is_admitted_where_the_weights_fit(shape: str, slots: int, cards: list[int]) -> None:
     runs = run_cases(f"admission-{shape}")[f"admission-{shape}"]

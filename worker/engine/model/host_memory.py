@@ -1,4 +1,4 @@
-"""Host memory for rows, outside the heap, which another process can map.
+"""Host memory for rows, outside the heap, which other processes can map; the way of numbers to a device.
 
 Rows are large and live longer than the tensors of a forward pass. In one heap they leave holes: with glibc's
 malloc the process grew with every token. So rows have their own pages, which go back to the system.
@@ -8,7 +8,9 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from worker.engine.channel import new_region
@@ -53,3 +55,12 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     finally:
         os.close(descriptor)
     return made.view(*shape)
+
+
+def to_device(numbers: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+    """A copy on the device, which does not wait for a GPU; on a CPU the array's own memory."""
+    if device.type == "cpu":
+        return torch.from_numpy(numbers)
+    host = torch.empty(numbers.shape, dtype=torch.from_numpy(numbers).dtype, pin_memory=True)
+    host.numpy()[...] = numbers
+    return host.to(device, non_blocking=True)

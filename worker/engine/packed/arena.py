@@ -42,14 +42,20 @@ class Arena(Cache):
 
     transformers' attention modules call `update` with the keys and values of a pack.
 
+    Args:
+        block: places at which ranges begin. With more than one, attention multiplies the hidden values of a
+            block by zero; so nobody shares a block, and a range that is taken or moved holds zeros at first:
+            zero times what is not a number is not a number.
+
     Attributes:
         tokens: places of requests; one more, the last, belongs to none.
         moved: tokens moved to close gaps.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], tokens: int) -> None:
+    def __init__(self, shapes: Sequence[LayerShape], tokens: int, block: int = 1) -> None:
         self.layers: list[Any] = []  # read by transformers; it keeps nothing
         self.tokens = tokens
+        self._block = block
         self.keys = [_zeros((s.heads, tokens + 1, s.key_width), s) for s in shapes]
         self.values = [_zeros((s.heads, tokens + 1, s.value_width), s) for s in shapes]
         self._ranges: list[Range] = []  # by start
@@ -59,11 +65,16 @@ class Arena(Cache):
     def free(self) -> int:
         return self.tokens - sum(r.size for r in self._ranges)
 
-    def take(self, size: int) -> Range | None:
+    def size_of(self, tokens: int) -> int:
+        """Places that a range of so many tokens takes."""
+        return -(-tokens // self._block) * self._block
+
+    def take(self, tokens: int) -> Range | None:
         """Take the smallest gap that is large enough; ranges move only if all gaps are too small.
 
         Returns None if too few tokens are free.
         """
+        size = self.size_of(tokens)
         if size > self.free:
             return None
         gap = self._gap(size)
@@ -74,6 +85,7 @@ class Arena(Cache):
         index, start = gap
         made = Range(start, size)
         self._ranges.insert(index, made)
+        self._clear(made)
         return made
 
     def give(self, range: Range) -> None:
@@ -97,7 +109,14 @@ class Arena(Cache):
                     held[:, place : place + n] = held[:, a : a + n].clone()  # they may overlap
                 self.moved += n
                 range.start = place
+                self._clear(range)
             place += range.size
+
+    def _clear(self, range: Range) -> None:
+        """Let the places of a range that has no values yet hold zeros, if attention reads them."""
+        if self._block > 1:
+            for held in self.values:
+                held[:, range.start + range.filled : range.start + range.size].zero_()
 
     def _gap(self, size: int) -> tuple[int, int] | None:
         """Index in the ranges and start of the smallest gap for `size` tokens."""

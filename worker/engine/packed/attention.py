@@ -1,22 +1,31 @@
 """Attention over an arena: single tokens over their exact range, chunks of prompts with no dense mask.
 
-On a GPU one call of torch's attention over variable lengths serves all requests of a pass.
+On a GPU one call serves all requests of a pass: torch's FlashAttention over variable lengths, or else its
+flex_attention, see `flex`. What torch has is found by its signature.
 
 A chunk sees its request's earlier tokens without a mask and itself causally; the two softmaxes are merged by
 their log-sum-exp (FlashAttention, arXiv 2205.14135). Windows (Mistral, arXiv 2310.06825), softcaps (Gemma 2,
 arXiv 2408.00118) and sinks (gpt-oss: a logit per head without a value) go through small query blocks.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch import _scaled_dot_product_flash_attention_for_cpu as _flash
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker.engine.packed.step import Lengths
+from worker.engine.packed import flex
+from worker.engine.packed.step import Lengths, Step
+
+try:
+    from torch.nn.attention import varlen as _varlen
+except ImportError:  # an older torch
+    _varlen = None  # type: ignore[assignment]
+varlen_attn: Callable[..., Any] | None = getattr(_varlen, "varlen_attn", None)
 
 #: width of a head, at most, of torch's attention over variable lengths
 _MOST_WIDTH = 256
@@ -34,16 +43,44 @@ class Kind(NamedTuple):
     softcap: float | None = None
     sinks: Tensor | None = None  # [query heads]
 
-    @property
-    def plain(self) -> bool:
-        return self.softcap is None and self.sinks is None
+
+def together(
+    query: Tensor, keys: Tensor, values: Tensor, step: Step, kind: Kind
+) -> tuple[str, Tensor] | None:
+    """Attention of all tokens of a pass over their requests' own ranges, each causally, on a GPU.
+
+    Args:
+        query: [tokens, query heads, width].
+        keys: [key heads, arena tokens, width]; the new tokens' keys are written already.
+        values: as `keys`.
+
+    Returns:
+        The name of the call, and [tokens, query heads, value width]; None if torch has no such call.
+    """
+    if can_fuse(keys, values, kind):
+        return "varlen_attn", fused(query, keys, values, step.lengths(keys.device), kind)
+    if flex.takes(keys, values):
+        return flex.NAME, flex.attend(query, keys, values, step, *kind)
+    return None
 
 
-def can_fuse(keys: Tensor, values: Tensor) -> bool:
-    """Whether `fused` takes these keys and values: half precision on an NVIDIA GPU, from Ampere on."""
+@functools.cache
+def _options(call: Callable[..., Any] | None) -> frozenset[str]:
+    """Arguments that a call of torch has; none if torch has not the call."""
+    return frozenset() if call is None else frozenset(inspect.signature(call).parameters)
+
+
+def can_fuse(keys: Tensor, values: Tensor, kind: Kind) -> bool:
+    """Whether `fused` takes this: half precision on an NVIDIA GPU, from Ampere on, without a softcap.
+
+    An arena has gaps between ranges, so torch must take the number of each range's keys; 2.11 does not.
+    """
     width = keys.shape[-1]
+    needed = {"seqused_k", "window_size"} | ({"return_aux"} if kind.sinks is not None else set())
     return (
         keys.is_cuda
+        and kind.softcap is None
+        and needed <= _options(varlen_attn)
         and torch.cuda.get_device_capability(keys.device) >= (8, 0)
         and keys.dtype in (torch.float16, torch.bfloat16)
         and width == values.shape[-1]
@@ -62,11 +99,20 @@ def fused(query: Tensor, keys: Tensor, values: Tensor, lengths: Lengths, kind: K
         query: [tokens, query heads, width].
         keys: [key heads, arena tokens, width]; the new tokens' keys are written already.
         values: as `keys`.
-        kind: a plain one.
+        kind: one without a softcap.
 
     Returns:
         [tokens, query heads, width].
     """
+    assert varlen_attn is not None
+    known = _options(varlen_attn)
+    more: dict[str, Any] = {"enable_gqa": query.shape[1] != keys.shape[0], "num_splits": 1}
+    more = {name: value for name, value in more.items() if name in known}
+    if kind.sinks is not None:
+        more["return_aux"] = _varlen.AuxRequest(lse=True)
+    # the last query sees the last key. A lone one needs no mask, and without a mask FlashAttention reads the
+    # keys once for all query heads that share them
+    right = -1 if lengths.most_queries == 1 and kind.window is None else 0
     attended = varlen_attn(
         query,
         keys.transpose(0, 1),
@@ -76,13 +122,15 @@ def fused(query: Tensor, keys: Tensor, values: Tensor, lengths: Lengths, kind: K
         lengths.most_queries,
         lengths.most_used,
         scale=kind.scale,
-        window_size=(kind.window - 1 if kind.window else -1, 0),
-        enable_gqa=query.shape[1] != keys.shape[0],
+        window_size=(-1 if kind.window is None else kind.window - 1, right),
         seqused_k=lengths.used,
-        num_splits=1,
+        **more,
     )
-    assert isinstance(attended, Tensor)
-    return attended
+    if kind.sinks is None:
+        assert isinstance(attended, Tensor)
+        return attended
+    out, total = attended
+    return flex.with_sinks(out, total.transpose(0, 1), kind.sinks)
 
 
 def decode(
@@ -122,10 +170,13 @@ def _decode(
     for own, (begin, end) in zip(query.view(rows, 1, keys.shape[0], -1, width).unbind(0), spans, strict=True):
         first = max(begin, end - kind.window) if kind.window else begin
         k, v = every_key.narrow(2, first, end - first), every_value.narrow(2, first, end - first)
-        if not kind.plain:
+        if kind.softcap is not None or (kind.sinks is not None and not flash):
             out.append((_weights(own[0] @ k[0].mT, kind).to(v.dtype) @ v[0])[None])
         elif flash:
-            out.append(_flash(own, k, v, scale=kind.scale)[0])
+            attended, total = _flash(own, k, v, scale=kind.scale)
+            if kind.sinks is not None:
+                attended = flex.with_sinks(attended, total, kind.sinks.view(total.shape))
+            out.append(attended)
         else:
             out.append(scaled_dot_product_attention(own, k, v, scale=kind.scale))
     return torch.cat(out).view(rows, heads, -1)
@@ -144,7 +195,7 @@ def chunk(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: Kind) -
     """
     tokens, heads, width = query.shape
     windowed = kind.window is not None and start + tokens > kind.window
-    if windowed or not kind.plain or not query.is_cpu or width != values.shape[-1]:
+    if windowed or kind.softcap is not None or not query.is_cpu or width != values.shape[-1]:
         return _blocked(query, keys, values, start, kind)
     key_heads = keys.shape[0]
     k, v = (x[:, start:].repeat_interleave(heads // key_heads, 0)[None] for x in (keys, values))
@@ -156,6 +207,9 @@ def chunk(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: Kind) -
         past, past_total = _flash(grouped, keys[None, :, :start], values[None, :, :start], scale=kind.scale)
         share = torch.sigmoid(past_total.reshape(total.shape) - total)[..., None].to(out.dtype)
         out = torch.lerp(out, past.reshape(out.shape), share)
+        total = torch.logaddexp(total, past_total.reshape(total.shape))
+    if kind.sinks is not None:
+        out = flex.with_sinks(out, total, kind.sinks[:, None])
     attended: Tensor = out[0].transpose(0, 1)
     return attended
 

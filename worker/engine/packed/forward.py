@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from worker.engine.capture.modules import at_module
@@ -12,6 +12,7 @@ from worker.engine.capture.parts import Context, Part, in_pack
 from worker.engine.capture.pool import Budget
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks, place_of
+from worker.engine.model.host_memory import to_device
 from worker.engine.packed.arena import Arena
 from worker.engine.packed.decoding import FixedPass, Replays
 from worker.engine.packed.masks import UnknownAttention
@@ -27,10 +28,12 @@ class PackedForward:
         tokens: of the arena.
         spare: tokens of the arena that only priority requests take.
         fused: one call attends for all requests, where the device has it.
+        block: places of the arena at which ranges begin, see `flex`.
         replayed: most rows of decode passes that are replayed as CUDA graphs, with `fused`; 0: none are.
 
     Attributes:
         windows: windows of the masks that its attention was given so far; 0 for a mask without one.
+        ways: in which its layers attended so far.
 
     Raises:
         MemoryError: the arena does not fit.
@@ -49,6 +52,7 @@ class PackedForward:
         tokens: int,
         spare: int = 0,
         fused: bool = True,
+        block: int = 1,
         replayed: int = 0,
     ) -> None:
         self.hooks, self.budget = hooks, budget
@@ -59,8 +63,9 @@ class PackedForward:
         shapes = layer_shapes(hooks.model)
         if not budget.take(sum(shape.token_bytes for shape in shapes) * tokens):
             raise MemoryError(f"an arena of {tokens} tokens does not fit in {budget.free:,} bytes")
-        self.arena = Arena(shapes, tokens)
+        self.arena = Arena(shapes, tokens, block)
         self.windows: set[int] = set()
+        self.ways: set[str] = set()
         self._handles: dict[str, Any] = {}
         self.decoding: Replays | None = None
         if replayed and fused:
@@ -70,12 +75,13 @@ class PackedForward:
 
     def refusal(self, context: Context) -> str | None:
         """Why a request can never run; None if it can."""
-        room = self._room(context)
-        return f"needs {context.most} tokens of an arena with {room}" if context.most > room else None
+        room, needed = self._room(context), self.arena.size_of(context.most)
+        return f"needs {needed} tokens of an arena with {room}" if needed > room else None
 
     def place(self, context: Context) -> bool:
         """Give a request its range; False if it must wait."""
-        if self._room(context) - (self.arena.tokens - self.arena.free) < context.most:
+        used = self.arena.tokens - self.arena.free
+        if self._room(context) - used < self.arena.size_of(context.most):
             return False
         context.place = self.arena.take(context.most)
         return context.place is not None
@@ -116,10 +122,11 @@ class PackedForward:
         positions = [number for part in parts for number in range(part.start, part.stop)]
         kept = list(in_pack(parts))
         device = self.hooks.model.device
-        inputs = torch.tensor([ids, positions], device=device)
+        inputs = to_device(np.array([ids, positions]), device)
         self.hook(taps)
-        step = Step(self.arena.keys, self.arena.values, spans, chunks, self._fused, self.windows)
-        keep = 0 if len(kept) == len(ids) else torch.tensor(kept or [0], device=device)
+        arena = self.arena
+        step = Step(arena.keys, arena.values, spans, chunks, self._fused, self.windows, self.ways)
+        keep = 0 if len(kept) == len(ids) else to_device(np.array(kept or [0]), device)
         logits = self.logits(inputs[:1], inputs[1:], step, keep)
         return self._ran(parts, logits if kept else logits[:0])
 

@@ -14,10 +14,12 @@ from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.positions import length_dependent
 from worker.engine.packed import step
 from worker.engine.packed.arena import LayerShape
-from worker.engine.packed.attention import Kind, can_fuse, chunk, decode, fused
+from worker.engine.packed.attention import Kind, chunk, decode, together
 from worker.engine.packed.masks import Foreign, UnknownAttention, Windowed, arena_mask
 
 _NAME = "actograph_arena"
+#: the way of layers whose attention goes request by request, see `Step.ways`
+ONE_BY_ONE = "one call for each request"
 _shapes: WeakKeyDictionary[nn.Module, list[LayerShape]] = WeakKeyDictionary()
 #: arguments of attention modules that change nothing here
 _HARMLESS = frozenset(
@@ -82,8 +84,10 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     kind = Kind(scale, window, softcap, s_aux)
     packed, singles = query[0].transpose(0, 1), len(now.spans)
-    if now.fused and kind.plain and can_fuse(keys, values):
-        return fused(packed, keys, values, now.lengths(keys.device), kind)[None], None
+    if now.fused and (attended := together(packed, keys, values, now, kind)) is not None:
+        now.ways.add(attended[0])
+        return attended[1][None], None
+    now.ways.add(ONE_BY_ONE)
     parts = []
     if singles:
         parts.append(decode(packed[:singles], keys, values, now.spans, kind))

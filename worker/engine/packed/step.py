@@ -5,10 +5,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from worker.engine.model.host_memory import to_device
 
 
 class Chunk(NamedTuple):
@@ -38,10 +41,12 @@ class Step:
     values: Sequence[Tensor]
     spans: Sequence[tuple[int, int]]  # of each single token: arena places of its request up to the token
     chunks: Sequence[Chunk]
-    fused: bool = False  # one call attends for all requests, see `attention.fused`
+    fused: bool = False  # one call attends for all requests, see `attention.together`
     windows: set[int] = field(default_factory=set)  # of the masks that attention was given; 0: none
+    ways: set[str] = field(default_factory=set)  # in which layers attended
     known_places: dict[torch.device, Tensor] = field(default_factory=dict)
     known_lengths: dict[torch.device, Lengths] = field(default_factory=dict)
+    known_masks: dict[Any, Any] = field(default_factory=dict)  # see `flex.masks_of`
 
     def places(self, device: torch.device) -> Tensor:
         """Arena place of each token, int64 [tokens]."""
@@ -50,7 +55,7 @@ class Step:
             places = [
                 p for c in self.chunks for p in range(c.begin + c.start, c.begin + c.start + c.stop - c.first)
             ]
-            self.known_places[device] = torch.tensor(single + places, device=device)
+            self.known_places[device] = to_device(np.array(single + places, np.int64), device)
         return self.known_places[device]
 
     def lengths(self, device: torch.device) -> Lengths:
@@ -59,11 +64,8 @@ class Step:
             singles = [(begin, end - begin, 1) for begin, end in self.spans]
             chunks = [(c.begin, c.start + c.stop - c.first, c.stop - c.first) for c in self.chunks]
             begins, used, counts = zip(*singles, *chunks, strict=True)
-            # one transfer
-            numbers = torch.tensor(
-                [(0, *accumulate(counts)), (*begins, 0), (*used, 0)], dtype=torch.int32, device=device
-            )
-            queries, starts, lengths = numbers
+            numbers = [(0, *accumulate(counts)), (*begins, 0), (*used, 0)]
+            queries, starts, lengths = to_device(np.array(numbers, np.int32), device)
             self.known_lengths[device] = Lengths(queries, starts, lengths[:-1], max(counts), max(used))
         return self.known_lengths[device]
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -14,11 +15,13 @@ from worker.engine.capture.pool import Budget
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import FinishReason, Generation, TextEnd, TokenLogprobs
+from worker.engine.model.host_memory import to_device
 from worker.engine.packed.prefixes import Beginning
 from worker.engine.runs import RunRequest
 from worker.engine.stream.edits import RowEdits
 from worker.engine.stream.scores import PromptScore
 from worker.engine.tokens.grammar import Grammar
+from worker.engine.tokens.sampler import Slot
 from worker.engine.tokens.stopping import StopStrings, TextEnds
 
 #: kinds of stops remembered
@@ -31,7 +34,8 @@ class Live(Context):
     Attributes:
         generated: ids, the one that ended it included.
         cached: first tokens of the prompt that another request had computed.
-        ids: all ids on the device, [1, most + 1]; only if something that chooses reads them.
+        slot: its place in the sampler's tables; None before its start and after its end.
+        ids: all ids on the device, [1, most + 1]; only for `processors`.
         processors: transformers' own, of the checkpoint's generation config.
         grammar: where the generated text is in the grammar that it follows.
         begins: it computes a common beginning and has no result of its own.
@@ -47,6 +51,7 @@ class Live(Context):
         self.edits = RowEdits(item.request, hooks, self.generated)
         self.score = PromptScore(item.request) if item.request.score_prompt else None
         self.logprobs: list[TokenLogprobs] = []
+        self.slot: Slot | None = None
         self.ids: Tensor | None = None
         self.processors: list[Any] = []
         self.grammar: Grammar | None = None
@@ -92,7 +97,7 @@ class Live(Context):
     def take(self, token: int, logprobs: TokenLogprobs | None) -> None:
         """Add a chosen token."""
         if self.ids is not None:
-            self.ids[0, len(self.tokens)] = token
+            self.ids[0, len(self.tokens)].fill_(token)
         if self.grammar is not None:
             self.grammar.take(token)
         self.tokens.append(token)
@@ -103,12 +108,7 @@ class Live(Context):
     def hold_ids(self, device: torch.device) -> None:
         """Keep all ids on the device too: a new token then costs one write."""
         self.ids = torch.zeros(1, self.most + 1, dtype=torch.int64, device=device)
-        self.ids[0, : self.prompt] = torch.tensor(self.item.prompt, device=device)
-
-    @property
-    def known_ids(self) -> Tensor | None:
-        """Ids so far on the device, [tokens]; None if nothing that chooses reads them."""
-        return None if self.ids is None else self.ids[0, : len(self.tokens)]
+        self.ids[0, : self.prompt] = to_device(np.array(self.item.prompt), device)
 
     def generation(self, reason: FinishReason, error: BaseException | None = None) -> Generation:
         """The result; one with the reason "error" has no ids."""

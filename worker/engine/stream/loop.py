@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
@@ -13,14 +14,16 @@ from worker.engine.capture.parts import Part
 from worker.engine.capture.pool import BLOCK, Budget
 from worker.engine.messages import Control, FinishReason, Generation, Results, RunStatistics
 from worker.engine.model.device_errors import is_device_lost, is_out_of_memory, out_of_memory
+from worker.engine.model.host_memory import to_device
 from worker.engine.model.memory import memory_snapshot
 from worker.engine.runs import Sink, Source
-from worker.engine.stream.choice import ChosenToken, TokenChoice
+from worker.engine.stream.choice import TokenChoice
 from worker.engine.stream.delivery import Delivery
 from worker.engine.stream.live import Endings, Forward, Live, unread
 from worker.engine.stream.pack import pack
 from worker.engine.stream.places import Places
 from worker.engine.stream.scores import scored_tokens
+from worker.engine.tokens.sampler import ChosenToken
 
 #: passes of single requests that may fail one after the other before the run does
 _BAD_PASSES = 8
@@ -171,7 +174,7 @@ class Loop:
 
     def _started(self, live: Live) -> None:
         try:
-            self._choice.prepare(live)
+            self._choice.open(live)
             self._results.started(live.key, live.generated)
         except Exception as error:  # noqa: BLE001 (it fails this request alone)
             self._end(live, "error", error)
@@ -275,7 +278,9 @@ class Loop:
                 last.append(at - 1)
         if not choosing:
             return []
-        return self._choice.choose(logits if len(last) == len(logits) else logits[last], choosing)
+        if len(last) < len(logits):
+            logits = logits.index_select(0, to_device(np.array(last), logits.device))
+        return self._choice.choose(logits, choosing)
 
     def _split(self, pairs: Sequence[_Pair], error: Exception, seen: dict[str, int], *, again: bool) -> None:
         """Run the halves of a failed pack; a request that fails alone, twice if it is for memory, ends."""
@@ -306,6 +311,7 @@ class Loop:
 
     def _doubt(self, live: Live, error: Exception) -> None:
         """End a request whose passes fail; its result waits until it is known that not all passes do."""
+        self._choice.close(live)
         self._places.leave(live, failed=True)
         if live.begins is None:
             if live.record is not None:
@@ -337,6 +343,7 @@ class Loop:
 
     def _end(self, live: Live, reason: FinishReason, error: BaseException | None = None) -> None:
         """Let a request's rows and result leave, and free its place."""
+        self._choice.close(live)
         self._places.leave(live, failed=reason != "stop")
         if live.begins is not None:
             return

@@ -1,10 +1,14 @@
 """Log probabilities of a prompt's own tokens, chunk by chunk."""
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
 from worker.engine.messages import TokenLogprobs
+from worker.engine.model.host_memory import to_device
 from worker.engine.requests import GenerationRequest
 
 #: bytes of logits in memory at once to score prompts
@@ -33,16 +37,19 @@ class PromptScore:
         ids = self._ids[start + 1 : start + 1 + len(logits)]  # of the tokens after those
         if not ids:
             return
+        scored: list[TokenLogprobs | None] = []
         scores = logits[: len(ids)].to(torch.float32)
         total = scores.logsumexp(-1, keepdim=True)
-        own = (scores.gather(-1, torch.tensor(ids, device=scores.device)[:, None]) - total)[:, 0]
+        own = scores.gather(-1, to_device(np.array(ids), scores.device)[:, None]) - total
         top, top_ids = scores.topk(min(self._request.top_logprobs or 0, scores.shape[-1]), dim=-1)
-        values = zip(ids, own.tolist(), top_ids.tolist(), (top - total).tolist(), strict=True)
-        self._bad = self._bad or bool(own.isnan().any())
-        self._found[start + 1 :] = [
-            TokenLogprobs(token, logprob, tuple(zip(likeliest, logprobs, strict=True)))
-            for token, logprob, likeliest, logprobs in values
-        ]
+        # float64 holds token ids and float32 exactly, so one transfer takes all
+        found = torch.cat([one.to(torch.float64) for one in (own, top - total, top_ids)], -1).tolist()
+        count = top.shape[-1]
+        for token, (logprob, *rest) in zip(ids, found, strict=True):
+            self._bad = self._bad or math.isnan(logprob)
+            likeliest = zip(map(int, rest[count:]), rest[:count], strict=True)
+            scored.append(TokenLogprobs(token, logprob, tuple(likeliest)))
+        self._found[start + 1 :] = scored
 
     def result(self) -> tuple[tuple[TokenLogprobs | None, ...] | None, ActographError | None]:
         """The scores, or the error that prevented them; neither if the run ended before the prompt."""

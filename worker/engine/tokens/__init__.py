@@ -1,1 +1,1 @@
-"""Tokens: padding, sampling, stopping, log probabilities."""
+"""Tokens: inputs of a pass, the sampler with its tables, grammars, stopping."""

@@ -3,9 +3,9 @@
 llguidance computes the allowed tokens of each step (https://github.com/guidance-ai/llguidance).
 """
 
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
@@ -15,7 +15,20 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from actograph.contract.errors import InvalidRequest
 from worker.engine.model.loaded import LoadedModel
 
+#: bits of a word of a mask
+_BITS = 32
 _tokenizers: WeakKeyDictionary[PreTrainedTokenizerBase, LLTokenizer] = WeakKeyDictionary()
+
+
+def ruled_out(grammars: Sequence["Grammar"], width: int, device: torch.device) -> Tensor:
+    """Tokens that cannot come next, bool [grammars, width], in one copy that a GPU is not waited for."""
+    words = -(-width // _BITS)
+    allowed = torch.zeros(len(grammars), words, dtype=torch.int32, pin_memory=device.type == "cuda")
+    for grammar, row in zip(grammars, allowed, strict=True):
+        grammar.allow(row)
+    allowed = allowed.to(device, non_blocking=True)
+    bits = allowed[..., None] >> torch.arange(_BITS, dtype=torch.int32, device=device)
+    return bits.bitwise_and_(1).logical_not().view(len(grammars), -1)[:, :width]
 
 
 class Grammar:
@@ -38,12 +51,15 @@ class Grammar:
         self._matcher = LLMatcher(_tokenizers[tokenizer], text, log_level=0)
         self._check()
 
-    def ruled_out(self, width: int) -> Tensor:
-        """Tokens that cannot come next, bool [width], on the CPU."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+    def allow(self, words: Tensor) -> None:
+        """Set the bits of the tokens that can come next.
+
+        Args:
+            words: int32 [vocabulary / 32], on the CPU.
+        """
+        # as `llguidance.torch` does; importing that takes two seconds, since it compiles a kernel
+        self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * words.element_size())
         self._check()
-        allowed = np.unpackbits(bits, bitorder="little")[:width].astype(bool)
-        return torch.from_numpy(~np.pad(allowed, (0, width - len(allowed))))
 
     def take(self, token: int) -> None:
         """Go on by a chosen token."""

@@ -1,6 +1,7 @@
 """Decode passes of fixed shapes, as a CUDA graph replays them: here each call is made, on a CPU."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.support.varlen import varlen
 from worker.engine.capture.parts import Part
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks
-from worker.engine.packed import attention, registration
+from worker.engine.packed import attention
 from worker.engine.packed.decoding import FixedPass
 from worker.engine.packed.forward import PackedForward
 from worker.engine.requests import Edit, RowShaping
@@ -75,6 +76,7 @@ class EveryCall:
 _now: list[Recorder] = []
 
 
+@wraps(varlen)
 def _unrecorded(*args: Any, **kwargs: Any) -> Tensor:
     """The GPU's one call; what its stand-in does is not the pass's."""
     for recorder in _now:
@@ -89,7 +91,7 @@ def _unrecorded(*args: Any, **kwargs: Any) -> Tensor:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "varlen_attn", _unrecorded)
-    monkeypatch.setattr(registration, "can_fuse", lambda keys, values: True)
+    monkeypatch.setattr(attention, "can_fuse", lambda *_: True)
 
 
 def _requests(hooks: ModelHooks) -> list[RunRequest]:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.nn.attention.flex_attention as flex_module
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.masking_utils import (
     and_masks,
@@ -24,7 +25,7 @@ from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import RunOptions
 from worker.engine.model.load import wrap_model
-from worker.engine.packed import verification
+from worker.engine.packed import flex, verification
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.masks import Foreign, UnknownAttention, Windowed, arena_mask
 from worker.engine.packed.verification import texts_for, verify
@@ -178,3 +179,35 @@ def test_an_arena_that_is_too_small_verifies_nothing(hooks_of: Callable[[Any], M
     hooks = hooks_of(LlamaConfig(**COMMON))
     with pytest.raises(UnknownAttention, match="an arena of 60 tokens is too small"):
         verify(PackedForward(hooks, Budget(1 << 24), tokens=60))
+
+
+@pytest.mark.parametrize(("name", "window"), [("gemma2", 48), ("gpt_oss", 48), ("llama", None)])
+def test_the_one_call_of_a_gpu_is_verified_on_whole_models(
+    name: str,
+    window: int | None,
+    hooks_of: Callable[[Any], ModelHooks],
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
+) -> None:
+    monkeypatch.setattr(flex_module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(flex, "_compiled", lambda: flex_module.flex_attention)
+    monkeypatch.setattr(flex, "takes", lambda *_: True)
+    monkeypatch.setattr(Forwards, "on_gpu", True)
+    hooks = hooks_of(LlamaConfig(**COMMON) if name == "llama" else SWITCHING[name].config())
+    with subtests.test("it is taken, and ranges begin at blocks"):
+        forwards = Forwards(hooks)
+        assert (forwards.reason, forwards.attends_together) == (None, True)
+        forward = PackedForward(hooks, Budget(1 << 40), tokens=2000, block=flex.BLOCK)
+        verify(forward)
+        assert forward.ways == {flex.NAME}
+        assert window is None or window in forward.windows
+        assert forward.arena.size_of(129) == 2 * flex.BLOCK
+    with subtests.test("a wrong one is found, and each request has its own call"):
+        right = flex.attend
+        monkeypatch.setattr(flex, "attend", lambda query, *of: right(query.flip(0), *of))
+        forwards = Forwards(hooks)
+        assert (forwards.reason, forwards.attends_together) == (None, False)
+    with subtests.test("so it is if it cannot be compiled"):
+        monkeypatch.setattr(flex, "attend", lambda *_: (_ for _ in ()).throw(RuntimeError("no compiler")))
+        forwards = Forwards(hooks)
+        assert (forwards.reason, forwards.attends_together) == (None, False)

@@ -1,5 +1,7 @@
 """The draw itself: its distribution, and what it may and may not depend on."""
 
+import math
+
 import pytest
 import torch
 from transformers import (
@@ -11,20 +13,36 @@ from transformers import (
 )
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine.tokens.sampling import candidates, draw, gumbel, mix64, uniform
+from worker.engine.tokens.sampling import Warps, candidates, draw, gumbel, look_of, mix64, uniform, within
+
+
+def warps(rows: int, vocabulary: int, spec: SamplingSpec) -> Warps:
+    """One sampling for all rows."""
+
+    def column(value: float | int) -> torch.Tensor:
+        return torch.tensor(value).expand(rows, 1)
+
+    top_k = None if spec.top_k is None else min(spec.top_k, vocabulary)
+    look = look_of(top_k, spec.top_p, vocabulary)
+    return Warps(
+        look,
+        column(spec.temperature),
+        column(spec.top_p if spec.top_p < 1 else math.inf),
+        column(top_k or vocabulary),
+        column(math.log(spec.min_p)) if spec.min_p else None,
+        top_k or 0,
+    )
+
+
+def kept(logits: torch.Tensor, spec: SamplingSpec) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return candidates(logits, warps(*logits.shape, spec))
 
 
 def drawn(logits: torch.Tensor, spec: SamplingSpec, seeds: list[int], step: int = 0) -> list[int]:
     """Tokens drawn from [rows, vocabulary], or from one row for all seeds."""
-    tokens = draw(
-        logits.expand(len(seeds), -1),
-        seeds=seeds,
-        steps=[step] * len(seeds),
-        temperature=spec.temperature,
-        top_k=spec.top_k,
-        top_p=spec.top_p,
-    )
-    return [int(token) for token in tokens]
+    many = logits.expand(len(seeds), -1)
+    steps = torch.full((len(seeds),), step)
+    return draw(many, warps(*many.shape, spec), torch.tensor(seeds), steps).tolist()
 
 
 def test_mix64_is_splitmix64() -> None:
@@ -75,7 +93,7 @@ def test_steps_and_seeds_give_independent_draws() -> None:
 
 
 def test_same_candidates_as_transformers(subtests: pytest.Subtests) -> None:
-    for top_k, top_p in [(None, 0.9), (7, 1.0), (7, 0.6), (1, 1.0), (None, 1e-6), (50, 0.95)]:
+    for top_k, top_p in [(None, 0.9), (7, 1.0), (7, 0.6), (1, 1.0), (None, 1e-6), (50, 0.95), (2000, 0.9)]:
         for vocab in [32, 4000]:
             with subtests.test(vocab=vocab, top_k=top_k, top_p=top_p):
                 torch.manual_seed(3)
@@ -86,31 +104,46 @@ def test_same_candidates_as_transformers(subtests: pytest.Subtests) -> None:
                 if top_p < 1:
                     reference.append(TopPLogitsWarper(top_p))
                 want = reference(torch.zeros(6, 1, dtype=torch.long), logits)  # type: ignore[arg-type]
-                values, index = candidates(logits, temperature=0.8, top_k=top_k, top_p=top_p)
+                spec = SamplingSpec(temperature=0.8, top_k=top_k, top_p=top_p)
+                values, index = kept(logits, spec)
                 assert index is not None
                 got = torch.full_like(logits, -torch.inf).scatter_(1, index, values)
                 assert torch.equal(got.isfinite(), want.isfinite())
-                kept = want.isfinite()
-                assert torch.allclose(got[kept], want[kept])
+                left = want.isfinite()
+                assert torch.allclose(got[left], want[left])
 
 
 def test_min_p_is_transformers_s_and_comes_before_top_k() -> None:
     torch.manual_seed(3)
     logits = torch.randn(6, 4000) * 3
-    values, index = candidates(logits, temperature=0.8, top_k=None, top_p=1.0, min_p=0.1)
+    values, index = kept(logits, SamplingSpec(temperature=0.8, min_p=0.1))
     want = MinPLogitsWarper(0.1)(torch.zeros(6, 1, dtype=torch.long), logits / 0.8)  # type: ignore[arg-type]
     assert index is None and 1 < int(values.isfinite().sum(-1).max()) < 100
     assert torch.equal(values.isfinite(), want.isfinite())
-    few, index = candidates(logits, temperature=0.8, top_k=50, top_p=1.0, min_p=0.1)
+    few, index = kept(logits, SamplingSpec(temperature=0.8, top_k=50, min_p=0.1))
     assert index is not None
     assert torch.equal(few.isfinite().sum(-1), values.isfinite().sum(-1))
 
 
 def test_top_p_looks_beyond_the_first_candidates() -> None:
     # flat logits over 4,000 tokens: half of the probability needs 2,000 of them
-    values, index = candidates(torch.zeros(1, 4000), temperature=1.0, top_k=None, top_p=0.5)
+    values, index = kept(torch.zeros(1, 4000), SamplingSpec(temperature=1.0, top_p=0.5))
     assert index is not None
     assert abs(int(values.isfinite().sum()) - 2000) <= 1
+
+
+def test_a_gpu_finds_the_nucleus_without_sorting_rows(subtests: pytest.Subtests) -> None:
+    for vocab in (32, 1024, 5000):
+        rows = rows_of_every_kind(max(vocab, 1500))[:, :vocab]
+        for temperature, top_p in [(1.0, 0.9), (0.2, 0.5), (1.0, 1e-9), (3.0, 0.999), (1.0, 1 - 1e-6)]:
+            probs = (rows / temperature).softmax(-1)
+            # of equal ones the first are taken
+            values, index = probs.double().sort(dim=-1, descending=True, stable=True)
+            due = torch.zeros_like(probs, dtype=torch.bool).scatter(
+                1, index, values.cumsum(-1) - values < torch.tensor(top_p)
+            )
+            with subtests.test(vocab=vocab, temperature=temperature, top_p=top_p):
+                assert torch.equal(within(probs, torch.full((len(rows), 1), top_p)), due)
 
 
 def rows_of_every_kind(vocab: int = 4000) -> torch.Tensor:
