@@ -13,7 +13,7 @@ from actograph import __version__
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import JobStatus
 from api.dependencies import Services
-from storage.index import counters
+from storage.index import counters, tallies
 from storage.index.database import now
 from storage.queue import view, workers
 
@@ -68,7 +68,7 @@ class _Index(Collector):
         yield _gauge("broker_up", "1 if the broker answers.", {(): broker_up})
         with suppress(SQLAlchemyError):
             with services.database.read() as session:
-                found = [*_counted(counters.totals(session)), *_standing(session)]
+                found = [*_counted(tallies.totals(session)), *_standing(session)]
             database_up = 1
             yield from found
         yield _gauge("database_up", "1 if the database answers.", {(): database_up})

@@ -20,7 +20,7 @@ from actograph.contract.errors import QuotaExceeded
 from actograph.contract.operations import OwnerUsage, StoreUsage
 from actograph.settings import Settings
 from storage.accounts import api_keys
-from storage.index import visible
+from storage.index import tallies, visible
 from storage.index.clock import now
 from storage.index.visible import of_everyone, owner_of
 from storage.tables.models import FileRow, JobRow, SessionRow
@@ -153,6 +153,8 @@ def used(session: Session) -> dict[str, int]:
 
 
 def _sizes(session: Session, row: type[JobRow | FileRow]) -> dict[str, int]:
+    if row is JobRow:
+        return tallies.bytes_by_owner(session)
     sums = sa.select(row.owner, sa.func.sum(row.bytes)).where(row.bytes > sa.literal_column("0"))
     return {owner: int(size) for owner, size in session.execute(sums.group_by(row.owner))}
 

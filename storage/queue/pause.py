@@ -23,6 +23,8 @@ CURE = (
     "`actograph store gc`), or free the disk"
 )
 _write = Upsert(StateRow, "value")
+#: whether an operator paused the queue, for use in a statement
+IS_PAUSED = sa.exists().where(StateRow.name == _NAME)
 
 
 def start(session: Session, *, by: str, reason: str | None) -> None:
@@ -42,10 +44,7 @@ def find(session: Session) -> QueuePause | None:
 
 
 def holds(session: Session) -> bool:
-    """Whether an operator paused the queue.
-
-    A claim asks in its own transaction, so nothing is claimed after a pause was confirmed.
-    """
+    """Whether an operator paused the queue."""
     return find(session) is not None
 
 

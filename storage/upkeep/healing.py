@@ -19,8 +19,9 @@ from actograph.contract.errors import ActographError
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
 from storage.files import files
-from storage.index import disk_reserve
+from storage.index import disk_reserve, tallies
 from storage.index.database import Database, changed, now
+from storage.index.ids import slices
 from storage.index.upsert import Upsert
 from storage.jobs import control
 from storage.queue import leases, workers
@@ -140,7 +141,15 @@ class Healing:
             log.warning("%d worker(s) fell silent and count as offline", expired)
 
     def _end_jobs(self) -> None:
-        """Fail overdue jobs, of which a paused queue may have many, in short transactions."""
+        """End jobs whose workers died after their last commit, and fail overdue ones, in short transactions.
+
+        A paused queue may have many of them.
+        """
+        with self._database.read() as session:
+            left = tallies.jobs_with_any(session)
+        for batch in slices(left, control.AT_ONCE):
+            with self._database.write() as session:
+                control.settle(session, batch)
         while not self._stop.is_set():
             with self._database.write() as session:
                 failed = control.fail_overdue(session)

@@ -165,7 +165,7 @@ def _analyse(run: Run, job: JobRow, served: Sequence[ServedModel]) -> Results:
 
 def _commit(session: Session, ended: commit.Ended, owner: str, results: Results | None) -> bool:
     """Commit an outcome with its vectors. False if the lease is lost."""
-    done = commit.commit(session, [ended])
+    done = commit.commit(session, [ended], one_by_one=True)
     if done.kept:
         for new in results.vectors if results is not None and done.kept[0].error is None else ():
             vectors.insert(session, new, owner=owner)

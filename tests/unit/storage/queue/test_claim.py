@@ -152,7 +152,7 @@ def test_a_look_waits_for_no_claim(database: Database, submit: Submit) -> None:
     job_id = submit(model="other")
     asking = Asking(worker_id=ME, held=Held("demo"), may_load=("other",))
     with database.write() as claiming:
-        claim._one_at_a_time(claiming, "models")
+        claim._load_alone(claiming)
         with ThreadPoolExecutor(1) as pool:
 
             def look() -> str | None:
