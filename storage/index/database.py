@@ -12,7 +12,7 @@ import json
 import logging
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from pathlib import Path
@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
-from storage.index import clock, counters, events, visible
+from storage.index import clock, counters, events, notices, visible
 from storage.index.clock import now
 from storage.index.disk_reserve import DiskReserve
 from storage.index.write_turns import WriteTurns
@@ -74,6 +74,8 @@ class Database:
         self._locking: sa.Engine
         #: room for deletions on the disk of a SQLite index
         self.reserve: DiskReserve | None = None
+        #: called after a commit with the models of its notices, see `storage.index.notices`
+        self.announce: Callable[[Sequence[str]], object] = lambda _models: None
         #: owner of all visible rows; None shows all rows
         self.owner: str | None = None
         options: dict[str, Any] = {
@@ -130,6 +132,9 @@ class Database:
             yield session
             events.write(session)
             counters.write(session)
+            noted = notices.write(session)
+        if noted:
+            self.announce(noted)
 
     def restricted_to(self, owner: str) -> "Database":
         """The same database, restricted to the rows of one owner; see `storage.index.visible`."""

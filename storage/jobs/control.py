@@ -17,7 +17,7 @@ from actograph.contract.errors import (
     TooManyFailures,
 )
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage.index import counters, events, row_locks, tallies
+from storage.index import counters, events, notices, row_locks, tallies
 from storage.index.clock import moment_of
 from storage.index.database import Database, changed, now
 from storage.index.ids import slices
@@ -174,6 +174,7 @@ def retry(session: Session, job_id: str) -> JobRow:
     row.logged_at = 0.0
     row.deadline_at = jobs.deadline(row.spec.get("deadline_seconds"), now(session))
     events.append(session, job_id, "job.retried", jobs.counts_of(row) | {"samples": opened})
+    notices.note(session, row.model)
     session.flush()
     return row
 

@@ -13,7 +13,7 @@ from actograph.contract.errors import ActographError, Conflict
 from actograph.contract.job_specs import AnyJobSpec, ListedKind
 from actograph.contract.models import EngineChoice, ModelStructure, PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage.index import events, pages, row_locks, tallies
+from storage.index import events, notices, pages, row_locks, tallies
 from storage.index.database import now
 from storage.index.ids import among, new_job_id
 from storage.index.pages import PageOptions
@@ -93,6 +93,7 @@ def create(session: Session, spec: Spec | AnalysisSpec, **fields: Unpack[JobFiel
         tags = [{"job_id": values["id"], "tag": tag} for tag in dict.fromkeys(spec.tags)]
         connection.execute(_INSERT_TAGS, tags)
     events.append(session, values["id"], "job.queued", {"total": total}, moment=moment)
+    notices.note(session, spec.model)
     return JobRow(**values)
 
 
@@ -186,6 +187,7 @@ def set_total(session: Session, job_id: str, total: int) -> None:
     """Record the number of samples of a dataset that a worker has read."""
     row = lock(session, job_id)
     row.total, row.pending = total, int(total > 0)
+    notices.note(session, row.model)
     session.flush()
 
 
@@ -285,6 +287,8 @@ def _end(session: Session, row: JobRow, status: JobStatus, error: dict[str, Any]
     tallies.fold(session, row)
     row.status, row.finished_at, row.error, row.pending = status, now(session), error, 0
     events.append(session, row.id, f"job.{status}", counts_of(row) | ({"error": error} if error else {}))
+    if status != JobStatus.COMPLETED:
+        notices.note(session, row.model)  # workers drop its samples
     session.flush()
 
 

@@ -133,6 +133,9 @@ def _load_alone(session: Session) -> None:
 def _of_chosen(session: Session, asking: Asking, job: JobRow, size: int) -> Claim | None:
     """Lease up to `size` samples of the chosen job, or of chats like it. None if others took it meanwhile."""
     if job.kind == LOAD or job.total is None or size < 1:
+        if job.total is not None and _next_status(session, job.id) is None:
+            _offer_no_more(session, job.id)
+            return None
         if asking.joins:
             return Claim(job=job)
         may_begin = sa.select(JobRow.id).where(JobRow.id == job.id, HAS_PENDING, _MAY_BEGIN)
@@ -320,28 +323,38 @@ def _lock_new(session: Session, job: JobRow) -> bool:
 
 def _last(session: Session, job_id: str, worker_id: str, count: int, *, beside: int) -> list[LeasedSample]:
     """Lease suspects of a job without other samples. A job without any is no longer offered."""
-    held = jobs.lock_all(session, [job_id])
-    if not held or held[0].status not in jobs.ACTIVE:
-        return []
-    job, suspects = held[0], SampleRow.status == SampleStatus.SUSPECT
-    left = sa.select(SampleRow.status, SampleRow.losses).where(SampleRow.job_id == job_id)
-    first = session.execute(
-        # "pending" comes before "suspect"
-        left.where(SampleRow.status.in_((SampleStatus.PENDING, SampleStatus.SUSPECT)))
-        .order_by(SampleRow.status, SampleRow.position)
-        .limit(1)
-    ).first()
-    if first is None:
-        job.pending = 0
-        session.flush()
-    if first is None or first.status == SampleStatus.PENDING or beside:
+    status = _next_status(session, job_id)
+    if status is None:
+        _offer_no_more(session, job_id)
+    if status != SampleStatus.SUSPECT or beside:
         return []  # another claim has locked the pending ones
-    losses = first.losses
+    job, suspects = jobs.lock(session, job_id), SampleRow.status == SampleStatus.SUSPECT
+    of_job = sa.select(SampleRow.losses).where(SampleRow.job_id == job_id, suspects)
+    losses = session.scalars(of_job.order_by(SampleRow.position).limit(1)).first()
+    if losses is None or job.status not in jobs.ACTIVE:
+        return []
     most = 1 if losses >= ALONE_AFTER else max(1, isqrt(count)) if losses >= SUSPECT_AFTER else count
     leased = _lease(session, job, worker_id, sa.and_(suspects, SampleRow.losses == losses), most)
     job.served_at = now(session)
     session.flush()
     return leased
+
+
+def _next_status(session: Session, job_id: str) -> str | None:
+    """Pending or suspect, as the next sample of a job is; None if there is none to claim."""
+    claimable = (SampleStatus.PENDING, SampleStatus.SUSPECT)
+    # in the order of the alphabet too
+    statement = sa.select(SampleRow.status).where(SampleRow.job_id == job_id)
+    statement = statement.where(SampleRow.status.in_(claimable)).order_by(SampleRow.status)
+    return session.scalars(statement.limit(1)).first()
+
+
+def _offer_no_more(session: Session, job_id: str) -> None:
+    """Note that a job has no sample to claim, unless one came back meanwhile."""
+    for job in jobs.lock_all(session, [job_id]):
+        if job.total is not None and _next_status(session, job_id) is None:
+            job.pending = 0
+            session.flush()
 
 
 def _lease(

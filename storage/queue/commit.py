@@ -102,9 +102,10 @@ def store(
             raise
         # which costs no other one
         done = attempt(one_by_one=True)
-    # those of a single sample were settled by the commit
-    several = {one.lease.job_id for one in done.kept if not one.lease.is_only}
-    failing = {one.lease.job_id for one in done.kept if one.error is not None}
+    # Jobs of a single sample were settled by the commit. If the answer to a first commit was lost, nothing
+    # is kept now, and the jobs are settled all the same.
+    several = {one.lease.job_id for one in given if not one.lease.is_only}
+    failing = {one.lease.job_id for one in (*given, *done.kept) if one.error is not None}
     if several:
         settle(database, several, failing, give_up=give_up)
     return done

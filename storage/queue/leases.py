@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError, WorkerLost
 from actograph.contract.resources import SampleStatus
-from storage.index import row_locks, tallies
+from storage.index import notices, row_locks, tallies
 from storage.index.clock import moment_of
 from storage.index.database import now
 from storage.index.ids import among
@@ -201,6 +201,7 @@ def _return(session: Session, held: sa.ColumnElement[bool], error: ActographErro
     lost = {one for ids in failed.values() for one in ids}
     for row in jobs.lock_all(session, {row.job_id for row in found if row.id not in lost}):
         row.pending = 1
+        notices.note(session, row.model)
     session.flush()
     for losses, sample_ids in returned.items():
         status = SampleStatus.SUSPECT if losses >= SUSPECT_AFTER else SampleStatus.PENDING

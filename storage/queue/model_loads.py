@@ -11,7 +11,7 @@ from actograph.contract.errors import ModelRefused, NotFound
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import ModelStructure
 from actograph.contract.resources import JobStatus
-from storage.index import events, row_locks
+from storage.index import events, notices, row_locks
 from storage.index.database import now
 from storage.index.ids import new_job_id
 from storage.jobs import jobs
@@ -45,6 +45,7 @@ def create(session: Session, model: str, options: ModelLoadOptions) -> JobRow:
     session.flush()
     row_locks.note_held(session, JobRow, row.id)
     events.append(session, row.id, "job.queued", {"total": None})
+    notices.note(session, model)
     return row
 
 

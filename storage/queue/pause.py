@@ -12,6 +12,7 @@ from actograph.contract.operations import QueuePause
 from actograph.settings import Settings
 from storage.accounts import quotas
 from storage.artifacts.store import ArtifactStore
+from storage.index import notices
 from storage.index.database import changed, now
 from storage.index.upsert import Upsert
 from storage.tables.models import StateRow
@@ -34,6 +35,7 @@ def start(session: Session, *, by: str, reason: str | None) -> None:
 
 def end(session: Session) -> bool:
     """End the operator's pause. Returns False if there was none."""
+    notices.note(session, notices.ALL)
     return changed(session.execute(sa.delete(StateRow).where(StateRow.name == _NAME))) > 0
 
 

@@ -1,6 +1,7 @@
 """The leases of the samples that a worker runs.
 
-A thread asks twice a second which of them are still the worker's own. After `stall_seconds` without progress,
+The worker's heartbeat asks which of them are still the worker's own, and a thread does so after a hint, or
+twice a second if there are no hints. After `stall_seconds` without progress,
 from the first prompt to the last uploaded file, it gives the samples back and ends the process: nothing else
 frees a stuck device. The worker's heartbeat, which renews the leases, stops then too.
 """
@@ -11,11 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from sqlalchemy.orm import Session
+
 from actograph.contract.errors import WorkerStalled
 from storage.index.database import Database
 from storage.queue import leases
 from storage.queue.leases import LeasedSample
 from worker.signals.attempts import Attempts
+from worker.signals.hints import Hints, Looks
 from worker.signals.process_end import STALLED, last_write
 from worker.signals.stop_signal import StopSignal
 
@@ -36,12 +40,14 @@ class LeaseKeeper:
         stop: StopSignal,
         *,
         stall_seconds: float,
+        hints: Hints | None = None,
         end_process: Callable[[int], None] = os._exit,
     ) -> None:
         self._database = database
         self._worker_id = worker_id
         self._stop = stop
         self._stall_seconds = stall_seconds
+        self._looks = Looks(hints or Hints(), POLL_SECONDS)
         self._end_process = end_process
         #: by key
         self._held: dict[str, LeasedSample] = {}
@@ -104,12 +110,19 @@ class LeaseKeeper:
             if self.is_stalled:
                 self._end_stalled()
                 return
-            attempts.run(self._look)
+            if self._looks.is_due():
+                attempts.run(self._look)
 
     def _look(self) -> None:
-        held = self.held  # before the question: a claim may come between it and its answer
+        self._looks.begin()
         with self._database.read() as session:
-            found = leases.mine(session, self._worker_id)
+            self.check(session)
+        self._looks.found_nothing()
+
+    def check(self, session: Session) -> None:
+        """Ask which samples are still the worker's own."""
+        held = self.held  # before the question: a claim may come between it and its answer
+        found = leases.mine(session, self._worker_id)
         with self._lock:
             self._lost |= {
                 lease.key for lease in held if found.get(lease.id) != lease.token and lease.key in self._held

@@ -14,6 +14,7 @@ from actograph.contract.models import ModelStructure, parse_served
 from actograph.settings import Settings
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
+from storage.broker.hints import HintSender
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import model_loads, workers
@@ -21,13 +22,13 @@ from storage.upkeep.healing import Healing
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.process.entry import enter
+from worker.process.listening import Listening
 from worker.process.periodic import FORGOTTEN, Periodic, heartbeat, idle_look
 from worker.process.setup_attempts import SetupAttempts
+from worker.signals.hints import HEARTBEAT_SECONDS, Hints
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
-
-HEARTBEAT_SECONDS = 5.0
 
 
 class WorkerProcess:
@@ -39,6 +40,9 @@ class WorkerProcess:
         self._served = list(served)
         self.worker_id = new_worker_id()
         self._database = Database.of(settings)
+        self._database.announce = HintSender(settings.broker_url)
+        self._hints = Hints()
+        self._listening = Listening(settings, self._hints, served)
         self._models = ModelHolder(settings, self._loaded, self._options_of)
         self._heartbeat = heartbeat(
             self._database,
@@ -47,6 +51,7 @@ class WorkerProcess:
             memory=self._models.memory,
             is_stalled=self._is_stalled,
             forgotten=self._forgotten,
+            check_leases=self._check_leases,
         )
 
     def start(self) -> None:
@@ -75,6 +80,7 @@ class WorkerProcess:
                     workers.set_idle(session, self.worker_id, "")
             attempts.succeeded()
             self._idle_look.start()
+            self._listening.start()
             self._healing.start()
         except ActographError as error:
             with self._database.write() as session:
@@ -83,7 +89,7 @@ class WorkerProcess:
 
     @cached_property
     def _idle_look(self) -> Periodic:
-        return idle_look(self.drain.look, seconds=self._settings.idle_poll_seconds)
+        return idle_look(self.drain.look, self._hints, seconds=self._settings.idle_poll_seconds)
 
     @cached_property
     def _healing(self) -> Healing:
@@ -104,10 +110,12 @@ class WorkerProcess:
             worker_id=self.worker_id,
             stop=self._stop,
             may_load=self._served,
+            hints=self._hints,
         )
 
     def stop(self) -> None:
         """Stop the threads and show the worker as offline."""
+        self._listening.stop()
         self._idle_look.stop()
         self._healing.stop()
         self._heartbeat.stop()
@@ -120,6 +128,10 @@ class WorkerProcess:
     def _is_stalled(self) -> bool:
         # the heartbeat begins before there is a drain
         return "drain" in vars(self) and self.drain.is_stalled
+
+    def _check_leases(self, session: Session) -> None:
+        if "drain" in vars(self):
+            self.drain.check_leases(session)
 
     def _forgotten(self) -> None:
         if not self._stop.is_set():

@@ -245,6 +245,16 @@ def test_upkeep_ends_the_job_of_a_worker_that_died_after_its_last_commit(
     assert leasing.log(database, job_id)[-1] == "job.completed"
 
 
+def test_a_last_commit_whose_answer_was_lost_ends_the_job(database: Database, make_job: Submit) -> None:
+    job_id = make_job(database, 2)
+    with database.write() as session:
+        held = ask(session)
+        commit.commit(session, completed(held))
+    again = commit.store(database, completed(held))
+    assert (again.kept, again.lost) == ([], set())
+    assert leasing.log(database, job_id)[-1] == "job.completed"
+
+
 def test_a_job_of_one_sample_ends_with_its_commit(database: Database, make_job: Submit) -> None:
     job_id = make_job(database, 1)
     with database.write() as session:
