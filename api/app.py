@@ -69,7 +69,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         background = app.state.background = Background(services)
         services.database.announce = HintSender(settings.broker_url)
         app.state.chats = ChatWatch(services)
-        background.healing.start()
+        background.start()
         try:
             yield
         finally:

@@ -160,6 +160,13 @@ def test_nnsight_is_used_by_the_engine_alone() -> None:
     assert users == {("worker", "engine")}
 
 
+def test_upkeep_runs_in_no_other_process() -> None:
+    """The API reads how old its last round is, and has the routes that clean up the store."""
+    users = {name for name, used in graph().items() if {"storage.upkeep.healing"} & used}
+    assert {name for name in users if name.startswith(("api", "worker"))} == {"api.metrics"}
+    assert "Healing(" not in (REPO / "api/metrics.py").read_text()
+
+
 def test_importing_it_loads_nothing_heavy(subtests: pytest.Subtests) -> None:
     heavy = HEAVY | {"datasets", "boto3", "botocore", "sklearn"}
     client = heavy | FORBIDDEN["actograph"]
@@ -170,6 +177,7 @@ def test_importing_it_loads_nothing_heavy(subtests: pytest.Subtests) -> None:
         "api.app": heavy,
         "worker.process.celery_app": heavy,
         "worker.analysis.__main__": heavy,
+        "storage.upkeep.__main__": heavy | {"fastapi", "celery"},
     }
     for module, forbidden in cases.items():
         with subtests.test(module=module):

@@ -18,7 +18,6 @@ from storage.broker.hints import HintSender
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import model_loads, workers
-from storage.upkeep.healing import Healing
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.process.entry import enter
@@ -81,7 +80,6 @@ class WorkerProcess:
             attempts.succeeded()
             self._idle_look.start()
             self._listening.start()
-            self._healing.start()
         except ActographError as error:
             with self._database.write() as session:
                 workers.set_failed(session, self.worker_id, error)
@@ -90,10 +88,6 @@ class WorkerProcess:
     @cached_property
     def _idle_look(self) -> Periodic:
         return idle_look(self.drain.look, self._hints, seconds=self._settings.idle_poll_seconds)
-
-    @cached_property
-    def _healing(self) -> Healing:
-        return Healing(self._settings, self._database, self._store)
 
     @cached_property
     def _store(self) -> ArtifactStore:
@@ -117,7 +111,6 @@ class WorkerProcess:
         """Stop the threads and show the worker as offline."""
         self._listening.stop()
         self._idle_look.stop()
-        self._healing.stop()
         self._heartbeat.stop()
         if "drain" in vars(self):
             self.drain.close()
