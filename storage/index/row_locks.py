@@ -65,6 +65,16 @@ def lock_free(session: Session, chosen: sa.Select[Row]) -> list[Row]:
     return found
 
 
+def wait_for(session: Session, table: type[Base], key: str) -> None:
+    """Wait for the transaction that changes a row, and read the row again.
+
+    All who wait go on at once, with a lock that others can share: end it with a savepoint.
+    """
+    column = sa.inspect(table).primary_key[0]
+    statement = sa.select(table).where(column == key).with_for_update(read=True)
+    session.scalars(statement.execution_options(populate_existing=True)).all()
+
+
 def lock_matching(session: Session, table: type[Base], *where: sa.ColumnElement[bool]) -> None:
     """Lock all rows that meet conditions, in the order of their ids, without reading them."""
     if session.get_bind().dialect.name != "sqlite":

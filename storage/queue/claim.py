@@ -307,18 +307,20 @@ def of_job(
 
 
 def _lock_new(session: Session, job: JobRow) -> bool:
-    """Lock a job that waits for its first claim, unless another one has started it. False if it was deleted.
+    """Lock a job that waits for its first claim, or wait for the claim that starts it. False if none did.
 
-    Many workers may wait for this lock, and those who do not start the job must not hold it.
+    Many workers may wait, so they wait side by side, and only the one that starts the job keeps its lock.
     """
     attempt = session.begin_nested()
-    held = jobs.lock_all(session, [job.id])
+    held = jobs.lock_free(session, [job.id])
     if held and held[0].status == JobStatus.QUEUED:
         attempt.commit()
-    else:
-        attempt.rollback()
-        row_locks.forget(session, JobRow, job.id)
-    return bool(held)
+        return True
+    if not held:
+        row_locks.wait_for(session, JobRow, job.id)
+    attempt.rollback()
+    row_locks.forget(session, JobRow, job.id)
+    return job.status != JobStatus.QUEUED
 
 
 def _last(session: Session, job_id: str, worker_id: str, count: int, *, beside: int) -> list[LeasedSample]:

@@ -150,6 +150,31 @@ def test_claims_at_once_get_different_samples_and_wait_for_none(postgres: Databa
         assert [lease.sample_index for lease in ask(session)] == [1]
 
 
+def test_workers_that_come_at_once_start_a_new_job_once(database: Database, make_job: Submit) -> None:
+    job_id = make_job(database, 40)
+    together = Barrier(6)
+
+    def come(number: int) -> list[int]:
+        together.wait()
+        with database.write() as session:
+            return [lease.sample_index for lease in ask(session, f"wrk_{number}", count=3)]
+
+    with ThreadPoolExecutor(6) as pool:
+        found = [index for indexes in pool.map(come, range(6)) for index in indexes]
+    assert sorted(found) == sorted(set(found))
+    assert len(found) == 18, "nobody went away with nothing"
+    assert leasing.log(database, job_id).count("job.started") == 1
+
+
+def test_a_claim_of_a_new_job_waits_for_the_one_that_starts_it(
+    database: Database, make_job: Submit, at_once: Callable[..., None]
+) -> None:
+    make_job(database, 4)
+    second: list[LeasedSample] = []
+    at_once(lambda session: ask(session, count=1), lambda session: second.extend(ask(session, OTHER)))
+    assert [lease.sample_index for lease in second] == [1, 2, 3]
+
+
 def test_jobs_of_one_priority_take_turns_although_a_claim_waits_for_none(
     postgres: Database, make_job: Submit
 ) -> None:
