@@ -52,17 +52,25 @@ def measure(
     job_id = _insert(database, samples, capture=capture)
     processes = min(count, PROCESSES)
     shares = [count // processes + (i < count % processes) for i in range(processes)]
-    begin = time.time() + 4 + 1.0 * processes
-    options = {"url": database_url, "group": group, "begin": begin, "seconds": seconds}
+    options = {"url": database_url, "group": group, "seconds": seconds}
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "bench.null_workers", json.dumps(options | {"workers": share})],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).resolve().parents[1],
         )
         for share in shares
     ]
+    for child in children:  # all begin at once
+        assert child.stdout is not None
+        child.stdout.readline()
+    begin = f"{time.time() + 0.5}\n"
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write(begin)
+        child.stdin.flush()
     answers = [child.communicate()[0] for child in children]
     if any(child.returncode for child in children):
         raise SystemExit("a worker of the bench failed")
@@ -141,8 +149,8 @@ def _ended(lease: LeasedSample) -> Ended:
 class _Worker:
     """One worker: claims, and commits what it has claimed."""
 
-    def __init__(self, database: Database, options: Mapping[str, Any]) -> None:
-        self._database, self._options = database, options
+    def __init__(self, database: Database, options: Mapping[str, Any], may_begin: threading.Event) -> None:
+        self._database, self._options, self._may_begin = database, options, may_begin
         self._id = new_worker_id()
         with database.write() as session:
             workers.register(session, self._id, hostname="bench", pid=1, model=MODEL)
@@ -158,6 +166,7 @@ class _Worker:
         self._thread.join()
 
     def _run(self) -> None:
+        self._may_begin.wait()
         ends = self._options["begin"] + self._options["seconds"]
         time.sleep(max(0.0, self._options["begin"] - time.time()))
         while time.time() < ends:
@@ -186,7 +195,11 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     database = Database(options["url"], pool_size=options["workers"])
     migrate.require_current(database)
-    found = [_Worker(database, options) for _ in range(options["workers"])]
+    may_begin = threading.Event()
+    found = [_Worker(database, options, may_begin) for _ in range(options["workers"])]
+    print("ready", flush=True)
+    options["begin"] = float(sys.stdin.readline())
+    may_begin.set()
     for worker in found:
         worker.join()
     answer = {
