@@ -33,7 +33,12 @@ _known: tuple[str, ...] = ()
 def conceal(settings: Settings) -> None:
     """Register the secrets of these settings and of the environment for `redact`."""
     global _known  # noqa: PLW0603 (the secrets of a process, for its one log)
-    urls = (settings.database_url, settings.broker_url, settings.artifact_url)
+    urls = (
+        settings.database_url,
+        settings.listen_database_url,
+        settings.broker_url,
+        settings.artifact_url,
+    )
     passwords = [match[1] for match in map(_PASSWORD.search, urls) if match is not None]
     secrets = [*settings.api_keys, settings.supervisor_key, settings.api_key, *passwords]
     forms = set(_known)

@@ -56,6 +56,9 @@ class Settings(BaseSettings):
         default_factory=lambda: Path.home() / ".actograph",
         description="Folder of the default database, artifacts, broker data and logs.",
     )
+    listen_database_url: str = Field(
+        "", description="Postgres itself, if `database_url` names a pooler. For LISTEN.", repr=False
+    )
     database_url: str = Field("", description="`postgresql://...`. Default: SQLite in `home`.", repr=False)
     broker_url: str = Field("redis://127.0.0.1:6379/0", description="Redis that wakes workers.", repr=False)
     artifact_url: str = Field("", description="`file:///folder` or `s3://bucket/prefix`. Default: in `home`.")
@@ -124,10 +127,10 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")
     log_format: Literal["text", "json"] = Field("text", description="Log lines as text, or as JSON objects.")
 
-    @field_validator("database_url", "broker_url")
+    @field_validator("database_url", "listen_database_url", "broker_url")
     @classmethod
     def _is_service(cls, value: str, info: ValidationInfo) -> str:
-        check = service_urls.database_url if info.field_name == "database_url" else service_urls.broker_url
+        check = service_urls.broker_url if info.field_name == "broker_url" else service_urls.database_url
         return check(value) if value else value
 
     @field_validator("s3_public_endpoint")

@@ -31,6 +31,7 @@ from storage import migrate
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import PublicEndpoint
 from storage.broker.broker import Broker
+from storage.broker.hints import HintSender
 from storage.index import deployment
 from storage.index.database import Database
 
@@ -66,8 +67,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         _stop_streams_on_signal(services)
         app.state.services = services
         background = app.state.background = Background(services)
+        services.database.announce = HintSender(settings.broker_url)
         app.state.chats = ChatWatch(services)
-        background.healing.start()
+        background.start()
         try:
             yield
         finally:

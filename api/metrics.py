@@ -13,9 +13,10 @@ from actograph import __version__
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import JobStatus
 from api.dependencies import Services
-from storage.index import counters
+from storage.index import counters, tallies
 from storage.index.database import now
 from storage.queue import view, workers
+from storage.upkeep import healing
 
 PREFIX = "actograph_"
 #: name of the counter in the index -> its labels and description
@@ -35,6 +36,7 @@ COUNTERS = {
 GAUGES = {
     "oldest_queued_job_age_seconds": "Since the queued job that has waited longest was submitted.",
     "queue_paused": "1 while the queue is paused.",
+    "upkeep_age_seconds": "Since the last round of upkeep began.",
     "stored_sessions": "Sessions in the store.",
     "stored_session_rows": "Rows of activations in the store.",
     "stored_session_bytes": "Bytes of sessions in the store.",
@@ -68,7 +70,7 @@ class _Index(Collector):
         yield _gauge("broker_up", "1 if the broker answers.", {(): broker_up})
         with suppress(SQLAlchemyError):
             with services.database.read() as session:
-                found = [*_counted(counters.totals(session)), *_standing(session)]
+                found = [*_counted(tallies.totals(session)), *_standing(session)]
             database_up = 1
             yield from found
         yield _gauge("database_up", "1 if the database answers.", {(): database_up})
@@ -93,7 +95,8 @@ def _standing(session: Session) -> Iterator[Metric]:
         ("workers", "Workers known.", view.worker_counts(known)),
     ):
         yield _gauge(name, text, {(status,): count for status, count in counts.items()}, ("status",))
-    for name, value in view.gauges(session).items():
+    values = view.gauges(session) | {"upkeep_age_seconds": healing.age(session)}
+    for name, value in values.items():
         yield _gauge(name, GAUGES[name], {(): value})
     ages: dict[tuple[str, ...], float] = {}
     sizes: dict[tuple[str, ...], float] = {}

@@ -59,6 +59,7 @@ class Service:
             self._start("redis", self._redis.command)
             migrate.upgrade(self.database)
             self.api = self._start("api", [sys.executable, "-m", "api"])
+            self._start("upkeep", [sys.executable, "-m", "storage.upkeep"])
             for number in range(1, self._workers + 1):
                 command = [sys.executable, "-m", self._worker_module]
                 self.workers.append(self._start(f"worker-{number}", command))

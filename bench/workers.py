@@ -1,6 +1,7 @@
 """One job drained by one, two and four workers: how the throughput grows, and that nothing runs twice.
 
     python -m bench.workers --model DIR --problems FILE.jsonl [--workers 1,2,4] [--rounds 3] [--limit N]
+    python -m bench.workers --null 1,8,32,64 [--postgres] [--seconds 10] [--samples 200000] [--no-capture]
 
 Each round starts the service anew for each number of workers, in turn (SQLite, files, one torch thread
 for each worker, capture of two points in every layer). Throughput is samples over the time from the first
@@ -9,6 +10,10 @@ the first claim of all to the first claim of the worker that came last.
 
 The workers share the cores of one machine with API, Redis and the writing of files: more workers
 than cores do not help, and on a machine that others use too the ratios say little.
+
+`--null` measures the queue alone, with workers without a model (bench/null_workers.py): samples a second of
+one large job, and how long claims and commits take. Every worker asks for its next samples as soon as its
+last ones are committed, so the machine is always full.
 """
 
 import argparse
@@ -28,9 +33,13 @@ from rich.table import Table
 
 from actograph.client import Client
 from actograph.contract.resources import JobStatus
+from bench import null_workers
 from bench.marks import Mark, print_marks, write_result
 from bench.service import Service
+from storage import migrate
+from storage.index.database import Database
 from storage.tables.models import SampleRow
+from tests.support.servers.postgres import PostgresServer
 
 
 def drain(count: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -81,12 +90,61 @@ def drain(count: int, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def drain_null(arguments: argparse.Namespace) -> int:
+    """Measure the queue alone, and print a table."""
+    counts = [int(text) for text in arguments.null.split(",")]
+    with tempfile.TemporaryDirectory(prefix="actograph-null-") as home:
+        server = PostgresServer(durable=True) if arguments.postgres else None
+        try:
+            if server is not None:
+                server.create()
+            url = f"sqlite:///{home}/index.db" if server is None else server.url
+            database = Database(url)
+            migrate.upgrade(database)
+            database.close()
+            found = [
+                null_workers.measure(
+                    url,
+                    count,
+                    samples=arguments.samples,
+                    seconds=arguments.seconds,
+                    group=arguments.group,
+                    capture=not arguments.no_capture,
+                )
+                for count in counts
+            ]
+        finally:
+            if server is not None:
+                server.remove()
+    table = Table("workers", "samples/s", "claim ms", "p99", "commit ms", "p99", "lost or doubled")
+    for one in found:
+        times = [one[name].get(key, 0.0) for name in ("claim_ms", "commit_ms") for key in ("median", "p99")]
+        table.add_row(
+            str(one["workers"]),
+            f"{one['samples_per_second']:.0f}",
+            *(f"{value:.1f}" for value in times),
+            str(one["lost_or_doubled"]),
+        )
+    Console().print(table, f"{os.cpu_count()} cores shared by all processes; load {os.getloadavg()[0]:.1f}")
+    doubled = sum(one["lost_or_doubled"] for one in found)
+    marks = [Mark(name="samples lost or doubled", measured=doubled, at_most=0)]
+    print_marks(marks)
+    write_result(arguments.json, {"null": found, "postgres": arguments.postgres}, marks)
+    return 0 if all(mark.met for mark in marks) else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, required=True, help="model folder")
-    parser.add_argument("--problems", type=Path, required=True, help="JSONL of question and answer")
+    parser.add_argument("--model", type=Path, help="model folder")
+    parser.add_argument("--problems", type=Path, help="JSONL of question and answer")
+    parser.add_argument("--null", metavar="COUNTS", help="numbers of workers without a model")
+    parser.add_argument("--postgres", action="store_true", help="with --null: a Postgres of its own")
+    parser.add_argument("--seconds", type=float, default=10.0, help="with --null: time of a measurement")
+    parser.add_argument("--samples", type=int, default=200_000, help="with --null: samples of the job")
+    parser.add_argument("--group", type=int, default=16, help="with --null: samples of a claim")
+    parser.add_argument("--no-capture", action="store_true", help="with --null: samples without sessions")
     parser.add_argument("--workers", default="1,2,4", help="numbers of workers; the first is the measure")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=int, default=400, help="problems")
@@ -94,6 +152,10 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
+    if arguments.null:
+        return drain_null(arguments)
+    if arguments.model is None or arguments.problems is None:
+        parser.error("give --model and --problems, or --null")
     counts = [int(text) for text in arguments.workers.split(",")]
     runs: dict[int, list[dict[str, Any]]] = {count: [] for count in counts}
     for _ in range(arguments.rounds):

@@ -147,6 +147,7 @@ class Stack:
         if self._signals:
             return
         self._supervisor.start(self._program("api", "api", lambda _: self._registered() is not None))
+        self._supervisor.start(self._program("upkeep", "storage.upkeep", lambda _: True, **_NO_KEYS))
         for number, device in enumerate(self._devices, start=1):
             changes = {"device": device, **_NO_KEYS}
             worker = self._program(f"worker-{number}", "worker", self._has_loaded, **changes)

@@ -31,7 +31,7 @@ from api.reading import sse
 from api.reading.downloads import Responses, binary
 from storage import samples
 from storage.accounts import quotas
-from storage.index import pages
+from storage.index import pages, tallies
 from storage.index.pages import PageOptions
 from storage.jobs import control, jobs, request_keys
 from storage.jobs.jobs import JobFilter
@@ -126,9 +126,18 @@ def list_jobs(
         rows, has_more = jobs.find(session, wanted, **page)
         limits, trouble = quotas.read(session, services.settings), services.broker.trouble
         served, places = workers.served_models(session), claim.positions(session, *rows)
+        progress = tallies.progress(session, *rows)
 
         def shown(row: JobRow) -> Job:
-            return view.job(session, row, limits, broker_trouble=trouble, served=served, positions=places)
+            return view.job(
+                session,
+                row,
+                limits,
+                broker_trouble=trouble,
+                served=served,
+                positions=places,
+                progress=progress,
+            )
 
         return pages.page(rows, has_more, shown)
 

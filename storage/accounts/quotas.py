@@ -20,7 +20,7 @@ from actograph.contract.errors import QuotaExceeded
 from actograph.contract.operations import OwnerUsage, StoreUsage
 from actograph.settings import Settings
 from storage.accounts import api_keys
-from storage.index import visible
+from storage.index import tallies, visible
 from storage.index.clock import now
 from storage.index.visible import of_everyone, owner_of
 from storage.tables.models import FileRow, JobRow, SessionRow
@@ -46,6 +46,8 @@ class Quotas:
     own_limits: Mapping[str, int] = field(default_factory=dict)
     #: bytes in the store by owner
     used: Mapping[str, int] = field(default_factory=dict)
+    #: False if no limit can be reached now; then `used` is empty
+    are_in_force: bool = False
 
     @property
     def total(self) -> int:
@@ -107,12 +109,12 @@ class Quotas:
 def read(session: Session, settings: Settings) -> Quotas:
     """The quotas now. Without limits, usage is not read."""
     limits = _limits(session, settings)
-    is_limited = limits.total_limit or limits.own_limits or limits.owner_limit
+    is_limited = bool(limits.total_limit or limits.own_limits or limits.owner_limit)
     if limits.is_default and not (limits.total_limit or limits.own_limits):
         # nobody has reached the limit before the disk holds so much
         _, on_disk = _disk_usage(settings)
         is_limited = on_disk >= limits.owner_limit
-    return replace(limits, used=used(session)) if is_limited else limits
+    return replace(limits, used=used(session), are_in_force=True) if is_limited else limits
 
 
 def owner_limit(settings: Settings) -> int:
@@ -153,6 +155,8 @@ def used(session: Session) -> dict[str, int]:
 
 
 def _sizes(session: Session, row: type[JobRow | FileRow]) -> dict[str, int]:
+    if row is JobRow:
+        return tallies.bytes_by_owner(session)
     sums = sa.select(row.owner, sa.func.sum(row.bytes)).where(row.bytes > sa.literal_column("0"))
     return {owner: int(size) for owner, size in session.execute(sums.group_by(row.owner))}
 

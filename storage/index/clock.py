@@ -7,8 +7,10 @@ from sqlalchemy.orm import Session
 
 #: days since noon in Greenwich on 24 November 4714 BC, in milliseconds' steps
 _SQLITE = "(julianday('now') - 2440587.5) * 86400.0"
-_SERVER = "extract(epoch FROM clock_timestamp())"
+SERVER = "extract(epoch FROM clock_timestamp())"
 _READ = "actograph_now"
+#: in `Connection.info`: the time at which its transaction began, if the transaction began with a question
+BEGUN = "actograph_begun"
 
 
 def now(session: Session) -> float:
@@ -18,12 +20,15 @@ def now(session: Session) -> float:
     """
     read: tuple[float, float] | None = session.info.get(_READ)
     if read is None:
-        moment = session.execute(sa.select(moment_of(session))).scalar_one()
-        read = session.info[_READ] = (float(moment), time.monotonic())
+        read = session.connection().info.get(BEGUN)
+        if read is None:
+            moment = session.execute(sa.select(moment_of(session))).scalar_one()
+            read = (float(moment), time.monotonic())
+        session.info[_READ] = read
     return read[0] + time.monotonic() - read[1]
 
 
 def moment_of(session: Session) -> sa.ColumnElement[float]:
     """The database's time as an expression, for use within a statement."""
     is_sqlite = session.get_bind().dialect.name == "sqlite"
-    return sa.literal_column(_SQLITE if is_sqlite else _SERVER, sa.Double)
+    return sa.literal_column(_SQLITE if is_sqlite else SERVER, sa.Double)

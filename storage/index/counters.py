@@ -1,20 +1,19 @@
 """Counters that only grow, for monitoring.
 
 A count is written in the transaction of the counted change, so a killed process neither loses nor repeats it.
+Commits of samples write tallies instead, which are added here later; `storage.index.tallies` has the totals.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from storage.index.upsert import Upsert
 from storage.tables.models import CounterRow
 
 _WAITING = "actograph_counts"
-_TABLE = cast(sa.Table, CounterRow.__table__)
 
 
 class Counter(NamedTuple):
@@ -51,8 +50,3 @@ def add_removed(session: Session, reason: str, *, sessions: int, size: int) -> N
     """Count removed sessions and their bytes; `reason` is `expired` or `deleted`."""
     removed = {"sessions_removed": sessions, "session_bytes_removed": size}
     add(session, {Counter(name, status=reason): count for name, count in removed.items()})
-
-
-def totals(session: Session) -> dict[Counter, float]:
-    """All counters."""
-    return {Counter(*row[:3]): float(row[3]) for row in session.execute(sa.select(*_TABLE.c))}

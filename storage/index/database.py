@@ -10,8 +10,9 @@ Nothing that is set on Postgres outlives its transaction, so pgbouncer may pool 
 
 import json
 import logging
+import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from pathlib import Path
@@ -27,7 +28,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
-from storage.index import counters, events, visible
+from storage.index import clock, counters, events, notices, visible
 from storage.index.clock import now
 from storage.index.disk_reserve import DiskReserve
 from storage.index.write_turns import WriteTurns
@@ -48,6 +49,9 @@ _AWAY_STATES = ("08", "53", "57P", "40")
 _FATAL_FOR_NOW = ("starting up", "shutting down", "not yet accepting", "recovery", "too many", "terminating")
 BUSY_TIMEOUT_MS = 30_000
 IDLE_TRANSACTION_MS = 15_000
+_BEGIN_POSTGRES = (
+    f"SELECT set_config('idle_in_transaction_session_timeout', '{IDLE_TRANSACTION_MS}', true), {clock.SERVER}"
+)
 
 
 class Database:
@@ -70,6 +74,8 @@ class Database:
         self._locking: sa.Engine
         #: room for deletions on the disk of a SQLite index
         self.reserve: DiskReserve | None = None
+        #: called after a commit with the models of its notices, see `storage.index.notices`
+        self.announce: Callable[[Sequence[str]], object] = lambda _models: None
         #: owner of all visible rows; None shows all rows
         self.owner: str | None = None
         options: dict[str, Any] = {
@@ -98,11 +104,11 @@ class Database:
             self.engine = sa.create_engine(
                 self.url,
                 isolation_level="READ COMMITTED",
-                pool_pre_ping=True,
                 connect_args=unprepared,
                 **options,
             )
-            event.listen(self.engine, "begin", _end_idle_transaction)
+            event.listen(self.engine, "begin", _begin_postgres)
+            event.listen(self.engine, "checkout", _require_open)
             self._reading = self.engine.execution_options(isolation_level="AUTOCOMMIT")
             event.listen(self._reading, "before_cursor_execute", _refuse_writes)
             # each connection holds an advisory lock while its transaction is open
@@ -126,6 +132,9 @@ class Database:
             yield session
             events.write(session)
             counters.write(session)
+            noted = notices.write(session)
+        if noted:
+            self.announce(noted)
 
     def restricted_to(self, owner: str) -> "Database":
         """The same database, restricted to the rows of one owner; see `storage.index.visible`."""
@@ -163,11 +172,19 @@ class Database:
         Raises:
             DBAPIError: the statement failed, or the database is unavailable and `give_up` returned True.
         """
+
+        def attempt() -> T:
+            with self.write() as session:
+                return work(session)
+
+        return self.retry(attempt, give_up=give_up)
+
+    def retry(self, attempt: Callable[[], T], *, give_up: Callable[[], bool] = lambda: False) -> T:
+        """Retry `attempt` while the database is unavailable. Raises as `insist` does."""
         pause = FIRST_PAUSE_SECONDS
         while True:
             try:
-                with self.write() as session:
-                    done = work(session)
+                done = attempt()
             except (DBAPIError, PoolTimeout) as error:
                 if (isinstance(error, DBAPIError) and not is_away(error)) or give_up():
                     raise
@@ -282,10 +299,26 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
 
-def _end_idle_transaction(connection: sa.Connection) -> None:
-    """A process that is suspended in a transaction, or whose host is gone, holds its locks no longer."""
+def _begin_postgres(connection: sa.Connection) -> None:
+    """Read the clock, see `storage.index.clock`, and limit how long the transaction may be idle.
+
+    A process that is suspended in a transaction, or whose host is gone, then holds its locks no longer.
+    """
+    connection.info.pop(clock.BEGUN, None)
     if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
-        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_TRANSACTION_MS}")
+        begun = connection.exec_driver_sql(_BEGIN_POSTGRES)
+        connection.info[clock.BEGUN] = (float(begun.one()[1]), time.monotonic())
+
+
+def _require_open(connection: Any, _record: Any, _proxy: Any) -> None:
+    """Replace a connection that the server has closed.
+
+    The server sends nothing to an idle connection but the reason of its end, so this costs no round trip.
+    """
+    waiting = select.poll()
+    waiting.register(connection.pgconn.socket, select.POLLIN)
+    if waiting.poll(0):
+        raise sa.exc.DisconnectionError
 
 
 def _refuse_writes(

@@ -6,9 +6,13 @@ prevents deadlocks:
 
 1. files, vectors and API keys to which a new job refers, or which are deleted
 2. jobs, by id, before a change of their samples, sessions or batch
-3. rows that belong to these jobs
+3. samples by id, then sessions by id
 4. workers, by id
 5. counters, which `Database.write` writes last
+
+A claim and a commit of samples lock no job, so that the workers of a large job do not wait for each other: a
+claim takes samples that nobody has locked (`SKIP LOCKED`), and a commit locks those whose leases are valid.
+Whoever changes the status of a job's samples in another way locks the job first, and then the samples.
 
 `lock` is for changing a row, `keep` for referring to it. Transactions that keep a row wait only for its
 deletion, and a deletion waits for them. A foreign key keeps its row too. SQLite has one writer at a time and
@@ -47,6 +51,38 @@ def lock(session: Session, table: type[Row], ids: Collection[str], *, to_delete:
     return found
 
 
+def forget(session: Session, table: type[Base], key: str) -> None:
+    """Note that the lock of a row ended with its savepoint."""
+    session.info.get(_LOCKED, {}).pop((table, key), None)
+
+
+def lock_free(session: Session, chosen: sa.Select[Row]) -> list[Row]:
+    """Lock the selected rows that no other transaction has locked. Returns their current state, in order."""
+    statement = chosen.with_for_update(key_share=True, skip_locked=True)
+    found = list(session.scalars(statement.execution_options(populate_existing=True)))
+    held: dict[tuple[type[Base], str], Base] = session.info.setdefault(_LOCKED, {})
+    held.update({(type(row), key): row for row in found for key in sa.inspect(row).identity or ()})
+    return found
+
+
+def wait_for(session: Session, table: type[Base], key: str) -> None:
+    """Wait for the transaction that changes a row, and read the row again.
+
+    All who wait go on at once, with a lock that others can share: end it with a savepoint.
+    """
+    column = sa.inspect(table).primary_key[0]
+    statement = sa.select(table).where(column == key).with_for_update(read=True)
+    session.scalars(statement.execution_options(populate_existing=True)).all()
+
+
+def lock_matching(session: Session, table: type[Base], *where: sa.ColumnElement[bool]) -> None:
+    """Lock all rows that meet conditions, in the order of their ids, without reading them."""
+    if session.get_bind().dialect.name != "sqlite":
+        key = sa.inspect(table).primary_key[0]
+        locked = sa.select(key).where(*where).order_by(key).with_for_update(of=table, key_share=True)
+        session.execute(sa.select(sa.func.count()).select_from(locked.subquery()))
+
+
 def note_held(session: Session, table: type[Base], *keys: str) -> None:
     """Note rows that this transaction has locked unread, or inserted: no other one can lock them."""
     session.info.setdefault(_UNREAD, set()).update((table, key) for key in keys)
@@ -71,7 +107,12 @@ def one(rows: Iterable[Row | None], name: str) -> Row:
 
 
 def _held(
-    session: Session, table: type[Row], ids: Collection[str], *, key_share: bool, read: bool = False
+    session: Session,
+    table: type[Row],
+    ids: Collection[str],
+    *,
+    key_share: bool,
+    read: bool = False,
 ) -> list[Row]:
     if not ids:
         return []

@@ -18,7 +18,7 @@ from actograph.contract.openai_answers import (
     RequestCounts,
 )
 from actograph.contract.resources import SampleStatus
-from storage.index import pages, row_locks
+from storage.index import pages, row_locks, tallies
 from storage.index.database import changed, now
 from storage.index.ids import new_batch_id
 from storage.index.pages import PageOptions
@@ -150,7 +150,8 @@ def counts(session: Session, row: BatchRow) -> RequestCounts:
     job = jobs.get(session, row.job_id)
     if job.spec.get("requests") == job.total:
         # one sample for each request, and samples are counted already
-        return RequestCounts(total=job.total or 0, completed=job.completed, failed=job.failed)
+        done = tallies.progress(session, job)[job.id]
+        return RequestCounts(total=done.total, completed=done.completed, failed=done.failed)
     completed = sa.func.min(sa.case((SampleRow.status == SampleStatus.COMPLETED, 1), else_=0))
     failed = sa.func.max(sa.case((SampleRow.status == SampleStatus.FAILED, 1), else_=0))
     of_job = sa.select(completed.label("completed"), failed.label("failed"))

@@ -1,9 +1,9 @@
-"""Count the ended samples of a job, end it early, retry it, and delete it; cancel and delete many jobs.
+"""Count the ended samples of a job, end it, retry it, and delete it; cancel and delete many jobs.
 
 A deleted job disappears at once; `storage.upkeep.reaper` removes its rows and files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import sqlalchemy as sa
@@ -14,11 +14,11 @@ from actograph.contract.errors import (
     ActographError,
     Conflict,
     DeadlineExceeded,
-    InvalidRequest,
     TooManyFailures,
 )
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage.index import counters, events, row_locks
+from storage.index import counters, events, notices, row_locks, tallies
+from storage.index.clock import moment_of
 from storage.index.database import Database, changed, now
 from storage.index.ids import slices
 from storage.jobs import jobs
@@ -56,46 +56,59 @@ def fail_overdue(session: Session, *, limit: int = AT_ONCE) -> list[str]:
     return failed
 
 
-def count_ended(
-    session: Session, job_id: str, errors: Sequence[ActographError | None], *, cached_tokens: int = 0
-) -> bool:
-    """Count ended samples of a job, and end it with its last one or after `max_consecutive_failures`.
-
-    Progress is logged once a second at most. Samples with an invalid input (`InvalidRequest`: a prompt beyond
-    the context) are no consecutive failures, and do not end a row of them either.
+def unsettled(
+    session: Session, job_ids: Collection[str], failing: Collection[str]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """The jobs to settle after a commit of their samples: those that may end, and those to log.
 
     Args:
-        errors: errors of ended samples in order; None for a completed sample.
-        cached_tokens: tokens of their prompts that were computed for several samples at once.
-
-    Returns:
-        Whether the job has ended.
+        failing: jobs with failed samples in the commit.
     """
-    row, moment = jobs.lock(session, job_id), now(session)
-    failed = sum(error is not None for error in errors)
-    row.completed += len(errors) - failed
-    row.failed += failed
-    row.cached_tokens += cached_tokens
-    if moment - row.logged_at >= EVENT_SECONDS:
-        row.logged_at = moment
-        events.append(session, job_id, "job.progress", jobs.counts_of(row))
+    is_open = sa.exists().where(SampleRow.job_id == JobRow.id, SampleRow.status.in_(jobs.OPEN))
+    is_due = JobRow.logged_at <= moment_of(session) - EVENT_SECONDS
+    limit = JobRow.spec["max_consecutive_failures"].as_integer() if failing else sa.null()
+    active = sa.select(JobRow.id, is_open, is_due, limit)
+    active = active.where(JobRow.id.in_(job_ids), JobRow.status.in_(jobs.ACTIVE))
+    ending, to_log = [], []
+    for job_id, goes_on, is_late, most in session.execute(active):
+        if not goes_on or (most and job_id in failing):
+            ending.append(job_id)
+        elif is_late:
+            to_log.append(job_id)
+    return ending, to_log
+
+
+def settle(session: Session, job_ids: Collection[str], *, if_free: Collection[str] = ()) -> None:
+    """Bring jobs up to date with the samples that have ended: counts, progress in their logs, their ends.
+
+    A job ends with its last sample, or after `max_consecutive_failures`. Progress is logged once a second at
+    most.
+
+    Args:
+        if_free: further jobs, which are left out if another transaction has locked them.
+    """
+    held = jobs.lock_all(session, job_ids)
+    if further := set(if_free) - set(job_ids):
+        held += jobs.lock_free(session, further)
+    for row in held:
+        _settle(session, row)
+
+
+def _settle(session: Session, row: JobRow) -> None:
     limit = row.spec.get("max_consecutive_failures") or 0
-    last: ActographError | None = None
-    for error in errors:
-        if error is None:
-            row.failed_in_a_row = 0
-        elif not isinstance(error, InvalidRequest):
-            row.failed_in_a_row += 1
-            if limit and row.failed_in_a_row >= limit:
-                last = error
+    in_a_row, last = tallies.failures(session, row) if limit else (0, "")
+    moment = now(session)
+    if tallies.fold(session, row) and moment - row.logged_at >= EVENT_SECONDS:
+        row.logged_at = moment
+        events.append(session, row.id, "job.progress", jobs.counts_of(row))
     session.flush()
-    if last is not None and jobs.has_open_samples(session, job_id):
+    if limit and in_a_row >= limit and jobs.has_open_samples(session, row.id):
         reason = (
             f"{limit} samples failed one after the other (max_consecutive_failures); the last: "
-            f"{last.message}; solve this and retry the job, which runs the remaining samples"
+            f"{last}; solve this and retry the job, which runs the remaining samples"
         )
-        jobs.fail(session, job_id, TooManyFailures(reason))
-    return jobs.end_if_done(session, job_id).is_terminal()
+        jobs.fail(session, row.id, TooManyFailures(reason))
+    jobs.end_if_done(session, row.id)
 
 
 def note_failed_preparation(session: Session, job_id: str, error: ActographError) -> None:
@@ -156,11 +169,12 @@ def retry(session: Session, job_id: str) -> JobRow:
         raise Conflict(f"every sample of job {job_id} has completed; there is nothing to retry")
     row.status, row.error = JobStatus.QUEUED, None
     row.started_at = row.finished_at = None
-    row.served_at, row.pending = 0.0, 1 if row.total is None else opened
+    row.served_at, row.pending = 0.0, 1
     row.failed = row.failed_in_a_row = 0
     row.logged_at = 0.0
     row.deadline_at = jobs.deadline(row.spec.get("deadline_seconds"), now(session))
     events.append(session, job_id, "job.retried", jobs.counts_of(row) | {"samples": opened})
+    notices.note(session, row.model)
     session.flush()
     return row
 

@@ -13,7 +13,7 @@ from actograph.contract.errors import ActographError, Conflict
 from actograph.contract.job_specs import AnyJobSpec, ListedKind
 from actograph.contract.models import EngineChoice, ModelStructure, PinnedModel
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage.index import events, pages, row_locks
+from storage.index import events, notices, pages, row_locks, tallies
 from storage.index.database import now
 from storage.index.ids import among, new_job_id
 from storage.index.pages import PageOptions
@@ -70,7 +70,7 @@ def create(session: Session, spec: Spec | AnalysisSpec, **fields: Unpack[JobFiel
         "spec": spec.model_dump(mode="json", exclude={"inputs"}),
         "priority": spec.priority,
         "total": total,
-        "pending": 1 if total is None else total,
+        "pending": int(total != 0),
         "served_at": 0.0,
         "logged_at": 0.0,
         "completed": 0,
@@ -93,6 +93,7 @@ def create(session: Session, spec: Spec | AnalysisSpec, **fields: Unpack[JobFiel
         tags = [{"job_id": values["id"], "tag": tag} for tag in dict.fromkeys(spec.tags)]
         connection.execute(_INSERT_TAGS, tags)
     events.append(session, values["id"], "job.queued", {"total": total}, moment=moment)
+    notices.note(session, spec.model)
     return JobRow(**values)
 
 
@@ -154,6 +155,11 @@ def lock_all(session: Session, job_ids: Collection[str]) -> list[JobRow]:
     return row_locks.lock(session, JobRow, job_ids)
 
 
+def lock_free(session: Session, job_ids: Collection[str]) -> list[JobRow]:
+    """Lock those of several jobs that no other transaction has locked."""
+    return row_locks.lock_free(session, sa.select(JobRow).where(among(session, JobRow.id, job_ids)))
+
+
 def lock_unread(session: Session, job_ids: Collection[str], *, to_delete: bool = False) -> Sequence[str]:
     """Lock many jobs without reading their rows. Returns the ids of the existing ones."""
     statement = sa.select(JobRow.id).where(among(session, JobRow.id, job_ids)).order_by(JobRow.id)
@@ -180,7 +186,8 @@ def start(session: Session, job_id: str) -> None:
 def set_total(session: Session, job_id: str, total: int) -> None:
     """Record the number of samples of a dataset that a worker has read."""
     row = lock(session, job_id)
-    row.total = row.pending = total
+    row.total, row.pending = total, int(total > 0)
+    notices.note(session, row.model)
     session.flush()
 
 
@@ -267,6 +274,7 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
     row = lock(session, job_id)
     session.flush()
     if row.status in ACTIVE and row.total is not None and not has_open_samples(session, job_id):
+        tallies.fold(session, row)
         if row.completed == 0 and row.failed > 0:
             _end(session, row, JobStatus.FAILED, _first_error(session, job_id))
         else:
@@ -275,8 +283,12 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
 
 
 def _end(session: Session, row: JobRow, status: JobStatus, error: dict[str, Any] | None = None) -> None:
+    # after the samples have ended: no later commit adds to them
+    tallies.fold(session, row)
     row.status, row.finished_at, row.error, row.pending = status, now(session), error, 0
     events.append(session, row.id, f"job.{status}", counts_of(row) | ({"error": error} if error else {}))
+    if status != JobStatus.COMPLETED:
+        notices.note(session, row.model)  # workers drop its samples
     session.flush()
 
 
@@ -299,7 +311,10 @@ def has_open_samples(session: Session, job_id: str) -> bool:
 
 
 def counts_of(row: JobRow) -> dict[str, Any]:
-    """Counts for the job's events: samples, and tokens of prompts that were computed for several at once."""
+    """Counts for the job's events: samples, and tokens of prompts that were computed for several at once.
+
+    The job is locked, and its tallies are folded if it has any.
+    """
     cached = {"cached_tokens": row.cached_tokens} if row.cached_tokens else {}
     return {"total": row.total, "completed": row.completed, "failed": row.failed} | cached
 
@@ -322,6 +337,7 @@ def _first_error(session: Session, job_id: str) -> dict[str, Any]:
 
 def _cancel_rest(session: Session, job_id: str) -> None:
     """Cancel open samples. Their leases become invalid."""
+    row_locks.lock_matching(session, SampleRow, SampleRow.job_id == job_id, SampleRow.status.in_(OPEN))
     session.execute(
         sa.update(SampleRow)
         .where(SampleRow.job_id == job_id, SampleRow.status.in_(OPEN))

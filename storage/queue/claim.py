@@ -16,6 +16,8 @@ from sqlalchemy.orm import Session
 from actograph.contract.chat_job import CHAT
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus, SampleStatus
+from storage.index import row_locks
+from storage.index.clock import moment_of
 from storage.index.database import now
 from storage.index.visible import of_everyone
 from storage.jobs import jobs
@@ -30,11 +32,12 @@ ORDER = (JobRow.priority, JobRow.served_at, JobRow.created_at, JobRow.id)
 #: claims of urgent chats in a row, if another job waits
 CHATS_IN_A_ROW = 7
 _IS_URGENT_CHAT = sa.and_(JobRow.kind == CHAT, JobRow.priority == 0)
-#: built once, without the ORM: a worker with free slots asks this twenty times a second, mostly in vain
-_ANY_WAITS = sa.select(sa.literal(1)).where(HAS_PENDING).limit(1)
-_CHAT_WAITS = _ANY_WAITS.where(JobRow.model == sa.bindparam("model"), _IS_URGENT_CHAT)
+#: roles of the first waiting jobs: of the held model, without urgent chats, to load one, of another model
+_OWN, _NO_CHAT, _LOAD, _OTHER = "own", "no chat", "load", "other"
 #: a worker is busy with the job
 _IS_RUN = sa.exists().where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
+#: mark of a transaction in which no other claim loads a model
+_ALONE = "actograph_loads_alone"
 #: one worker alone reads the dataset, or loads the model; then all may open the job
 _MAY_BEGIN = sa.or_(JobRow.total.is_not(None), ~_IS_RUN)
 
@@ -59,6 +62,8 @@ class Asking:
     had_turn: bool = False
     #: claims of urgent chats that it has made in a row
     chats: int = 0
+    #: the job with which the index shows the worker as busy, if its heart beats
+    busy_with: str | None = None
     #: owners whose quota is used up; their jobs wait
     owners: Collection[str] = ()
     #: jobs that it leaves to others for a while
@@ -98,21 +103,39 @@ def claim(session: Session, asking: Asking, room: Callable[[JobRow], int]) -> Cl
     Args:
         room: most samples to lease of a job; 0 if the worker must open it first.
     """
-    _one_at_a_time(session, f"claim {asking.held and asking.held.model}")
-    if not asking.chats_only and asking.other_models:
-        # two workers must not load one model
-        _one_at_a_time(session, "models")
-    # a worker with another model may take the chosen job before this lock: then the next one is chosen
-    while not pause.holds(session) and (job := choose(session, asking)) is not None:
+    # another worker may take the chosen job meanwhile: then the next one is chosen
+    while True:
+        job, others_wait = _first_of(session, asking)
+        if job is None:
+            return None
+        if _needs_load(asking, job) and not session.info.get(_ALONE):
+            _load_alone(session)
+            continue
         if (found := _of_chosen(session, asking, job, room(job))) is not None:
+            if others_wait and found.samples:
+                _take_turn(session, job)
             return found
         asking = replace(asking, without=[*asking.without, job.id])
-    return None
+
+
+def _needs_load(asking: Asking, job: JobRow) -> bool:
+    held = asking.held
+    return held is None or job.kind == LOAD or job.model != held.model
+
+
+def _load_alone(session: Session) -> None:
+    """Wait for other claims that load a model, so that no two load the same. SQLite has one writer anyway."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext("actograph models"))))
+    session.info[_ALONE] = True
 
 
 def _of_chosen(session: Session, asking: Asking, job: JobRow, size: int) -> Claim | None:
     """Lease up to `size` samples of the chosen job, or of chats like it. None if others took it meanwhile."""
     if job.kind == LOAD or job.total is None or size < 1:
+        if job.total is not None and _next_status(session, job.id) is None:
+            _offer_no_more(session, job.id)
+            return None
         if asking.joins:
             return Claim(job=job)
         may_begin = sa.select(JobRow.id).where(JobRow.id == job.id, HAS_PENDING, _MAY_BEGIN)
@@ -121,35 +144,25 @@ def _of_chosen(session: Session, asking: Asking, job: JobRow, size: int) -> Clai
         jobs.start(session, job.id)
         _serve(session, asking, job)
         return Claim(job=job)
-    several = [job.id] if job.kind != CHAT else _chats(session, asking, job, size)
-    locked = {row.id: row for row in jobs.lock_all(session, several)}
+    several = [job] if job.kind != CHAT else _chats(session, asking, job, size)
     samples: list[LeasedSample] = []
-    for row in [locked[one] for one in several if one in locked]:
+    for row in several:
         beside = len(samples) + asking.joins
         samples += of_job(session, row, asking.worker_id, size - len(samples), beside=beside)
         if len(samples) == size or any(one.losses >= SUSPECT_AFTER for one in samples):
             break
     if samples:
         _serve(session, asking, job)
-        return Claim(job=job, samples=samples, jobs=locked)
-    if asking.joins and any(row.status in jobs.ACTIVE and row.pending for row in locked.values()):
+        return Claim(job=job, samples=samples, jobs={row.id: row for row in several})
+    if asking.joins and any(row.status in jobs.ACTIVE and row.pending for row in several):
         return Claim(job=job)
     return None
 
 
 def _serve(session: Session, asking: Asking, job: JobRow) -> None:
-    """Show the worker as busy, which also beats: or upkeep could take its samples back at once."""
-    workers.set_busy(session, asking.worker_id, job.id, job.model)
-
-
-def _one_at_a_time(session: Session, name: str) -> None:
-    """Wait for other transactions with this name. SQLite has one writer anyway.
-
-    Claims of one model go one by one, so each reads the order that the one before has left. Otherwise workers
-    that wait for the same job would all serve it.
-    """
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(f"actograph {name}"))))
+    """Show the worker as busy, which also beats, unless the index shows it already."""
+    if asking.busy_with != job.id:
+        workers.set_busy(session, asking.worker_id, job.id, job.model)
 
 
 def choose(session: Session, asking: Asking) -> JobRow | None:
@@ -158,53 +171,65 @@ def choose(session: Session, asking: Asking) -> JobRow | None:
     Jobs of the held model go first among equally urgent ones, until it had its turn. Requests to load a model
     wait for more urgent jobs alone.
     """
-    held, own = asking.held, None
-    if asking.joins and held is not None:
-        waits = _CHAT_WAITS if asking.chats_only else _ANY_WAITS
-        if session.connection().execute(waits, {"model": held.model}).first() is None:
-            return None
+    return _first_of(session, asking)[0]
+
+
+def _first_of(session: Session, asking: Asking) -> tuple[JobRow | None, bool]:
+    """The next job, and whether any other one waits for its turn."""
+    heads = _heads(session, asking)
+    waits = sum(map(len, heads.values())) > 1
+    own, plain, load = (next(iter(heads.get(role, ())), None) for role in (_OWN, _NO_CHAT, _LOAD))
+    if plain is not None and own is not None and own.kind == CHAT and own.priority == 0:
+        own = plain
+    if load is not None and (own is None or load.priority <= own.priority):
+        return load, waits
+    other = min(heads.get(_OTHER, ()), key=_place, default=None)
+    if other is None or own is None:
+        return (own if other is None else other), waits
+    had_turn = asking.had_turn and _place(other) < _place(own)
+    return (other if other.priority < own.priority or had_turn else own), waits
+
+
+def _heads(session: Session, asking: Asking) -> dict[str, list[JobRow]]:
+    """The first waiting jobs in each role, in their order, read by one statement; none during a pause."""
+    held, heads = asking.held, list[sa.Select[str, str]]()
     if held is not None:
         fits = JobRow.identity_sha256.is_(None) | (JobRow.identity_sha256 == held.identity_sha256)
+        of_held = (JobRow.model == held.model, JobRow.kind != LOAD)
         if asking.chats_only:
-            return _head(session, asking, held.model, fits, _IS_URGENT_CHAT)
-        own = _head(session, asking, held.model, fits)
-        if own is not None and own.kind == CHAT and own.priority == 0 and asking.chats >= CHATS_IN_A_ROW:
-            own = _head(session, asking, held.model, fits, ~_IS_URGENT_CHAT) or own
-    load = _first(
-        _head(session, asking, model, kind=LOAD)
-        for model in {*asking.may_load, *([held.model] if held else [])}
-    )
-    if load is not None and (own is None or load.priority <= own.priority):
-        return load
-    other = _other(session, asking)
-    if other is None or own is None:
-        return own if other is None else other
-    had_turn = asking.had_turn and _place(other) < _place(own)
-    return other if other.priority < own.priority or had_turn else own
-
-
-def _other(session: Session, asking: Asking) -> JobRow | None:
-    """The first job that needs another model than the held one, or another variant of it."""
-    held = asking.held
-    variant = None
-    if held is not None:
-        unfit = JobRow.identity_sha256 != held.identity_sha256
-        variant = _head(session, asking, held.model, unfit)
-    others = asking.other_models
-    if others:
-        others -= workers.held_models(session)
-    return _first([variant, *(_head(session, asking, model) for model in others)])
+            heads.append(_head(session, asking, _OWN, *of_held, fits, _IS_URGENT_CHAT))
+        else:
+            heads.append(_head(session, asking, _OWN, *of_held, fits, most=2))
+            if asking.chats >= CHATS_IN_A_ROW:
+                heads.append(_head(session, asking, _NO_CHAT, *of_held, fits, ~_IS_URGENT_CHAT))
+            # another variant of the model
+            unfit = JobRow.identity_sha256 != held.identity_sha256
+            heads.append(_head(session, asking, _OTHER, *of_held, unfit))
+    if not asking.chats_only:
+        loadable = sorted({*asking.may_load, *([held.model] if held else [])})
+        heads.append(_head(session, asking, _LOAD, JobRow.model.in_(loadable), JobRow.kind == LOAD))
+        if others := asking.other_models:
+            others -= workers.held_models(session)
+        # each along the index
+        for model in sorted(others):
+            heads.append(_head(session, asking, _OTHER, JobRow.model == model, JobRow.kind != LOAD))
+    if not heads:
+        return {}
+    roles = sa.union_all(*(sa.select(one.subquery()) for one in heads)).subquery()
+    statement = sa.select(JobRow, roles.c.role).join(roles, roles.c.id == JobRow.id).where(~pause.IS_PAUSED)
+    found: dict[str, list[JobRow]] = {}
+    for row, role in session.execute(statement.execution_options(populate_existing=True)):
+        found.setdefault(role, []).append(row)
+    return {role: sorted(rows, key=_place) for role, rows in found.items()}
 
 
 def _head(
-    session: Session, asking: Asking, model: str, *where: sa.ColumnElement[bool], kind: str | None = None
-) -> JobRow | None:
-    """The first waiting job of a model: a request to load it, or another job."""
-    statement = sa.select(JobRow).where(
+    session: Session, asking: Asking, role: str, *where: sa.ColumnElement[bool], most: int = 1
+) -> sa.Select[str, str]:
+    """The first waiting jobs that meet conditions."""
+    statement = sa.select(sa.literal(role).label("role"), JobRow.id.label("id")).where(
         HAS_PENDING,
-        JobRow.model == model,
-        JobRow.kind != LOAD if kind is None else JobRow.kind == kind,
-        sa.or_(JobRow.deadline_at.is_(None), JobRow.deadline_at >= now(session)),
+        sa.or_(JobRow.deadline_at.is_(None), JobRow.deadline_at >= moment_of(session)),
         _MAY_BEGIN,
         *where,
     )
@@ -212,22 +237,28 @@ def _head(
         statement = statement.where(JobRow.owner.not_in(asking.owners))
     if asking.without:
         statement = statement.where(JobRow.id.not_in(asking.without))
-    return session.scalars(
-        statement.order_by(*ORDER).limit(1).execution_options(populate_existing=True)
-    ).first()
+    return statement.order_by(*ORDER).limit(most)
 
 
 def _place(job: JobRow) -> tuple[Any, ...]:
     return job.priority, job.served_at, job.created_at, job.id
 
 
-def _first(found: Any) -> JobRow | None:
-    return min((job for job in found if job is not None), key=_place, default=None)
+def _take_turn(session: Session, job: JobRow) -> None:
+    """Let the other jobs go first. If another claim is doing so, then it need not be done twice."""
+    if row_locks.is_locked(session, JobRow, job.id):
+        return  # done with its other changes
+    free = sa.select(JobRow.id).where(JobRow.id == job.id).with_for_update(key_share=True, skip_locked=True)
+    turn = sa.update(JobRow).where(JobRow.id == free.scalar_subquery()).values(served_at=now(session))
+    session.execute(turn.execution_options(synchronize_session=False))
 
 
-def _chats(session: Session, asking: Asking, first: JobRow, most: int) -> Sequence[str]:
-    """The next waiting chats in the order of service, as urgent as the first one and for the same model."""
-    statement = sa.select(JobRow.id).where(
+def _chats(session: Session, asking: Asking, first: JobRow, most: int) -> Sequence[JobRow]:
+    """Lock the next waiting chats in the order of service, as urgent as the first one and for its model.
+
+    Chats that another claim has locked are left to it. If it has locked all, this one waits for the first.
+    """
+    statement = sa.select(JobRow).where(
         HAS_PENDING,
         JobRow.model == first.model,
         JobRow.kind == CHAT,
@@ -238,7 +269,9 @@ def _chats(session: Session, asking: Asking, first: JobRow, most: int) -> Sequen
         statement = statement.where(JobRow.owner.not_in(asking.owners))
     if asking.without:
         statement = statement.where(JobRow.id.not_in(asking.without))
-    return session.scalars(statement.order_by(*ORDER).limit(most)).all()
+    return row_locks.lock_free(session, statement.order_by(*ORDER).limit(most)) or jobs.lock_all(
+        session, [first.id]
+    )
 
 
 def of_job(
@@ -249,47 +282,97 @@ def of_job(
     *,
     beside: int = 0,
 ) -> list[LeasedSample]:
-    """Lease up to `count` samples of a locked job.
+    """Lease up to `count` samples of a job, which is locked only before its first claim and after its last.
 
     Samples that were lost with several workers are suspects. They come after all others and run with nothing
     beside them: first in groups, then alone. Groups of the square root find a poisoned sample with two more
     losses; halving would need the logarithm.
     """
+    if job.status == JobStatus.QUEUED and not _lock_new(session, job):
+        return []
     if job.status not in jobs.ACTIVE:
         return []
-    ids = _next(session, job.id, SampleRow.status == SampleStatus.PENDING, count)
-    if not ids and not beside:
-        suspects = SampleRow.status == SampleStatus.SUSPECT
-        of_job = sa.select(SampleRow.losses).where(SampleRow.job_id == job.id, suspects)
-        losses = session.scalars(of_job.order_by(SampleRow.position).limit(1)).first()
-        if losses is not None:
-            most = 1 if losses >= ALONE_AFTER else max(1, isqrt(count)) if losses >= SUSPECT_AFTER else count
-            ids = _next(session, job.id, sa.and_(suspects, SampleRow.losses == losses), most)
-    if not ids:
-        if not beside:
-            # the count was wrong; without this, the job would be offered for ever
-            open_ones = SampleRow.status.in_((SampleStatus.PENDING, SampleStatus.SUSPECT))
-            count_them = sa.select(sa.func.count()).where(SampleRow.job_id == job.id, open_ones)
-            job.pending = session.scalars(count_them).one()
+    is_first = job.status == JobStatus.QUEUED
+    if is_first:
+        jobs.start(session, job.id)
+    leased = _lease(session, job, worker_id, SampleRow.status == SampleStatus.PENDING, count)
+    if leased:
+        if row_locks.is_locked(session, JobRow, job.id):
+            job.served_at = now(session)
+            # nobody else claims from a job that this claim starts
+            job.pending = int(not is_first or len(leased) == count < (job.total or 0))
             session.flush()
+        return leased
+    return _last(session, job.id, worker_id, count, beside=beside)
+
+
+def _lock_new(session: Session, job: JobRow) -> bool:
+    """Lock a job that waits for its first claim, or wait for the claim that starts it. False if none did.
+
+    Many workers may wait, so they wait side by side, and only the one that starts the job keeps its lock.
+    """
+    attempt = session.begin_nested()
+    held = jobs.lock_free(session, [job.id])
+    if held and held[0].status == JobStatus.QUEUED:
+        attempt.commit()
+        return True
+    if not held:
+        row_locks.wait_for(session, JobRow, job.id)
+    attempt.rollback()
+    row_locks.forget(session, JobRow, job.id)
+    return job.status != JobStatus.QUEUED
+
+
+def _last(session: Session, job_id: str, worker_id: str, count: int, *, beside: int) -> list[LeasedSample]:
+    """Lease suspects of a job without other samples. A job without any is no longer offered."""
+    status = _next_status(session, job_id)
+    if status is None:
+        _offer_no_more(session, job_id)
+    if status != SampleStatus.SUSPECT or beside:
+        return []  # another claim has locked the pending ones
+    job, suspects = jobs.lock(session, job_id), SampleRow.status == SampleStatus.SUSPECT
+    of_job = sa.select(SampleRow.losses).where(SampleRow.job_id == job_id, suspects)
+    losses = session.scalars(of_job.order_by(SampleRow.position).limit(1)).first()
+    if losses is None or job.status not in jobs.ACTIVE:
         return []
-    jobs.start(session, job.id)
-    job.pending, job.served_at = max(0, job.pending - len(ids)), now(session)
+    most = 1 if losses >= ALONE_AFTER else max(1, isqrt(count)) if losses >= SUSPECT_AFTER else count
+    leased = _lease(session, job, worker_id, sa.and_(suspects, SampleRow.losses == losses), most)
+    job.served_at = now(session)
     session.flush()
-    return _lease(session, job, ids, worker_id)
+    return leased
 
 
-def _next(session: Session, job_id: str, which: sa.ColumnElement[bool], count: int) -> Sequence[str]:
-    """The next samples in running order. The caller has locked their job."""
-    statement = sa.select(SampleRow.id).where(SampleRow.job_id == job_id, which)
-    return session.scalars(statement.order_by(SampleRow.position).limit(count)).all()
+def _next_status(session: Session, job_id: str) -> str | None:
+    """Pending or suspect, as the next sample of a job is; None if there is none to claim."""
+    claimable = (SampleStatus.PENDING, SampleStatus.SUSPECT)
+    # in the order of the alphabet too
+    statement = sa.select(SampleRow.status).where(SampleRow.job_id == job_id)
+    statement = statement.where(SampleRow.status.in_(claimable)).order_by(SampleRow.status)
+    return session.scalars(statement.limit(1)).first()
 
 
-def _lease(session: Session, job: JobRow, ids: Sequence[str], worker_id: str) -> list[LeasedSample]:
-    """Lease samples of a locked job. Each lease has a new token, and a session if it captures."""
+def _offer_no_more(session: Session, job_id: str) -> None:
+    """Note that a job has no sample to claim, unless one came back meanwhile."""
+    for job in jobs.lock_all(session, [job_id]):
+        if job.total is not None and _next_status(session, job_id) is None:
+            job.pending = 0
+            session.flush()
+
+
+def _lease(
+    session: Session, job: JobRow, worker_id: str, which: sa.ColumnElement[bool], count: int
+) -> list[LeasedSample]:
+    """Lease the next samples of a job that no other transaction has locked.
+
+    Each lease has a new token, and a session if it captures.
+    """
+    free = sa.select(SampleRow.id).where(SampleRow.job_id == job.id, which)
+    free = free.order_by(SampleRow.position).limit(count)
+    # a common table expression with row locks is evaluated once
+    chosen = free.with_for_update(of=SampleRow, skip_locked=True, key_share=True).cte("chosen")
     rows = session.execute(
         sa.update(SampleRow)
-        .where(SampleRow.id.in_(ids))
+        .where(SampleRow.id.in_(sa.select(chosen.c.id)))
         .values(
             status=SampleStatus.LEASED,
             lease_token=SampleRow.lease_token + 1,
@@ -314,7 +397,11 @@ def _lease(session: Session, job: JobRow, ids: Sequence[str], worker_id: str) ->
     sessions = announced.announce(session, job, leased)
     return [
         LeasedSample(
-            **{name: row[name] for name in row if name != "position"}, session_id=sessions.get(row["id"])
+            **{name: row[name] for name in row if name != "position"},
+            session_id=sessions.get(row["id"]),
+            is_only=job.total == 1,
+            tags=job.spec.get("tags", ()),
+            expires_after=job.spec.get("expires_after"),
         )
         for row in leased
     ]

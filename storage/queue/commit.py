@@ -1,9 +1,7 @@
-"""Commits: results and failures of samples under their leases, with the counts and the log of their jobs."""
+"""Commits: results and failures of samples under their leases, with what they add to their jobs."""
 
 import logging
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +12,10 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import ActographError, CaptureFailed
 from actograph.contract.resources import SampleStatus, ToolMessage, ToolUse
-from storage.index import counters
-from storage.index.counters import Counter
-from storage.index.database import changed, is_away, now
+from storage.index import tallies
+from storage.index.bulk_rows import BulkUpdate
+from storage.index.database import Database, is_away, now
+from storage.index.tallies import Tally
 from storage.jobs import control, jobs
 from storage.queue import leases
 from storage.queue.leases import LeasedSample
@@ -26,6 +25,12 @@ from storage.sessions.sessions import NewSession
 from storage.tables.models import SampleRow
 
 logger = logging.getLogger(__name__)
+
+_COLUMNS = (
+    "status", "prompt", "completion", "finish_reason", "prompt_tokens", "generated_tokens", "scores",
+    "tool_use", "messages", "logprobs", "error", "session_id", "finished_at",
+)  # fmt: skip
+_update = BulkUpdate(SampleRow, *_COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,103 +72,135 @@ class Committed:
     lost: Collection[str]
 
 
-def commit(session: Session, given: Sequence[Ended], *, seconds: float = 0.0) -> Committed:
+def store(
+    database: Database,
+    given: Sequence[Ended],
+    *,
+    seconds: float = 0.0,
+    give_up: Callable[[], bool] = lambda: False,
+) -> Committed:
+    """Commit what ended, and bring its jobs up to date; retry while the database is unavailable.
+
+    An outcome that the database refuses, such as NaN in JSON on Postgres, becomes a failure of its sample.
+
+    A job is settled in a transaction of its own, since that locks it. If the worker dies in between, upkeep
+    settles the job.
+
+    Raises:
+        DBAPIError: the database is unavailable and `give_up` returned True.
+    """
+
+    def attempt(*, one_by_one: bool) -> Committed:
+        return database.insist(
+            lambda session: commit(session, given, seconds=seconds, one_by_one=one_by_one), give_up=give_up
+        )
+
+    try:
+        done = attempt(one_by_one=False)
+    except Exception as error:
+        if isinstance(error, DBAPIError) and is_away(error):
+            raise
+        # which costs no other one
+        done = attempt(one_by_one=True)
+    # Jobs of a single sample were settled by the commit. If the answer to a first commit was lost, nothing
+    # is kept now, and the jobs are settled all the same.
+    several = {one.lease.job_id for one in given if not one.lease.is_only}
+    failing = {one.lease.job_id for one in (*given, *done.kept) if one.error is not None}
+    if several:
+        settle(database, several, failing, give_up=give_up)
+    return done
+
+
+def settle(
+    database: Database,
+    job_ids: Collection[str],
+    failing: Collection[str] = (),
+    *,
+    give_up: Callable[[], bool] = lambda: False,
+) -> None:
+    """Bring jobs up to date after a commit of their samples, if it is their time; see `control.unsettled`."""
+
+    def look() -> tuple[Sequence[str], Sequence[str]]:
+        with database.read() as session:
+            return control.unsettled(session, job_ids, failing)
+
+    ending, to_log = database.retry(look, give_up=give_up)
+    if ending or to_log:
+        database.insist(lambda session: control.settle(session, ending, if_free=to_log), give_up=give_up)
+
+
+def commit(
+    session: Session, given: Sequence[Ended], *, seconds: float = 0.0, one_by_one: bool = False
+) -> Committed:
     """Store what ended. Safe to repeat if the answer to the first commit was lost.
 
-    An outcome that the database refuses, such as NaN in JSON on Postgres, becomes a failure of its sample and
-    costs no other one. So all are stored in one savepoint and, if that fails, again in a savepoint each.
+    Only the jobs of a single sample are locked, and end here. `settle` brings the others up to date.
 
     Args:
         seconds: that a worker was busy since its last commit.
+        one_by_one: make an outcome that the database refuses a failure of its sample.
+
+    Raises:
+        Exception: the database refuses an outcome, such as NaN in JSON on Postgres.
     """
-    alive = {lease.id for lease in leases.lock_jobs(session, [one.lease for one in given])}
-    known = _with_sessions(session, [one for one in given if one.lease.id in alive])
-    tried = known
-    try:
-        with _savepoint(session):
-            stored = _store(session, known)
-    except _RefusedError as refused:
-        stored, tried = _store_each(session, known, refused)
-    done = {one.lease.key for one in tried if stored[one.lease.key]}
-    kept = [one for one in tried if one.lease.key in done]
+    of_single = {one.lease.job_id for one in given if one.lease.is_only}
+    jobs.lock_all(session, of_single)
+    valid = leases.lock_valid(session, [one.lease for one in given])
+    for one in given:
+        if one.lease.key not in valid:
+            logger.warning("sample %s: lease token %d is no longer valid", one.lease.id, one.lease.token)
+    kept = [one for one in given if one.lease.key in valid]
+    if one_by_one:
+        kept = [stored for one in kept for stored in _store_or_fail(session, one)]
+    else:
+        kept = _store(session, kept)
     published = {one.session.id for one in kept if one.session is not None}
     announced.abandon(
         session, [one.lease.session_id for one in given if one.lease.session_id not in published]
     )
-    errors: dict[str, list[ActographError | None]] = defaultdict(list)
-    cached: dict[str, int] = defaultdict(int)
-    for one in kept:
-        errors[one.lease.job_id].append(one.error)
-        cached[one.lease.job_id] += one.cached_tokens
-    for job_id in sorted(errors):
-        control.count_ended(session, job_id, errors[job_id], cached_tokens=cached[job_id])
-    if kept:
-        kinds = {row.id: row.kind for row in jobs.lock_all(session, errors)}
-        counters.add(session, _tally(kinds, kept, seconds))
+    tallies.add(session, _tallies(kept, seconds))
+    control.settle(session, of_single & {one.lease.job_id for one in kept})
     # unless their first commit was stored, and its answer was lost
-    without = [one.lease for one in given if one.lease.key not in done] + [
+    without = [one.lease for one in given if one.lease.key not in valid] + [
         one.lease for one in kept if one.error is not None
     ]
     lost = {lease.key for lease in without} - (_completed(session, without) if without else set())
     return Committed(kept=kept, lost=lost)
 
 
-def _with_sessions(session: Session, given: Sequence[Ended]) -> list[Ended]:
-    """The same outcomes; one whose session is being removed becomes a failure."""
-    stored = {one.session.id for one in given if one.session is not None}
-    removed = stored - sessions.announced(session, stored)
+def _store(session: Session, given: Sequence[Ended]) -> list[Ended]:
+    """Store outcomes whose samples are locked. One whose session was removed becomes a failure."""
+    published = sessions.publish(session, *(_full(one) for one in given if one.session is not None))
     reason = CaptureFailed(
         "the sample ran for more than a day, so its session was removed; shorten the sample"
     )
-    return [
-        replace(one, result=None, session=None, error=reason)
-        if one.session is not None and one.session.id in removed
-        else one
+    stored = [
+        one
+        if one.session is None or one.session.id in published
+        else replace(one, result=None, session=None, error=reason)
         for one in given
     ]
-
-
-class _RefusedError(Exception):
-    """The database, or a bug, refuses an outcome."""
-
-
-@contextmanager
-def _savepoint(session: Session) -> Iterator[None]:
-    try:
-        with session.begin_nested():
-            yield
-    except Exception as error:
-        if isinstance(error, DBAPIError) and is_away(error):
-            raise  # the whole list is tried again
-        raise _RefusedError from error
-
-
-def _store(session: Session, given: Sequence[Ended]) -> dict[str, bool]:
-    stored = {one.lease.key: _end(session, one) for one in given}
-    sessions.publish(session, *(one.session for one in given if one.session and stored[one.lease.key]))
+    moment = now(session)
+    _update(session, [_values(one, moment) for one in stored])
     return stored
 
 
-def _store_each(
-    session: Session, given: Sequence[Ended], refused: Exception
-) -> tuple[dict[str, bool], list[Ended]]:
-    stored: dict[str, bool] = {}
-    tried: list[Ended] = []
-    for one in given:
-        try:
-            if len(given) == 1:
-                raise refused
-            with _savepoint(session):
-                stored |= _store(session, [one])
-        except _RefusedError as error:
-            if one.error is not None:
-                raise  # the sample has no result that could be at fault
-            reason = _reason(one, error.__cause__ or error)
-            tried.append(replace(one, result=None, session=None, error=reason))
-            stored |= _store(session, tried[-1:])
-        else:
-            tried.append(one)
-    return stored, tried
+def _full(one: Ended) -> NewSession:
+    """The session of an outcome with what it takes from its job."""
+    assert one.session is not None
+    own, lease = one.session, one.lease
+    return replace(own, tags=[*lease.tags, *own.tags], expires_after=own.expires_after or lease.expires_after)
+
+
+def _store_or_fail(session: Session, one: Ended) -> list[Ended]:
+    try:
+        with session.begin_nested():
+            return _store(session, [one])
+    except Exception as error:
+        if one.error is not None or (isinstance(error, DBAPIError) and is_away(error)):
+            raise  # the sample has no result that could be at fault, or all are tried again
+        reason = _reason(one, error)
+        return _store(session, [replace(one, result=None, session=None, error=reason)])
 
 
 def _reason(one: Ended, error: BaseException) -> ActographError:
@@ -172,26 +209,20 @@ def _reason(one: Ended, error: BaseException) -> ActographError:
     return ActographError(f"{type(error).__name__} {doing}: {error}; the worker's log has the trace")
 
 
-def _end(session: Session, one: Ended) -> bool:
-    """Store a result or an error under the lease. False if the lease is lost."""
-    values: dict[str, Any] = {"status": SampleStatus.FAILED, "prompt": one.prompt}
+def _values(one: Ended, moment: float) -> dict[str, Any]:
+    """Columns of an ended sample."""
+    values = dict.fromkeys(_COLUMNS) | {"id": one.lease.id, "finished_at": moment}
     if one.result is not None:
-        values = vars(one.result) | {
-            "status": SampleStatus.COMPLETED,
+        values |= vars(one.result) | {
             "scores": {key: score.model_dump() for key, score in one.result.scores.items()},
             "tool_use": one.result.tool_use.model_dump() if one.result.tool_use else None,
             "messages": [message.model_dump() for message in one.result.messages] or None,
         }
+    else:
+        values["prompt"] = one.prompt
+    values["status"] = SampleStatus.FAILED if one.result is None else SampleStatus.COMPLETED
     values["error"] = None if one.error is None else one.error.as_record()
-    moved = session.execute(
-        sa.update(SampleRow)
-        .where(*leases.ours(one.lease))
-        .values(**values, finished_at=now(session))
-        .execution_options(synchronize_session=False)
-    )
-    if not changed(moved):
-        logger.warning("sample %s: lease token %d is no longer valid", one.lease.id, one.lease.token)
-    return changed(moved) > 0
+    return values
 
 
 def _completed(session: Session, held: Sequence[LeasedSample]) -> set[str]:
@@ -203,19 +234,19 @@ def _completed(session: Session, held: Sequence[LeasedSample]) -> set[str]:
     return {lease.key for lease in held if tokens.get(lease.id) == lease.token}
 
 
-def _tally(kinds: Mapping[str, str], kept: Sequence[Ended], seconds: float) -> dict[Counter, float]:
-    """Counter increments; `kinds` are those of the jobs."""
-    counts: dict[Counter, float] = defaultdict(float)
-    counts[Counter("busy_seconds")] = seconds
+def _tallies(kept: Sequence[Ended], seconds: float) -> list[Tally]:
+    """What outcomes add to their jobs and to the counters."""
+    found: dict[str, Tally] = {}
     for one in kept:
-        kind = kinds[one.lease.job_id]
-        status = SampleStatus.FAILED if one.result is None else SampleStatus.COMPLETED
-        counts[Counter("samples", kind, status)] += 1
+        job_id = one.lease.job_id
+        tally = found.setdefault(job_id, Tally(job_id=job_id, busy_seconds=0.0 if found else seconds))
+        tally.count(one.error)
+        tally.cached_tokens += one.cached_tokens
         if one.result is not None:
-            counts[Counter("prompt_tokens", kind)] += one.result.prompt_tokens
-            counts[Counter("generated_tokens", kind)] += one.result.generated_tokens
+            tally.prompt_tokens += one.result.prompt_tokens
+            tally.generated_tokens += one.result.generated_tokens
         if one.session is not None:
-            counts[Counter("sessions_written", kind)] += 1
-            counts[Counter("session_rows_written", kind)] += one.session.rows
-            counts[Counter("session_bytes_written", kind)] += sum(f.bytes for f in one.session.files)
-    return counts
+            tally.sessions += 1
+            tally.session_rows += one.session.rows
+            tally.session_bytes += sum(file.bytes for file in one.session.files)
+    return list(found.values())

@@ -5,7 +5,6 @@ for dead does no harm. A sample that is lost with several workers becomes a susp
 one bad sample cannot kill workers for ever.
 """
 
-from collections import Counter as Counts
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError, WorkerLost
 from actograph.contract.resources import SampleStatus
-from storage.index import counters, row_locks
+from storage.index import notices, row_locks, tallies
 from storage.index.clock import moment_of
-from storage.index.counters import Counter
 from storage.index.database import now
 from storage.index.ids import among
+from storage.index.tallies import Tally
 from storage.index.upsert import Upsert
 from storage.jobs import control, jobs
 from storage.samples import announced
@@ -49,6 +48,11 @@ class LeasedSample:
     seed: int
     token: int
     losses: int = 0
+    #: whether its job has no other sample
+    is_only: bool = False
+    #: tags and expiry of sessions, by the spec of its job
+    tags: Sequence[str] = ()
+    expires_after: Any = None
     #: announced with the claim; None without a capture
     session_id: str | None = None
 
@@ -73,10 +77,18 @@ def ours(lease: LeasedSample) -> tuple[sa.ColumnElement[bool], ...]:
     return (SampleRow.id == lease.id, IS_LEASED, SampleRow.lease_token == lease.token)
 
 
-def lock_jobs(session: Session, leases: Sequence[LeasedSample]) -> list[LeasedSample]:
-    """Lock the jobs of leases, in the order of their ids. Returns the leases of existing jobs."""
-    alive = {row.id for row in jobs.lock_all(session, {lease.job_id for lease in leases})}
-    return [lease for lease in leases if lease.job_id in alive]
+def lock_valid(session: Session, leases: Sequence[LeasedSample]) -> set[str]:
+    """Lock the samples of leases that are still valid. Returns the keys of these."""
+    statement = sa.select(SampleRow.id, SampleRow.lease_token).where(
+        among(session, SampleRow.id, [lease.id for lease in leases]), IS_LEASED
+    )
+    tokens = {
+        row.id: row.lease_token
+        for row in session.execute(
+            statement.order_by(SampleRow.id).with_for_update(of=SampleRow, key_share=True)
+        )
+    }
+    return {lease.key for lease in leases if tokens.get(lease.id) == lease.token}
 
 
 def mine(session: Session, worker_id: str) -> Mapping[str, int]:
@@ -104,10 +116,11 @@ def give_back(session: Session, leases: Sequence[LeasedSample], error: Actograph
     Args:
         error: why they end their worker; each counts a loss.
     """
-    alive = lock_jobs(session, leases)
-    announced.abandon(session, [lease.session_id for lease in alive])
+    locked = {row.id for row in jobs.lock_all(session, {lease.job_id for lease in leases})}
+    alive = [lease for lease in leases if lease.job_id in locked]
     if alive:
         _return(session, sa.or_(*(sa.and_(*ours(lease)) for lease in alive)), error)
+    announced.abandon(session, [lease.session_id for lease in alive])
 
 
 def give_back_all(session: Session, worker_id: str) -> None:
@@ -173,9 +186,10 @@ def take_back(session: Session, worker_ids: Sequence[str], silent_since: float |
 
 def _return(session: Session, held: sa.ColumnElement[bool], error: ActographError | None) -> int:
     """Return leased samples of locked jobs. An error counts a loss; samples lost too often fail with it."""
-    found = session.execute(
-        sa.select(SampleRow.id, SampleRow.job_id, SampleRow.losses).where(held).order_by(SampleRow.position)
-    ).all()
+    # a commit, which locks no job, may be storing some of them
+    chosen = sa.select(SampleRow.id, SampleRow.job_id, SampleRow.losses).where(held)
+    locked = chosen.order_by(SampleRow.id).with_for_update(of=SampleRow, key_share=True)
+    found = session.execute(locked).all()
     returned: dict[int, list[str]] = defaultdict(list)
     failed: dict[str, list[str]] = defaultdict(list)
     for sample_id, job_id, before in found:
@@ -184,11 +198,10 @@ def _return(session: Session, held: sa.ColumnElement[bool], error: ActographErro
             failed[job_id].append(sample_id)
         else:
             returned[losses].append(sample_id)
-    back = Counts(
-        row.job_id for row in found if row.id not in {one for ids in failed.values() for one in ids}
-    )
-    for row in jobs.lock_all(session, back):
-        row.pending += back[row.id]
+    lost = {one for ids in failed.values() for one in ids}
+    for row in jobs.lock_all(session, {row.job_id for row in found if row.id not in lost}):
+        row.pending = 1
+        notices.note(session, row.model)
     session.flush()
     for losses, sample_ids in returned.items():
         status = SampleStatus.SUSPECT if losses >= SUSPECT_AFTER else SampleStatus.PENDING
@@ -204,9 +217,11 @@ def _fail(session: Session, job_id: str, sample_ids: Sequence[str], error: Actog
     record["message"] = f"{record['message']} ({FAILED_AFTER} times, the last time alone)"
     values = {"status": SampleStatus.FAILED, "losses": FAILED_AFTER, "error": record, "worker_id": None}
     _update(session, sample_ids, finished_at=now(session), **values)
-    kind = jobs.lock(session, job_id).kind
-    counters.add(session, {Counter("samples", kind, SampleStatus.FAILED): len(sample_ids)})
-    control.count_ended(session, job_id, [error] * len(sample_ids))
+    tally = Tally(job_id=job_id)
+    for _ in sample_ids:
+        tally.count(error)
+    tallies.add(session, [tally])
+    control.settle(session, [job_id])
 
 
 def _update(session: Session, sample_ids: Sequence[str], **values: Any) -> None:

@@ -11,10 +11,10 @@ from actograph.contract.errors import ModelRefused, NotFound
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import ModelStructure
 from actograph.contract.resources import JobStatus
-from storage.index import events, row_locks
+from storage.index import events, notices, row_locks
 from storage.index.database import now
 from storage.index.ids import new_job_id
-from storage.jobs import control, jobs
+from storage.jobs import jobs
 from storage.queue import workers
 from storage.tables.models import JobRow
 
@@ -45,6 +45,7 @@ def create(session: Session, model: str, options: ModelLoadOptions) -> JobRow:
     session.flush()
     row_locks.note_held(session, JobRow, row.id)
     events.append(session, row.id, "job.queued", {"total": None})
+    notices.note(session, model)
     return row
 
 
@@ -71,7 +72,8 @@ def complete(session: Session, job_id: str, structure: ModelStructure) -> None:
     if jobs.lock_active(session, job_id) is not None:
         workers.keep_structure(session, structure)
         jobs.set_total(session, job_id, 1)
-        control.count_ended(session, job_id, [None])
+        jobs.lock(session, job_id).completed = 1
+        jobs.end_if_done(session, job_id)
 
 
 def loaded(session: Session, worker_id: str, structure: ModelStructure, options: ModelLoadOptions) -> None:

@@ -12,6 +12,7 @@ from actograph.contract.operations import QueuePause
 from actograph.settings import Settings
 from storage.accounts import quotas
 from storage.artifacts.store import ArtifactStore
+from storage.index import notices
 from storage.index.database import changed, now
 from storage.index.upsert import Upsert
 from storage.tables.models import StateRow
@@ -23,6 +24,8 @@ CURE = (
     "`actograph store gc`), or free the disk"
 )
 _write = Upsert(StateRow, "value")
+#: whether an operator paused the queue, for use in a statement
+IS_PAUSED = sa.exists().where(StateRow.name == _NAME)
 
 
 def start(session: Session, *, by: str, reason: str | None) -> None:
@@ -32,6 +35,7 @@ def start(session: Session, *, by: str, reason: str | None) -> None:
 
 def end(session: Session) -> bool:
     """End the operator's pause. Returns False if there was none."""
+    notices.note(session, notices.ALL)
     return changed(session.execute(sa.delete(StateRow).where(StateRow.name == _NAME))) > 0
 
 
@@ -42,10 +46,7 @@ def find(session: Session) -> QueuePause | None:
 
 
 def holds(session: Session) -> bool:
-    """Whether an operator paused the queue.
-
-    A claim asks in its own transaction, so nothing is claimed after a pause was confirmed.
-    """
+    """Whether an operator paused the queue."""
     return find(session) is not None
 
 

@@ -10,7 +10,7 @@ from actograph.contract.analyses.specs import ANALYSIS
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.accounts.quotas import Quotas
-from storage.index import events
+from storage.index import events, tallies
 from storage.index.database import now
 from storage.index.visible import of_everyone
 from storage.jobs import jobs
@@ -31,6 +31,7 @@ def job(
     broker_trouble: str | None = None,
     served: Mapping[str, str | None] | None = None,
     positions: Mapping[str, int] | None = None,
+    progress: Mapping[str, resources.Progress] | None = None,
 ) -> resources.Job:
     """The resource of a job.
 
@@ -39,6 +40,7 @@ def job(
         broker_trouble: why workers are not woken.
         served: read once by callers that show many jobs, see `workers.served_models`.
         positions: read once by them too, see `claim.positions`.
+        progress: and this, see `tallies.progress`.
     """
     paused = waiting = None
     if row.status in jobs.ACTIVE:
@@ -47,9 +49,10 @@ def job(
         waiting = workers.why_unserved(row.model, served)
         if waiting is None and broker_trouble and row.status == JobStatus.QUEUED:
             waiting = f"{broker_trouble}; until then workers look for jobs every few seconds"
+    done = (tallies.progress(session, row) if progress is None else progress)[row.id]
     per_second, eta_seconds = _rate(session, row), None
     if per_second and row.total is not None and not (paused or waiting or pause.holds(session)):
-        eta_seconds = (row.total - row.completed - row.failed) / per_second
+        eta_seconds = (row.total - done.completed - done.failed) / per_second
     pinned = jobs.pin_of(row)
     return resources.Job(
         id=row.id,
@@ -59,7 +62,7 @@ def job(
         created_at=int(row.created_at),
         started_at=_seconds(row.started_at),
         finished_at=_seconds(row.finished_at),
-        progress=resources.Progress(total=row.total or 0, completed=row.completed, failed=row.failed),
+        progress=done,
         error=base.ErrorRecord.model_validate(row.error) if row.error else None,
         priority=row.priority,
         owner=row.owner or None,
@@ -124,7 +127,7 @@ def open_samples(session: Session) -> dict[str, int]:
     The counts in the jobs' rows give the pending ones, so a queue of millions is not read.
     """
     active = JobRow.status.in_(jobs.ACTIVE)
-    unended = sa.select(sa.func.sum(JobRow.total - JobRow.completed - JobRow.failed)).where(active)
+    unended = sa.select(sa.func.sum(JobRow.total - tallies.ended_samples())).where(active)
     leased = session.execute(
         sa.select(sa.func.count())
         .select_from(SampleRow)

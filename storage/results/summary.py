@@ -15,6 +15,7 @@ from actograph.contract import resources
 from actograph.contract.resources import JobStatus, SampleStatus, ToolUse
 from actograph.contract.tasks import task_name
 from evals.statistics import metrics
+from storage.index import tallies
 from storage.tables.models import JobRow, SampleRow
 
 #: samples in memory at once
@@ -103,7 +104,7 @@ def of_job(session: Session, row: JobRow) -> resources.JobResults:
         job_id=row.id,
         status=JobStatus(row.status),
         task=task,
-        progress=resources.Progress(total=row.total or 0, completed=row.completed, failed=row.failed),
+        progress=tallies.progress(session, row)[row.id],
         conditions={name: sums.resource(task or row.kind) for name, sums in conditions.items()},
     )
 

@@ -12,11 +12,17 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.analyses.specs import ANALYSIS_KINDS
 from storage.index import visible
+from storage.index.bulk_rows import BulkInsert
 from storage.index.database import now
 from storage.index.ids import among, new_session_id
 from storage.tables.models import JobRow, SessionRow
 
 _SESSIONS = cast(sa.Table, SessionRow.__table__)
+_insert = BulkInsert(
+    SessionRow, "id", "job_id", "sample_id", "sample_index", "condition", "epoch", "model", "owner",
+    "created_at", "doomed_at", "prompt_tokens", "generated_tokens", "rows", "bytes", "dtype", "hooks",
+    "files", "pinned",
+)  # fmt: skip
 
 
 def announce(session: Session, job: JobRow, samples: Iterable[sa.RowMapping]) -> dict[str, str]:
@@ -28,6 +34,8 @@ def announce(session: Session, job: JobRow, samples: Iterable[sa.RowMapping]) ->
             "job_id": job.id,
             "sample_id": sample["id"],
             "sample_index": sample["sample_index"],
+            "condition": "",
+            "epoch": 0,
             "model": job.model,
             "owner": job.owner,
             "created_at": moment,
@@ -39,12 +47,13 @@ def announce(session: Session, job: JobRow, samples: Iterable[sa.RowMapping]) ->
             "bytes": 0,
             "dtype": "",
             "hooks": {},
+            "files": {},
+            "pinned": False,
         }
         for sample in samples
         if job.kind in ANALYSIS_KINDS or job.spec.get("capture") or sample["input"].get("capture")
     ]
-    if rows:
-        session.connection().execute(sa.insert(_SESSIONS), rows)
+    _insert(session, rows)
     return {row["sample_id"]: row["id"] for row in rows}
 
 

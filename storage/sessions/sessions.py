@@ -1,6 +1,6 @@
 """Queries about activation sessions. Their files are in the artifact store."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Unpack, cast
@@ -12,14 +12,15 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import NotFound
 from actograph.contract.specs import ExpiresAfter
-from storage.index import pages, visible
+from storage.index import pages
+from storage.index.bulk_rows import BulkInsert, BulkUpdate
 from storage.index.database import now
 from storage.index.pages import PageOptions
 from storage.sessions.filter import SessionFilter
-from storage.tables.models import JobRow, JobTagRow, SampleRow, SessionRow, SessionTagRow
+from storage.tables.models import SampleRow, SessionRow, SessionTagRow
 
 __all__ = [
-    "NewSession", "SessionFilter", "announced", "by_ids", "files_of", "find", "get", "ids", "publish",
+    "NewSession", "SessionFilter", "by_ids", "files_of", "find", "get", "ids", "publish",
     "resources_of", "totals",
 ]  # fmt: skip
 
@@ -27,10 +28,12 @@ __all__ = [
 _SESSIONS = cast(sa.Table, SessionRow.__table__)
 _PUBLISHED = (
     "sample_index", "condition", "epoch", "model", "created_at", "prompt_tokens", "generated_tokens", "rows",
-    "bytes", "dtype", "hooks", "correct", "expires_at", "identity_sha256", "doomed_at",
+    "bytes", "dtype", "hooks", "files", "correct", "expires_at", "identity_sha256", "doomed_at",
 )  # fmt: skip
-_PUBLISH = sa.update(_SESSIONS).where(_SESSIONS.c.id == sa.bindparam("announced_id"))
-_INSERT_TAGS = sa.insert(cast(sa.Table, SessionTagRow.__table__))
+_publish = BulkUpdate(
+    SessionRow, *_PUBLISHED, where=_SESSIONS.c.doomed_at > sa.bindparam("moment", type_=sa.Double)
+)
+_insert_tags = BulkInsert(SessionTagRow, "session_id", "tag", "created_at")
 _name = attrgetter("name")
 _hooks = TypeAdapter(dict[str, resources.TensorInfo])
 _scores = TypeAdapter(dict[str, resources.Score])
@@ -55,59 +58,39 @@ class NewSession:
     files: Sequence[resources.SessionFile]
     correct: bool | None
     identity_sha256: str | None = None
-    #: in addition to its job's tags
+    #: its job's tags and its own
     tags: Sequence[str] = ()
-    #: as in a job's spec; None for that of its job
+    #: as in a job's spec
     expires_after: Any = None
 
 
-def announced(session: Session, session_ids: Collection[str]) -> set[str]:
-    """Lock announced sessions, see `storage.samples.announced`. Returns those that can be published."""
-    if not session_ids:
-        return set()
-    with visible.doomed(session):
-        held = sa.select(SessionRow.id).where(
-            SessionRow.id.in_(session_ids), SessionRow.doomed_at > now(session)
-        )
-        return set(session.scalars(held.order_by(SessionRow.id).with_for_update(of=SessionRow)))
-
-
-def publish(session: Session, *new: NewSession) -> None:
-    """Publish sessions that `announced` returned. They take owner, tags and expiry from their locked jobs."""
+def publish(session: Session, *new: NewSession) -> set[str]:
+    """Publish announced sessions, see `storage.samples.announced`. Returns the ids of existing ones."""
     if not new:
-        return
+        return set()
     moment = now(session)
-    session.flush()
-    tags: dict[str, list[str]] = {}
-    of_jobs = sa.select(JobTagRow.job_id, JobTagRow.tag).where(JobTagRow.job_id.in_({n.job_id for n in new}))
-    for job_id, tag in session.execute(of_jobs):
-        tags.setdefault(job_id, []).append(tag)
-    connection = session.connection()
-    shown = []
-    for one in new:
-        job = session.get_one(JobRow, one.job_id)
-        values = _values(job, one, moment)
-        job.bytes += values["bytes"]
-        shown.append(values)
-    connection.execute(_PUBLISH, shown)
-    tag_rows = [
-        {"session_id": n.id, "tag": tag, "created_at": moment}
-        for n in new
-        for tag in dict.fromkeys([*tags.get(n.job_id, ()), *n.tags])
-    ]
-    if tag_rows:
-        connection.execute(_INSERT_TAGS, tag_rows)
+    published = _publish(session, [_values(one, moment) for one in new], moment=moment)
+    _insert_tags(
+        session,
+        [
+            {"session_id": one.id, "tag": tag, "created_at": moment}
+            for one in new
+            for tag in dict.fromkeys(one.tags)
+            if one.id in published
+        ],
+    )
+    return published
 
 
-def _values(job: JobRow, new: NewSession, moment: float) -> dict[str, Any]:
+def _values(new: NewSession, moment: float) -> dict[str, Any]:
     own = {name: value for name, value in vars(new).items() if name in _PUBLISHED}
     return own | {
-        "announced_id": new.id,
+        "id": new.id,
         "created_at": moment,
         "bytes": sum(f.bytes for f in new.files),
         "files": {f.name: {"bytes": f.bytes, "sha256": f.sha256} for f in sorted(new.files, key=_name)},
         "hooks": _hooks.dump_python(dict(new.hooks), mode="json"),
-        "expires_at": _expiry(new.expires_after or job.spec.get("expires_after"), moment),
+        "expires_at": _expiry(new.expires_after, moment),
         "doomed_at": None,
     }
 

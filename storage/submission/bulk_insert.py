@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
 from storage import samples
-from storage.index import visible
+from storage.index import notices, visible
 from storage.index.database import Database, changed, now
 from storage.jobs import batches, jobs
 from storage.jobs.jobs import JobFields, Spec
@@ -78,6 +78,7 @@ def insert_job(
             named.keep_all(session, spec)
             _begin_batch(session, batch_id, row)
             _require(session, row.id, None)
+            notices.note(session, row.model)
     except Exception:
         # otherwise the reaper waits for the time of its doom
         with suppress(SQLAlchemyError), database.write() as session:

@@ -66,9 +66,11 @@ class JobRow(Base):
     priority: Mapped[int]
     #: numbers of samples; `total` is null until the dataset has been read
     total: Mapped[int | None]
-    #: samples that a worker can claim; 1 while the dataset has not been read, or the model of a load not been
-    #: loaded. Whoever changes it has locked the job
+    #: 1 if a worker may find a sample to claim, a dataset to read or a model to load, else 0. A claim that
+    #: finds nothing corrects it. Whoever changes it has locked the job
     pending: Mapped[int] = mapped_column(default=0)
+    #: without the tallies that were not folded yet, see `storage.index.tallies`; so are `cached_tokens`,
+    #: `bytes` and `failed_in_a_row`
     completed: Mapped[int] = mapped_column(default=0)
     failed: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[float]
@@ -150,6 +152,35 @@ class SampleRow(Base):
     session_id: Mapped[str | None] = mapped_column(sa.String(_ID_LENGTH))
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
+
+
+class TallyRow(Base):
+    """What one commit adds to its job, see `storage.index.tallies`.
+
+    Without a foreign key, whose check would lock the job. A job that has ended has none.
+    """
+
+    __tablename__ = "tallies"
+
+    id: Mapped[int] = mapped_column(
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True
+    )
+    job_id: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), index=True)
+    completed: Mapped[int]
+    failed: Mapped[int]
+    #: 1 for each completed and 0 for each failed sample in their order, without those with a faulty input
+    outcomes: Mapped[str] = mapped_column(sa.Text)
+    #: message of the last of these failures
+    failure: Mapped[str | None] = mapped_column(sa.Text)
+    cached_tokens: Mapped[int] = mapped_column(sa.BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(sa.BigInteger)
+    generated_tokens: Mapped[int] = mapped_column(sa.BigInteger)
+    #: sessions that were published, with their rows and bytes
+    sessions: Mapped[int]
+    session_rows: Mapped[int] = mapped_column(sa.BigInteger)
+    session_bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    #: time that the worker was busy since its last commit
+    busy_seconds: Mapped[float]
 
 
 class SessionRow(Base):

@@ -1,10 +1,10 @@
 """Repair the index after crashes, and remove what is past its time.
 
-Each API process and worker has a thread that asks regularly for a round. One process at a time gets it. So
-silent workers expire and jobs end without an API process, and a thousand processes do no more work than one.
+A process of its own does so in rounds (`storage/upkeep/__main__.py`). If several run, each round is one's.
 """
 
 import logging
+import math
 import random
 import threading
 import time
@@ -14,13 +14,15 @@ from functools import partial
 from typing import get_args
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
 from storage.files import files
-from storage.index import disk_reserve
+from storage.index import disk_reserve, tallies
 from storage.index.database import Database, changed, now
+from storage.index.ids import slices
 from storage.index.upsert import Upsert
 from storage.jobs import control
 from storage.queue import leases, workers
@@ -40,40 +42,34 @@ LOOK_FOR_OLD_EVERY_SECONDS = 60.0
 LOOK_FOR_STAGING_EVERY_SECONDS = 24 * 3600.0
 #: age of leftovers that certainly have no writer any more
 STAGING_SECONDS = 3600.0
+#: name of the row with the time of the last round
+TURN = "healing"
 _add = Upsert(StateRow, "name")
 
 
 class Healing:
-    """A thread that asks for rounds and survives all errors."""
+    """Rounds of upkeep."""
 
     def __init__(
         self,
         settings: Settings,
         database: Database,
         store: ArtifactStore,
-        *,
-        also: Callable[[], None] = lambda: None,
+        stop: threading.Event | None = None,
     ) -> None:
-        """
-        Args:
-            also: called every time, for duties of this process.
-        """
+        """`stop`: ends the rounds, and a long one early."""
         self._settings = settings
         self._database = database
         self._store = store
-        self._also = also
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="healing", daemon=True)
-        #: set after the first attempt, successful or not
-        self.has_looked = threading.Event()
+        self._stop = stop or threading.Event()
         self._failing = False
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=10)
+    def run(self) -> None:
+        """Do rounds until the stop. No error ends them."""
+        while not self._stop.is_set():
+            self._attempt()
+            # jittered, so that several processes do not ask at the same moment
+            self._stop.wait(self._settings.reconcile_seconds * random.uniform(0.5, 1.0))
 
     def round(self) -> None:
         """Take back what silent workers hold, fail overdue jobs, remove old data.
@@ -90,19 +86,11 @@ class Healing:
             for step in (self._remove, self._log_unserved, self._end_jobs, self._expire_workers):
                 steps.callback(step)
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self._attempt()
-            self.has_looked.set()
-            # jittered, so that many processes do not ask at the same moment
-            self._stop.wait(self._settings.reconcile_seconds * random.uniform(0.5, 1.0))
-
     def _attempt(self) -> None:
         """Do one attempt. An unavailable service is logged when it goes and when it is back."""
         try:
-            self._also()
             with disk_reserve.freeing():
-                is_due = take_turn(self._database, "healing", self._settings.reconcile_seconds)
+                is_due = take_turn(self._database, TURN, self._settings.reconcile_seconds)
             if is_due:
                 self.round()
         except (ActographError, sa.exc.SQLAlchemyError, OSError) as error:
@@ -140,7 +128,15 @@ class Healing:
             log.warning("%d worker(s) fell silent and count as offline", expired)
 
     def _end_jobs(self) -> None:
-        """Fail overdue jobs, of which a paused queue may have many, in short transactions."""
+        """End jobs whose workers died after their last commit, and fail overdue ones, in short transactions.
+
+        A paused queue may have many of them.
+        """
+        with self._database.read() as session:
+            left = tallies.jobs_with_any(session)
+        for batch in slices(left, control.AT_ONCE):
+            with self._database.write() as session:
+                control.settle(session, batch)
         while not self._stop.is_set():
             with self._database.write() as session:
                 failed = control.fail_overdue(session)
@@ -178,6 +174,12 @@ class Healing:
             total += count
         if total:
             log.info("deleted %d %s", total, objects)
+
+
+def age(session: Session) -> float:
+    """Seconds since the last round began; infinite if there was none."""
+    begun_at = session.scalar(sa.select(StateRow.at).where(StateRow.name == TURN))
+    return math.inf if begun_at is None else max(0.0, now(session) - begun_at)
 
 
 def take_turn(database: Database, name: str, every_seconds: float) -> bool:

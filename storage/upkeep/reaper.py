@@ -22,10 +22,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from storage.artifacts.store import ArtifactStore
-from storage.index import visible
+from storage.index import tallies, visible
 from storage.index.clock import now
 from storage.index.database import Database, changed
-from storage.jobs import jobs
+from storage.jobs import control, jobs
 from storage.tables.models import EventRow, FileRow, JobRow, SampleRow, SessionRow
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,10 @@ def _leave_jobs_and_samples(session: Session, session_ids: Sequence[str]) -> Non
     """Take the bytes of sessions off their jobs, and their ids off their samples."""
     removed = SessionRow.id.in_(session_ids)
     of_sessions = session.scalars(sa.select(SessionRow.job_id).where(removed).distinct()).all()
-    held = JobRow.id.in_(jobs.lock_unread(session, of_sessions))
+    locked = jobs.lock_unread(session, of_sessions)
+    # so that the rows have the bytes that are taken off
+    control.settle(session, tallies.jobs_with_any(session, locked))
+    held = JobRow.id.in_(locked)
     of_job = sa.select(sa.func.sum(SessionRow.bytes)).where(SessionRow.job_id == JobRow.id, removed)
     samples = SampleRow.id.in_(sa.select(SessionRow.sample_id).where(removed))
     for statement in (

@@ -75,7 +75,7 @@ def test_ready_means_that_jobs_run_also_after_kills_and_stop_leaves_nothing(
     assert service.stop() == 0
     assert gone(children)
     assert {p.name for p in (service.home / "logs").iterdir()} == {
-        *("redis.log", "migrate.log", "api.log", "worker-1.log", "analysis.log")
+        *("redis.log", "migrate.log", "api.log", "upkeep.log", "worker-1.log", "analysis.log")
     }
 
 

@@ -136,7 +136,7 @@ def _jobs(series: str, ids: "_Ids", per_job: int, *, first: int, status: str, si
         "model": "'example/usual'", "spec": f"'{json.dumps(_SPEC)}'", "priority": "5", "total": str(per_job),
         "completed": str(count), "failed": "0", "created_at": created,
         "finished_at": f"{created} + {per_job}" if count else "NULL", "owner": "'key:0000000' || (i % 4)",
-        "bytes": str(count * size), "pending": str(per_job - count), "served_at": "0", "logged_at": "0",
+        "bytes": str(count * size), "pending": str(int(count < per_job)), "served_at": "0", "logged_at": "0",
         "cached_tokens": "0",
     }  # fmt: skip
     return f"INSERT INTO jobs ({', '.join(values)}) SELECT {', '.join(values.values())} FROM {series}"

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.errors import ActographError
 from storage.index import events
 from storage.index.database import Database
-from storage.jobs import jobs
+from storage.jobs import control, jobs
 from storage.queue import claim as claims
 from storage.queue import commit, leases, workers
 from storage.queue.commit import Ended, SampleResult
@@ -76,3 +76,4 @@ def end(session: Session, *ended: Ended) -> None:
     """Raises LeaseLost."""
     if len(commit.commit(session, ended).kept) < len(ended):
         raise LeaseLost
+    control.settle(session, {one.lease.job_id for one in ended})

@@ -24,7 +24,7 @@ def compose() -> dict[str, Any]:
 
 
 def test_compose_runs_redis_postgres_s3_api_and_workers(compose: dict[str, Any]) -> None:
-    assert set(compose["services"]) == {"redis", "postgres", "s3", "api", "worker", "analysis"}
+    assert set(compose["services"]) == {"redis", "postgres", "s3", "api", "upkeep", "worker", "analysis"}
     used = {volume.split(":")[0] for s in compose["services"].values() for volume in s.get("volumes", [])}
     assert {volume for volume in used if "$" not in volume} == set(compose["volumes"])
 
@@ -55,7 +55,9 @@ def test_compose_passes_secrets_as_files(compose: dict[str, Any], tmp_path: Path
 
 def test_compose_builds_targets_that_the_dockerfile_has(compose: dict[str, Any]) -> None:
     stages = set(re.findall(r"^FROM \S+ AS (\w+)$", (REPO / "Dockerfile").read_text(), re.MULTILINE))
-    assert {compose["services"][name]["build"]["target"] for name in ("api", "worker", "analysis")} <= stages
+    assert {
+        compose["services"][name]["build"]["target"] for name in ("api", "upkeep", "worker", "analysis")
+    } <= stages
 
 
 def test_the_gpu_file_extends_a_service_that_exists(compose: dict[str, Any]) -> None:

@@ -179,6 +179,13 @@ def test_a_host_knows_of_the_engine_only_what_crosses_between_them() -> None:
     assert offences == set()
 
 
+def test_upkeep_runs_in_no_other_process() -> None:
+    """The API reads how old its last round is, and has the routes that clean up the store."""
+    users = {name for name, used in graph().items() if {"storage.upkeep.healing"} & used}
+    assert {name for name in users if name.startswith(("api", "worker"))} == {"api.metrics"}
+    assert "Healing(" not in (REPO / "api/metrics.py").read_text()
+
+
 def test_importing_it_loads_nothing_heavy(subtests: pytest.Subtests) -> None:
     heavy = HEAVY | {"datasets", "boto3", "botocore", "sklearn"}
     client = heavy | FORBIDDEN["actograph"]
@@ -189,6 +196,7 @@ def test_importing_it_loads_nothing_heavy(subtests: pytest.Subtests) -> None:
         "api.app": heavy,
         "worker.__main__": {"torch", "nnsight", "datasets"},
         "worker.analysis.__main__": heavy,
+        "storage.upkeep.__main__": heavy | {"fastapi", "celery"},
     }
     for module, forbidden in cases.items():
         with subtests.test(module=module):

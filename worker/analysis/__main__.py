@@ -18,15 +18,17 @@ from actograph.contract.errors import ActographError
 from actograph.settings import Settings, settings_or_exit
 from storage.artifacts.factory import open_store
 from storage.broker.broker import WAKE_TASK, celery_app
+from storage.broker.hints import HintSender
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import workers
 from worker.analysis.drain import AnalysisDrain
 from worker.process.entry import enter
+from worker.process.listening import Listening
 from worker.process.periodic import FORGOTTEN, heartbeat, idle_look
+from worker.signals.hints import HEARTBEAT_SECONDS, Hints
 from worker.signals.stop_signal import StopSignal
 
-HEARTBEAT_SECONDS = 5.0
 #: of `os.nice`: models on the same processors go first
 NICENESS = 10
 
@@ -42,12 +44,16 @@ class AnalysisWorker:
         """
         self._database, self.worker_id, self._stop = Database.of(settings), new_worker_id(), stop
         enter(settings, self._database, stop, self.worker_id, model=ANALYSIS, served=[ANALYSIS])
-        drain = AnalysisDrain(
+        self._database.announce = HintSender(settings.broker_url)
+        hints = Hints()
+        self._listening = Listening(settings, hints, [ANALYSIS])
+        self._drain = AnalysisDrain(
             settings=settings,
             database=self._database,
             store=open_store(settings.effective_artifact_url),
             worker_id=self.worker_id,
             stop=stop,
+            hints=hints,
         )
         self._heartbeat = heartbeat(
             self._database,
@@ -55,8 +61,9 @@ class AnalysisWorker:
             seconds=min(HEARTBEAT_SECONDS, settings.lease_seconds / 3),
             memory=dict,
             forgotten=self._forgotten,
+            check_leases=self._drain.check_leases,
         )
-        self._look = idle_look(drain.look, seconds=settings.idle_poll_seconds)
+        self._look = idle_look(self._drain.look, hints, seconds=settings.idle_poll_seconds)
 
     def _forgotten(self) -> None:
         if not self._stop.is_set():
@@ -69,6 +76,7 @@ class AnalysisWorker:
             workers.set_idle(session, self.worker_id, ANALYSIS)
         self._heartbeat.start()
         self._look.start()
+        self._listening.start()
 
     def wake(self) -> None:
         """Look for analyses now."""
@@ -76,6 +84,7 @@ class AnalysisWorker:
 
     def stop(self) -> None:
         """Wait for the running analysis, which saves its state, and show the worker as offline."""
+        self._listening.stop()
         self._look.stop()
         self._heartbeat.stop()
         with self._database.write() as session:

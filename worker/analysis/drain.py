@@ -30,6 +30,7 @@ from worker.analysis.stored_results import store_results
 from worker.drain.leases import LeaseKeeper
 from worker.drain.pauses import Pauses
 from worker.sample.unforeseen import unforeseen
+from worker.signals.hints import Hints
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
@@ -48,14 +49,23 @@ class AnalysisDrain:
         worker_id: str,
         stop: StopSignal,
         save_seconds: float = SAVE_SECONDS,
+        hints: Hints | None = None,
     ) -> None:
         self._database, self._store = database, store
         self._worker_id, self._stop = worker_id, stop
         self._save_seconds = save_seconds
+        self._hints = hints or Hints()
+        #: of the running analysis
+        self._keeper: LeaseKeeper | None = None
         self._pauses = Pauses(settings, database, store, worker_id)
         self._served = [parse_served(text) for text in (settings.model, *settings.allowed_models) if text]
         #: True if the index may say that this worker holds a sample, although it runs none
         self._may_hold = False
+
+    def check_leases(self, session: Session) -> None:
+        """Ask whether the running sample is still the worker's own."""
+        if self._keeper is not None:
+            self._keeper.check(session)
 
     def look(self) -> bool:
         """Run all analyses that wait. Returns True if there was any."""
@@ -93,7 +103,8 @@ class AnalysisDrain:
 
     def _run(self, job: JobRow, lease: LeasedSample) -> None:
         # a fit of hours is no stall; the job's deadline ends it
-        keeper = LeaseKeeper(self._database, self._worker_id, self._stop)
+        keeper = LeaseKeeper(self._database, self._worker_id, self._stop, hints=self._hints)
+        self._keeper = keeper
         keeper.add([lease])
         run = Run(
             database=self._database,
@@ -162,7 +173,7 @@ def _analyse(run: Run, job: JobRow, served: Sequence[ServedModel]) -> Results:
 
 def _commit(session: Session, ended: commit.Ended, owner: str, results: Results | None) -> bool:
     """Commit an outcome with its vectors. False if the lease is lost."""
-    done = commit.commit(session, [ended])
+    done = commit.commit(session, [ended], one_by_one=True)
     if done.kept:
         for new in results.vectors if results is not None and done.kept[0].error is None else ():
             vectors.insert(session, new, owner=owner)

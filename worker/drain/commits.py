@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy.orm import Session
-
 from actograph.contract.errors import CaptureFailed, JobEnded, ServiceUnavailable
 from storage.index.database import Database
 from storage.queue import commit, leases
@@ -124,18 +122,16 @@ class Commits:
         ended = [_ended(o) for o in outcomes if not isinstance(o.error, _GIVEN_BACK)]
         recorded = {o.lease.key: o.recorded.session_id for o in outcomes if o.recorded}
 
-        def attempt(session: Session) -> Stored:
-            leases.lock_jobs(session, [o.lease for o in outcomes])
-            leases.give_back(session, [o.lease for o in away])
-            done = commit.commit(session, ended, seconds=seconds)
-            return Stored(
-                outcomes=outcomes,
-                lost_sessions=[recorded[key] for key in done.lost if key in recorded],
-                is_any=bool(done.kept),
-                outage=next((o.error for o in away if isinstance(o.error, ServiceUnavailable)), None),
-            )
-
-        return self._database.insist(attempt, give_up=self._give_up)
+        if away:
+            returned = [o.lease for o in away]
+            self._database.insist(lambda session: leases.give_back(session, returned), give_up=self._give_up)
+        done = commit.store(self._database, ended, seconds=seconds, give_up=self._give_up)
+        return Stored(
+            outcomes=outcomes,
+            lost_sessions=[recorded[key] for key in done.lost if key in recorded],
+            is_any=bool(done.kept),
+            outage=next((o.error for o in away if isinstance(o.error, ServiceUnavailable)), None),
+        )
 
 
 def _ended(outcome: Outcome) -> Ended:

@@ -25,6 +25,7 @@ from worker.sample.outcome import Interrupted
 from worker.sample.talk import Talk
 from worker.sample.unforeseen import unforeseen
 from worker.sample.watched_store import watched
+from worker.signals.hints import Hints, Looks
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +33,9 @@ logger = logging.getLogger(__name__)
 WRITERS = 4
 #: samples whose tools are called at once
 CALLERS = 4
-#: time between two looks for chats
+#: time between two looks for chats, without hints that there are any
 CHAT_SECONDS = 0.05
-#: time between two looks for other samples, if there were none
+#: the same for other samples
 LOOK_SECONDS = 0.25
 
 
@@ -66,6 +67,7 @@ class Desk:
         keeper: LeaseKeeper,
         commits: Commits,
         store: ArtifactStore,
+        hints: Hints | None = None,
     ) -> None:
         """
         Args:
@@ -81,6 +83,7 @@ class Desk:
         #: samples that wait, so that a free slot need not wait for the index
         self._ahead = max(1, slots // 8)
         self._keeper, self._commits = keeper, commits
+        self._hints = hints or Hints()
         self._store = watched(store, keeper.progress)
         #: sample -> talk that has not ended
         self._running: dict[str, Talk] = {}
@@ -153,21 +156,23 @@ class Desk:
 
     def _claim(self, more: More) -> None:
         """Claim whatever the engine has room for, until nothing runs and nothing waits."""
-        chats_at = others_at = 0.0
+        chats, others = Looks(self._hints, CHAT_SECONDS), Looks(self._hints, LOOK_SECONDS)
         while not self._closed:
             with self._changed:
                 for_chats = self._room[0] - len(self._urgent)
                 room = self._room[1] + self._ahead - len(self._waiting)
                 idle = not self._running
-            moment = time.monotonic()
             found = None
-            if for_chats > 0 and moment >= chats_at:
-                chats_at = moment + CHAT_SECONDS
+            if for_chats > 0 and chats.is_due():
+                chats.begin()
                 found = more(for_chats, True)
-            if found is None and room > self._ahead // 2 and (idle or moment >= others_at):
+                if found is None:
+                    chats.found_nothing()
+            if found is None and room > self._ahead // 2 and (idle or others.is_due()):
+                others.begin()
                 found = more(room, False)
                 if found is None:
-                    others_at = moment + LOOK_SECONDS
+                    others.found_nothing()
                     if idle:
                         return
             if found is not None:

@@ -2,7 +2,7 @@
 
 Each claim decides anew which job is next (`storage.queue.claim`). A run goes on while samples of the loaded
 model come (`worker.drain.desk`); another model, a suspect or a pause ends it. A wake-up starts all this, and
-so does a thread of the idle worker every few seconds; the wake-up only makes it sooner.
+so does a thread of the idle worker after a hint (`worker.signals.hints`) and every few seconds.
 """
 
 import logging
@@ -33,6 +33,7 @@ from worker.drain.open_jobs import OpenJobs
 from worker.drain.pauses import Pauses
 from worker.sample.open_job import OpenJob
 from worker.sample.unforeseen import unforeseen
+from worker.signals.hints import Hints
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
@@ -51,10 +52,12 @@ class Drain:
         worker_id: str,
         stop: StopSignal,
         may_load: Sequence[str] = (),
+        hints: Hints | None = None,
     ) -> None:
         """
         Args:
             may_load: names of the models that this worker may change to.
+            hints: of changes in the index; None: it is polled.
         """
         self._settings = settings
         self._database = database
@@ -62,6 +65,7 @@ class Drain:
         self._models = models
         self._worker_id = worker_id
         self._stop = stop
+        self._hints = hints or Hints()
         self._pauses = Pauses(settings, database, store, worker_id)
         self._model = JobModels(models, database, worker_id)
         self._may_load = may_load
@@ -73,12 +77,22 @@ class Drain:
         self._chats = 0
         #: True if the index may say that it holds samples, although it runs none: an answer was lost
         self._may_hold = False
+        #: whether the last claim found work
+        self._expects_work = False
+        #: the job with which the index shows the worker as busy
+        self._busy_with: str | None = None
         #: job id -> `time.monotonic` before which it is left to others
         self._left: dict[str, float] = {}
         #: of the last run
         self._keeper: LeaseKeeper | None = None
         #: held while a job runs: wake-ups and looks come in their own threads
         self._turn = threading.Lock()
+
+    def check_leases(self, session: Session) -> None:
+        """Ask which of the running samples are still the worker's own."""
+        keeper = self._keeper
+        if keeper is not None:
+            keeper.check(session)
 
     def load(self, model: str) -> None:
         """Load a model before the first job asks for it. Raises ModelRefused."""
@@ -149,20 +163,24 @@ class Drain:
                 may_load=self._may_load,
                 had_turn=moment - self._held_since >= self._settings.model_hold_seconds,
                 chats=self._chats,
+                busy_with=self._busy_with,
                 owners=owners,
                 without=self._left.keys(),
                 joins=joins,
                 chats_only=chats_only,
             )
 
-        if joins:  # most looks find nothing: they need no turn to write, and no quotas
+        if joins and not self._expects_work:  # most of these looks find nothing, and need no turn to write
             with self._database.read() as session:
                 if claim.choose(session, asking(())) is None:
                     return None
-            if self._pauses.hold():
-                raise RunEnds
+        if joins and self._pauses.hold():
+            raise RunEnds
         with self._database.write() as session:
-            return claim.claim(session, asking(self._pauses.held_owners(session)), room)
+            found = claim.claim(session, asking(self._pauses.held_owners(session)), room)
+        self._expects_work = found is not None
+        self._busy_with = self._busy_with if found is None else found.job.id
+        return found
 
     def _take(self, found: Claim, *, joins: bool) -> bool:
         """Run samples, make their job ready, or load a model. Returns whether that has worked.
@@ -252,6 +270,7 @@ class Drain:
 
     def _set_idle(self) -> None:
         """Show the worker as idle."""
+        self._busy_with = None
         self._database.insist(
             lambda session: workers.set_idle(session, self._worker_id, self._model.name or ""),
             give_up=self._stop.is_set,
@@ -299,13 +318,22 @@ class Drain:
             self._stop,
             stall_seconds=self._settings.stall_seconds,
             stalled=engine.kill,
+            hints=self._hints,
         )
         commits = Commits(
             self._database, self._worker_id, stored=self._note_stored, give_up=self._stop.is_set
         )
         first = self._work_of(found)
         more = partial(self._more, first.samples[0][0]) if joins else None
-        desk = Desk(first, more, slots=self._slots, keeper=keeper, commits=commits, store=self._store)
+        desk = Desk(
+            first,
+            more,
+            slots=self._slots,
+            keeper=keeper,
+            commits=commits,
+            store=self._store,
+            hints=self._hints,
+        )
         self._may_hold = True
         try:
             with commits, keeper:

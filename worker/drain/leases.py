@@ -1,8 +1,8 @@
 """The leases of the samples that a worker runs.
 
-A thread asks twice a second which of them are still the worker's own. After `stall_seconds` without progress,
-from the first prompt to the last uploaded file, it ends the engine's process: nothing else frees a stuck
-device.
+The worker's heartbeat asks which of them are still the worker's own, and a thread does so after a hint, or
+twice a second if there are no hints. After `stall_seconds` without progress, from the first prompt to the
+last uploaded file, it ends the engine's process: nothing else frees a stuck device.
 """
 
 import logging
@@ -11,11 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from sqlalchemy.orm import Session
+
 from actograph.contract.errors import WorkerStalled
 from storage.index.database import Database
 from storage.queue import leases
 from storage.queue.leases import LeasedSample
 from worker.signals.attempts import Attempts
+from worker.signals.hints import Hints, Looks
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
@@ -36,6 +39,7 @@ class LeaseKeeper:
         *,
         stall_seconds: float = math.inf,
         stalled: Callable[[WorkerStalled], None] = lambda reason: None,
+        hints: Hints | None = None,
     ) -> None:
         """
         Args:
@@ -46,6 +50,7 @@ class LeaseKeeper:
         self._stop = stop
         self._stall_seconds = stall_seconds
         self._stalled = stalled
+        self._looks = Looks(hints or Hints(), POLL_SECONDS)
         #: by key
         self._held: dict[str, LeasedSample] = {}
         #: keys of leases that were taken away
@@ -109,12 +114,19 @@ class LeaseKeeper:
                         "process is started again"
                     )
                 )
-            attempts.run(self._look)
+            if self._looks.is_due():
+                attempts.run(self._look)
 
     def _look(self) -> None:
-        held = self.held  # before the question: a claim may come between it and its answer
+        self._looks.begin()
         with self._database.read() as session:
-            found = leases.mine(session, self._worker_id)
+            self.check(session)
+        self._looks.found_nothing()
+
+    def check(self, session: Session) -> None:
+        """Ask which samples are still the worker's own."""
+        held = self.held  # before the question: a claim may come between it and its answer
+        found = leases.mine(session, self._worker_id)
         with self._lock:
             self._lost |= {
                 lease.key for lease in held if found.get(lease.id) != lease.token and lease.key in self._held

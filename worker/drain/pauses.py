@@ -1,19 +1,27 @@
-"""Reasons to claim nothing: a full disk, an unavailable store, quotas, a pause."""
+"""Reasons to claim nothing: a full disk, an unavailable store, quotas.
+
+A claim sees a pause of the queue by itself.
+"""
 
 import logging
+import time
 
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
 from storage.accounts import quotas
+from storage.accounts.quotas import Quotas
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
-from storage.queue import pause, workers
+from storage.queue import workers
 from storage.queue.pause import disk_pause
 from worker.drain.store_outage import StoreOutage
 
 logger = logging.getLogger(__name__)
+
+#: a new quota is seen after so long, if there was none
+UNLIMITED_SECONDS = 5.0
 
 
 class Pauses:
@@ -27,6 +35,8 @@ class Pauses:
         self.outage = StoreOutage(store)
         self._has_said = False
         self._said_of_owners: set[str] = set()
+        self._last_limits = Quotas()
+        self._unlimited_until = float("-inf")
 
     def hold(self) -> bool:
         """Whether no sample may start now; logs the reason once."""
@@ -38,14 +48,21 @@ class Pauses:
         if is_out:
             return True
         with self._database.read() as session:
-            full = quotas.read(session, self._settings).pause()
-            if full is not None:
-                return self._say(full)
-            is_held = pause.holds(session)
+            full = self._limits(session).pause()
+        if full is not None:
+            return self._say(full)
         if self._has_said:
             logger.warning("samples start again")
         self._has_said = False
-        return is_held
+        return False
+
+    def _limits(self, session: Session) -> Quotas:
+        """The quotas now. If nothing is limited, this is so for a while."""
+        if time.monotonic() >= self._unlimited_until:
+            self._last_limits = quotas.read(session, self._settings)
+            if not self._last_limits.are_in_force:
+                self._unlimited_until = time.monotonic() + UNLIMITED_SECONDS
+        return self._last_limits
 
     def _show(self, reason: ServiceUnavailable | None) -> None:
         """Show an outage of the store in the index, where the API finds why jobs wait."""
@@ -57,7 +74,7 @@ class Pauses:
 
     def held_owners(self, session: Session) -> list[str]:
         """Owners at their quota; their jobs wait."""
-        limits = quotas.read(session, self._settings)
+        limits = self._limits(session)
         held = limits.paused_owners()
         reasons = {reason for owner in held if (reason := limits.owner_pause(owner))}
         for reason in reasons - self._said_of_owners:

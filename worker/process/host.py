@@ -15,19 +15,19 @@ from actograph.contract.models import ModelStructure, parse_served
 from actograph.settings import Settings
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
+from storage.broker.hints import HintSender
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import model_loads, workers
-from storage.upkeep.healing import Healing
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
 from worker.process.entry import enter
+from worker.process.listening import Listening
 from worker.process.periodic import FORGOTTEN, Periodic, heartbeat, idle_look
+from worker.signals.hints import HEARTBEAT_SECONDS, Hints
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
-
-HEARTBEAT_SECONDS = 5.0
 
 
 def served_models(settings: Settings) -> list[str]:
@@ -48,6 +48,9 @@ class Host:
         self._has_failed = False
         self.worker_id = new_worker_id()
         self._database = Database.of(settings)
+        self._database.announce = HintSender(settings.broker_url)
+        self._hints = Hints()
+        self._listening = Listening(settings, self._hints, served)
         self._models = ModelHolder(settings, self._loaded, self._options_of)
         self._heartbeat = heartbeat(
             self._database,
@@ -55,6 +58,7 @@ class Host:
             seconds=min(HEARTBEAT_SECONDS, settings.lease_seconds / 3),
             memory=self._models.memory,
             forgotten=self._forgotten,
+            check_leases=self._check_leases,
         )
 
     def start(self) -> None:
@@ -78,15 +82,15 @@ class Host:
             else:  # the first job, or a request to load a model, names one
                 with self._database.write() as session:
                     workers.set_idle(session, self.worker_id, "")
-            self._run(self._healing)
             self._run(self._idle_look)
+            self._run(self._listening)
         except ActographError as error:
             with self._database.write() as session:
                 workers.set_failed(session, self.worker_id, error)
             self._has_failed = True
             raise
 
-    def _run(self, thread: Periodic | Healing) -> None:
+    def _run(self, thread: Periodic | Listening) -> None:
         thread.start()
         self._ends.callback(thread.stop)
 
@@ -96,11 +100,7 @@ class Host:
 
     @cached_property
     def _idle_look(self) -> Periodic:
-        return idle_look(self.drain.look, seconds=self._settings.idle_poll_seconds)
-
-    @cached_property
-    def _healing(self) -> Healing:
-        return Healing(self._settings, self._database, self._store)
+        return idle_look(self.drain.look, self._hints, seconds=self._settings.idle_poll_seconds)
 
     @cached_property
     def _store(self) -> ArtifactStore:
@@ -117,6 +117,7 @@ class Host:
             worker_id=self.worker_id,
             stop=self._stop,
             may_load=self._served,
+            hints=self._hints,
         )
 
     def stop(self) -> None:
@@ -129,6 +130,10 @@ class Host:
         if not self._has_failed:
             with self._database.write() as session:
                 workers.set_offline(session, self.worker_id)
+
+    def _check_leases(self, session: Session) -> None:
+        if "drain" in vars(self):
+            self.drain.check_leases(session)
 
     def _forgotten(self) -> None:
         if not self._stop.is_set():

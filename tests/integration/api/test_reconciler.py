@@ -1,6 +1,7 @@
 """Repairs after crashes: work without messages, dead workers, jobs that nobody ends."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +13,28 @@ from actograph.settings import Settings
 from storage.jobs import jobs
 from storage.queue import workers
 from storage.tables.models import WorkerRow
+from storage.upkeep.healing import Healing
 from tests.integration.api.conftest import Service, Start
 from tests.integration.conftest import RedisProcess
 from tests.support import leasing
 
 Eventually = Callable[[Callable[[], bool]], None]
+
+
+@pytest.fixture
+def run_upkeep() -> Iterator[Callable[[Service], None]]:
+    """Runs rounds of upkeep, which a process of its own does, until the test ends."""
+    stop, threads = threading.Event(), list[threading.Thread]()
+
+    def run(service: Service) -> None:
+        upkeep = Healing(service.services.settings, service.database, service.services.store, stop)
+        threads.append(threading.Thread(target=upkeep.run))
+        threads[-1].start()
+
+    yield run
+    stop.set()
+    for thread in threads:
+        thread.join()
 
 
 def test_the_samples_of_a_dead_worker_are_given_to_another(service: Service) -> None:
@@ -42,11 +60,16 @@ def test_the_samples_of_a_dead_worker_are_given_to_another(service: Service) -> 
 
 
 def test_redis_that_does_not_answer_is_the_waiting_reason_and_holds_up_nothing(
-    start: Start, settings: Settings, redis_process: Callable[[], RedisProcess], eventually: Eventually
+    start: Start,
+    settings: Settings,
+    redis_process: Callable[[], RedisProcess],
+    eventually: Eventually,
+    run_upkeep: Callable[[Service], None],
 ) -> None:
     server = redis_process()
     service = start(settings.model_copy(update={"broker_url": server.url, "reconcile_seconds": 0.05}))
     service.load_model()
+    run_upkeep(service)
 
     def reason(job_id: str) -> str | None:
         shown: str | None = service.client.get(f"/v1/jobs/{job_id}").json()["waiting_reason"]
@@ -78,10 +101,15 @@ def workers_table_away(service: Service) -> Iterator[None]:
             connection.execute(sa.text("ALTER TABLE workers_away RENAME TO workers"))
 
 
-def test_the_thread_outlives_a_database_that_goes_and_comes(
-    start: Start, settings: Settings, caplog: pytest.LogCaptureFixture, eventually: Eventually
+def test_upkeep_outlives_a_database_that_goes_and_comes(
+    start: Start,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+    eventually: Eventually,
+    run_upkeep: Callable[[Service], None],
 ) -> None:
     service = start(settings.model_copy(update={"reconcile_seconds": 0.05}))
+    run_upkeep(service)
     with caplog.at_level(logging.INFO, "storage.upkeep.healing"):
         with workers_table_away(service):
             eventually(lambda: "healing waits" in caplog.text)

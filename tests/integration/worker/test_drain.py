@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage.index import counters, events
+from storage.index import events, tallies
 from storage.index.counters import Counter
 from storage.jobs import jobs
 from storage.queue import view
@@ -124,7 +124,7 @@ def test_what_was_done_is_counted_once_by_the_workers_that_did_it(bench: "Bench"
     bench.drain(slots=2).look()
     done = [s for s in bench.samples(job_id) if s.status is SampleStatus.COMPLETED]
     with bench.database.read() as session:
-        found = counters.totals(session)
+        found = tallies.totals(session)
         stored = view.gauges(session)
     assert found.pop(Counter("busy_seconds")) > 0
     assert found == {

@@ -1,16 +1,28 @@
 """The index behind pgbouncer in transaction mode: many clients share few connections of the server."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
+import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import make_url
 
+from actograph.settings import Settings
 from storage import migrate
-from storage.index import clock
+from storage.broker.hints import HintSender
+from storage.index import clock, notices
 from storage.index.database import Database
 from storage.queue import workers
 from storage.tables import models as tables
 from tests.support.servers.pgbouncer import pooled
+from tests.support.waiting import wait_until
+from worker.process.listening import Listening
+from worker.signals.hints import Hints
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import RedisProcess
 
 #: transactions of each client: psycopg would prepare a statement at its sixth execution
 ROUNDS = 12
@@ -86,3 +98,38 @@ def test_one_process_is_alone_also_through_a_pooler(postgres_url: str) -> None:
         assert _locks(postgres_url) == 0
         first.close()
         second.close()
+
+
+def test_a_pooler_is_no_way_to_listen_and_notices_pass_it(postgres_url: str) -> None:
+    with pooled(postgres_url) as url:
+        pooled_database = Database(url)
+        with pytest.raises(notices.NoSession, match="pooler"), notices.listen(pooled_database.url):
+            pass
+        with notices.listen(make_url(postgres_url)) as wait:
+            with pooled_database.write() as session:
+                notices.note(session, "demo")
+            assert list(wait(30)) == ["demo"]
+        pooled_database.close()
+
+
+def test_a_worker_behind_a_pooler_listens_to_redis_or_to_postgres_itself(
+    postgres_url: str, redis_process: "Callable[[], RedisProcess]", caplog: pytest.LogCaptureFixture
+) -> None:
+    redis = redis_process()
+    with pooled(postgres_url) as url:
+        database = Database(url)
+        database.announce = HintSender(redis.url)
+        for direct in ("", postgres_url):
+            hints = Hints()
+            settings = Settings(database_url=url, listen_database_url=direct, broker_url=redis.url)
+            listening = Listening(settings, hints, ["demo"])
+            listening.start()
+            wait_until(lambda hints=hints: hints.are_live and hints.count == 1)
+            with database.write() as session:
+                notices.note(session, "another")
+                notices.note(session, "demo")
+            wait_until(lambda hints=hints: hints.count == 2)
+            listening.stop()
+            assert not hints.are_live
+        assert caplog.text.count("ACTOGRAPH_LISTEN_DATABASE_URL") == 1
+        database.close()

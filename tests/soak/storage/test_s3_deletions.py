@@ -12,11 +12,12 @@ from storage.accounts import quotas
 from storage.artifacts.s3 import S3Store
 from storage.files import files
 from storage.index.database import Database
-from storage.sessions import changes, sessions
+from storage.queue.commit import Ended
+from storage.sessions import changes
 from storage.sessions.filter import SessionFilter
 from storage.upkeep import reaper
 from tests.support import leasing
-from tests.support.samples import add_file, age_dooms, session_of
+from tests.support.samples import add_file, age_dooms, result, session_of
 from tests.support.submitting import insert_capture
 
 pytestmark = pytest.mark.integration
@@ -73,7 +74,11 @@ def add_sessions(database: Database, count: int) -> list[str]:
     job_id = insert_capture(database, ["x"] * count)
     with database.write() as session:
         held = leasing.claim(session, job_id, worker_id="w", count=count)
-        sessions.publish(session, *(session_of(lease, files=files_of_each) for lease in held))
+        ended = []
+        for one in held:
+            stored = session_of(one, files=files_of_each)
+            ended.append(Ended(lease=one, result=result(session_id=stored.id), session=stored))
+        leasing.end(session, *ended)
     return [str(lease.session_id) for lease in held]
 
 

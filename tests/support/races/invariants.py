@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.roles import Role
-from storage.index import counters
+from storage.index import tallies
 from storage.index.counters import Counter
 from storage.jobs import jobs
 from storage.queue import model_loads
@@ -119,7 +119,7 @@ def _sessions(session: Session) -> Iterator[str]:
 
 def _counts(session: Session) -> Iterator[str]:
     """Counts grow in the transactions of what they count: none is lost, none is doubled."""
-    totals = counters.totals(session)
+    totals = tallies.totals(session)
     written = sum(value for counter, value in totals.items() if counter.name == "sessions_written")
     removed = sum(value for counter, value in totals.items() if counter.name == "sessions_removed")
     rows = session.execute(sa.select(sa.func.count()).select_from(SessionRow)).scalar_one()

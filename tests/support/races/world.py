@@ -24,13 +24,13 @@ from sqlalchemy import event
 from actograph.contract.errors import ActographError, IdempotencyInFlight
 from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
 from actograph.settings import Settings
-from api.background import Background
 from api.dependencies import Services
 from api.served_models import ServedModels
 from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import workers
+from storage.upkeep.healing import Healing
 from tests.support.null_engine import NullEngine
 from worker.drain.drain import Drain
 from worker.engine.messages import Generation, Request, Rows, Sink
@@ -230,22 +230,15 @@ class World:
         self._databases: list[Database] = []
         self._handler = FaultyLog(self.faults)
         self.apis = [self._services() for _ in range(apis)]
-        backgrounds = [Background(services) for services in self.apis]
-        self.healings = [one.healing for one in backgrounds]
+        self.healings = [Healing(self.settings, one.database, one.store) for one in self.apis]
         self.workers: list[WorkerHere] = []
 
     def __enter__(self) -> "World":
         self._excepthook, threading.excepthook = threading.excepthook, self._thread_failed
         logging.getLogger().addHandler(self._handler)
-        for healing in self.healings:
-            # the thread makes one round; the others are asked for
-            healing.start()
-            healing.has_looked.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for healing in self.healings:
-            healing.stop()
         for database in self._databases:
             database.close()
         logging.getLogger().removeHandler(self._handler)

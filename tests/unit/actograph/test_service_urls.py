@@ -11,6 +11,7 @@ import storage.artifacts.__main__
 import storage.backup
 import storage.index_backup
 import storage.migrate
+import storage.upkeep.__main__
 import worker.__main__
 import worker.analysis.__main__
 from actograph.service_urls import broker_url, database_url
@@ -79,6 +80,7 @@ def test_every_program_says_a_wrong_variable_in_one_line(
         "storage.backup": lambda: storage.backup.main(["save", "/nowhere"]),
         "storage.index_backup": lambda: storage.index_backup.main(["due"]),
         "storage.migrate": storage.migrate.main,
+        "storage.upkeep": storage.upkeep.__main__.main,
         "worker": worker.__main__.main,
         "worker.analysis": worker.analysis.__main__.main,
         "actograph doctor": lambda: actograph.cli.main.main(["doctor"]),

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from storage.index import counters
+from storage.index import counters, tallies
 from storage.index.counters import Counter
 from storage.index.database import Database
 
@@ -11,7 +11,7 @@ DONE, ROWS = Counter("samples", "capture", "completed"), Counter("session_rows_w
 
 def totals(database: Database) -> dict[Counter, float]:
     with database.read() as session:
-        return counters.totals(session)
+        return tallies.totals(session)
 
 
 def test_what_several_transactions_add_is_one_count_and_what_fails_adds_nothing(database: Database) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.resources import JobStatus
 from storage.index.database import Database
@@ -152,7 +154,7 @@ def test_a_look_waits_for_no_claim(database: Database, submit: Submit) -> None:
     job_id = submit(model="other")
     asking = Asking(worker_id=ME, held=Held("demo"), may_load=("other",))
     with database.write() as claiming:
-        claim._one_at_a_time(claiming, "models")
+        claim._load_alone(claiming)
         with ThreadPoolExecutor(1) as pool:
 
             def look() -> str | None:
@@ -161,3 +163,18 @@ def test_a_look_waits_for_no_claim(database: Database, submit: Submit) -> None:
                     return None if found is None else found.id
 
             assert pool.submit(look).result(timeout=30) == job_id
+
+
+def test_no_worker_opens_a_job_without_a_sample_to_claim(
+    database: Database, submit: Submit, subtests: pytest.Subtests
+) -> None:
+    """Opening it may load a model."""
+    job_id = submit(2, model="other")
+    leasing.begin(database, job_id, 2, worker_id=OTHER)
+    for asking in ({"joins": True, "held": Held("other")}, {"may_load": ("other",)}):
+        with subtests.test(asking=asking):
+            with database.write() as session:
+                jobs.lock(session, job_id).pending = 1
+            assert take(database, room=0, **asking) == []
+            with database.read() as session:
+                assert not jobs.get(session, job_id).pending

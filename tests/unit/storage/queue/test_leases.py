@@ -287,13 +287,11 @@ def test_an_outcome_that_the_database_refuses_fails_its_own_sample_alone(
     job_id = submit(3)
     held = claim(database, job_id, 3)
     bad = result(logprobs=[{"logprob": object()}])
-    with database.write() as session:
-        ended = [Ended(lease=lease, result=bad if lease.sample_index == 1 else RESULT) for lease in held]
-        done = commit.commit(session, ended, seconds=1.0)
+    ended = [Ended(lease=lease, result=bad if lease.sample_index == 1 else RESULT) for lease in held]
+    done = commit.store(database, ended, seconds=1.0)
     assert [one.error is None for one in done.kept] == [True, False, True]
     assert done.lost == {held[1].key}
-    with database.write() as session:
-        again = commit.commit(session, ended)  # the answer was lost
+    again = commit.store(database, ended)  # the answer was lost
     assert (again.kept, again.lost) == ([], {held[1].key})
     assert [row.status for row in rows(database, job_id)] == ["completed", "failed", "completed"]
     with database.read() as session:

@@ -17,7 +17,7 @@ def insert(
     """A session of the job's next sample without one."""
     with database.write() as session:
         (lease,) = leasing.claim(session, job_id, worker_id="w", count=1)
-        new = session_of(lease, model=model, condition=condition, correct=correct)
+        new = session_of(lease, model=model, condition=condition, correct=correct, tags=lease.tags)
         sessions.publish(session, new)
     return new.id
 

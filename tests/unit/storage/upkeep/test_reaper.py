@@ -319,13 +319,11 @@ def test_every_claimed_session_is_published_or_removed(
         elif end == "lost device":
             leases.give_back(session, [lease], ServiceUnavailable("gone"))
         elif end == "published":
-            jobs.lock(session, job_id)
-            assert sessions.announced(session, [session_id]) == {session_id}
-            sessions.publish(session, session_of(lease))
+            assert sessions.publish(session, session_of(lease)) == {session_id}
     if end == "killed":
         age_dooms(database)
     with database.write() as session:
-        assert sessions.announced(session, [session_id]) == set(), "it can no longer be published"
+        assert sessions.publish(session, session_of(lease)) == set(), "it can no longer be published"
     assert reaper.reap(database, store).count == (end != "published")
     assert stored_ids(store) == shown_ids(database) == ({session_id} if end == "published" else set())
 
@@ -341,4 +339,4 @@ def test_a_condemned_session_cannot_be_published(
     age_dooms(database)
     assert reaper.reap(database, store).count == 0
     with database.write() as session:
-        assert sessions.announced(session, [lease.session_id]) == set()
+        assert sessions.publish(session, session_of(lease)) == set()
