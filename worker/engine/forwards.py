@@ -9,7 +9,7 @@ from functools import cached_property
 
 from actograph.contract.errors import ModelRefused
 from actograph.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes, run_memory
-from worker.engine.capture.pool import Budget
+from worker.engine.capture.budget import Budget
 from worker.engine.locations import ModelHooks
 from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.kv_cache import kv_bytes_per_token
