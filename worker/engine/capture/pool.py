@@ -136,9 +136,13 @@ class Pool:
         self._regions: dict[Layout, Region] = {}  # the one whose last request ended longest ago first
         self._pinned: dict[Layout, PinnedBlocks] = {}
 
-    def open(self, layout: Layout) -> Region | None:
-        """The region of a layout for one more request; None if the device has no room for it."""
-        region = self._regions.get(layout) or self._made(layout)
+    def open(self, layout: Layout, *, sums: int = 0) -> Region | None:
+        """The region of a layout for one more request; None if the device has no room for it.
+
+        Args:
+            sums: bytes that each request takes of the device beside its blocks.
+        """
+        region = self._regions.get(layout) or self._made(layout, sums)
         if region is None:
             return None
         self._regions[layout] = region
@@ -157,14 +161,14 @@ class Pool:
 
     def take(self, region: Region) -> Block | None:
         """Take a block; None if there is no memory for it."""
-        place, pinned = self._place(region), None
-        if place is None:
+        pinned = self._pinned_block(region) if region.pinned is not None else None
+        if region.pinned is not None and pinned is None:
             return None
-        if self.on_gpu and region.layout.kept:
-            pinned = self._pinned_block(region)
-            if pinned is None:
-                region.free.appendleft((place, None))
-                return None
+        place = self._place(region)
+        if place is None:
+            if region.pinned is not None and pinned is not None:
+                region.pinned.give(pinned)
+            return None
         region.taken += 1
         return Block(region, place, pinned)
 
@@ -211,16 +215,17 @@ class Pool:
         while self._shrink() or self._forget_idle():
             pass
 
-    def _made(self, layout: Layout) -> Region | None:
+    def _made(self, layout: Layout, sums: int) -> Region | None:
         size = layout.block_bytes
         if not self.on_gpu:
             while self._forget_idle():  # their addresses, of which each region has many
                 pass
             return Region(layout, self.device, self.host.total // size + 1 + SPARE + 1)
-        while self.memory.free < self._most * size and self._forget_idle():
+        own = size + sums
+        while self.memory.free < self._most * own and self._forget_idle():
             pass
         free = self.memory.free
-        fitting = self._most if self._most * size <= free else (free - free // _LEFT) // size
+        fitting = self._most if self._most * own <= free else (free - free // _LEFT) // own
         blocks = max(fitting, SPARE + 2)
         if not self.memory.take(blocks * size):
             return None

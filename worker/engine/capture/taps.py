@@ -23,6 +23,7 @@ from worker.engine.capture.points import Capture, Points
 from worker.engine.capture.pool import Pool, Region
 from worker.engine.capture.record import LayoutRows, Record
 from worker.engine.capture.selection import Columns, index_on
+from worker.engine.capture.summaries import summary_bytes
 from worker.engine.edits import Change, changed
 from worker.engine.locations import ModelHooks
 from worker.engine.runs import CapturePlan
@@ -68,7 +69,7 @@ class Taps:
         regions: list[Region] = []
         try:
             for layout in layouts:
-                region = self._pool.open(layout)
+                region = self._pool.open(layout, sums=summary_bytes(plan.shaping, [layout]))
                 if region is None:
                     break
                 regions.append(region)

@@ -216,6 +216,9 @@ def test_a_region_keeps_its_memory_while_it_is_in_use_and_gives_it_to_others_the
     pool.give([block for block in taken if block is not None])
     pool.clear()
     assert (memory.used, host.used) == (5 * one.block_bytes, 0)
+    memory.give(5 * one.block_bytes)
+    summed = pool.open(one, sums=one.block_bytes)
+    assert summed is not None and summed.blocks == 3, "sums have room beside the blocks"
 
 
 def test_blocks_of_a_cpu_count_when_they_are_used(shared: Path) -> None:
