@@ -217,19 +217,19 @@ def _memory(
         chosen = plans.samples_at_once(room, need, slots)
     size = 1 if alone else chosen or 1
     # rows leave early if memory is short: a sample alone holds one block
-    rows = need.block if alone else max(size * need.block, min(size * need.rows, row_bytes))
+    held = need.held
+    least = held.on_host if on_gpu else held.together
+    rows = least if alone else max(size * least, min(size * need.rows, row_bytes))
     keys = size * need.keys
     on_device = Need(
-        needed=keys + need.staging if on_gpu else keys,
+        needed=keys + held.spare + size * held.on_device if on_gpu else keys,
         available=(room.total if on_gpu else room.for_keys) if room else None,
         fits=plans.fits_device(room, need, size) if room else None,
     )
     return {
         "slots": chosen,
         "device": on_device,
-        "host": _need(rows, memory.get("host_available_bytes"))
-        if on_gpu
-        else _need(keys + need.staging + rows, total),
+        "host": _need(rows, memory.get("host_available_bytes")) if on_gpu else _need(keys + rows, total),
     }
 
 

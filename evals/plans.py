@@ -17,6 +17,7 @@ _LONG_BYTES = 8
 #: mean, variance, min, max, rms and kurtosis of a channel
 _STATISTICS = 6
 _STATISTIC_BYTES = 8
+_MEAN_BYTES = 4
 #: manifest and file headers of a session, and the part of each hook
 _SESSION_BYTES = 2560
 _HOOK_BYTES = 464
@@ -49,14 +50,18 @@ def _width(structure: ModelStructure, hook: str, features: Features | None) -> i
     return width if features is None else len(features.indices)
 
 
+def _source_dtype(structure: ModelStructure, hook: str) -> str:
+    info = structure.tensor_of(hook)
+    return structure.dtype if info is None else info.dtype
+
+
 def bytes_per_token(
     structure: ModelStructure, hooks: Sequence[str], dtype: Dtype = "model", features: Features | None = None
 ) -> int:
     """Bytes of one stored row over all `hooks`. Integers, such as expert indices, keep their dtype."""
     total = 0
     for hook in hooks:
-        info = structure.tensor_of(hook)
-        own = structure.dtype if info is None else info.dtype
+        own = _source_dtype(structure, hook)
         stored = own if dtype == "model" or own.startswith("int") else dtype
         total += _width(structure, hook, features) * item_bytes(stored)
     return total
@@ -146,8 +151,8 @@ RUN_SHARE = 0.6
 GPU_SPARE = 1 << 30
 #: share of a run's memory on a CPU, where rows take of the same memory, for keys and values
 KEYS_SHARE = 0.5
-#: share of a run's memory on a GPU, at most, that is kept for rows on their way to the host
-STAGING_SHARE = 0.25
+#: share of a run's memory on a GPU that is kept for blocks of captured rows
+BLOCKS_SHARE = 0.25
 #: rows of a block, of which a request that captures holds one at least
 BLOCK_ROWS = 64
 
@@ -179,14 +184,14 @@ class RunMemory:
         total: bytes on the model's device; on a CPU rows take of them too.
         tokens: number of tokens whose keys and values are held.
         for_keys: bytes of these keys and values.
-        for_staging: bytes on a GPU for rows on their way to the host; 0 on a CPU, which has no such way.
+        for_blocks: bytes on a GPU for blocks of rows; 0 on a CPU, which has them in the host's memory.
         for_rows: bytes of host memory for captured rows.
     """
 
     total: int
     tokens: int
     for_keys: int
-    for_staging: int
+    for_blocks: int
     for_rows: int
 
 
@@ -200,20 +205,94 @@ def run_memory(
         token_bytes: keys and values of one token.
         slots: requests at once.
         context: most tokens of a request.
-        row_bytes: most host memory for captured rows; a GPU keeps no more for rows either, unless keys and
-            values leave it.
+        row_bytes: most host memory for captured rows.
     """
-    staging = min(int(STAGING_SHARE * total), row_bytes)
-    most_keys = total - staging if on_gpu else int(KEYS_SHARE * total)
+    most_keys = total - int(BLOCKS_SHARE * total) if on_gpu else int(KEYS_SHARE * total)
     tokens = min(slots * context, most_keys // token_bytes)
     left = total - tokens * token_bytes
     return RunMemory(
         total=total,
         tokens=tokens,
         for_keys=tokens * token_bytes,
-        for_staging=left if on_gpu else 0,
+        for_blocks=left if on_gpu else 0,
         for_rows=row_bytes if on_gpu else min(left, row_bytes),
     )
+
+
+def summed_channel_bytes(reduce: str, *, statistics: bool, counted: bool, item: int) -> int:
+    """Bytes of what a sample keeps of one channel while its rows are summed up.
+
+    Args:
+        reduce: of `CaptureSpec`; a mean is a float32, others have the dtype of the rows.
+        statistics: moments and extremes in float64.
+        counted: with a count of large magnitudes, in int64.
+        item: bytes of one number of the rows.
+    """
+    reduced = 0 if reduce == "none" else _MEAN_BYTES if reduce == "mean" else item
+    return reduced + statistics * (_STATISTICS * _STATISTIC_BYTES + counted * _LONG_BYTES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowNeed:
+    """Bytes that one request holds for its captured rows from its start to its end.
+
+    On a CPU all of them are in the memory of its run.
+
+    Attributes:
+        block: a block of rows that are delivered: on a GPU, and again on its host.
+        summed: a block of rows that are summed up alone, on the device.
+        sums: the sums, on the device.
+        held: rows that wait for the end of the sample, on the host.
+    """
+
+    block: int = 0
+    summed: int = 0
+    sums: int = 0
+    held: int = 0
+
+    @property
+    def on_device(self) -> int:
+        """Bytes on a GPU."""
+        return self.block + self.summed + self.sums
+
+    @property
+    def spare(self) -> int:
+        """Bytes on a GPU for rows that nobody keeps, once for all requests with this layout."""
+        return self.block + self.summed
+
+    @property
+    def on_host(self) -> int:
+        """Bytes on the host of a GPU."""
+        return self.block + self.held
+
+    @property
+    def together(self) -> int:
+        """Bytes on a CPU."""
+        return self.block + self.summed + self.sums + self.held
+
+
+def row_need(*, kept: int, summed: int = 0, sums: int = 0, held_rows: int = 0) -> RowNeed:
+    """Memory of one request's rows.
+
+    Args:
+        kept: bytes of one token's rows that are delivered.
+        summed: the same of rows in blocks that are summed up alone.
+        sums: see `RowNeed`.
+        held_rows: rows that wait for the end of the sample.
+    """
+    return RowNeed(block=BLOCK_ROWS * kept, summed=BLOCK_ROWS * summed, sums=sums, held=held_rows * kept)
+
+
+def rows_fit(need: RowNeed, *, device: int | None, host: int, requests: int = 1) -> bool:
+    """Whether the rows of so many equal requests fit.
+
+    Args:
+        device: bytes of a GPU for blocks; None on a CPU.
+        host: bytes of the host for rows.
+    """
+    if device is None:
+        return requests * need.together <= host
+    return need.spare + requests * need.on_device <= device and requests * need.on_host <= host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,14 +301,12 @@ class SampleNeed:
 
     Attributes:
         keys: keys and values of all its tokens, reserved from its start.
-        staging: rows on the device before they reach their blocks; shared by samples of one job.
-        block: rows that it holds at least, those that wait for its end included.
+        held: what it holds for its rows from its start to its end.
         rows: all its rows, if none left before its end.
     """
 
     keys: int
-    staging: int = 0
-    block: int = 0
+    held: RowNeed = RowNeed()
     rows: int = 0
 
 
@@ -249,27 +326,48 @@ def sample_need(
         generated_tokens: 0 if the prompt is only read.
     """
     tokens = min(prompt_tokens + max(0, generated_tokens - 1), structure.context_length)
-    staging = BLOCK_ROWS * bytes_per_token(structure, hooks, "model", capture.features)
-    block = rows = 0
-    if stores_every_row(capture):
-        held = held_back(capture.positions)
-        kept = BLOCK_ROWS + (0 if held is None else held[1])
-        block = kept * bytes_per_token(structure, hooks, capture.dtype, capture.features)
+    features = capture.features
+    stored = bytes_per_token(structure, hooks, capture.dtype, features)
+    source = bytes_per_token(structure, hooks, "model", features)
+    keeps, sums_up = stores_every_row(capture), capture.reduce != "none" or capture.stats is not None
+    counted = capture.stats is not None and capture.stats.threshold is not None
+    back = held_back(capture.positions) if keeps else None
+    held = row_need(
+        kept=stored if keeps else 0,
+        # rows are summed up as the model computes them
+        summed=source if sums_up and not (keeps and stored == source) else 0,
+        sums=sum(
+            _width(structure, hook, features)
+            * summed_channel_bytes(
+                capture.reduce,
+                statistics=capture.stats is not None,
+                counted=counted,
+                item=bytes_per_token(structure, [hook], "model", features)
+                // _width(structure, hook, features),
+            )
+            for hook in hooks
+        ),
+        held_rows=0 if back is None else back[1],
+    )
+    rows = 0
+    if keeps:
         sizes = {"prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens}
-        rows = max(block, tensor_bytes(structure, hooks, capture, **sizes))
-    return SampleNeed(keys=tokens * token_bytes, staging=staging, block=block, rows=rows)
+        rows = max(held.block + held.held, tensor_bytes(structure, hooks, capture, **sizes))
+    return SampleNeed(keys=tokens * token_bytes, held=held, rows=rows)
 
 
 def samples_at_once(room: RunMemory, need: SampleNeed, slots: int) -> int:
     """Samples of equal needs that run at once, at least 1."""
-    fit = min(slots, room.for_keys // max(1, need.keys))
-    if need.block:
-        staged = 0 if room.for_staging else need.staging  # on a CPU it is in the same memory
-        fit = min(fit, (room.for_rows - staged) // need.block)
+    fit, held = min(slots, room.for_keys // max(1, need.keys)), need.held
+    if room.for_blocks:
+        fit = min(fit, (room.for_blocks - held.spare) // max(1, held.on_device))
+        fit = min(fit, room.for_rows // max(1, held.on_host))
+    elif held.together:
+        fit = min(fit, room.for_rows // held.together)
     return max(1, fit)
 
 
 def fits_device(room: RunMemory, need: SampleNeed, samples: int = 1) -> bool:
     """Whether so many samples of equal needs run at once, as far as the model's device decides."""
-    staged = not room.for_staging or need.staging <= room.for_staging
-    return staged and samples * need.keys <= room.for_keys
+    blocks = not room.for_blocks or need.held.spare + samples * need.held.on_device <= room.for_blocks
+    return blocks and samples * need.keys <= room.for_keys

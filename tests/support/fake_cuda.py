@@ -143,6 +143,8 @@ class Card(TorchDispatchMode):
         self.size, self.live, self.peak = size, 0, 0
         self.passes: list[Pass] = []
         self.capturing = self.in_forward = False
+        #: what runs now runs in the delivery thread
+        self.elsewhere = False
         self.graphs: list[Any] = []
         self.unnamed: list[str] = []
         self.current: list[Any] = []
@@ -287,7 +289,11 @@ class _Inline:
 
     def put(self, work: Callable[[], None] | None) -> None:
         if work is not None:
-            work()
+            card().elsewhere = True
+            try:
+                work()
+            finally:
+                card().elsewhere = False
 
     def get(self) -> None:
         return None
@@ -319,8 +325,17 @@ def _named(call: str, device: Any) -> None:
 def _stream(device: Any = None, **_: Any) -> Any:
     _named("stream", device)
     return SimpleNamespace(
-        synchronize=lambda: card().event("wait", "stream"), wait_stream=lambda _: None, device=device
+        synchronize=lambda: card().event("wait", "stream"),
+        wait_stream=lambda _: None,
+        wait_event=lambda _: None,
+        record_event=lambda: SimpleNamespace(synchronize=_awaited),
+        device=device,
     )
+
+
+def _awaited() -> None:
+    if not card().elsewhere:
+        card().event("wait", "event")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from actograph.contract.errors import ModelRefused
+from actograph.contract.row_selection import Positions
 from actograph.contract.specs import SamplingSpec
 from tests.support import fake_cuda
 from tests.support.fake_cuda import GB, Card, Pass, card, points, world
@@ -23,11 +24,12 @@ from worker.engine import forwards
 from worker.engine.engine import Engine
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import Generation, RunOptions
-from worker.engine.requests import GenerationRequest
+from worker.engine.messages import Generation, RunOptions, StatisticsOptions
+from worker.engine.requests import GenerationRequest, RowShaping
 from worker.engine.runs import CapturePlan, RunRequest
 
 Hooks = Sequence[str]
+_EVERY_ROW = RowShaping()
 #: sampling without a grammar, in the forms that cost something of their own
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -104,6 +106,8 @@ def ask(
     tokens: int = 400,
     hooks: Hooks = (),
     top_logprobs: int | None = None,
+    positions: Positions = "all",
+    shaping: RowShaping = _EVERY_ROW,
     **sampling: Any,
 ) -> RunRequest:
     ids = tuple((i * 97 + j * 7) % 1000 + 2 for j in range(prompt))
@@ -112,7 +116,7 @@ def ask(
             key=str(i), prompt_ids=ids, seed=i, max_tokens=tokens, top_logprobs=top_logprobs
         ),
         sampling=SamplingSpec(**{"temperature": 0.0, "ignore_eos": True} | sampling),
-        capture=CapturePlan(hooks=tuple(hooks)) if hooks else None,
+        capture=CapturePlan(hooks=tuple(hooks), positions=positions, shaping=shaping) if hooks else None,
     )
 
 
@@ -122,10 +126,11 @@ def run(
     turns: int = 6,
     graphs: bool = False,
     slots: int = 0,
+    shard_bytes: int = 256 << 20,
 ) -> Requests:
     card().passes.clear()
     requests = Requests(waves, turns)
-    options = RunOptions(slots=slots, cuda_graphs=graphs)
+    options = RunOptions(slots=slots, cuda_graphs=graphs, shard_bytes=shard_bytes)
     engine.run(source=requests, control=requests, results=requests, sink=requests, options=options)
     return requests
 
@@ -224,6 +229,78 @@ def graphs() -> dict[str, Any]:
     return found
 
 
+class _Third:
+    """Chooses every third token."""
+
+    def of_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:
+        return range(0, len(prompt_ids), 3)
+
+    def of_generation(self, prompt_ids: Sequence[int]) -> Callable[[int, int], bool]:
+        return lambda number, token: number % 3 == 0
+
+
+def kept_rows() -> dict[str, Any]:
+    """Launches of decode passes with one plan of hooks, by what requests keep of the rows."""
+    choices: dict[str, dict[str, Any]] = {
+        "all": {},
+        "some tokens": {"shaping": RowShaping(chooser=_Third())},
+        "the newest": {"positions": "last"},
+        "of every second request": {},
+        "none": {"positions": "prompt"},
+    }
+    found: dict[str, Any] = {}
+    with world("0.6b", layers=2) as (hooks, on):
+        for replayed in (False, True):
+            for name, choice in choices.items():
+                asked = [
+                    ask(i, prompt=2, hooks=points(hooks), **choice)
+                    if i % 2 or name != "of every second request"
+                    else ask(i, prompt=2)
+                    for i in range(8)
+                ]
+                on.graphs.clear()
+                run(engine_of(hooks), asked, turns=5, graphs=replayed)
+                passes = decode_passes()[1:]  # the first one may capture a graph
+                way = found.setdefault("replayed" if replayed else "eager", {})
+                way[name] = {
+                    "inside": sorted({one.inside["launch"] for one in passes if one.inside["launch"]}),
+                    "replays": sum(one.counts["replay"] for one in passes),
+                    "captures": len(on.graphs),
+                }
+    return found
+
+
+def leaving() -> dict[str, Any]:
+    """Copies and waits of runs whose rows leave: full blocks, last ones, sums and moments."""
+    statistics = RowShaping(statistics=StatisticsOptions(threshold=1.0))
+    choices: dict[str, dict[str, Any]] = {
+        "rows": {},
+        "early": {},
+        "moments and rows": {"shaping": statistics},
+        "means": {"shaping": RowShaping(reduce="mean")},
+        "newest": {"positions": "last"},
+    }
+    found: dict[str, Any] = {}
+    with world("0.6b", layers=2) as (hooks, on):
+        plain = _host_costs(on, run(engine_of(hooks), [ask(0, prompt=100, tokens=40)], turns=99))
+        for name, choice in choices.items():
+            asked = [ask(0, prompt=100, tokens=40, hooks=points(hooks), **choice)]
+            shard = 1 << 14 if name == "early" else 256 << 20
+            made = run(engine_of(hooks), asked, turns=99, shard_bytes=shard)
+            costs = _host_costs(on, made)
+            found[name] = costs | {"waits": costs["waits"] - plain["waits"]}
+    return found
+
+
+def _host_costs(on: Card, made: Requests) -> dict[str, Any]:
+    return {
+        "errors": made.errors,
+        "waits": sum(one.stalls for one in on.passes),
+        "copies": sum(one.counts["d2h async"] for one in on.passes),
+        "hidden temporaries": sum(one.counts["hidden temporary"] for one in on.passes),
+    }
+
+
 def _replays(on: Card, made: Requests) -> dict[str, Any]:
     passes = decode_passes()
     return {
@@ -292,6 +369,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "counts-0.6b-float32": lambda: counts("0.6b", dtype=torch.float32),
     "stalls": stalls,
     "graphs": graphs,
+    "kept-rows": kept_rows,
+    "leaving": leaving,
     "failed-capture": failed_capture,
     "returned-bytes": returned_bytes,
     "refused": refused,

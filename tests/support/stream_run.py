@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, Gemma2Config, GPT2Config, LlamaConfig, Qwen3MoeConfig
 
 from tests.support.architectures import COMMON, IDS, random_model
-from worker.engine.capture.pool import Budget
+from worker.engine.capture.budget import Budget
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import Generation, RunStatistics
 from worker.engine.model.load import load_model
@@ -100,7 +100,7 @@ class StreamRun:
 
         Args:
             arena: tokens of the forward.
-            rows: bytes for captured rows, staging included.
+            rows: bytes for captured rows.
             prepare: changes a packed forward before the run.
         """
         sizes = sum(s.token_bytes for s in layer_shapes(hooks.model)) if kind == "packed" else 1

@@ -420,7 +420,9 @@ class EngineProcess:
                 else:
                     pieces.append(array_of(self._regions[region], offset, rows, row_bytes))
             tokens = None if part["tokens"] is None else tuple(part["tokens"])
-            rows_of_hook = Rows(part["first_row"], tuple(pieces), part["dtype"], tokens, part["over"])
+            rows_of_hook = Rows(
+                part["first_row"], tuple(pieces), part["dtype"], tokens, part["over"], part["finite"]
+            )
             made |= dict.fromkeys(part["hooks"], rows_of_hook)
         return made
 

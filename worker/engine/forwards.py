@@ -11,7 +11,7 @@ import torch
 
 from actograph.contract.errors import ModelRefused
 from evals.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes, run_memory
-from worker.engine.capture.pool import Budget
+from worker.engine.capture.budget import Budget
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import RunOptions
 from worker.engine.model.device_errors import is_out_of_memory

@@ -194,6 +194,7 @@ class Rows:
         dtype: safetensors' name.
         tokens: ascending; None where the rows are consecutive.
         over: number of rows that this row summarises.
+        finite: the device has found all numbers to be finite; False: it did not look, or some are not.
     """
 
     first_row: int
@@ -201,6 +202,7 @@ class Rows:
     dtype: str
     tokens: tuple[int, ...] | None = None
     over: int | None = None
+    finite: bool = False
 
     @property
     def count(self) -> int:
@@ -214,7 +216,7 @@ class Rows:
 
     def copied(self) -> "Rows":
         """The same in new memory."""
-        return Rows(self.first_row, (np.concatenate(self.pieces),), self.dtype, self.tokens, self.over)
+        return replace(self, pieces=(np.concatenate(self.pieces),))
 
 
 # runs

@@ -6,7 +6,7 @@ vLLM sizes its cache in the same way (https://docs.vllm.ai/en/latest/configurati
 from collections.abc import Sequence
 
 from actograph.contract.specs import SamplingSpec
-from worker.engine.capture.pool import Budget
+from worker.engine.capture.budget import Budget
 from worker.engine.messages import Generation
 from worker.engine.model.memory import peak_over
 from worker.engine.requests import GenerationRequest

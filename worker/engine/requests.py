@@ -107,6 +107,9 @@ class RowChunk:
     pieces: tuple[torch.Tensor, ...]  # [rows, width] each, in order, contiguous, on the CPU; one at least
     tokens: tuple[int, ...] | None = None  # ascending; None where the rows are consecutive
     over: int | None = None  # number of rows that this row summarises
+    finite: bool = (
+        False  # the device has found all numbers to be finite; False: it did not look, or some are not
+    )
 
     @property
     def rows(self) -> int:

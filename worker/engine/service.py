@@ -344,6 +344,7 @@ class _Regions:
                     "first_row": one.first_row,
                     "tokens": one.tokens,
                     "over": one.over,
+                    "finite": one.finite,
                     "pieces": pieces,
                 }
             )

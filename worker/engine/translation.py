@@ -113,7 +113,8 @@ def _plan(asked: messages.Capture) -> CapturePlan:
 def rows_of(chunk: RowChunk) -> Rows:
     """Rows as data, in the same memory."""
     pieces = tuple(_bytes_of(piece) for piece in chunk.pieces)
-    return Rows(chunk.first_row, pieces, DTYPE_NAMES[chunk.pieces[0].dtype], chunk.tokens, chunk.over)
+    dtype = DTYPE_NAMES[chunk.pieces[0].dtype]
+    return Rows(chunk.first_row, pieces, dtype, chunk.tokens, chunk.over, chunk.finite)
 
 
 def all_rows(rows: Mapping[str, RowChunk]) -> dict[str, Rows]:

@@ -227,7 +227,7 @@ def library_versions() -> dict[str, str]:
 
 def _tensor_rows(hook: str, chunk: Rows) -> TensorRows:
     undefined = chunk.over is not None and hook.endswith(".kurtosis")  # NaN where a channel does not vary
-    if not undefined and (place := _not_finite(chunk)) is not None:
+    if not (undefined or chunk.finite) and (place := _not_finite(chunk)) is not None:
         if chunk.over is not None:
             raise CaptureFailed(f"{hook}: of {chunk.over} rows some are not finite (NaN or infinity)")
         row = chunk.first_row + place if chunk.tokens is None else chunk.tokens[place]

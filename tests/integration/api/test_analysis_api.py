@@ -15,6 +15,7 @@ from tests.integration.api.conftest import Keyed, Problem, Service
 from tests.support.analysed import drain_of, store_sessions
 from tests.support.command_line import Run
 from worker.process.periodic import idle_look
+from worker.signals.hints import Hints
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def test_the_commands_follow_and_print_tables(service: Service, run: Run, rows: 
     correct = [number % 2 == 0 for number in range(20)]
     source = store_sessions(service.database, service.services.store, rows, correct=correct)
     drain = drain_of(service.services.settings, service.database, service.services.store)
-    worker = idle_look(drain.look, seconds=0.05)
+    worker = idle_look(drain.look, Hints(), seconds=0.05)
     worker.start()
     try:
         code, out, err = run("outliers", source[:20], "--hooks", "resid_post")

@@ -27,6 +27,7 @@ FILES = {
     "actograph/cli/main.py": "",
     "api/__init__.py": "",
     "api/app.py": "",
+    "evals/__init__.py": "",
     "storage/__init__.py": "",
     "storage/migrate.py": "",
     "worker/__init__.py": "",

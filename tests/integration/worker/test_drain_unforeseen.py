@@ -32,7 +32,7 @@ CAPTURE = {"points": ["resid_post"], "layers": [0]}
 
 #: steps of the engine outside the forward pass, and beside any one request
 ENGINE: list[tuple[Any, str]] = [
-    (Taps, "end"),
+    (Taps, "note"),
     (Places, "pull"),
     (Places, "leave"),
     (Delivery, "take_back"),
@@ -136,7 +136,7 @@ def test_samples_for_which_the_engine_always_fails_end_with_the_reason(
     def failing(*_: Any) -> None:
         raise StopIteration  # which has no message
 
-    monkeypatch.setattr(Taps, "end", failing)
+    monkeypatch.setattr(Taps, "note", failing)
     job_id = bench.submit(capture=CAPTURE)
     for _ in range(40):
         if bench.status(job_id) not in (JobStatus.QUEUED, JobStatus.IN_PROGRESS):

@@ -13,7 +13,7 @@ from tests.support.architectures import ARCHITECTURES
 from tests.support.engine_run import random_engine
 from tests.support.plain_forward import plain_rows
 from tests.support.stream_run import StreamRun, ask, plan_of, prompts
-from worker.engine.capture.pool import Budget
+from worker.engine.capture.budget import Budget
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.verification import verify

@@ -8,7 +8,7 @@ import pytest
 from actograph.contract.models import HookInfo, ModelStructure
 from actograph.contract.specs import CaptureSpec
 from evals import plans
-from evals.plans import RunMemory, SampleNeed
+from evals.plans import RowNeed, RunMemory, SampleNeed
 from tests.support.structures import model_structure
 
 HIDDEN, VOCAB, KV = 8, 100, 1000
@@ -78,16 +78,14 @@ def test_a_run_leaves_what_its_passes_take() -> None:
 def test_a_run_divides_its_memory_into_keys_and_rows() -> None:
     on_gpu = room()
     assert (on_gpu.tokens, on_gpu.for_keys) == (16 * 2000, 32 * 10**6), "no more than the slots can fill"
-    assert (on_gpu.for_staging, on_gpu.for_rows) == (10**9 - 32 * 10**6, 100 * MIB)
+    assert (on_gpu.for_blocks, on_gpu.for_rows) == (10**9 - 32 * 10**6, 100 * MIB)
     full = room(slots=10**6)
-    assert full.for_staging == pytest.approx(100 * MIB, abs=KV), "keys leave room for rows on their way"
-    assert full.for_keys + full.for_staging == full.total == 10**9
-    small = room(total=100 * MIB, slots=10**6)
-    assert small.for_staging == pytest.approx(25 * MIB, abs=KV), "and no more than a quarter of a small card"
+    assert full.for_blocks == pytest.approx(25 * 10**7, abs=KV), "keys leave a quarter for blocks of rows"
+    assert full.for_keys + full.for_blocks == full.total == 10**9
     # on a CPU keys and rows are in the same memory
     on_cpu = room(total=6 * 10**8, on_gpu=False, slots=10**6, row_bytes=10**9)
     assert (on_cpu.for_keys, on_cpu.tokens) == (3 * 10**8, 3 * 10**5)
-    assert (on_cpu.for_staging, on_cpu.for_rows) == (0, 3 * 10**8)
+    assert (on_cpu.for_blocks, on_cpu.for_rows) == (0, 3 * 10**8)
 
 
 def test_a_sample_reserves_all_its_tokens_and_a_block_of_rows() -> None:
@@ -104,26 +102,65 @@ def test_a_sample_reserves_all_its_tokens_and_a_block_of_rows() -> None:
     assert need([]) == SampleNeed(keys=110 * KV)
     assert need([], 0).keys == 100 * KV, "the last token is never run"
     row = HIDDEN * 2
-    assert need(["resid_post.0"]) == SampleNeed(
-        keys=110 * KV, staging=64 * row, block=64 * row, rows=110 * row
-    )
-    assert need(["resid_post.0"], dtype="float32").block == 2 * 64 * row
+    assert need(["resid_post.0"]) == SampleNeed(keys=110 * KV, held=RowNeed(block=64 * row), rows=110 * row)
+    assert need(["resid_post.0"], dtype="float32").held.block == 2 * 64 * row
     assert need(["resid_post.0"], positions="last").rows == 64 * row
-    assert need(["resid_post.0"], reduce="mean") == SampleNeed(keys=110 * KV, staging=64 * row)
+    held = need(["resid_post.0"], positions="generated[-9:]").held
+    assert (held.block, held.held) == (64 * row, 9 * row), "those that wait for the end of the sample"
+
+
+def test_rows_that_are_summed_up_take_a_block_and_their_sums(subtests: pytest.Subtests) -> None:
+    """Blocks of such rows have the model's dtype, and are those that are delivered if these have it too."""
+    row, moments = HIDDEN * 2, 6 * 8
+    statistics: dict[str, Any] = {"reduce": "none", "stats": {"tensors": True}}
+    for spec, held in [
+        ({"reduce": "mean"}, RowNeed(summed=64 * row, sums=HIDDEN * 4)),
+        ({"reduce": "max", "dtype": "float32"}, RowNeed(summed=64 * row, sums=HIDDEN * 2)),
+        (statistics, RowNeed(block=64 * row, sums=HIDDEN * moments)),
+        (
+            statistics | {"dtype": "float32"},
+            RowNeed(block=2 * 64 * row, summed=64 * row, sums=HIDDEN * moments),
+        ),
+        (
+            {"stats": {"tensors": False, "threshold": 1.0}},
+            RowNeed(summed=64 * row, sums=HIDDEN * (moments + 8)),
+        ),
+    ]:
+        with subtests.test(**spec):
+            found = plans.sample_need(
+                structure(),
+                ["resid_post.0"],
+                CaptureSpec.model_validate(spec),
+                token_bytes=KV,
+                prompt_tokens=100,
+                generated_tokens=11,
+            )
+            assert found.held == held
+
+
+NEED = SampleNeed(keys=10**6, held=RowNeed(block=2 * MIB, sums=MIB, held=MIB), rows=9 * MIB)
 
 
 def test_as_many_samples_run_at_once_as_keys_and_blocks_allow() -> None:
-    need = SampleNeed(keys=10**6, staging=MIB, block=2 * MIB, rows=9 * MIB)
-    assert plans.samples_at_once(room(), need, 16) == 16
-    assert plans.samples_at_once(room(total=8 * 10**6), need, 16) == 6
-    assert plans.samples_at_once(room(total=0), need, 16) == 1
-    assert plans.samples_at_once(room(row_bytes=9 * MIB), need, 16) == 4
-    assert plans.samples_at_once(room(row_bytes=9 * MIB, on_gpu=False), need, 16) == 4, "staging is in it too"
+    assert plans.samples_at_once(room(), NEED, 16) == 16
+    assert plans.samples_at_once(room(total=8 * 10**6, slots=2), SampleNeed(keys=10**6), 16) == 4
+    assert plans.samples_at_once(room(total=0), NEED, 16) == 1
+    assert plans.samples_at_once(room(row_bytes=12 * MIB), NEED, 16) == 4, (
+        "a block and rows that wait, on the host"
+    )
+    assert plans.samples_at_once(room(row_bytes=12 * MIB, on_gpu=False), NEED, 16) == 3, "and sums, on a CPU"
+    small = replace(room(), for_blocks=12 * MIB)
+    assert plans.samples_at_once(small, NEED, 16) == 3, "a block and sums for each, and a block for no one"
 
 
-def test_a_device_holds_keys_and_rows_on_their_way() -> None:
-    need = SampleNeed(keys=10**6, staging=MIB, block=2 * MIB, rows=9 * MIB)
-    assert plans.fits_device(room(), need, 32)
-    assert not plans.fits_device(room(), need, 33)
-    assert not plans.fits_device(room(total=3 * MIB), need), "a quarter is for rows, and these take more"
-    assert plans.fits_device(room(total=3 * MIB), replace(need, staging=0))
+def test_a_device_holds_keys_and_blocks() -> None:
+    assert plans.fits_device(room(), NEED, 32)
+    assert not plans.fits_device(room(), NEED, 33)
+    small = replace(room(), for_blocks=5 * MIB)
+    assert plans.fits_device(small, NEED)
+    assert not plans.fits_device(small, NEED, 2)
+    assert plans.rows_fit(NEED.held, device=5 * MIB, host=3 * MIB)
+    assert not plans.rows_fit(NEED.held, device=5 * MIB, host=3 * MIB - 1)
+    assert not plans.rows_fit(NEED.held, device=5 * MIB - 1, host=3 * MIB)
+    assert plans.rows_fit(NEED.held, device=None, host=4 * MIB)
+    assert not plans.rows_fit(NEED.held, device=None, host=4 * MIB - 1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from worker.engine.edits import Change
 
 if TYPE_CHECKING:
+    from worker.engine.capture.points import Points
     from worker.engine.capture.record import Record
 
 
@@ -22,6 +23,7 @@ class Context:
         priority: it may use room that is spared for such requests.
         place: of the forward: a range of the arena, or a cache.
         record: takes the rows.
+        points: captures of its plan.
         computed: tokens whose keys and values are kept.
     """
 
@@ -31,6 +33,7 @@ class Context:
     place: Any = None
     computed: int = 0
     record: Record | None = None
+    points: Points | None = None
 
 
 class Write(NamedTuple):

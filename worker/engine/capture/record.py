@@ -1,15 +1,16 @@
 """Rows of one request: which tokens it keeps, its blocks, and the chunks that leave."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from actograph.contract.row_selection import Selection
-from worker.engine.capture.pool import BLOCK, Block, Layout, Pool
+from evals.plans import RowNeed, row_need
+from worker.engine.capture.layouts import BLOCK, Layout
+from worker.engine.capture.pool import Block, Pool, Region
 from worker.engine.capture.selection import ChosenTokens
-from worker.engine.capture.summaries import Summaries
+from worker.engine.capture.summaries import Summaries, summary_bytes
 from worker.engine.requests import RowChunk
 from worker.engine.runs import DTYPES, CapturePlan, RunRequest
 
@@ -20,6 +21,7 @@ class Shard(NamedTuple):
     pieces: Sequence[tuple[Layout, Sequence[Block]]]
     scattered: bool
     extra: Mapping[str, RowChunk]  # made already: summaries and empty hooks
+    made: Any = None  # event at which `extra` is on the host; None if it is there
 
     @property
     def blocks(self) -> list[Block]:
@@ -27,77 +29,162 @@ class Shard(NamedTuple):
         return [block for _, blocks in self.pieces for block in blocks]
 
     def chunks(self) -> dict[str, RowChunk]:
-        """Rows by hook, in the memory of the blocks. Called in the delivery thread: it computes nothing."""
+        """Rows by hook, in the memory of the blocks, when all are on the host.
+
+        Called in the delivery thread: it computes nothing.
+        """
+        if self.made is not None:
+            self.made.synchronize()
         made = dict(self.extra)
         for layout, blocks in self.pieces:
             tokens = [token for block in blocks for token in block.tokens]
             if not tokens:
                 continue
             named = tuple(tokens) if self.scattered else None
+            for block in blocks:
+                block.wait()
             for g, group in enumerate(layout.groups):
+                rows = [block.on_host(g) for block in blocks if block.tokens]
+                finite = all(block.finite(g) for block in blocks if block.tokens)
                 for i, names in enumerate(group.names):
-                    pieces = tuple(b.parts[g][i, : len(b.tokens)] for b in blocks if b.tokens)
-                    made.update(dict.fromkeys(names, RowChunk(tokens[0], pieces, named)))
+                    pieces = tuple(own[i] for own in rows)
+                    made.update(dict.fromkeys(names, RowChunk(tokens[0], pieces, named, finite=finite)))
         return made
 
 
-class _Strand:
-    """Rows of one layout."""
+class LayoutRows:
+    """Rows of one layout of one request.
 
-    def __init__(self, layout: Layout, pool: Pool) -> None:
-        self.layout, self._pool = layout, pool
+    Rows of a pass are written to the places of `segments`, and count when the pass is good: `note`. So a pass
+    that fails and runs again writes to the same places.
+
+    Args:
+        newest_only: only the newest row counts, and takes the place of the one before.
+        summaries: take the rows of full blocks, and of those that leave.
+    """
+
+    def __init__(
+        self, region: Region, pool: Pool, *, newest_only: bool, summaries: Summaries | None = None
+    ) -> None:
+        self.region, self.layout, self._pool = region, region.layout, pool
+        self._newest_only = newest_only
+        self._summaries = summaries if self.layout.summed else None
         self.blocks: list[Block] = []  # with rows, or ready for them
         self.rows = 0  # in the blocks
         self.delivered = 0
 
     def missing(self, rows: int) -> int:
         """Blocks that `rows` more rows need."""
+        if self._newest_only:
+            return int(not self.blocks)
         return max(0, -(-(self.rows + rows) // BLOCK) - len(self.blocks))
 
-    def clear(self) -> None:
-        for block in self.blocks:
-            block.tokens.clear()
-        self.rows = 0
+    def segments(self, rows: int) -> Iterator[tuple[int, int, int]]:
+        """Places of the next rows: a block's place, the first row there, and how many rows."""
+        if self._newest_only:
+            yield _place(self.blocks[0]), 0, 1
+            return
+        at, stop = self.rows, self.rows + rows
+        while at < stop:
+            count = min(stop - at, BLOCK - at % BLOCK)
+            yield _place(self.blocks[at // BLOCK]), at % BLOCK, count
+            at += count
 
-    def add(self, tokens: Sequence[int], parts: Sequence[Tensor]) -> None:
-        done = 0
+    def note(self, tokens: Sequence[int]) -> list[Block]:
+        """Count rows that a good pass has written; returns blocks that are full and can leave the device."""
+        if self._newest_only:
+            self.blocks[0].tokens[:] = tokens
+            self.rows = 1
+            return []
+        full, done = [], 0
         while done < len(tokens):
             block, at = self.blocks[self.rows // BLOCK], self.rows % BLOCK
-            n = min(len(tokens) - done, BLOCK - at)
-            for held, new in zip(block.parts, parts, strict=True):
-                held[:, at : at + n] = new[:, done : done + n]
-            block.tokens += tokens[done : done + n]
-            done += n
-            self.rows += n
+            count = min(len(tokens) - done, BLOCK - at)
+            block.tokens += tokens[done : done + count]
+            done += count
+            self.rows += count
+            if at + count == BLOCK:
+                self._sum_up(block)
+                if self.layout.kept:
+                    full.append(block)
+                else:
+                    self._empty(block)
+        return full
+
+    def begin_with(self, blocks: Sequence[Block]) -> None:
+        """Begin with the full blocks of a common beginning."""
+        for block in blocks:
+            block.users += 1
+        self.blocks = [*blocks, *self.blocks]
+        self.rows += sum(len(block.tokens) for block in blocks)
+
+    def settle(self) -> None:
+        """Sum up the rows of the last block, before they leave."""
+        if self.rows % BLOCK:
+            block = self.blocks[self.rows // BLOCK]
+            self._sum_up(block)
+            if not self.layout.kept:
+                self._empty(block)
 
     def leave(self) -> list[Block]:
+        """Blocks whose rows leave, empty ones included; rows that are only summed up leave none."""
+        if not self.layout.kept:
+            return []
         blocks, self.blocks = self.blocks, []
         self.delivered += self.rows
         self.rows = 0
         return blocks
 
+    def discard(self) -> None:
+        self._pool.give(self.blocks)
+        self.blocks, self.rows = [], 0
 
-def held_bytes(plan: CapturePlan, layouts: Sequence[Layout]) -> int:
-    """Bytes of the rows that a plan's sink holds."""
-    return plan.held_rows * sum(layout.row_bytes for layout in layouts)
+    def _sum_up(self, block: Block) -> None:
+        if self._summaries is not None:
+            for g, group in enumerate(self.layout.groups):
+                self._summaries.add(group, block.rows(g))
+
+    def _empty(self, block: Block) -> None:
+        """Use a block again whose rows are summed up; one stays, so that the request can go on."""
+        self.rows -= len(block.tokens)
+        block.tokens.clear()
+        if len(self.blocks) > 1:
+            self.blocks.remove(block)
+            self._pool.give([block])
+
+
+def _place(block: Block) -> int:
+    assert block.place is not None
+    return block.place
+
+
+def need_of(plan: CapturePlan, layouts: Sequence[Layout]) -> RowNeed:
+    """Bytes that a request with a plan holds for its rows."""
+    return row_need(
+        kept=sum(layout.row_bytes for layout in layouts if layout.kept),
+        summed=sum(layout.row_bytes for layout in layouts if not layout.kept),
+        sums=summary_bytes(plan.shaping, layouts),
+        held_rows=plan.held_rows,
+    )
 
 
 class Record:
     """Rows of one request from its first kept token on.
 
     Args:
-        layouts: of its plan.
+        regions: of the layouts of its plan.
         generated: live view of its generated ids.
 
     Attributes:
-        held: see `held_bytes`.
+        rows: of each layout.
+        need: bytes that it holds.
     """
 
     def __init__(
         self,
         item: RunRequest,
         plan: CapturePlan,
-        layouts: Sequence[Layout],
+        regions: Sequence[Region],
         pool: Pool,
         generated: Sequence[int],
     ) -> None:
@@ -106,26 +193,35 @@ class Record:
         self.kept = ChosenTokens(plan.positions, chooser, item.prompt, generated)
         #: first token with rows of points that have the last tokens alone
         self.tail_from = 0 if not item.max_tokens else len(item.prompt) - 1
+        layouts = [region.layout for region in regions]
         self.has_tail = any(layout.tail for layout in layouts)
-        self.held = held_bytes(plan, layouts)
+        self.need = need_of(plan, layouts)
         self._pool = pool
-        self._strands = [_Strand(layout, pool) for layout in layouts]
-        self._keeps = plan.shaping.keeps_rows
         self._summaries: Summaries | None = None
         if plan.shaping.summarises:
             self._summaries = Summaries(
-                [group for layout in layouts for group in layout.groups],
+                [group for layout in layouts if layout.summed for group in layout.groups],
                 plan.shaping,
                 dtype=DTYPES.get(plan.dtype),
                 earlier=item.request.earlier,
+                device=pool.device,
             )
+        newest = self.kept.newest_only
+        self.rows = [
+            LayoutRows(region, pool, newest_only=newest, summaries=self._summaries) for region in regions
+        ]
 
     @property
     def bytes(self) -> int:
-        """Bytes of rows that may leave now."""
+        """Bytes of rows that may leave their blocks now."""
         if self.kept.newest_only:
             return 0
-        return sum(strand.rows * strand.layout.row_bytes for strand in self._strands)
+        return sum(own.rows * own.layout.row_bytes for own in self.rows)
+
+    def shares(self, other: "Record") -> bool:
+        """Whether a block of one can serve the other."""
+        regions = [own.region for own in other.rows]
+        return not self._pool.on_gpu or any(own.region in regions for own in self.rows)
 
     def reserve(self, rows: int, tail: int) -> bool:
         """Make sure that more rows fit; False, and nothing is taken, if the pool has no block left.
@@ -133,58 +229,39 @@ class Record:
         Args:
             rows: of points with all tokens; `tail`: of those with the last tokens alone.
         """
-        if not self._keeps:
-            return True
-        taken: list[tuple[_Strand, Block]] = []
+        taken: list[tuple[LayoutRows, Block]] = []
         fits = False
         try:
-            for strand in self._strands:
-                more = tail if strand.layout.tail else rows
-                count = not strand.blocks if self.kept.newest_only else strand.missing(more)
-                for _ in range(count):
-                    block = self._pool.take(strand.layout)
+            for own in self.rows:
+                for _ in range(own.missing(tail if own.layout.tail else rows)):
+                    block = self._pool.take(own.region)
                     if block is None:
                         return False
-                    taken.append((strand, block))
+                    taken.append((own, block))
             fits = True
         finally:
             if not fits:  # two requests must not wait for each other
                 self._pool.give([block for _, block in taken])
-        for strand, block in taken:
-            strand.blocks.append(block)
+        for own, block in taken:
+            own.blocks.append(block)
         return True
 
     def begin_with(self, blocks: Sequence[Block]) -> None:
         """Begin with the full blocks of a common beginning. Points with the last tokens alone have none."""
-        for strand in self._strands:
-            if not strand.layout.tail:  # at most one
-                for block in blocks:
-                    block.users += 1
-                strand.blocks = [*blocks, *strand.blocks]
-                strand.rows += sum(len(block.tokens) for block in blocks)
+        for own in self.rows:
+            if not own.layout.tail:  # at most one
+                own.begin_with(blocks)
 
     @property
     def shareable(self) -> list[Block]:
         """Blocks of points with all tokens: what a common beginning shares."""
-        return [block for strand in self._strands if not strand.layout.tail for block in strand.blocks]
-
-    def add(self, layout: Layout, tokens: Sequence[int], parts: Sequence[Tensor]) -> None:
-        """Take rows on the host, of each group [points, tokens, width]."""
-        strand = next(strand for strand in self._strands if strand.layout is layout)
-        if self.kept.newest_only:
-            strand.clear()
-            tokens, parts = tokens[-1:], [rows[:, -1:] for rows in parts]
-        if self._summaries is not None:
-            for group, rows in zip(layout.groups, parts, strict=True):
-                if self.kept.newest_only:
-                    self._summaries.forget(group)
-                self._summaries.add(group, rows)
-        if self._keeps:
-            strand.add(tokens, parts)
+        return [block for own in self.rows if not own.layout.tail for block in own.blocks]
 
     def leave(self) -> Shard:
         """All rows so far; they are no longer the record's."""
-        return Shard([(s.layout, s.leave()) for s in self._strands], self.kept.scattered, {})
+        for own in self.rows:
+            own.settle()
+        return self._shard()
 
     def finish(self, generated: int) -> Shard:
         """The last rows, with summaries, and with empty tensors for hooks that have no row at all.
@@ -192,16 +269,29 @@ class Record:
         Args:
             generated: number of generated tokens.
         """
-        shard = self.leave()
         extra: dict[str, RowChunk] = {}
-        for strand in self._strands if self._keeps else ():
-            for group in strand.layout.groups if not strand.delivered else ():
+        for own in self.rows:
+            own.settle()
+            if not own.layout.kept or own.delivered or own.rows:
+                continue
+            for group in own.layout.groups:
                 rows = torch.empty(0, group.width, dtype=group.stored)
-                chunk = RowChunk(self._first(generated, strand.layout.tail), (rows,), self._no_tokens)
+                chunk = RowChunk(self._first(generated, own.layout.tail), (rows,), self._no_tokens)
                 extra.update({name: chunk for names in group.names for name in names})
+        made = None
         if self._summaries is not None:
-            extra.update(self._summaries.chunks())
-        return shard._replace(extra=extra)
+            on_gpu = self._pool.on_gpu
+            extra.update(self._summaries.chunks(self._pool.copies.fetch if on_gpu else lambda x: x))
+            made = self._pool.copies.mark() if on_gpu else None
+        shard = self._shard()
+        self.discard()
+        return shard._replace(extra=extra, made=made)
+
+    def _shard(self) -> Shard:
+        for own in self.rows:
+            if own.layout.kept:
+                self._pool.leave([block for block in own.blocks if block.tokens])
+        return Shard([(own.layout, own.leave()) for own in self.rows], self.kept.scattered, {})
 
     @property
     def _no_tokens(self) -> tuple[int, ...] | None:
@@ -220,6 +310,5 @@ class Record:
 
     def discard(self) -> None:
         """Give the blocks back without a shard."""
-        for strand in self._strands:
-            self._pool.give(strand.blocks)
-            strand.blocks, strand.rows = [], 0
+        for own in self.rows:
+            own.discard()

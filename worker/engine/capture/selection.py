@@ -71,6 +71,7 @@ class Columns:
 
     def __init__(self, chosen: slice | tuple[int, ...] | None) -> None:
         self._chosen = chosen
+        self.all = chosen is None
         self._on_device: dict[torch.device, torch.Tensor] = {}
 
     def width(self, width: int, hook: str) -> int:
@@ -99,9 +100,18 @@ class Columns:
             return tensor[..., self._chosen]
         index = self._on_device.get(tensor.device)
         if index is None:
-            index = torch.tensor(self._chosen, device=tensor.device)
+            index = index_on(self._chosen, tensor.device)
             self._on_device[tensor.device] = index
         return tensor.index_select(-1, index)
+
+
+def index_on(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    """An index of int64 on a device, for which the host does not wait."""
+    index = torch.tensor(numbers, dtype=torch.int64)
+    if device.type != "cuda":
+        return index.to(device)
+    pinned = torch.empty(index.shape, dtype=torch.int64, pin_memory=True)
+    return pinned.copy_(index).to(device, non_blocking=True)
 
 
 def stored_dtype(source: torch.dtype, asked: torch.dtype | None) -> torch.dtype:

@@ -1,20 +1,39 @@
-"""Summaries of one request's rows, updated with every block of rows that passes."""
+"""Summaries of one request's rows, accumulated on the device block by block."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from actograph.contract.errors import CaptureFailed
-from worker.engine.capture.pool import Group
+from evals.plans import summed_channel_bytes
+from worker.engine.capture.layouts import Group, Layout
 from worker.engine.capture.selection import stored_dtype
 from worker.engine.capture.statistics import Last, Max, Mean, Statistics, Summariser
 from worker.engine.messages import Reduce
 from worker.engine.requests import EarlierRows, RowChunk, RowShaping, Summary, SummedRows
 
 #: bytes of one float64 copy of rows; longer blocks are summed up in pieces
-_PIECE_BYTES = 32 << 20
+_PIECE_BYTES = 16 << 20
 _REDUCERS: dict[Reduce, type[Mean] | type[Max] | type[Last]] = {"mean": Mean, "max": Max, "last": Last}
+
+
+def summary_bytes(shaping: RowShaping, layouts: Sequence[Layout]) -> int:
+    """Bytes of the summaries of one request."""
+    statistics = shaping.statistics
+    return sum(
+        len(group.locations)
+        * group.width
+        * summed_channel_bytes(
+            shaping.reduce,
+            statistics=statistics is not None,
+            counted=statistics is not None and statistics.threshold is not None,
+            item=group.source.itemsize,
+        )
+        for layout in layouts
+        if layout.summed
+        for group in layout.groups
+    )
 
 
 class Summaries:
@@ -24,6 +43,7 @@ class Summaries:
         groups: points of its plan.
         dtype: dtype of reduced rows; None keeps that of the rows. Statistics are float64 and int64.
         earlier: summaries of earlier turns; takes those of this turn too.
+        device: of the rows.
 
     Raises:
         CaptureFailed: a point holds integers (expert indices), which have no mean.
@@ -36,8 +56,9 @@ class Summaries:
         *,
         dtype: torch.dtype | None,
         earlier: EarlierRows | None = None,
+        device: torch.device,
     ) -> None:
-        self._earlier, self._dtype = earlier, dtype
+        self._earlier, self._dtype, self._device = earlier, dtype, device
         self._kinds: list[Summariser] = []
         if shaping.reduce != "none":
             self._kinds.append(_REDUCERS[shaping.reduce]())
@@ -61,38 +82,46 @@ class Summaries:
             new = [kind.of(rows[:, start : start + size]) for kind in self._kinds]
             self._known[group] = self._merged(self._known.get(group), new)
 
-    def forget(self, group: Group) -> None:
-        """Drop the rows of a group so far."""
-        self._counts[group] = 0
-        self._known.pop(group, None)
-
-    def chunks(self) -> dict[str, RowChunk]:
+    def chunks(self, fetch: Callable[[Tensor], Tensor]) -> dict[str, RowChunk]:
         """Tensor name -> one row, or no row if no row was chosen.
 
         A reduced row has its hook's name; a statistic is `<hook>.<its name>`.
+
+        Args:
+            fetch: brings a tensor to the host.
         """
         made: dict[str, RowChunk] = {}
         for group, count in self._counts.items():
-            for point, names in enumerate(group.names):
-                own = None
-                if group in self._known:
-                    own = [{name: x[point : point + 1] for name, x in s.items()} for s in self._known[group]]
-                total, own = self._with_earlier(names[0], count, own)
-                made |= self._chunks(group, names, total, own)
+            total, own = self._with_earlier(group, count, self._known.get(group), fetch)
+            made |= self._chunks(group, total, own, fetch)
         return made
 
     def _with_earlier(
-        self, hook: str, count: int, own: list[Summary] | None
+        self, group: Group, count: int, own: list[Summary] | None, fetch: Callable[[Tensor], Tensor]
     ) -> tuple[int, list[Summary] | None]:
-        """Count and summaries of one hook with those of earlier turns; recorded for the next turn."""
+        """Count and summaries of a group with those of earlier turns; recorded for the next turn."""
         if self._earlier is None:
             return count, own
-        before = self._earlier.before.get(hook)
-        if before is not None:
-            count += before.count
-            own = list(before.summaries) if own is None else self._merged(before.summaries, own)
+        before = [self._earlier.before.get(names[0]) for names in group.names]
+        known = [one for one in before if one is not None]
+        if known:
+            count += known[0].count
+            # one tensor of all points; a point that is missing would shift the others
+            if len(known) != len(before):
+                raise CaptureFailed(f"{group.names[0][0]}: an earlier turn has rows of other hooks")
+            joined = [
+                {
+                    name: torch.cat([one.summaries[k][name] for one in known]).to(self._device)
+                    for name in known[0].summaries[k]
+                }
+                for k in range(len(self._kinds))
+            ]
+            own = joined if own is None else self._merged(joined, own)
         if own is not None:
-            self._earlier.after[hook] = SummedRows(count, tuple(own))
+            there = [{name: fetch(x) for name, x in summary.items()} for summary in own]
+            for i, names in enumerate(group.names):
+                point = tuple({name: x[i : i + 1] for name, x in summary.items()} for summary in there)
+                self._earlier.after[names[0]] = SummedRows(count, point)
         return count, own
 
     def _merged(self, earlier: Sequence[Summary] | None, later: list[Summary]) -> list[Summary]:
@@ -101,15 +130,18 @@ class Summaries:
         return [kind.merged(a, b) for kind, a, b in zip(self._kinds, earlier, later, strict=True)]
 
     def _chunks(
-        self, group: Group, names: Sequence[str], count: int, own: list[Summary] | None
+        self, group: Group, count: int, own: list[Summary] | None, fetch: Callable[[Tensor], Tensor]
     ) -> dict[str, RowChunk]:
-        """Tensors of one point; without rows they have their names and dtypes alone."""
+        """Tensors of a group's points; without rows they have their names and dtypes alone."""
         if own is None:
-            own = [kind.of(torch.zeros(1, 1, group.width, dtype=group.source)) for kind in self._kinds]
+            rows = torch.zeros(len(group.names), 1, group.width, dtype=group.source)
+            own, fetch = [kind.of(rows) for kind in self._kinds], lambda x: x
         made = {}
         for kind, summary in zip(self._kinds, own, strict=True):
             for name, values in kind.finished(summary, count).items():
-                row = values if name else values.to(stored_dtype(group.source, self._dtype))
-                chunk = RowChunk(0, (row[: min(count, 1)].clone(),), over=count)
-                made.update({f"{hook}.{name}" if name else hook: chunk for hook in names})
+                rows = values if name else values.to(stored_dtype(group.source, self._dtype))
+                rows = fetch(rows)
+                for i, names in enumerate(group.names):
+                    chunk = RowChunk(0, (rows[i : i + min(count, 1)],), over=count)
+                    made.update({f"{hook}.{name}" if name else hook: chunk for hook in names})
         return made

@@ -1,98 +1,32 @@
-"""Edits and copies at each location of a pass: edits first, then one copy per plan.
+"""Edits and captures at each location of a pass: edits first, then one copy per plan.
 
-Requests with equal plans share the copy: a point's rows of all of them go to a staging tensor at once, and
-after the pass each request takes its slice of all points at once. So a pass makes points + requests copies,
-not points * requests; on a GPU the staging tensor is what crosses to the host, once per pass.
+Requests with equal plans share the copy: a point's rows of all of them go to their blocks at once. Which row
+goes where is one index, made once per pass for all points of a layout. So each hook makes one `index_copy_`,
+however many requests there are.
+
+In decode passes on a GPU, rows that nobody keeps go to a block that belongs to no request. So neither the
+calls nor their shapes depend on what is kept.
 """
 
-from collections.abc import Iterator, Sequence
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from worker.engine.capture.layouts import layouts_of
 from worker.engine.capture.modules import tokens_first
 from worker.engine.capture.parts import Part, Write, in_pack
-from worker.engine.capture.pool import BLOCK, Budget, Layout, Pool, layouts_of
-from worker.engine.capture.record import Record
-from worker.engine.capture.selection import Columns
+from worker.engine.capture.points import Capture, Points
+from worker.engine.capture.pool import Pool, Region
+from worker.engine.capture.record import LayoutRows, Record
+from worker.engine.capture.selection import Columns, index_on
+from worker.engine.capture.summaries import summary_bytes
 from worker.engine.edits import Change, changed
 from worker.engine.locations import ModelHooks
 from worker.engine.runs import CapturePlan
-
-
-class _Stage:
-    """Rows of all requests with one layout in one pass."""
-
-    def __init__(self, layout: Layout, columns: Columns, device: torch.device) -> None:
-        self.layout, self._columns, self._device = layout, columns, device
-        self._held: list[Tensor] = []
-        self.places: list[int] = []  # of the staged rows in the tensors of the pass
-        self._index: dict[torch.device, Tensor] = {}
-        self.owners: list[tuple[Record, Sequence[int], int]] = []  # token numbers, first staged row
-
-    @property
-    def rows(self) -> int:
-        """Rows that have room."""
-        return self._held[0].shape[1] if self._held else 0
-
-    def resize(self, rows: int) -> None:
-        """Have memory for `rows` rows; what it costs is counted by the caller."""
-        self._held = []  # before the new memory is taken
-        if rows:
-            self._held = self.layout.staging(rows, self._device)
-
-    def begin(self, padded: int) -> None:
-        """Begin a pass; one of `padded` rows stages all of them."""
-        self.places, self.owners = list(range(padded)), []
-        self._index.clear()
-
-    @property
-    def memory(self) -> tuple[object, ...]:
-        """Identity of the stage and of the memory that it copies to."""
-        return (id(self), *((held.data_ptr(), held.shape) for held in self._held))
-
-    def staged(self) -> list[Tensor]:
-        """The rows of this pass, of each group [points, rows, width]."""
-        return [held[:, : len(self.places)] for held in self._held]
-
-    def take(self, group: int, point: int, rows: Tensor) -> None:
-        """Copy a point's rows [tokens, width]."""
-        own = self._held[group][point, : len(self.places)]
-        rows = self._columns.of(rows)
-        if len(self.places) == len(rows):
-            own.copy_(rows)
-            return
-        if rows.device not in self._index:
-            self._index[rows.device] = torch.tensor(self.places, device=rows.device)
-        own.copy_(rows.index_select(0, self._index[rows.device]))
-
-    def to_host(self) -> list[Tensor]:
-        """Begin to copy the rows to pinned memory; on a CPU they are where they should be."""
-        if self._device.type == "cpu":
-            return self.staged()
-        return [
-            torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
-            for rows in self.staged()
-        ]
-
-    def end(self, host: Sequence[Tensor]) -> Iterator[tuple[Record, Exception]]:
-        """Give each request its rows; yields those that could not take them."""
-        for record, tokens, at in self.owners:
-            try:
-                record.add(self.layout, tokens, [rows[:, at : at + len(tokens)] for rows in host])
-            except Exception as error:  # noqa: BLE001 (it fails this request alone)
-                yield record, error
-
-
-@dataclass(slots=True, eq=False)
-class _Shared:
-    """Stages of one plan and the live requests that have it."""
-
-    stages: list[_Stage]
-    number: int  # in the order in which plans came
-    users: int = 0
 
 
 @dataclass(slots=True)
@@ -100,92 +34,71 @@ class _Site:
     """One location in a pass."""
 
     tail: bool
-    reads: list[tuple[_Stage, int, int]] = field(default_factory=list)  # stage, group, point
+    reads: list[tuple[Capture, Tensor, Tensor]] = field(default_factory=list)  # see `Capture.writes`
     writes: dict[tuple[int, tuple[object, ...]], tuple[Change, list[int]]] = field(default_factory=dict)
 
 
 class Taps:
     """Edits and captures of one pass after the other. Forwards call `at`.
 
-    Args:
-        budget: of the device's memory, for staging.
-        rows: rows of the largest pass, for which a GPU has room from the start if it can.
-
     Attributes:
-        stages: those that take rows in this pass.
+        captures: those that write rows in this pass.
     """
 
-    def __init__(self, hooks: ModelHooks, budget: Budget, pool: Pool, *, rows: int = BLOCK) -> None:
-        self._hooks, self._budget, self._pool = hooks, budget, pool
-        self._on_gpu = hooks.model.device.type == "cuda"
-        self._rows = max(rows, BLOCK) if self._on_gpu else BLOCK
+    def __init__(self, hooks: ModelHooks, pool: Pool) -> None:
+        self._hooks, self._pool = hooks, pool
         self._order = {location: i for i, location in enumerate(hooks.structure.module_locations)}
-        self._plans: dict[tuple[object, ...], _Shared] = {}  # the one that ended longest ago first
+        self._plans: dict[tuple[object, ...], Points] = {}
         self._opened = 0
         self._sites: dict[str, _Site] = {}
         self._counts = {False: 0, True: 0}  # rows at a location in this pass, by `tail`
-        self._padded = 0
-        self._copied: list[tuple[_Stage, list[Tensor]]] = []
-        self.stages: list[_Stage] = []
+        self.captures: list[Capture] = []
 
-    def open(self, plan: CapturePlan) -> list[Layout] | None:
-        """Begin a request with this plan; returns its layouts, None if staging has no room.
+    def open(self, plan: CapturePlan) -> Points | None:
+        """Begin a request with this plan; None if the device has no room for its rows.
 
         Raises:
             UnknownHook, CaptureFailed: see `layouts_of`.
         """
-        shared = self._plans.get(plan.copies)
-        if shared is None:
-            columns, device = Columns(plan.shaping.columns), self._hooks.model.device
-            stages = [_Stage(layout, columns, device) for layout in layouts_of(self._hooks, plan)]
-            self._opened += 1
-            shared = _Shared(stages, self._opened)
-            # room for the largest pass, if there is so much: memory that stays keeps its graphs
-            if not any(self._sized(stages, rows) for rows in dict.fromkeys((self._rows, BLOCK))):
-                return None
-            self._plans[plan.copies] = shared
-        shared.users += 1
-        return [stage.layout for stage in shared.stages]
-
-    def close(self, plan: CapturePlan) -> None:
-        """End a request with this plan. On a GPU its memory stays until another plan needs it."""
-        shared = self._plans.pop(plan.copies)
-        shared.users -= 1
-        self._plans[plan.copies] = shared
-        if not shared.users and not self._on_gpu:
-            self._forget(plan.copies)
-
-    def clear(self) -> None:
-        """Free the memory of plans without requests."""
-        for key in [key for key, shared in self._plans.items() if not shared.users]:
-            self._forget(key)
-
-    def _forget(self, key: tuple[object, ...]) -> None:
-        self._sized(self._plans.pop(key).stages, 0)
-
-    def _sized(self, stages: Sequence[_Stage], rows: int) -> bool:
-        """Give stages room for `rows` rows each; False, and nothing changes, if the budget is short."""
-        if not self._taken(sum(stage.layout.staged_bytes * (rows - stage.rows) for stage in stages)):
-            return False
+        key = (plan.copies, plan.shaping.keeps_rows)
+        points = self._plans.get(key)
+        if points is not None and all(map(self._pool.holds, points.regions)):
+            layouts = [region.layout for region in points.regions]
+        else:
+            points, layouts = None, layouts_of(self._hooks, plan)
+        regions: list[Region] = []
         try:
-            for stage in stages:
-                stage.resize(rows)
-        except BaseException:
-            for stage in stages:
-                stage.resize(0)
-            self._budget.give(sum(stage.layout.staged_bytes for stage in stages) * rows)
-            raise
-        return True
+            for layout in layouts:
+                region = self._pool.open(layout, sums=summary_bytes(plan.shaping, [layout]))
+                if region is None:
+                    break
+                regions.append(region)
+            if len(regions) == len(layouts) and points is None:
+                points = self._made(key, plan, regions)
+        finally:
+            if points is None or len(regions) < len(layouts):
+                for region in regions:
+                    self._pool.close(region)
+        if points is None or len(regions) < len(layouts):
+            return None
+        points.users += 1
+        return points
 
-    def _taken(self, size: int) -> bool:
-        """Count bytes, for which plans without requests lose their memory, the oldest first."""
-        while not self._budget.take(size):
-            idle = next((key for key, shared in self._plans.items() if not shared.users), None)
-            if idle is not None:
-                self._forget(idle)
-            elif self._budget is not self._pool.budget or not self._pool.shrink():
-                return False
-        return True
+    def close(self, points: Points) -> None:
+        """End a request with this plan. Its memory stays until another plan needs it."""
+        points.users -= 1
+        for region in points.regions:
+            self._pool.close(region)
+
+    def _made(self, key: tuple[object, ...], plan: CapturePlan, regions: Sequence[Region]) -> Points:
+        for old in [one for one in self._plans.values() if not one.users]:
+            if not all(map(self._pool.holds, old.regions)):
+                del self._plans[old.key]
+        columns = Columns(plan.shaping.columns)
+        self._opened += 1
+        captures = [Capture(region, columns) for region in regions]
+        self._plans[key] = Points(key, captures, self._opened)
+        return self._plans[key]
 
     @property
     def locations(self) -> list[str]:
@@ -196,34 +109,34 @@ class Taps:
         """Plan the edits and copies of a pass.
 
         Args:
-            padded: rows of a pass of single tokens with further rows that are nobody's; 0 for any other.
-
-        Raises:
-            MemoryError: staging has no room for so many rows.
+            padded: rows of a pass of single tokens with further rows that are nobody's; 0 for any other. Its
+                calls and their memory depend on the plans of its requests alone.
         """
         kept = {place: i for i, place in enumerate(in_pack(parts))}
-        self._padded = padded
         whole = padded or sum(part.count for part in parts)
         self._counts = {False: whole, True: padded or max(1, len(kept))}
+        spread = padded > 0 or (self._pool.on_gpu and all(part.count == 1 for part in parts))
         self._sites = {}
-        used: dict[tuple[object, ...], _Shared] = {}
+        used: dict[int, Points] = {}
         for part in parts:
-            record = part.context.record
-            if record is not None and part.rows:
-                key = record.plan.copies
-                if key not in used:
-                    used[key] = self._plans[key]
-                    for stage in used[key].stages:
-                        stage.begin(padded)
-                for stage in used[key].stages:
-                    self._add(stage, part, record, kept)
+            record, points = part.context.record, part.context.points
+            if record is not None and points is not None and (part.rows or padded):
+                if points.number not in used:
+                    used[points.number] = points
+                    for capture in points.captures:
+                        capture.begin(self._counts[capture.layout.tail] if spread else 0)
+                for capture, own in zip(points.captures, record.rows, strict=True):
+                    _add(capture, own, part, record, kept)
             for write in part.writes:
                 self._write(write, part, kept)
         # in an order that does not depend on the requests', so that a graph serves all of them
-        plans = sorted(used.values(), key=lambda shared: shared.number)
-        self.stages = [stage for shared in plans for stage in shared.stages if stage.owners]
-        for stage in self.stages:
-            self._read(stage)
+        captures = [capture for _, points in sorted(used.items()) for capture in points.captures]
+        self.captures = [capture for capture in captures if capture.owners or padded]
+        for capture in self.captures:
+            capture.ready(self._counts[capture.layout.tail], fixed=padded > 0)
+            for g, group in enumerate(capture.layout.groups):
+                for location, (target, index) in zip(group.locations, capture.writes(g), strict=True):
+                    self._site(location).reads.append((capture, target, index))
 
     def at(self, location: str, value: Any) -> None:
         """Edit and read the value at a location, inside the forward pass."""
@@ -234,47 +147,31 @@ class Taps:
         rows = tokens_first(value, count, location, flat=location in self._hooks.flat)
         for _, (change, places) in sorted(site.writes.items(), key=lambda item: item[0][0]):
             _apply(rows, places, change)
-        for stage, group, point in site.reads:
-            stage.take(group, point, rows.reshape(count, -1))
+        for capture, target, index in site.reads:
+            capture.take(target, index, rows if rows.ndim == 2 else rows.reshape(count, -1))
 
-    def fetch(self) -> None:
-        """Copy the rows of the pass to the host. No record has them yet, so the pass may run again."""
-        self._copied = [(stage, stage.to_host()) for stage in self.stages]
-        if self._copied and self._on_gpu:
-            torch.cuda.current_stream(self._hooks.model.device).synchronize()
-
-    def end(self) -> dict[Record, Exception]:
-        """Give the fetched rows to the records. Not called if the pass failed.
+    def note(self) -> dict[Record, Exception]:
+        """Count the rows of a good pass, and let full blocks leave the device.
 
         Returns: errors of the records that could not take their rows.
         """
-        copied, self._copied = self._copied, []
-        return {record: error for stage, rows in copied for record, error in stage.end(rows)}
+        failed: dict[Record, Exception] = {}
+        for capture in self.captures:
+            for record, own, tokens in capture.owners:
+                try:
+                    self._pool.leave(own.note(tokens))
+                except Exception as error:  # noqa: BLE001 (it fails this request alone)
+                    failed[record] = error
+        return failed
 
     @property
     def copies(self) -> tuple[object, ...]:
         """Identity of this pass's copies: equal for passes that make the same ones to the same memory."""
-        return tuple(stage.memory for stage in self.stages)
+        return tuple(capture.memory for capture in self.captures)
 
-    def staged(self) -> list[Tensor]:
-        """All rows that this pass copies, on the device."""
-        return [rows for stage in self.stages for rows in stage.staged()]
-
-    def _add(self, stage: _Stage, part: Part, record: Record, kept: dict[int, int]) -> None:
-        tokens: Sequence[int] = part.rows
-        places = [part.first + token - part.start for token in tokens]
-        if stage.layout.tail:
-            # a scored prompt has logits of earlier tokens too
-            pairs = [
-                (token, kept[place])
-                for token, place in zip(tokens, places, strict=True)
-                if place in kept and token >= record.tail_from
-            ]
-            tokens, places = [token for token, _ in pairs], [place for _, place in pairs]
-        if places:
-            stage.owners.append((record, tokens, places[0] if self._padded else len(stage.places)))
-            if not self._padded:
-                stage.places += places
+    def written(self) -> list[tuple[Tensor, Tensor]]:
+        """What this pass writes: slabs as rows [.., width], and the numbers of rows in each."""
+        return [pair for capture in self.captures for pair in capture.written()]
 
     def _write(self, write: Write, part: Part, kept: dict[int, int]) -> None:
         site = self._site(write.location)
@@ -283,19 +180,28 @@ class Taps:
             places = [kept[place] for place in places if place in kept]
         site.writes.setdefault(write.key, (write.change, []))[1].extend(places)
 
-    def _read(self, stage: _Stage) -> None:
-        rows = len(stage.places)
-        if rows > stage.rows and not self._sized([stage], rows):
-            raise MemoryError(f"no room for {rows} rows of a pass")  # a smaller pass will do
-        for g, group in enumerate(stage.layout.groups):
-            for i, location in enumerate(group.locations):
-                self._site(location).reads.append((stage, g, i))
-
     def _site(self, location: str) -> _Site:
         if location not in self._sites:
             tail = self._hooks.structure.module_tensors[location].tail_only
             self._sites[location] = _Site(tail)
         return self._sites[location]
+
+
+def _add(capture: Capture, own: LayoutRows, part: Part, record: Record, kept: dict[int, int]) -> None:
+    tokens: Sequence[int] = part.rows
+    places: Sequence[int] = [part.first + token - part.start for token in tokens]
+    if capture.layout.tail:
+        # a scored prompt has logits of earlier tokens too
+        pairs = [
+            (token, kept[place])
+            for token, place in zip(tokens, places, strict=True)
+            if place in kept and token >= record.tail_from
+        ]
+        tokens, places = [token for token, _ in pairs], [place for _, place in pairs]
+    if record.kept.newest_only:
+        tokens, places = tokens[-1:], places[-1:]
+    if places:
+        capture.add(record, own, tokens, places)
 
 
 def _apply(rows: Tensor, places: Sequence[int], change: Change) -> None:
@@ -305,5 +211,5 @@ def _apply(rows: Tensor, places: Sequence[int], change: Change) -> None:
     if len(places) == len(rows):
         rows.copy_(changed(rows, change))
         return
-    index = torch.tensor(places, device=rows.device)
+    index = index_on(places, rows.device)
     rows[index] = changed(rows[index], change)

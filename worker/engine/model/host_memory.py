@@ -4,9 +4,11 @@ Rows are large and live longer than the tensors of a forward pass. In one heap t
 malloc the process grew with every token. So rows have their own pages, which go back to the system.
 """
 
+import logging
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,18 +17,18 @@ import torch
 
 from worker.engine.channel import new_region
 
-#: smaller tensors are left to malloc
-_LEAST_BYTES = 64 << 10
+logger = logging.getLogger(__name__)
+
+_PAGE = mmap.PAGESIZE
 
 #: descriptor, address, size and owner of new memory
 Listener = Callable[[int, int, int, object], None]
 
+_listeners: list[Listener] = []
+
 
 class _Pages(mmap.mmap):
     """Memory that a weak reference can follow."""
-
-
-_listeners: list[Listener] = []
 
 
 def on_new(listener: Listener) -> None:
@@ -34,27 +36,56 @@ def on_new(listener: Listener) -> None:
     _listeners[:] = [listener]
 
 
-def host_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor outside malloc's heap.
+class HostPages:
+    """An uninitialised tensor whose pages the system gives as they are written, and takes back on request.
+
+    Attributes:
+        tensor: of the requested shape, on the CPU.
 
     Raises:
-        MemoryError: the system has no memory left.
+        MemoryError: the system has no room for its addresses.
     """
-    elements = math.prod(shape)
-    size = elements * dtype.itemsize
-    if size < _LEAST_BYTES:
-        return torch.empty(*shape, dtype=dtype)
-    descriptor = new_region(size)
-    try:
-        pages = _Pages(descriptor, size, flags=mmap.MAP_SHARED)
-        made = torch.frombuffer(pages, dtype=dtype, count=elements)
-        for listener in _listeners:
-            listener(descriptor, made.data_ptr(), size, pages)
-    except OSError as error:
-        raise MemoryError(f"{size:,} bytes of host memory for captured rows: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
-    return made.view(*shape)
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        count = math.prod(shape)
+        size = count * dtype.itemsize
+        descriptor = new_region(size)
+        try:
+            self._pages = _Pages(descriptor, size, flags=mmap.MAP_SHARED)
+            tensor = torch.frombuffer(self._pages, dtype=dtype, count=count)
+            for listener in _listeners:
+                listener(descriptor, tensor.data_ptr(), size, self._pages)
+        except OSError as error:
+            raise MemoryError(f"{size:,} bytes of host memory for captured rows: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        self.tensor = tensor.view(*shape)
+
+    def release(self, start: int, stop: int) -> None:
+        """Give the whole pages among bytes `start` to `stop - 1` back; what they held is lost."""
+        first, end = -(-start // _PAGE) * _PAGE, stop // _PAGE * _PAGE
+        if first < end:
+            self._pages.madvise(mmap.MADV_REMOVE, first, end - first)
+
+
+def pinned_bytes(size: int) -> torch.Tensor:
+    """Memory to which a GPU copies, uint8 [size]. If another process follows it, it can map it.
+
+    Raises:
+        MemoryError, RuntimeError: there is not so much.
+    """
+    if not _listeners:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    pages = HostPages((size,), torch.uint8)
+    address = pages.tensor.data_ptr()
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    status = runtime.cudaHostRegister(address, size, 0)
+    if int(status) != 0:
+        # rows then pass through the socket
+        logger.warning("shared memory cannot be registered with the GPU (%s); rows take a slower way", status)
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    weakref.finalize(pages._pages, runtime.cudaHostUnregister, address)
+    return pages.tensor
 
 
 def to_device(numbers: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:

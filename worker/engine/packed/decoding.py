@@ -98,7 +98,7 @@ class FixedPass:
 class _Graph(NamedTuple):
     graph: Any
     logits: Tensor
-    stages: Sequence[object]  # kept, so that no other has the id in the graph's key
+    captures: Sequence[object]  # kept, so that no other has the id in the graph's key
 
 
 class Replays:
@@ -157,16 +157,22 @@ class Replays:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):  # what is made at the first call is made outside the graph
             self._fixed.forward(rows)
-            due = [self._fixed.forward(rows).clone(), *(staged.clone() for staged in taps.staged())]
+            due = [self._fixed.forward(rows).clone(), *_written(taps)]
         torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # other threads may call CUDA meanwhile
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             logits = self._fixed.forward(rows)
-        for tensor in (logits, *taps.staged()):
-            tensor.zero_()
+        logits.zero_()
+        for slab, places in taps.written():
+            slab.index_fill_(0, places, 0)
         graph.replay()
-        for got, wanted in zip((logits, *taps.staged()), due, strict=True):
+        for got, wanted in zip((logits, *_written(taps)), due, strict=True):
             if not (alike(got, wanted, wanted) if got.is_floating_point() else torch.equal(got, wanted)):
                 raise RuntimeError(f"a replayed pass of {rows} rows gives other numbers")
-        return _Graph(graph, logits, taps.stages)
+        return _Graph(graph, logits, taps.captures)
+
+
+def _written(taps: Taps) -> list[Tensor]:
+    """Copies of all rows that a pass has written."""
+    return [slab.index_select(0, places) for slab, places in taps.written()]

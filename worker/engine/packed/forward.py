@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from worker.engine.capture.budget import Budget
 from worker.engine.capture.modules import at_module
 from worker.engine.capture.parts import Context, Part, in_pack
-from worker.engine.capture.pool import Budget
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks, place_of
 from worker.engine.model.host_memory import to_device

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+from worker.engine.capture.layouts import BLOCK
 from worker.engine.capture.parts import Context
-from worker.engine.capture.pool import BLOCK
 from worker.engine.requests import Edit, GenerationRequest
 from worker.engine.runs import CapturePlan, RunRequest
 

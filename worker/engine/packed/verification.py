@@ -163,7 +163,7 @@ def verify(forward: PackedForward) -> None:
     if needed.tokens > forward.arena.tokens:
         raise UnknownAttention(f"an arena of {forward.arena.tokens} tokens is too small to verify it")
     texts = _texts(needed.length, int(model.text_config.vocab_size))
-    taps = Taps(forward.hooks, forward.budget, Pool(forward.budget))
+    taps = Taps(forward.hooks, Pool(model.device, forward.budget, forward.budget))
     placed = [text for text in texts if forward.place(text.context)]
     try:
         with torch.inference_mode():

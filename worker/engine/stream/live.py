@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from actograph.contract.specs import SamplingSpec
+from worker.engine.capture.budget import Budget
 from worker.engine.capture.parts import Context, Part
-from worker.engine.capture.pool import Budget
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import FinishReason, Generation, TextEnd, TokenLogprobs

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
+from worker.engine.capture.budget import Budget
+from worker.engine.capture.layouts import BLOCK
 from worker.engine.capture.parts import Part
-from worker.engine.capture.pool import BLOCK, Budget
 from worker.engine.messages import Control, FinishReason, Generation, Results, RunStatistics
 from worker.engine.model.device_errors import is_device_lost, is_out_of_memory, out_of_memory
 from worker.engine.model.host_memory import to_device
@@ -196,7 +197,7 @@ class Loop:
                 first = max(stop - part.logits, live.record.tail_from)
                 tail = sum(token >= first for token in part.rows)
                 while not (fits := live.record.reserve(len(part.rows), tail)):
-                    if not self._places.make_room(packed):
+                    if not self._places.make_room(live.record, packed):
                         break
                 if fits:
                     return True
@@ -223,7 +224,6 @@ class Loop:
             if again:
                 self._recompute(*pairs[0])
             chosen = self._chosen(pairs, choosing)
-            self._places.taps.fetch()
         except Exception as raised:
             if is_device_lost(raised):
                 raise
@@ -233,7 +233,7 @@ class Loop:
         if failure is not None:
             self._split(pairs, *failure, again=again)
             return
-        unkept = self._places.taps.end()
+        unkept = self._places.taps.note()
         self._bad = 0
         self._settle()
         self._tokens = min(self._step_tokens, self._tokens + 16)

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest
 from actograph.contract.interventions import check_width
+from evals.plans import rows_fit
+from worker.engine.capture.budget import Budget
+from worker.engine.capture.layouts import BLOCK, layouts_of
 from worker.engine.capture.parts import Context
-from worker.engine.capture.pool import BLOCK, Budget, Pool, layouts_of
-from worker.engine.capture.record import Record, held_bytes
+from worker.engine.capture.pool import Pool
+from worker.engine.capture.record import Record, need_of
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks
 from worker.engine.model.device_errors import out_of_memory
@@ -53,8 +56,10 @@ class Places:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.live: list[Live] = []
-        self.pool = Pool(budget)
-        self.taps = Taps(forward.hooks, forward.budget, self.pool, rows=step_tokens)
+        # a block for each request, and those that one pass of prompts fills while others leave
+        blocks = most + urgent + 2 * -(-step_tokens // BLOCK)
+        self.pool = Pool(forward.hooks.model.device, forward.budget, budget, blocks=blocks)
+        self.taps = Taps(forward.hooks, self.pool)
         self.shared = 0
         self._waiting: list[_Waiting] = []
         self._forward, self._hooks, self._source, self._delivery = forward, forward.hooks, source, delivery
@@ -131,10 +136,11 @@ class Places:
         else:
             live.begins.ready = True
 
-    def make_room(self, packed: Sequence[Live]) -> bool:
+    def make_room(self, record: Record, packed: Sequence[Live]) -> bool:
         """Free blocks of rows, or send rows of the fullest request off early; False if only time helps.
 
         Args:
+            record: it needs blocks.
             packed: requests that have their blocks for the next pass already and must keep them.
         """
         back = self._delivery.take_back()
@@ -143,10 +149,10 @@ class Places:
         if oldest is not None:
             self._evict(oldest)
         elif not back and not self._delivery.busy:
-            able = [live for live in self.live if not live.begins and live not in packed]
-            fullest = max(able, key=_bytes, default=None)
-            if fullest is not None and _bytes(fullest):
-                self.send(fullest)
+            able = [live for live in self.live if not live.begins and live not in packed and _bytes(live)]
+            helps = [live for live in able if live.record is not None and live.record.shares(record)]
+            if able:
+                self.send(max(helps or able, key=_bytes))
         return bool(back) or oldest is not None
 
     def send(self, live: Live) -> None:
@@ -155,12 +161,11 @@ class Places:
             self._delivery.write(live.key, live.record.leave())
 
     def clear(self) -> None:
-        """Forget all beginnings, and free blocks and staging."""
+        """Forget all beginnings, and free all blocks."""
         for beginning in self._prefixes.all():
             self._evict(beginning)
         self.pool.give(self._delivery.take_back())
-        self.pool.close()
-        self.taps.clear()
+        self.pool.clear()
 
     def _admit(self, item: RunRequest) -> bool:
         """Whether a request may share a beginning.
@@ -175,16 +180,19 @@ class Places:
         if item.capture is not None and item.capture.hooks:
             layouts = layouts_of(self._hooks, item.capture)
             tail = any(layout.tail for layout in layouts)
-            rows = sum(layout.row_bytes for layout in layouts) * BLOCK + held_bytes(item.capture, layouts)
-            staged = sum(layout.staged_bytes for layout in layouts) * BLOCK
-            own = rows + staged if self._forward.budget is self.pool.budget else rows
-            if own > self._host or staged > self._device:
-                seen = {"row_bytes": own, "free_row_bytes": self._host, "free_device_bytes": self._device}
+            need = need_of(item.capture, layouts)
+            device = self._device if self.pool.on_gpu else None
+            if not rows_fit(need, device=device, host=self._host):
+                seen = {
+                    "row_bytes": need.together,
+                    "free_row_bytes": self._host,
+                    "free_device_bytes": self._device,
+                }
                 raise out_of_memory(self._hooks.model.devices, f"{item.key}: a block of rows", seen)
         return self._forward.forks and not (tail and not item.max_tokens)
 
     def _refuse(self, item: RunRequest) -> None:
-        numbers = {"free_row_bytes": self.pool.budget.free, "free_device_bytes": self._forward.budget.free}
+        numbers = {"free_row_bytes": self.pool.host.free, "free_device_bytes": self._forward.budget.free}
         what = f"{item.key}: a prompt of {len(item.prompt)} tokens with max_tokens {item.max_tokens}"
         error = out_of_memory(self._hooks.model.devices, what, numbers)
         self._delivery.end(unread(item, "error", error))
@@ -237,36 +245,50 @@ class Places:
         self.shared += tokens
 
     def _given(self, live: Live) -> bool:
-        """Tokens of the forward and, for a request that captures, staging rows and its record."""
+        """Tokens of the forward and, for a request that captures, its record with a block of rows."""
         if not self._forward.place(live):
             return False
         plan = live.item.capture
         if plan is None or not plan.hooks:
             return True
-        layouts = None
         try:
-            layouts = self.taps.open(plan)
-            if layouts is not None:
-                record = Record(live.item, plan, layouts, self.pool, live.generated)
-                # with a block from the start, one of the live requests can always go on
-                if self.pool.budget.take(record.held):
-                    try:
-                        live.record = record if record.reserve(1, 1) else None
-                    finally:
-                        if live.record is None:
-                            self.pool.budget.give(record.held)
+            live.points = self.taps.open(plan)
+            if live.points is not None:
+                record = Record(live.item, plan, live.points.regions, self.pool, live.generated)
+                if self._counted(record):
+                    live.record = record
         finally:
             if live.record is None:
-                if layouts is not None:
-                    self.taps.close(plan)
+                if live.points is not None:
+                    self.taps.close(live.points)
+                    live.points = None
                 self._forward.leave(live)
         return live.record is not None
 
+    def _counted(self, record: Record) -> bool:
+        """Count what a record holds from its start to its end; False if there is no room."""
+        if not self.pool.reserve_on_host(record.need.held):
+            return False
+        counted = False
+        try:
+            if self.pool.reserve(record.need.sums):
+                try:
+                    # with a block from the start, one of the live requests can always go on
+                    counted = record.reserve(1, 1)
+                finally:
+                    if not counted:
+                        self.pool.memory.give(record.need.sums)
+        finally:
+            if not counted:
+                self.pool.host.give(record.need.held)
+        return counted
+
     def _free(self, live: Live) -> None:
         self._forward.leave(live)
-        if live.record is not None:
-            self.taps.close(live.record.plan)
-            self.pool.budget.give(live.record.held)
+        if live.record is not None and live.points is not None:
+            self.taps.close(live.points)
+            self.pool.host.give(live.record.need.held)
+            self.pool.memory.give(live.record.need.sums)
 
     def _evict(self, beginning: Beginning, *, ever: bool = False) -> None:
         """Free the tokens and rows of a beginning that does not run."""

@@ -10,8 +10,8 @@ from typing import Any
 from nnsight.intervention.util import first_input
 from torch import Tensor
 
+from worker.engine.capture.budget import Budget
 from worker.engine.capture.parts import Context, Part, in_pack
-from worker.engine.capture.pool import Budget
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks, Place, place_of
 from worker.engine.tokens.model_inputs import cached_inputs, new_cache

@@ -27,7 +27,7 @@ MOST = 3
 
 
 def test_at_rest_a_worker_sends_few_statements(postgres_url: str, tmp_path: Path) -> None:
-    database, hints, stop = Database(postgres_url), Hints(), StopSignal(tmp_path / "stop")
+    database, hints, stop = Database(postgres_url), Hints(), StopSignal()
     hints.are_live = True
     settings = Settings(home=tmp_path, database_url=postgres_url, disk_floor_bytes=0)
     drain = Drain(
@@ -49,7 +49,6 @@ def test_at_rest_a_worker_sends_few_statements(postgres_url: str, tmp_path: Path
         WORKER,
         seconds=HEARTBEAT_SECONDS,
         memory=dict,
-        is_stalled=lambda: False,
         forgotten=lambda: None,
         check_leases=drain.check_leases,
     )

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.support.stream_run import stream_model
+from worker.engine.capture.budget import Budget
 from worker.engine.capture.parts import Part
-from worker.engine.capture.pool import Budget
 from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks
 from worker.engine.packed.forward import PackedForward

@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from tests.support.architectures import COMMON, SWITCHING, random_model
 from tests.support.plain_forward import plain_rows
 from tests.support.stream_run import StreamRun, ask, prompts
-from worker.engine.capture.pool import Budget
+from worker.engine.capture.budget import Budget
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import RunOptions

@@ -1,7 +1,7 @@
 """Memory that runs out in the middle of a pass costs nothing but time: tokens and rows stay the same."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, MambaConfig, PreTrainedConfig, Qwen3Next
 
 from tests.support.architectures import COMMON, IDS, random_model
 from tests.support.stream_run import StreamRun, ask, prompts, stream_model
-from worker.engine.capture.record import Record
-from worker.engine.capture.taps import Taps
+from worker.engine.capture.pool import Block
+from worker.engine.capture.record import LayoutRows
 from worker.engine.locations import ModelHooks
 from worker.engine.requests import Edit, RowShaping
 from worker.engine.runs import CapturePlan, RunRequest
@@ -30,7 +30,7 @@ RECURRENT: dict[str, Callable[[], PreTrainedConfig]] = {
         linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
     ),
 }  # fmt: skip
-DEPTHS = ("embedding", "middle layer", "head", "choice", "copy of the rows")
+DEPTHS = ("embedding", "middle layer", "head", "choice")
 #: passes that fail: the first one, which reads prompts, and a later one
 FAILED = (0, 7)
 
@@ -58,16 +58,15 @@ def _running_out(hooks: ModelHooks, depth: str, at: int, patch: pytest.MonkeyPat
         if seen[-1] == at:
             raise torch.OutOfMemoryError("pretended")
 
-    if depth in ("choice", "copy of the rows"):
-        of, name = (TokenChoice, "choose") if depth == "choice" else (Taps, "fetch")
-        real = getattr(of, name)
+    if depth == "choice":
+        real = TokenChoice.choose
 
         def failing(self: Any, *args: Any) -> Any:
             maybe()
             return real(self, *args)
 
         with patch.context() as own:
-            own.setattr(of, name, failing)
+            own.setattr(TokenChoice, "choose", failing)
             yield seen
         return
     hf: Any = hooks.model.hf
@@ -98,7 +97,7 @@ def _check(hooks: ModelHooks, kind: Literal["packed", "traced"], subtests: pytes
     for capture in (False, True):
         items = _requests(hooks, capture=capture)
         alone = {item.key: StreamRun([item]).run(hooks, kind) for item in items}
-        for depth in DEPTHS if capture else DEPTHS[:-1]:
+        for depth in DEPTHS:
             for at in FAILED:
                 for item in items:  # alone, so that its passes have the same shapes
                     with subtests.test(depth=depth, failed=at, capture=capture, key=item.key):
@@ -164,19 +163,19 @@ def test_a_request_that_cannot_run_again_fails(shared: Path) -> None:
 def test_rows_that_cannot_be_kept_fail_their_request_alone(
     shared: Path, kind: Literal["packed", "traced"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sum on the host that runs out of memory is no failure of the pass."""
-    hooks, real = stream_model(shared, "llama"), Record.add
-    calls: list[Record] = []
+    """A sum that runs out of memory is no failure of the pass."""
+    hooks, real = stream_model(shared, "llama"), LayoutRows.note
+    calls: list[LayoutRows] = []
 
-    def add(self: Record, *args: Any) -> None:
+    def note(self: LayoutRows, tokens: Sequence[int]) -> list[Block]:
         calls.append(self)
         if len(calls) > 4 and self is calls[0]:
             raise MemoryError
-        real(self, *args)
+        return real(self, tokens)
 
     items = _requests(hooks, capture=True)
     due = StreamRun(items).run(hooks, kind)
-    monkeypatch.setattr(Record, "add", add)
+    monkeypatch.setattr(LayoutRows, "note", note)
     run = StreamRun(items).run(hooks, kind)
     assert list(run.errors) == ["a"] and run.ids("b") == due.ids("b")
     torch.testing.assert_close(run.rows("b", "resid_post.1"), due.rows("b", "resid_post.1"))

@@ -10,7 +10,7 @@ import torch
 from actograph.contract.errors import CaptureFailed
 from tests.support.plain_forward import plain_rows
 from tests.support.stream_run import StreamRun, ask, plan_of, prompts, stream_model
-from worker.engine.capture.pool import Layout
+from worker.engine.capture.pool import Pool
 from worker.engine.capture.record import Record
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import StatisticsOptions
@@ -77,8 +77,9 @@ def _failing(real: Callable[..., Any], call: int) -> Callable[..., Any]:
         (PackedForward, "fork"),
         (Record, "begin_with"),
         (Record, "reserve"),
-        (Layout, "staging"),
-        (Layout, "empty"),
+        (Pool, "open"),
+        (Pool, "take"),
+        (Pool, "reserve"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

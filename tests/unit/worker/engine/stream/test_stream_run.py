@@ -221,7 +221,7 @@ def test_a_slow_sink_holds_the_run_up_and_its_heart_beats_meanwhile(hooks: Model
     run = StreamRun([slow])
     beats: list[int] = []
     run.on_write = lambda key: run.wait_for_beats(2, beats)
-    run.run(hooks, rows=3 * 64 * 3 * 32 * 4)
+    run.run(hooks, rows=2 * 64 * 3 * 32 * 4)
     assert run.statistics.waits > 3 and run.writes > 2 and sum(beats) >= 2 * (run.writes - 1)
     assert run.tokens("slow", HOOK) == list(range(302))
 
@@ -229,7 +229,7 @@ def test_a_slow_sink_holds_the_run_up_and_its_heart_beats_meanwhile(hooks: Model
 def test_a_request_whose_rows_have_no_room_fails_and_holds_nobody_up(hooks: ModelHooks) -> None:
     block = 64 * 32 * 4
     wide = CapturePlan(hooks=(HOOK, "resid_post.0", "mlp_in.0"))
-    run = StreamRun([ask("wide", (5, 6), 3, capture=wide), *_good()]).run(hooks, rows=4 * block)
+    run = StreamRun([ask("wide", (5, 6), 3, capture=wide), *_good()]).run(hooks, rows=2 * block)
     assert {key: type(error) for key, error in run.errors.items()} == {"wide": OutOfDeviceMemory}
     _assert_good(hooks, run, _good())
 
@@ -247,7 +247,7 @@ def test_rows_that_the_sink_holds_take_of_the_same_memory(hooks: ModelHooks) -> 
         most = max(most, run.running())
 
     run.on_beat = count
-    run.run(hooks, rows=(64 + 2 * (64 + 100) + 70) * row, step_tokens=64)
+    run.run(hooks, rows=(2 * (64 + 100) + 70) * row, step_tokens=64)
     assert {key: type(error) for key, error in run.errors.items()} == {"wide": OutOfDeviceMemory}
     assert most == 2
     _assert_good(hooks, run, items)
@@ -262,7 +262,7 @@ def test_neither_arena_nor_pool_with_little_room_blocks_forks(
     block = 64 * 32 * 4
     for arena, blocks in ((240, 99), (300, 99), (400, 3), (400, 2), (800, 4), (4000, 99)):
         with subtests.test(arena=arena, blocks=blocks):
-            run = StreamRun(items).run(hooks, most=4, step_tokens=64, arena=arena, rows=block * (blocks + 1))
+            run = StreamRun(items).run(hooks, most=4, step_tokens=64, arena=arena, rows=block * blocks)
             assert not run.errors
             _assert_good(hooks, run, items)
     assert run.statistics.shared == 4 * 128

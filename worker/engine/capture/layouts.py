@@ -1,0 +1,92 @@
+"""Layouts: points whose rows lie in the same blocks."""
+
+from dataclasses import dataclass
+
+import torch
+
+from evals.plans import BLOCK_ROWS
+from worker.engine.capture.selection import Columns, stored_dtype
+from worker.engine.locations import ModelHooks
+from worker.engine.runs import DTYPES, CapturePlan
+
+#: rows of a block
+BLOCK = BLOCK_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Points whose rows have one width and one dtype."""
+
+    locations: tuple[str, ...]  # in execution order
+    names: tuple[tuple[str, ...], ...]  # hooks of each location
+    width: int
+    source: torch.dtype  # as the model computes the rows
+    stored: torch.dtype  # as the blocks hold them
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Points of a plan with rows of the same tokens.
+
+    Attributes:
+        tail: the points exist only for tokens whose logits are computed.
+        kept: the rows are delivered.
+        summed: the rows are summed up.
+    """
+
+    groups: tuple[Group, ...]
+    tail: bool
+    kept: bool = True
+    summed: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's rows."""
+        return sum(len(g.locations) * g.width * g.stored.itemsize for g in self.groups)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.row_bytes * BLOCK
+
+
+def layouts_of(hooks: ModelHooks, plan: CapturePlan) -> list[Layout]:
+    """Layouts of a plan's points: those with all tokens, then those with the last ones alone.
+
+    Rows are summed up as the model computes them. If they are delivered in another dtype besides, they are
+    written twice, to a layout that is kept and to one that is summed.
+
+    Raises:
+        UnknownHook: the model has no such hook.
+        CaptureFailed: a hook has too few columns.
+    """
+    columns, requested = Columns(plan.shaping.columns), DTYPES.get(plan.dtype)
+    alike: dict[bool, dict[tuple[int, torch.dtype], list[tuple[str, tuple[str, ...]]]]] = {}
+    for location, names in hooks.reads(plan.hooks):
+        info = hooks.structure.module_tensors[location]
+        key = (columns.width(info.width, names[0]), getattr(torch, info.dtype))
+        alike.setdefault(info.tail_only, {}).setdefault(key, []).append((location, names))
+    layouts = []
+    kept, summed = plan.shaping.keeps_rows, plan.shaping.summarises
+    for tail, points in sorted(alike.items()):
+        stored = _groups(points, requested)
+        source = _groups(points, None)
+        if kept:
+            layouts.append(Layout(stored, tail, summed=summed and stored == source))
+        if summed and not (kept and stored == source):
+            layouts.append(Layout(source, tail, kept=False, summed=True))
+    return layouts
+
+
+def _groups(
+    points: dict[tuple[int, torch.dtype], list[tuple[str, tuple[str, ...]]]], requested: torch.dtype | None
+) -> tuple[Group, ...]:
+    return tuple(
+        Group(
+            tuple(location for location, _ in own),
+            tuple(names for _, names in own),
+            width,
+            source,
+            stored_dtype(source, requested),
+        )
+        for (width, source), own in points.items()
+    )

@@ -1,0 +1,116 @@
+"""Copies of a plan's points: which rows of a pass go to which places of their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.engine.capture.layouts import BLOCK
+from worker.engine.capture.pool import SPARE, Region
+from worker.engine.capture.record import LayoutRows, Record
+from worker.engine.capture.selection import Columns, index_on
+
+
+class Capture:
+    """Copies of one layout's rows in one pass after the other.
+
+    Attributes:
+        owners: requests with rows in this pass, and their token numbers.
+    """
+
+    def __init__(self, region: Region, columns: Columns) -> None:
+        self.region, self.layout = region, region.layout
+        self._columns, self._device = columns, region.slabs[0].device
+        self._sizes = [len(group.locations) * BLOCK for group in region.layout.groups]
+        self._places: list[int] = []  # of the written rows in the tensors of the pass
+        self._targets: list[list[int]] = []  # of the same rows in each group's slab
+        self._spread = self._selects = False
+        self._selected: dict[torch.device, Tensor] = {}
+        self._index: Sequence[Tensor] = ()  # of each group
+        self._fixed = torch.empty(len(region.layout.groups), 0, dtype=torch.int64, device=self._device)
+        self.owners: list[tuple[Record, LayoutRows, Sequence[int]]] = []
+
+    def begin(self, spread: int) -> None:
+        """Begin a pass; with `spread` rows, all of them are written, those of nobody to the spare block."""
+        self.owners, self._selected, self._spread = [], {}, spread > 0
+        self._places = list(range(spread))
+        self._targets = [[SPARE * size + i % BLOCK for i in range(spread)] for size in self._sizes]
+
+    def add(self, record: Record, own: LayoutRows, tokens: Sequence[int], places: Sequence[int]) -> None:
+        """Write rows of a request's tokens, which lie at these places in the tensors of the pass."""
+        self.owners.append((record, own, tokens))
+        if not self._spread:
+            self._places += places
+        at = 0
+        for block, first, count in own.segments(len(tokens)):
+            for size, targets in zip(self._sizes, self._targets, strict=True):
+                start = block * size + first
+                if self._spread:
+                    for i in range(count):
+                        targets[places[at + i]] = start + i
+                else:
+                    targets.extend(range(start, start + count))
+            at += count
+
+    def ready(self, count: int, *, fixed: bool) -> None:
+        """Make the index of a pass of `count` rows; a `fixed` one is always in the same memory."""
+        self._selects = len(self._places) != count
+        if not fixed:
+            self._index = index_on(self._targets, self._device).unbind()
+            return
+        if self._fixed.shape[1] < count:
+            self._fixed = self._fixed.new_empty(len(self._targets), max(count, BLOCK))
+        index = self._fixed[:, :count]
+        self._index = index.copy_(index_on(self._targets, self._device)).unbind()
+
+    def writes(self, group: int) -> list[tuple[Tensor, Tensor]]:
+        """Where each point of a group writes in this pass: its rows [.., width], and their numbers."""
+        index = self._index[group]
+        return [(target, index) for target in self.region.points[group]]
+
+    def take(self, target: Tensor, index: Tensor, rows: Tensor) -> None:
+        """Copy a point's rows [tokens, width] to their blocks; see `writes`."""
+        if self._selects:
+            if rows.device not in self._selected:
+                self._selected[rows.device] = index_on(self._places, rows.device)
+            rows = rows.index_select(0, self._selected[rows.device])
+        if not self._columns.all:
+            rows = self._columns.of(rows)
+        if rows.dtype != target.dtype or rows.device != self._device:
+            rows = rows.to(self._device, target.dtype)
+        target.index_copy_(0, index, rows)
+
+    @property
+    def memory(self) -> tuple[object, ...]:
+        """Identity of what a pass of fixed shape writes to."""
+        slabs = (slab.data_ptr() for slab in self.region.slabs)
+        return (id(self), self._fixed.data_ptr(), *slabs)
+
+    def written(self) -> list[tuple[Tensor, Tensor]]:
+        """Of each group its slab as rows [.., width], and the numbers of rows that this pass writes.
+
+        The spare block is left out: several rows may go to the same place there.
+        """
+        found = []
+        for group, targets in enumerate(self._targets):
+            slab, size = self.region.slabs[group], self._sizes[group]
+            own = [row + p for row in targets if row // size != SPARE for p in range(0, size, BLOCK)]
+            found.append((slab.view(-1, slab.shape[-1]), index_on(own, self._device)))
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class Points:
+    """Captures of one plan, and the number of live requests that have it."""
+
+    key: tuple[object, ...]
+    captures: list[Capture]
+    number: int  # in the order in which plans came
+    users: int = 0
+
+    @property
+    def regions(self) -> list[Region]:
+        return [capture.region for capture in self.captures]
