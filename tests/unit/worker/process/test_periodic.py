@@ -70,7 +70,7 @@ def test_heartbeats_outlive_an_error_of_any_kind(
 def test_a_worker_that_the_index_forgot_is_told(beat: Callable[..., None]) -> None:
     told: list[None] = []
     beat(told, dict, lambda: told.append(None))
-    assert len(told) == 5
+    assert len(told) >= 5
 
 
 def test_a_wake_up_is_served_at_once_and_a_stop_waits_for_no_pause() -> None:
