@@ -128,7 +128,7 @@ class Desk:
             self._feeder.join()
         self._calling.shutdown(cancel_futures=True)
         for talk in list(self._running.values()):  # the run was stopped, or failed, before their turn
-            if failure is not None:
+            if failure is not None and talk.was_asked:
                 talk.discard()
             else:
                 talk.fail(Interrupted())

@@ -45,8 +45,6 @@ log = logging.getLogger(__name__)
 _AHEAD = 8
 #: seconds between two looks at the source and the control, if nothing wakes them sooner
 _LOOK_SECONDS = 0.05
-#: seconds that a question about memory may take
-_MEMORY_SECONDS = 2.0
 #: seconds for a process to end by itself
 _END_SECONDS = 5.0
 
@@ -106,7 +104,6 @@ class EngineProcess:
         self._slots = 1
         self._load: tuple[dict[str, Any], bytes] | None = None
         self._memory: dict[str, int] = {}
-        self._memory_told = 0
         self._reason: WorkerStalled | None = None
         self._run: _Run | None = None
         self._vectors: set[str] = set()
@@ -280,16 +277,8 @@ class EngineProcess:
             self._channel.send({"m": "forget", "sums": sums})
 
     def memory(self) -> dict[str, int]:
-        """See `Engine.memory`. The last known numbers if the process does not answer in time."""
-        with self._changed:
-            told = self._memory_told
-        try:
-            self._channel.send({"m": "memory"})
-        except ChannelClosed:
-            return {}
-        with self._changed:
-            self._changed.wait_for(lambda: self._memory_told > told or self._has_ended, _MEMORY_SECONDS)
-            return dict(self._memory)
+        """See `Engine.memory`: as the process last told, at most a second ago while it runs requests."""
+        return dict(self._memory)
 
     def kill(self, reason: WorkerStalled) -> None:
         """See `Engine.kill`."""
@@ -351,9 +340,7 @@ class EngineProcess:
                     self._load = message, raw
                     self._changed.notify_all()
             case "memory":
-                with self._changed:
-                    self._memory, self._memory_told = message["numbers"], self._memory_told + 1
-                    self._changed.notify_all()
+                self._memory = message["numbers"]
             case _:
                 self._take_of_run(message, raw)
 

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import threading
+import time
 import weakref
 from bisect import bisect_right
 from collections import deque
@@ -37,8 +38,8 @@ from worker.text.tokenizer import tokenizer_data
 
 log = logging.getLogger(__name__)
 
-#: seconds for which the end of an idle run is looked for
-_WAIT_SECONDS = 0.2
+#: seconds between two messages about memory in a run
+_MEMORY_SECONDS = 1.0
 
 
 class Service:
@@ -49,6 +50,7 @@ class Service:
         self._engine: Engine | None = None
         self._translation: Translation | None = None
         self._resting: dict[str, int] = {}
+        self._memory_told = float("-inf")
         self._orders: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._vectors: dict[str, NDArray[np.float32]] = {}
         self._run = _Run(self)
@@ -101,8 +103,6 @@ class Service:
             case "forget":
                 if self._translation is not None:
                     self._translation.forget(message["sums"])
-            case "memory":
-                self._send_memory()
             case "drop" | "close" | "stop" as kind:
                 self._run.told(kind, message.get("keys", ()))
 
@@ -121,8 +121,12 @@ class Service:
             )
             self.send({"m": "done", "generation": messages.generation_json(failed)})
 
-    def _send_memory(self) -> None:
-        engine = self._engine
+    def send_memory(self, *, every: float = 0.0) -> None:
+        """Tell the host the memory in use, if it was not told in the last `every` seconds."""
+        moment = time.monotonic()
+        if moment - self._memory_told < every:
+            return
+        self._memory_told, engine = moment, self._engine
         numbers = memory_snapshot(engine.model.devices if engine is not None else ())
         if engine is not None:
             numbers |= capacity(engine.model.layer_devices, self._resting, engine.forwards.pass_bytes)
@@ -156,6 +160,7 @@ class Service:
             return
         self._engine, self._translation = engine, Translation(engine.model)
         self._resting = memory_snapshot(engine.model.devices)
+        self.send_memory()
         loaded = {
             "m": "loaded",
             "structure": engine.structure.model_dump(mode="json"),
@@ -192,6 +197,7 @@ class Service:
                 return False
             self.send({"m": "failed", "error": messages.error_record(error)})
             return True
+        self.send_memory()
         self.send({"m": "ended", "statistics": messages.statistics_json(done)})
         return True
 
@@ -268,6 +274,7 @@ class _Run:
                 self._service.send({"m": "ids", "key": key}, np.asarray(ids[told:], np.int32).tobytes())
                 self._live[key] = ids, len(ids)
         self._service.send({"m": "beat"})
+        self._service.send_memory(every=_MEMORY_SECONDS)
 
     # results and sink
 

@@ -51,6 +51,8 @@ class Talk:
         self.urgent = urgent
         self.calls_tools = self._runner.takes_turns
         self.running = False
+        #: the turn that runs
+        self._begun: TurnPrompt | None = None
         self._recorder: SampleRecorder | None = None
         origin = job.provenance
         #: of the rows that the engine keeps
@@ -86,8 +88,6 @@ class Talk:
         self._results_from: int | None = None
         self._continues = False
         self._called: Called = []
-        #: the turn that runs
-        self._begun: TurnPrompt | None = None
         #: rows that a further turn replaces: summaries, and the last row
         self._latest: dict[str, Rows] = {}
         #: rows of positions that count from the end of the generation
@@ -118,6 +118,11 @@ class Talk:
     def live(self) -> LiveTextWriter | None:
         """Takes the text while it is generated; None if nobody follows it."""
         return self._job.live if self.lease.input.get("live") and self.sampling is not None else None
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether the engine has had a request of it."""
+        return self._begun is not None
 
     @property
     def sums(self) -> str | None:

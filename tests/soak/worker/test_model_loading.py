@@ -92,7 +92,7 @@ class Bench:
 def bench(tmp_path: Path, shared: Path) -> Iterator[Bench]:
     made = Bench(tmp_path, shared)
     yield made
-    made.holder.unload()
+    made.holder.close()
     made.database.close()
 
 
@@ -102,9 +102,9 @@ def test_a_model_is_loaded_as_asked_and_stays_so(bench: Bench) -> None:
         LLAMA, dtype="bfloat16", device_map="cpu", attn_implementation="eager", savepoints=savepoints
     ) == (JobStatus.COMPLETED, "")
     assert bench.worker() == (WorkerStatus.READY, LLAMA)
-    engine = bench.holder.engine_for(LLAMA)
-    assert engine.model.dtype is torch.bfloat16
-    assert engine.model.hf.config._attn_implementation == "eager"
+    structure = bench.holder.engine_for(LLAMA).structure
+    assert structure.dtype == "bfloat16"
+    assert structure.identity is not None and structure.identity.attn_implementation == "eager"
     with bench.database.read() as session:
         stored = workers.structure(session, LLAMA)
     assert stored is not None
@@ -115,9 +115,9 @@ def test_a_model_is_loaded_as_asked_and_stays_so(bench: Bench) -> None:
     # another model and back: the options are those of the last request that succeeded
     assert bench.run(QWEN, ["resid_post.0"]).status == JobStatus.COMPLETED
     assert bench.run(LLAMA, ["late"]).status == JobStatus.COMPLETED
-    assert bench.holder.engine_for(LLAMA).model.dtype is torch.bfloat16
+    assert bench.holder.engine_for(LLAMA).structure.dtype == "bfloat16"
     assert bench.load(LLAMA) == (JobStatus.COMPLETED, "")
-    assert bench.holder.engine_for(LLAMA).model.dtype is torch.float32
+    assert bench.holder.engine_for(LLAMA).structure.dtype == "float32"
     assert bench.run(LLAMA, ["late"]).status == JobStatus.FAILED
 
 

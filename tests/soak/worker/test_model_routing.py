@@ -103,7 +103,7 @@ def make(tmp_path: Path, shared: Path, database: Database, queues: Queues) -> It
 
     yield start
     for worker in made:
-        worker.holder.unload()
+        worker.holder.close()
 
 
 def submit(database: Database, queues: Queues, model: str, count: int = 3) -> str:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from actograph.contract import resources
 from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.model_loads import ModelLoadOptions
-from actograph.contract.models import ModelStructure
+from actograph.contract.models import ModelStructure, parse_served
 from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
 from storage.artifacts.factory import open_store
@@ -29,6 +29,8 @@ from tests.support.indexes import create_index
 from tests.support.submitting import insert
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
+from worker.engine.loading import load_engine
+from worker.engine.messages import RunOptions
 from worker.signals.stop_signal import StopSignal
 
 pytestmark = pytest.mark.integration
@@ -152,7 +154,7 @@ def bench(tmp_path: Path, shared: Path) -> Iterator[Bench]:
     made = Bench(tmp_path, shared)
     yield made
     for worker in made.workers:
-        worker.holder.unload()
+        worker.holder.close()
     made.database.close()
 
 
@@ -238,8 +240,7 @@ def test_weights_that_were_overwritten_fail_the_job_with_both_fingerprints(bench
 
 
 def test_a_file_that_is_overwritten_in_place_does_not_change_the_model_in_memory(bench: Bench) -> None:
-    engine = bench.worker().holder.engine
-    assert engine is not None
+    engine = load_engine(parse_served(f"{MODEL}={bench.folder}"), ModelLoadOptions(), RunOptions())
     before = {name: tensor.clone() for name, tensor in engine.model.hf.state_dict().items()}
     path = bench.folder / "model.safetensors"
     header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
