@@ -236,7 +236,20 @@ class EngineProcess:
                     raise error
                 return ended
             if has_ended:
+                self._cancel_untaken(run)
                 raise self._lost("while it ran samples")
+
+    def _cancel_untaken(self, run: "_Run") -> None:
+        """Cancel requests that the ended process never had: they are not to blame for its end."""
+        for request in [request for key, request in run.live.items() if key not in run.taken]:
+            run.results.done(
+                Generation(
+                    key=request.key,
+                    prompt_ids=request.prompt_ids,
+                    generated_ids=(),
+                    finish_reason="cancelled",
+                )
+            )
 
     def _pull(self, run: "_Run", source: Source, options: RunOptions) -> int:
         """Send requests for which there is room. Returns how many."""
@@ -354,6 +367,8 @@ class EngineProcess:
                 run.results.started(message["key"], tokens)
             case "ids":
                 run.tokens[message["key"]] += np.frombuffer(raw, np.int32).tolist()
+            case "taken":
+                run.taken.add(message["key"])
             case "beat":
                 run.has_beaten = True
             case "failed":
@@ -417,6 +432,7 @@ class EngineProcess:
         data = message["generation"]
         with self._changed:
             request = run.live.pop(data["key"])
+            run.taken.discard(data["key"])
             run.tokens.pop(data["key"], None)
         generation = messages.generation_of(data, request.prompt_ids)
         sink_error = run.sink_errors.pop(data["key"], None)
@@ -434,6 +450,7 @@ class _Run:
 
     Attributes:
         live: requests that were sent and have no result.
+        taken: those of them that the engine's process has read.
         tokens: of live requests whose tokens are told, so far.
         news: something has happened since the last look.
         failure: why the engine's process has ended the run.
@@ -443,6 +460,7 @@ class _Run:
     def __init__(self, results: Results, sink: Sink | None) -> None:
         self.results, self.sink = results, sink
         self.live: dict[str, Request] = {}
+        self.taken: set[str] = set()
         self.tokens: dict[str, list[int]] = {}
         self.sink_errors: dict[str, Exception] = {}
         self.news = self.has_beaten = False

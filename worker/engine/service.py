@@ -109,6 +109,8 @@ class Service:
     def _take_request(self, message: dict[str, Any]) -> None:
         """Queue a request; one that cannot be read fails alone."""
         data = message["request"]
+        # before it can do any harm: what was not taken is not to blame for the end of this process
+        self.send({"m": "taken", "key": data["key"]})
         try:
             assert self._translation is not None
             vectors = [None if name is None else self._vectors[name] for name in message["vectors"]]

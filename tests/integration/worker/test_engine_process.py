@@ -211,6 +211,30 @@ def test_a_process_that_ends_in_a_run_loses_what_ran_and_nothing_else(
     process.close()
 
 
+def test_requests_that_an_ended_process_never_had_are_cancelled_and_not_lost(
+    shared: Path, tmp_path: Path
+) -> None:
+    process = EngineProcess(settings_of(tmp_path))
+    process.load(parse_served(f"{MODEL}={shared / 'models' / MODEL}"), ModelLoadOptions())
+    os.kill(process.pid, signal.SIGSTOP)
+    run, raised = AskedRun([Request(key="late", prompt_ids=(5, 6), seed=0)]), list[Exception]()
+
+    def follow() -> None:
+        try:
+            run.through(process, OPTIONS)
+        except DeviceLost as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    wait_until(lambda: run.exhausted)
+    os.kill(process.pid, signal.SIGKILL)
+    thread.join(60)
+    assert raised
+    assert (run.made["late"].finish_reason, run.made["late"].error) == ("cancelled", None)
+    process.close()
+
+
 def test_a_host_that_is_gone_takes_its_engine_along(shared: Path, tmp_path: Path) -> None:
     process = EngineProcess(settings_of(tmp_path))
     process._channel.close()  # as the kernel does at the end of a process
