@@ -29,6 +29,7 @@ from worker.engine import messages
 from worker.engine.channel import Channel, ChannelClosed, array_of, mapped
 from worker.engine.messages import (
     Control,
+    Generation,
     Request,
     Results,
     Rows,
@@ -364,9 +365,12 @@ class EngineProcess:
         match message["m"]:
             case "started":
                 run.tokens[message["key"]] = tokens = list[int]()
-                run.results.started(message["key"], tokens)
-            case "ids":
-                run.tokens[message["key"]] += np.frombuffer(raw, np.int32).tolist()
+                try:
+                    run.results.started(message["key"], tokens)
+                except Exception as raised:  # noqa: BLE001 (it ends the run)
+                    run.error = run.error or raised
+            case "ids":  # perhaps of one whose result has overtaken them
+                run.tokens.get(message["key"], []).extend(np.frombuffer(raw, np.int32).tolist())
             case "taken":
                 run.taken.add(message["key"])
             case "beat":
