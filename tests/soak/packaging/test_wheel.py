@@ -22,7 +22,6 @@ DATA = {
     "actograph/demo/model/model.safetensors",
     "actograph/demo/problems.jsonl",
     "actograph/py.typed",
-    "actograph/tasks/gsm8k_cot_examples.jsonl",
 }
 
 
