@@ -32,7 +32,7 @@ def assert_admitted(runs: list[dict[str, Any]], slots: int = 256, *, least: int 
     """All requests of every run were admitted, decoded together, and left a GB of the card.
 
     Args:
-        least: requests at once with all points, whose blocks fill their share of the card or of the host first.
+        least: requests at once with all points, whose blocks fill the card's share or the host's first.
     """
     for one in runs:
         assert one["errors"] == [], one
