@@ -1,1 +1,1 @@
-"""What an evaluation is, for API and worker alike: rows, prompts, tools, scoring, statistics, sizes."""
+"""Evaluations, for API and worker alike: rows, prompts, tools, scoring, statistics, sizes of jobs."""

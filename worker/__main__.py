@@ -9,15 +9,12 @@ import signal
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any
-
-from celery import Celery, signals
 
 from actograph import redaction
 from actograph.contract.errors import ActographError
-from actograph.settings import Settings, settings_or_exit
-from storage.broker.broker import WAKE_TASK, celery_app
+from actograph.settings import settings_or_exit
 from worker.process.host import Host, served_models
+from worker.process.wake_ups import take_wake_ups
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
@@ -39,7 +36,7 @@ def main() -> int:
     host = Host(settings, stop, served)
     try:
         host.start()
-        _serve(settings, host, served, stop)
+        take_wake_ups(settings, served, host.wake, stop)
     except SystemExit as ended:
         if ended.code not in (None, 0) and not stop.failure():
             return int(ended.code) if isinstance(ended.code, int) else 1
@@ -61,33 +58,6 @@ def _end_early(stop: StopSignal) -> None:
     """A stop while the model is loaded."""
     stop.set()
     raise SystemExit(0)
-
-
-def _serve(settings: Settings, host: Host, served: list[str], stop: StopSignal) -> None:
-    """Take wake-ups until the worker is told to stop; raises SystemExit then."""
-    app = _app(settings, host, served, stop)
-    options = ["--without-gossip", "--without-mingle", "--pool=solo"]
-    app.worker_main(["worker", "--loglevel", settings.log_level, *options])
-
-
-def _app(settings: Settings, host: Host, served: list[str], stop: StopSignal) -> Celery:
-    """The Celery app that takes wake-ups for these models."""
-    app = celery_app(settings.broker_url, served)
-
-    @app.task(name=WAKE_TASK)  # type: ignore[untyped-decorator]
-    def wake(_model: str) -> None:
-        host.wake()
-
-    def keep_logging(**_: Any) -> None:
-        for noisy in ("celery.app.trace", "celery.worker.strategy"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
-
-    def end(**_: Any) -> None:
-        stop.set()
-
-    signals.setup_logging.connect(keep_logging, weak=False)
-    signals.worker_shutting_down.connect(end, weak=False)
-    return app
 
 
 def tune_for_cpu(environment: MutableMapping[str, str]) -> None:

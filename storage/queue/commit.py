@@ -235,7 +235,7 @@ def _completed(session: Session, held: Sequence[LeasedSample]) -> set[str]:
 
 
 def _tallies(kept: Sequence[Ended], seconds: float) -> list[Tally]:
-    """What outcomes add to their jobs and to the counters."""
+    """Tallies of outcomes, for their jobs and the counters."""
     found: dict[str, Tally] = {}
     for one in kept:
         job_id = one.lease.job_id

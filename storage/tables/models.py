@@ -155,7 +155,7 @@ class SampleRow(Base):
 
 
 class TallyRow(Base):
-    """What one commit adds to its job, see `storage.index.tallies`.
+    """One commit's additions to its job, see `storage.index.tallies`.
 
     Without a foreign key, whose check would lock the job. A job that has ended has none.
     """

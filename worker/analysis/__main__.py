@@ -8,16 +8,12 @@ import logging
 import os
 import signal
 import sys
-from typing import Any
-
-from celery import Celery, signals
 
 from actograph import redaction
 from actograph.contract.analyses.specs import ANALYSIS
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings, settings_or_exit
 from storage.artifacts.factory import open_store
-from storage.broker.broker import WAKE_TASK, celery_app
 from storage.broker.hints import HintSender
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
@@ -26,6 +22,7 @@ from worker.analysis.drain import AnalysisDrain
 from worker.process.entry import enter
 from worker.process.listening import Listening
 from worker.process.periodic import FORGOTTEN, heartbeat, idle_look
+from worker.process.wake_ups import take_wake_ups
 from worker.signals.hints import HEARTBEAT_SECONDS, Hints
 from worker.signals.stop_signal import StopSignal
 
@@ -106,10 +103,8 @@ def main() -> int:
         sys.stderr.write(f"worker: {' '.join(str(error).split())}\n")
         return 1
     worker.start()
-    app = _app(settings, worker, stop)
     try:
-        options = ["--without-gossip", "--without-mingle", "--pool=solo"]
-        app.worker_main(["worker", "--loglevel", settings.log_level, *options])
+        take_wake_ups(settings, [ANALYSIS], worker.wake, stop)
     except SystemExit as ended:
         if ended.code not in (None, 0):
             return 1
@@ -120,26 +115,6 @@ def main() -> int:
         sys.stderr.write(f"worker: {failure}\n")
         return 1
     return 0
-
-
-def _app(settings: Settings, worker: AnalysisWorker, stop: StopSignal) -> Celery:
-    """The Celery app that takes wake-ups for analyses."""
-    app = celery_app(settings.broker_url, [ANALYSIS])
-
-    @app.task(name=WAKE_TASK)  # type: ignore[untyped-decorator]
-    def wake(_model: str) -> None:
-        worker.wake()
-
-    def keep_logging(**_: Any) -> None:
-        for noisy in ("celery.app.trace", "celery.worker.strategy"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
-
-    def end(**_: Any) -> None:
-        stop.set()
-
-    signals.setup_logging.connect(keep_logging, weak=False)
-    signals.worker_shutting_down.connect(end, weak=False)
-    return app
 
 
 if __name__ == "__main__":

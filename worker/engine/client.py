@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.contract.errors import ActographError, CaptureFailed, DeviceLost, WorkerStalled
+from actograph.contract.errors import ActographError, CaptureFailed, DeviceLost, ModelRefused, WorkerStalled
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import ModelStructure, ServedModel
 from actograph.settings import Settings
@@ -186,7 +186,10 @@ class EngineProcess:
         message, raw = answer
         if message["m"] == "refused":
             raise messages.error_of(message["error"])
-        self._tokenizer = tokenizer_of(json.loads(raw))
+        try:
+            self._tokenizer = tokenizer_of(json.loads(raw))
+        except ValueError as error:
+            raise ModelRefused(f"{model.name}: {error}") from error
         self._slots = message["slots"]
         self._structure = ModelStructure.model_validate(message["structure"])
 
@@ -450,7 +453,7 @@ class EngineProcess:
 
 
 class _Run:
-    """What the host knows of a run.
+    """State of a run at the host.
 
     Attributes:
         live: requests that were sent and have no result.

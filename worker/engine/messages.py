@@ -1,4 +1,4 @@
-"""What crosses between a host and the engine's process: requests, answers, rows, sizes of a run.
+"""Messages between a host and the engine's process: requests, answers, rows, sizes of a run.
 
 Plain data without torch: the host imports nothing else of the engine. A host prompts, scores and stores; the
 engine turns token ids into token ids and rows.
@@ -317,7 +317,7 @@ class Sink(Protocol):
 # their JSON
 
 
-def errors_by_code() -> dict[str, type[ActographError]]:
+def errors_by_class() -> dict[str, type[ActographError]]:
     """Every class of error by its name, which crosses beside the message."""
     found: dict[str, type[ActographError]] = {}
     waiting: list[type[ActographError]] = [ActographError]
@@ -346,7 +346,7 @@ class EngineError(Exception):
 
 def error_of(record: Mapping[str, Any]) -> Exception:
     """The error of a record."""
-    kind = errors_by_code().get(record["kind"])
+    kind = errors_by_class().get(record["kind"])
     if kind is None:
         return EngineError(record["message"])
     error = kind(record["message"])

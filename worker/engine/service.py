@@ -151,6 +151,7 @@ class Service:
                 device=order["device"],
                 revision=order["revision"],
             )
+            tokenizer = json.dumps(_crossing(engine)).encode()
         except Exception as error:
             self._unload()
             if is_device_lost(error):
@@ -168,7 +169,7 @@ class Service:
             "structure": engine.structure.model_dump(mode="json"),
             "slots": engine.forwards.slots(usual),
         }
-        self.send(loaded, json.dumps(tokenizer_data(engine.model.tokenizer)).encode())
+        self.send(loaded, tokenizer)
 
     def _unload(self) -> None:
         self._engine = self._translation = None
@@ -202,6 +203,14 @@ class Service:
         self.send_memory()
         self.send({"m": "ended", "statistics": messages.statistics_json(done)})
         return True
+
+
+def _crossing(engine: Engine) -> dict[str, Any]:
+    """The model's tokenizer as data. Raises ModelRefused."""
+    try:
+        return tokenizer_data(engine.model.tokenizer)
+    except ValueError as error:
+        raise ModelRefused(f"{engine.structure.model}: {error}") from error
 
 
 class _Run:
@@ -333,7 +342,7 @@ class _Regions:
         weakref.finalize(owner, self._gone, (address, size, number))
 
     def described(self, rows: Mapping[str, Rows]) -> tuple[list[dict[str, Any]], bytes]:
-        """Where rows lie, hook by hook; and the bytes of those that lie in no region."""
+        """Places of rows, hook by hook; and the bytes of those that lie in no region."""
         hooks: dict[int, list[str]] = {}
         for hook, one in rows.items():
             hooks.setdefault(id(one), []).append(hook)

@@ -17,11 +17,18 @@ from transformers.tokenization_utils_tokenizers import TokenizersBackend
 Tokenizer = PreTrainedTokenizerBase
 
 
-def tokenizer_data(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """A tokenizer as JSON; None if it is not one of the `tokenizers` library."""
+def tokenizer_data(tokenizer: Tokenizer) -> dict[str, Any]:
+    """A tokenizer as JSON.
+
+    Raises:
+        ValueError: it is not one of the `tokenizers` library.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        return None
+        raise ValueError(
+            f"its tokenizer ({type(tokenizer).__name__}) is written in Python, and only those of the "
+            "`tokenizers` library are served; convert it to a tokenizer.json"
+        )
     return {
         "backend": backend.to_str(),
         "special_tokens": dict(tokenizer.special_tokens_map),

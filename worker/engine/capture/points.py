@@ -67,7 +67,7 @@ class Capture:
         self._index = index.copy_(index_on(self._targets, self._device)).unbind()
 
     def writes(self, group: int) -> list[tuple[Tensor, Tensor]]:
-        """Where each point of a group writes in this pass: its rows [.., width], and their numbers."""
+        """Targets of each point of a group in this pass: rows [.., width], and their numbers."""
         index = self._index[group]
         return [(target, index) for target in self.region.points[group]]
 
@@ -90,7 +90,7 @@ class Capture:
         return (id(self), self._fixed.data_ptr(), *slabs)
 
     def written(self) -> list[tuple[Tensor, Tensor]]:
-        """Of each group its slab as rows [.., width], and the numbers of rows that this pass writes.
+        """Slabs of all groups as rows [.., width], and the numbers of rows that this pass writes.
 
         The spare block is left out: several rows may go to the same place there.
         """

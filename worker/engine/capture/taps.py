@@ -170,7 +170,7 @@ class Taps:
         return tuple(capture.memory for capture in self.captures)
 
     def written(self) -> list[tuple[Tensor, Tensor]]:
-        """What this pass writes: slabs as rows [.., width], and the numbers of rows in each."""
+        """Targets of this pass: slabs as rows [.., width], and the numbers of rows in each."""
         return [pair for capture in self.captures for pair in capture.written()]
 
     def _write(self, write: Write, part: Part, kept: dict[int, int]) -> None:

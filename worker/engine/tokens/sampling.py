@@ -95,7 +95,7 @@ class Warps(NamedTuple):
     most: int = 0
 
     def of(self, rows: slice) -> "Warps":
-        """Those of some rows."""
+        """The same for some of the rows."""
         min_p = None if self.min_p is None else self.min_p[rows]
         return self._replace(
             temperature=self.temperature[rows], top_p=self.top_p[rows], top_k=self.top_k[rows], min_p=min_p

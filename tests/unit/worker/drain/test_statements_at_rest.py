@@ -1,4 +1,4 @@
-"""What a running worker asks the index while nothing changes: a few statements in each heartbeat."""
+"""Statements of a running worker while nothing changes: a few in each heartbeat."""
 
 from collections.abc import Callable
 from pathlib import Path

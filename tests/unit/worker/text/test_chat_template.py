@@ -1,5 +1,6 @@
 """Rendering and encoding with two real tokenizers: one with a chat template, one without but with a BOS."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from worker.text.chat_template import (
     render_chat,
     template_sha256,
 )
-from worker.text.tokenizer import tokenizer_sha256
+from worker.text.tokenizer import special_ids, tokenizer_data, tokenizer_of, tokenizer_sha256
 
 CALCULATOR = {
     "type": "function",
@@ -140,3 +141,29 @@ def test_digest_of_a_tokenizer_does_not_change_with_use(demo: PreTrainedTokenize
     assert tokenizer_sha256(demo) == before == tokenizer_sha256(AutoTokenizer.from_pretrained(MODEL_DIR))
     demo.add_tokens(["<new>"])
     assert tokenizer_sha256(demo) != before
+
+
+def test_a_tokenizer_crosses_to_another_process_unchanged(
+    demo: PreTrainedTokenizerBase,
+    llama: PreTrainedTokenizerBase,
+    qwen: PreTrainedTokenizerBase,
+    subtests: pytest.Subtests,
+) -> None:
+    for name, one in (("demo", demo), ("llama", llama), ("qwen", qwen)):
+        with subtests.test(name):
+            made = tokenizer_of(json.loads(json.dumps(tokenizer_data(one))))
+            for text in ("<s>Once upon", " a\n<think>b</think> 12+3=", "Évaluer \U0001f600"):
+                for special in (True, False):
+                    ids = one.encode(text, add_special_tokens=special)
+                    assert made.encode(text, add_special_tokens=special) == ids
+                    assert made.decode(ids) == one.decode(ids)
+            assert special_ids(made) == special_ids(one)
+            assert template_sha256(made) == template_sha256(one)
+            changed = tokenizer_data(one) | {"special_tokens": {"eos_token": "<other>"}}
+            with pytest.raises(ValueError, match="unchanged"):
+                tokenizer_of(changed)
+
+
+def test_a_tokenizer_written_in_python_does_not_cross() -> None:
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        tokenizer_data(object())  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ def _all(sampler: Sampler) -> list[_Request]:
 def _run(
     arranged: Callable[[list[_Request]], Sequence[Sequence[_Request]]], *, half: bool = True
 ) -> list[list[ChosenToken]]:
-    """What each request chooses, if each step's passes are arranged so."""
+    """The tokens of each request, if each step's passes are arranged so."""
     sampler = Sampler(torch.device("cpu"), VOCAB)
     requests = _all(sampler)
     for one in requests:
