@@ -501,9 +501,8 @@ def world(
             module_locations=list(tensors),
             module_tensors=tensors,
         )
-        lm: Any = SimpleNamespace(_module=hf)
         tokenizer: Any = SimpleNamespace(eos_token_id=None, model_max_length=1 << 40)
-        model = LoadedModel(name=shape, lm=lm, tokenizer=tokenizer, handoffs=None)  # type: ignore[arg-type]
+        model = LoadedModel(name=shape, hf=hf, tokenizer=tokenizer)
         widths = {name: info.width for name, info in tensors.items()}
         yield ModelHooks(model, structure, {name: name for name in tensors}, frozenset(), widths), card()
 

@@ -176,6 +176,7 @@ class EngineProcess:
                 "slots": settings.slots,
                 "cuda_graphs": settings.cuda_graphs,
                 "threads": settings.threads,
+                "ranks": settings.tensor_parallel,
             }
         )
         with self._changed:
@@ -301,7 +302,7 @@ class EngineProcess:
         """See `Engine.kill`."""
         with self._changed:
             self._reason = self._reason or reason
-        self._process.kill()
+        self._kill()
 
     def close(self) -> None:
         """End the process, and wait for its end."""
@@ -309,10 +310,15 @@ class EngineProcess:
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         for thread in self._threads:
             thread.join()
+
+    def _kill(self) -> None:
+        """End the process and the further ranks that it has started, which may hang."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _lost(self, doing: str) -> DeviceLost | WorkerStalled:
         code = self._process.wait()
@@ -337,7 +343,7 @@ class EngineProcess:
             pass
         except Exception:
             log.exception("the engine's process sent what cannot be read; it is ended")
-            self._process.kill()
+        self._kill()
         self._process.wait()
         with self._changed:
             self._has_ended = True

@@ -6,22 +6,53 @@ the tensor (the residual stream around a norm) see the change as well, which ass
 not give.
 """
 
-from collections.abc import Callable
-
 import torch
+from torch import Tensor
 
+from actograph.contract.interventions import Op
 from worker.engine.requests import Edit
 
-Change = Callable[[torch.Tensor], torch.Tensor]  # float32 [rows, width] -> the same shape
 
+class Change:
+    """The change that an intervention makes, of float32 [rows, width] to the same shape.
 
-class _Vector:
-    """A vector, copied to each device on first use."""
+    Attributes:
+        vector: float32 [width], on the CPU; None if the operation has none.
 
-    def __init__(self, vector: torch.Tensor) -> None:
-        self._on = {vector.device: vector}
+    Raises:
+        ValueError: (constructor) the operation needs a vector.
+    """
 
-    def beside(self, x: torch.Tensor) -> torch.Tensor:
+    def __init__(self, op: Op, coefficient: float, vector: Tensor | None) -> None:
+        if vector is None and op not in ("zero", "scale"):
+            raise ValueError(f"{op} needs a vector")
+        self.op, self.coefficient, self.vector = op, coefficient, vector
+        self._on: dict[torch.device, Tensor] = {}
+        if op == "project_out" and vector is not None:
+            exact = vector.to(torch.float64)
+            vector = (exact / exact.norm()).to(torch.float32)
+        elif vector is not None:
+            vector = vector.to(torch.float32) * coefficient
+        if vector is not None:
+            self._on[vector.device] = vector
+
+    def __call__(self, x: Tensor) -> Tensor:
+        match self.op:
+            case "zero":
+                return torch.zeros_like(x)
+            case "scale":
+                return x * self.coefficient
+            case "add":
+                return x + self._beside(x)
+            case "project_out":
+                along = self._beside(x)
+                # a sum per row, and not a matrix product: the same bits in any batch
+                return x - self.coefficient * (x * along).sum(-1, keepdim=True) * along
+            case _:
+                return self._beside(x).expand_as(x)
+
+    def _beside(self, x: Tensor) -> Tensor:
+        """The vector on the device of `x`, copied there on first use."""
         found = self._on.get(x.device)
         if found is None:
             found = self._on[x.device] = next(iter(self._on.values())).to(x.device)
@@ -29,35 +60,11 @@ class _Vector:
 
 
 def change_of(edit: Edit) -> Change:
-    """The change that an edit makes.
-
-    Raises:
-        ValueError: the operation needs a vector.
-    """
-    coefficient = edit.coefficient
-    if edit.op == "zero":
-        return torch.zeros_like
-    if edit.op == "scale":
-        return lambda x: x * coefficient
-    if edit.vector is None:
-        raise ValueError(f"{edit.op} needs a vector")
-    if edit.op == "project_out":
-        exact = edit.vector.to(torch.float64)
-        direction = _Vector((exact / exact.norm()).to(torch.float32))
-
-        # a sum per row, and not a matrix product: the same bits in any batch
-        def without(x: torch.Tensor) -> torch.Tensor:
-            along = direction.beside(x)
-            return x - coefficient * (x * along).sum(-1, keepdim=True) * along
-
-        return without
-    vector = _Vector(edit.vector.to(torch.float32) * coefficient)
-    if edit.op == "add":
-        return lambda x: x + vector.beside(x)
-    return lambda x: vector.beside(x).expand_as(x)
+    """The change that an edit makes. Raises ValueError if the operation needs a vector."""
+    return Change(edit.op, edit.coefficient, edit.vector)
 
 
-def changed(rows: torch.Tensor, change: Change) -> torch.Tensor:
+def changed(rows: Tensor, change: Change) -> Tensor:
     """[rows, ...] after the change, in the dtype and shape that it had."""
     flat = rows.reshape(rows.shape[0], -1).to(torch.float32)
     return change(flat).reshape(rows.shape).to(rows.dtype)

@@ -1,12 +1,14 @@
 """The engine of one model: runs of requests, one at a time."""
 
 import threading
+from typing import Protocol
 
 from actograph.contract.models import ModelStructure
 from worker.engine.forwards import Forwards
 from worker.engine.messages import Control, Results, RunOptions, RunStatistics
 from worker.engine.model.devices import current
 from worker.engine.model.loaded import LoadedModel
+from worker.engine.packed.forward import PackedForward, PassLead
 from worker.engine.runs import Sink, Source
 from worker.engine.stream.loop import Loop
 from worker.engine.structure.structure import discover
@@ -14,10 +16,21 @@ from worker.engine.structure.structure import discover
 _NO_OPTIONS = RunOptions()
 
 
+class Lead(PassLead, Protocol):
+    """Other ranks that share the model."""
+
+    def opened(self, options: RunOptions) -> None: ...
+
+    def closed(self) -> None: ...
+
+
 class Engine:
     """Runs one model: prompts in, continuations and activation rows out.
 
     One run at a time; a second caller waits.
+
+    Attributes:
+        lead: the other ranks, which do all that this one does; None if it is alone, or one of them.
 
     Args:
         usual: options of most runs, for which the device's memory is planned.
@@ -37,6 +50,7 @@ class Engine:
         found = {"engine": "streaming" if reason is None else "traced", "engine_reason": reason}
         self.structure: ModelStructure = self.hooks.structure.model_copy(update=found)
         self._lock = threading.Lock()
+        self.lead: Lead | None = None
 
     def run(
         self,
@@ -55,7 +69,12 @@ class Engine:
             Exception: of `results`, or what makes every pass fail; all requests are cancelled with it.
         """
         with self._lock, current(self.model.device):
+            if self.lead is not None:
+                self.lead.opened(options)
             forward, rows = self.forwards.open(options)
+            if self.lead is not None:
+                assert isinstance(forward, PackedForward)
+                forward.lead(self.lead)
             loop = Loop(
                 forward,
                 rows,
@@ -67,7 +86,10 @@ class Engine:
                 urgent=options.urgent,
                 shard_bytes=options.shard_bytes,
             )
-            return loop.run()
+            done = loop.run()
+            if self.lead is not None:
+                self.lead.closed()
+            return done
 
     def width_of(self, hook: str) -> int:
         """Numbers per token at a hook or module location. Raises UnknownHook."""

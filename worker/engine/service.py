@@ -21,16 +21,15 @@ from numpy.typing import NDArray
 from transformers.utils.logging import disable_progress_bar
 
 from actograph.contract.errors import ActographError, ModelRefused
-from actograph.contract.model_loads import ModelLoadOptions
-from actograph.contract.models import ServedModel
 from worker.engine import messages
 from worker.engine.channel import Channel, ChannelClosed
 from worker.engine.engine import Engine
-from worker.engine.loading import load_engine
+from worker.engine.loading import load_as_ordered, usual_options
 from worker.engine.messages import Generation, Rows, RunOptions
 from worker.engine.model import host_memory
 from worker.engine.model.device_errors import is_device_lost
 from worker.engine.model.memory import capacity, memory_snapshot
+from worker.engine.ranks.lead import Lead
 from worker.engine.requests import RowChunk
 from worker.engine.runs import RunRequest
 from worker.engine.translation import Translation, all_rows
@@ -38,6 +37,8 @@ from worker.text.tokenizer import tokenizer_data
 
 log = logging.getLogger(__name__)
 
+#: status of a process whose device, or one of whose ranks, has failed
+DEVICE_LOST = 3
 #: seconds between two messages about memory in a run
 _MEMORY_SECONDS = 1.0
 
@@ -49,6 +50,7 @@ class Service:
         self._channel = channel
         self._engine: Engine | None = None
         self._translation: Translation | None = None
+        self._lead: Lead | None = None
         self._resting: dict[str, int] = {}
         self._memory_told = float("-inf")
         self._orders: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
@@ -138,27 +140,20 @@ class Service:
 
     def _load(self, order: Mapping[str, Any]) -> None:
         self._unload()
-        model = ServedModel(**order["model"] | {"aliases": frozenset(order["model"]["aliases"])})
-        if order["threads"]:
-            torch.set_num_threads(order["threads"])
-        usual = RunOptions(slots=order["slots"], cuda_graphs=order["cuda_graphs"])
+        name = order["model"]["name"]
         try:
-            engine = load_engine(
-                model,
-                ModelLoadOptions.model_validate(order["options"]),
-                usual,
-                dtype=order["dtype"],
-                device=order["device"],
-                revision=order["revision"],
-            )
+            if order["ranks"] > 1:
+                self._lead = Lead(order, self._lost_rank)
+            engine = load_as_ordered(order)
+            engine.lead = self._lead
             tokenizer = json.dumps(_crossing(engine)).encode()
         except Exception as error:
             self._unload()
             if is_device_lost(error):
                 raise
             if not isinstance(error, ActographError):
-                log.exception("%s cannot be loaded", model.name)
-                error = ModelRefused(f"{model.name} cannot be loaded: {type(error).__name__}: {error}")
+                log.exception("%s cannot be loaded", name)
+                error = ModelRefused(f"{name} cannot be loaded: {type(error).__name__}: {error}")
             self.send({"m": "refused", "error": messages.error_record(error)})
             return
         self._engine, self._translation = engine, Translation(engine.model)
@@ -167,17 +162,28 @@ class Service:
         loaded = {
             "m": "loaded",
             "structure": engine.structure.model_dump(mode="json"),
-            "slots": engine.forwards.slots(usual),
+            "slots": engine.forwards.slots(usual_options(order)),
         }
         self.send(loaded, tokenizer)
 
     def _unload(self) -> None:
         self._engine = self._translation = None
         self._vectors.clear()
+        if self._lead is not None:
+            self._lead.close()
+            self._lead = None
         gc.unfreeze()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _lost_rank(self, refused: Mapping[str, Any] | None) -> None:
+        """End this process, since another rank of the model has ended; it may wait for that one for ever."""
+        if refused is not None:
+            with suppress(ChannelClosed):
+                self.send({"m": "refused", "error": refused})
+        logging.shutdown()
+        os._exit(DEVICE_LOST)
 
     # runs
 

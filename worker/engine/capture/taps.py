@@ -28,6 +28,9 @@ from worker.engine.edits import Change, changed
 from worker.engine.locations import ModelHooks
 from worker.engine.runs import CapturePlan
 
+#: a location's place among all, a change, and the places of the tokens in the tensor that it changes
+PlannedChange = tuple[int, Change, Sequence[int]]
+
 
 @dataclass(slots=True)
 class _Site:
@@ -137,6 +140,28 @@ class Taps:
             for g, group in enumerate(capture.layout.groups):
                 for location, (target, index) in zip(group.locations, capture.writes(g), strict=True):
                     self._site(location).reads.append((capture, target, index))
+
+    def changes(self) -> list[PlannedChange]:
+        """The changes of this pass, in the order in which they are made at each location."""
+        return [
+            (self._order[location], change, places)
+            for location, site in self._sites.items()
+            for _, (change, places) in sorted(site.writes.items(), key=lambda item: item[0][0])
+            if places
+        ]
+
+    def follow(self, changes: Sequence[PlannedChange], tokens: int, kept: int) -> None:
+        """Plan the changes of a pass that another rank has planned.
+
+        Args:
+            tokens: of the pass.
+            kept: those whose logits are computed.
+        """
+        locations = list(self._order)
+        self._counts = {False: tokens, True: kept}
+        self._sites, self.captures = {}, []
+        for number, (place, change, places) in enumerate(changes):
+            self._site(locations[place]).writes[number, ()] = change, list(places)
 
     def at(self, location: str, value: Any) -> None:
         """Edit and read the value at a location, inside the forward pass."""

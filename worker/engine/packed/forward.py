@@ -2,22 +2,32 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.engine.capture.budget import Budget
 from worker.engine.capture.modules import at_module
 from worker.engine.capture.parts import Context, Part, in_pack
-from worker.engine.capture.taps import Taps
+from worker.engine.capture.taps import PlannedChange, Taps
 from worker.engine.locations import ModelHooks, place_of
+from worker.engine.model.device_errors import RankFailed
 from worker.engine.model.host_memory import to_device
-from worker.engine.packed.arena import Arena
+from worker.engine.packed.arena import Arena, Mirror
 from worker.engine.packed.decoding import FixedPass, Replays
 from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.registration import arena_attention, layer_shapes, refusal
 from worker.engine.packed.step import Chunk, Step, running
+
+
+class PassLead(Mirror, Protocol):
+    """Other ranks, which run every pass too."""
+
+    def passes(
+        self, ids: Sequence[int], step: Step, kept: Sequence[int] | None, changes: Sequence[PlannedChange]
+    ) -> None: ...
 
 
 class PackedForward:
@@ -56,7 +66,8 @@ class PackedForward:
         replayed: int = 0,
     ) -> None:
         self.hooks, self.budget = hooks, budget
-        self._spare, self._fused = spare, fused
+        self._spare, self.fused = spare, fused
+        self._lead: PassLead | None = None
         reason = refusal(hooks.model)
         if reason is not None:
             raise UnknownAttention(reason)
@@ -125,10 +136,44 @@ class PackedForward:
         inputs = to_device(np.array([ids, positions]), device)
         self.hook(taps)
         arena = self.arena
-        step = Step(arena.keys, arena.values, spans, chunks, self._fused, self.windows, self.ways)
-        keep = 0 if len(kept) == len(ids) else to_device(np.array(kept or [0]), device)
-        logits = self.logits(inputs[:1], inputs[1:], step, keep)
+        step = Step(arena.keys, arena.values, spans, chunks, self.fused, self.windows, self.ways)
+        places = None if len(kept) == len(ids) else kept or [0]
+        keep = 0 if places is None else to_device(np.array(places), device)
+        if self._lead is not None:
+            self._lead.passes(ids, step, places, taps.changes())
+        try:
+            logits = self.logits(inputs[:1], inputs[1:], step, keep)
+        except Exception as error:
+            if self._lead is None:
+                raise
+            raise RankFailed(f"a pass of several ranks has failed: {error}") from error
         return self._ran(parts, logits if kept else logits[:0])
+
+    def lead(self, lead: PassLead) -> None:
+        """Let other ranks run the same passes from now on."""
+        self._lead = self.arena.mirror = lead
+
+    def follow(
+        self,
+        ids: NDArray[np.int32],
+        step: Step,
+        kept: NDArray[np.int32] | None,
+        taps: Taps,
+    ) -> None:
+        """Run a pass of rank 0.
+
+        Args:
+            ids: of all tokens.
+            kept: places of the tokens whose logits are computed; None: of all.
+            taps: with the pass's changes.
+        """
+        numbers = [end - begin - 1 for begin, end in step.spans]
+        numbers += [n for c in step.chunks for n in range(c.start, c.start + c.stop - c.first)]
+        device = self.hooks.model.device
+        inputs = to_device(np.array([ids, numbers], np.int64), device)
+        self.hook(taps)
+        keep = 0 if kept is None else to_device(kept.astype(np.int64), device)
+        self.logits(inputs[:1], inputs[1:], step, keep)
 
     def logits(self, ids: Tensor, positions: Tensor, step: Step, keep: Tensor | int = 0) -> Tensor:
         """Logits [tokens, vocabulary] of a step; of all tokens, or of those at the places `keep`."""

@@ -26,6 +26,7 @@ from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.memory import available_bytes
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.masks import UnknownAttention
+from worker.engine.ranks import group
 from worker.engine.structure.comparison import alike
 
 #: tokens of each short text that every pass runs: chunks, single tokens and late texts beside one another
@@ -108,7 +109,7 @@ def _reach(model: LoadedModel) -> int:
     """Tokens of the longest text that is worth its time and memory."""
     parameters = sum(parameter.numel() for parameter in model.hf.parameters())
     operations = _MOST_OPERATIONS["cuda" if model.device.type == "cuda" else "cpu"]
-    memory = _MEMORY_SHARE * available_bytes(model.device)
+    memory = _MEMORY_SHARE * group.least(available_bytes(model.device))
     heads = int(getattr(model.text_config, "num_attention_heads", 1) or 1)
     return int(
         min(
