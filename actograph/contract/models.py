@@ -39,6 +39,7 @@ class ModelIdentity(Resource):
     attn_implementation: str | None = None
     tokenizer_sha256: str
     template_sha256: str | None = None
+    tensor_parallel: int = Field(1, description="Ranks that share each layer; rounding depends on it.")
 
     @property
     def sha256(self) -> str:
@@ -141,7 +142,8 @@ class ModelStructure(Resource):
         """
         if choice == "traced" and self.tensor_parallel > 1:
             raise InvalidRequest(
-                f"{self.model} is shared by {self.tensor_parallel} ranks, which cannot be traced; use engine auto",
+                f"{self.model} is shared by {self.tensor_parallel} ranks, which cannot be traced; use engine "
+                "auto",
                 param="engine",
             )
         if choice == "traced":

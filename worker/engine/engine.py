@@ -3,6 +3,7 @@
 import threading
 from typing import Protocol
 
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.models import ModelStructure
 from worker.engine.forwards import Forwards
 from worker.engine.messages import Control, Results, RunOptions, RunStatistics
@@ -68,6 +69,8 @@ class Engine:
         Raises:
             Exception: of `results`, or what makes every pass fail; all requests are cancelled with it.
         """
+        if self.lead is not None and options.traced:
+            raise InvalidRequest(f"{self.model.name} is shared by several ranks, which cannot be traced")
         with self._lock, current(self.model.device):
             if self.lead is not None:
                 self.lead.opened(options)

@@ -14,6 +14,7 @@ from evals.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes,
 from worker.engine.capture.budget import Budget
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import RunOptions
+from worker.engine.model import group
 from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.memory import available_bytes, spread_bytes
@@ -23,7 +24,6 @@ from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.registration import ONE_BY_ONE
 from worker.engine.packed.verification import texts_for, verify
 from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure
-from worker.engine.ranks import group
 from worker.engine.stream.live import Forward
 from worker.engine.traced.forward import TracedForward
 

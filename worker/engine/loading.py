@@ -12,7 +12,7 @@ from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints,
 from actograph.contract.models import ModelIdentity, ServedModel
 from worker.engine.engine import Engine
 from worker.engine.messages import RunOptions
-from worker.engine.model import weight_files
+from worker.engine.model import group, weight_files
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.load import LoadDtype, load_model
 from worker.engine.model.loaded import LoadedModel
@@ -66,8 +66,8 @@ def load_engine(
     engine = Engine(loaded, usual)
     if ranks > 1 and engine.structure.engine == "traced":
         raise ModelRefused(
-            f"{model.name}: several ranks cannot share it, since it is traced: {engine.structure.engine_reason}; "
-            "set ACTOGRAPH_TENSOR_PARALLEL to 1"
+            f"{model.name}: several ranks cannot share it, since it is traced: "
+            f"{engine.structure.engine_reason}; set ACTOGRAPH_TENSOR_PARALLEL to 1"
         )
     found = {
         "kv_bytes_per_token": kv_bytes_per_token(loaded),
@@ -125,6 +125,7 @@ def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Sta
         attn_implementation=getattr(loaded.text_config, "_attn_implementation", None),
         tokenizer_sha256=tokenizer_sha256(loaded.tokenizer),
         template_sha256=template_sha256(loaded.tokenizer),
+        tensor_parallel=group.size(),
     )
 
 

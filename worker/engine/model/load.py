@@ -61,8 +61,8 @@ def load_model(
     name = name or source
     if ranks > 1 and (device_map is not None or device != "auto"):
         raise ModelRefused(
-            f"{name}: {ranks} ranks share it, each on the GPU of its number, so it takes neither a device nor a "
-            "device_map; leave them out, or set ACTOGRAPH_TENSOR_PARALLEL to 1"
+            f"{name}: {ranks} ranks share it, each on the GPU of its number: it takes neither a device nor "
+            "a device_map; leave them out, or set ACTOGRAPH_TENSOR_PARALLEL to 1"
         )
     target = resolve_device(device if device_map is None else "auto")
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}

@@ -1,8 +1,8 @@
 """A model whose layers are shared by several ranks, as transformers' plan of its architecture says.
 
 Each rank reads its own slices of the weights
-(https://huggingface.co/docs/transformers/perf_infer_gpu_multi). Attention heads and the inner width of MLPs are
-split; the residual stream, the norms and the logits are whole in all ranks.
+(https://huggingface.co/docs/transformers/perf_infer_gpu_multi). Attention heads and the inner width of MLPs
+are split; the residual stream, the norms and the logits are whole in all ranks.
 """
 
 from typing import Any
@@ -31,8 +31,8 @@ def check(name: str, config: PretrainedConfig, ranks: int, device: torch.device)
     text = config.get_text_config()
     if not (getattr(text, "base_model_tp_plan", None) or getattr(config, "base_model_tp_plan", None)):
         raise ModelRefused(
-            f"{name}: transformers has no plan by which ranks share a model of the kind {config.model_type}; set "
-            "ACTOGRAPH_TENSOR_PARALLEL to 1, and load it with device_map auto to use several GPUs"
+            f"{name}: transformers has no plan by which ranks share a model of the kind {config.model_type}; "
+            "set ACTOGRAPH_TENSOR_PARALLEL to 1, and load it with device_map auto to use several GPUs"
         )
     for field in _HEADS:
         heads = getattr(text, field, None)

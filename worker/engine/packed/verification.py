@@ -20,13 +20,13 @@ from torch import Tensor
 from worker.engine.capture.parts import Context, Part
 from worker.engine.capture.pool import Pool
 from worker.engine.capture.taps import Taps
+from worker.engine.model import group
 from worker.engine.model.device_errors import is_device_lost, is_out_of_memory
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.memory import available_bytes
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.masks import UnknownAttention
-from worker.engine.ranks import group
 from worker.engine.structure.comparison import alike
 
 #: tokens of each short text that every pass runs: chunks, single tokens and late texts beside one another

@@ -1,4 +1,4 @@
-"""A rank other than 0: `python -m worker.engine.ranks SOCKET`, started by rank 0 (`lead`), with which it ends."""
+"""A rank other than 0: `python -m worker.engine.ranks SOCKET`. Rank 0 starts it, and it ends with rank 0."""
 
 import logging
 import os

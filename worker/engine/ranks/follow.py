@@ -15,9 +15,9 @@ from worker.engine.channel import Channel
 from worker.engine.edits import Change
 from worker.engine.engine import Engine
 from worker.engine.loading import load_as_ordered
+from worker.engine.model import group
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.step import Chunk, Step
-from worker.engine.ranks import group
 
 _Message = tuple[dict[str, Any], bytes]
 
@@ -33,7 +33,7 @@ def follow(channel: Channel, receive: Callable[[], _Message]) -> None:
     group.join(order["rank"], order["ranks"], order["file"])
     try:
         engine = load_as_ordered(order)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (rank 0 passes it on)
         if not isinstance(error, ActographError):
             error = ModelRefused(
                 f"{order['model']['name']} cannot be loaded: {type(error).__name__}: {error}"

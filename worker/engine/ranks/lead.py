@@ -1,8 +1,8 @@
 """Rank 0's side of tensor parallelism: it starts the other ranks, and tells them every pass.
 
 Rank 0 decides which tokens run, chooses the next ones and keeps the rows. The others hold their share of the
-weights, keys and values, and run the same passes with the same changes of activations. A message of a pass takes
-some hundred bytes; it goes through a socket, since a collective call takes longer.
+weights, keys and values, and run the same passes with the same changes of activations. A message of a pass
+takes some hundred bytes; it goes through a socket, since a collective call takes longer.
 
 If a rank ends, or a pass fails, all of them end: they would be out of step.
 """
@@ -26,9 +26,9 @@ from worker.engine.capture.taps import PlannedChange
 from worker.engine.channel import Channel, ChannelClosed
 from worker.engine.edits import Change
 from worker.engine.messages import RunOptions
+from worker.engine.model import group
 from worker.engine.model.device_errors import RankFailed
 from worker.engine.packed.step import Step
-from worker.engine.ranks import group
 
 log = logging.getLogger(__name__)
 

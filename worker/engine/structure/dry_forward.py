@@ -11,9 +11,9 @@ from torch.utils.hooks import RemovableHandle
 
 from actograph.contract.errors import ModelRefused
 from worker.engine.locations import place_of
+from worker.engine.model import group
 from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.loaded import LoadedModel
-from worker.engine.ranks import group
 
 Result = TypeVar("Result")
 # sizes of the dry batch, unlike any head count or width

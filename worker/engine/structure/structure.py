@@ -17,9 +17,9 @@ from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import with_savepoints
 from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
 from worker.engine.locations import ModelHooks, place_of
+from worker.engine.model import group
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.positions import position_switch
-from worker.engine.ranks import group
 from worker.engine.structure import moe
 from worker.engine.structure.comparison import same
 from worker.engine.structure.dry_forward import DryForward, Visit, dry_forward
@@ -53,6 +53,10 @@ def discover(model: LoadedModel) -> ModelHooks:
     _find_routers(model, layer_count, forward, found)
     _find_ends(model, layers_path, layer_count, visits=by_location, logits=forward.logits, found=found)
     found.missing.update(dict.fromkeys(forward.shared, _SHARED.format(group.size())))
+    if not group.agree("\n".join(visit.location for visit in visits)):
+        raise ModelRefused(
+            f"{model.name}: its ranks find different hook points; set ACTOGRAPH_TENSOR_PARALLEL to 1"
+        )
     rehearsal = rehearse(model, forward)
     _drop_faulty(model, rehearsal, found)
     _drop_partial(layer_count, found)

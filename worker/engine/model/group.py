@@ -1,7 +1,7 @@
 """The group of processes that share one model.
 
-Loading is the same in all ranks: they run the same passes in the same order. Whatever a rank finds out about its
-own machine has to be agreed on first, or one of them would wait for a pass that the others never run.
+Loading is the same in all ranks: they run the same passes in the same order. Whatever a rank finds out about
+its own machine has to be agreed on first, or one of them would wait for a pass that the others never run.
 
 Without a group all functions answer for this process alone.
 """
@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-#: seconds for which a rank waits for the others: longer than any load, since a host notices a stalled run itself
+#: for so long a rank waits for the others: longer than any load; a host notices a stalled run itself
 _WAIT = timedelta(hours=1)
 _NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -70,6 +70,11 @@ def whole(tensors: Sequence[torch.Tensor]) -> list[bool]:
     every = [torch.empty_like(own) for _ in range(size())]
     dist.all_gather(every, own)
     return [bool(same) for same in (torch.stack(every) == own).all(0)]
+
+
+def agree(text: str) -> bool:
+    """Whether all ranks have the same text."""
+    return whole([torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)])[0]
 
 
 def _digest(tensor: torch.Tensor) -> int:
