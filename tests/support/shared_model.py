@@ -14,8 +14,8 @@ from actograph.contract.row_selection import Stride
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from tests.support.engine_run import assert_same_logprobs
-from tests.support.local_engine import AskedRun, tensor_of
-from worker.engine.client import Engine, EngineProcess
+from tests.support.local_engine import ListedRun, tensor_of
+from worker.engine.client import EngineClient, EngineProcess
 from worker.engine.messages import Capture, Edit, Generation, Request, Rows, RunOptions, TokenRule
 
 #: fewer slots than requests, so that some begin while others run
@@ -62,9 +62,9 @@ def asked_of(structure: ModelStructure) -> list[Request]:
 class Answers:
     """What an engine makes of requests: generations and rows."""
 
-    def __init__(self, engine: Engine, requests: list[Request]) -> None:
+    def __init__(self, engine: EngineClient, requests: list[Request]) -> None:
         self._rows: dict[tuple[str, str], list[torch.Tensor]] = {}
-        self.made = AskedRun(requests, self._write).through(engine, OPTIONS)
+        self.made = ListedRun(requests, self._write).through(engine, OPTIONS)
 
     def _write(self, key: str, rows: Mapping[str, Rows]) -> None:
         for hook, chunk in rows.items():
@@ -112,7 +112,7 @@ def running(process: EngineProcess, end: Callable[[], None]) -> None:
     short = Request(key="short", prompt_ids=(5, 6), seed=0, max_tokens=1)
     asked = [short, *(Request(key=str(i), prompt_ids=(5, 6), seed=i, sampling=sampling) for i in range(99))]
 
-    class Ending(AskedRun):
+    class Ending(ListedRun):
         def done(self, generation: Generation) -> None:
             super().done(generation)
             if generation.key == "short":

@@ -1,4 +1,4 @@
-"""Changes of activations: the arithmetic of each intervention.
+"""Interventions: the arithmetic of each, and which tokens of a request it changes.
 
 A hook names a tensor, and a change of it is a change for everything that the model computes from it
 afterwards. So the rows are written in place, at the first location that shows the tensor: other readers of
@@ -6,35 +6,48 @@ the tensor (the residual stream around a norm) see the change as well, which ass
 not give.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from actograph.contract.interventions import Op
-from worker.engine.requests import Edit
+from actograph.contract.row_selection import NamedPositions, TokenRange
+from worker.engine.chosen_tokens import ChosenTokens
+from worker.engine.messages import Edit
+from worker.engine.model.host_memory import to_device
 
 
 class Change:
     """The change that an intervention makes, of float32 [rows, width] to the same shape.
 
-    Attributes:
-        vector: float32 [width], on the CPU; None if the operation has none.
+    Args:
+        vector: float32 [width].
+        devices: where it may be made; the vector is copied to each, so that no pass waits for it.
 
     Raises:
-        ValueError: (constructor) the operation needs a vector.
+        ValueError: the operation needs a vector.
     """
 
-    def __init__(self, op: Op, coefficient: float, vector: Tensor | None) -> None:
-        if vector is None and op not in ("zero", "scale"):
-            raise ValueError(f"{op} needs a vector")
+    def __init__(
+        self, op: Op, coefficient: float, vector: NDArray[np.float32] | None, devices: Sequence[torch.device]
+    ) -> None:
         self.op, self.coefficient, self.vector = op, coefficient, vector
         self._on: dict[torch.device, Tensor] = {}
-        if op == "project_out" and vector is not None:
-            exact = vector.to(torch.float64)
-            vector = (exact / exact.norm()).to(torch.float32)
-        elif vector is not None:
-            vector = vector.to(torch.float32) * coefficient
-        if vector is not None:
-            self._on[vector.device] = vector
+        if vector is None:
+            if op not in ("zero", "scale"):
+                raise ValueError(f"{op} needs a vector")
+            return
+        if op == "project_out":
+            exact = torch.from_numpy(vector.astype("f8"))
+            factor = (exact / exact.norm()).to(torch.float32)
+        else:
+            factor = torch.from_numpy(vector.copy()) * coefficient
+        copies = [to_device(factor.numpy(), device) for device in devices]
+        self._on = {copy.device: copy for copy in copies}
 
     def __call__(self, x: Tensor) -> Tensor:
         match self.op:
@@ -52,16 +65,59 @@ class Change:
                 return self._beside(x).expand_as(x)
 
     def _beside(self, x: Tensor) -> Tensor:
-        """The vector on the device of `x`, copied there on first use."""
+        """The factor on the device of `x`."""
         found = self._on.get(x.device)
-        if found is None:
+        if found is None:  # an offloaded module computes somewhere else
             found = self._on[x.device] = next(iter(self._on.values())).to(x.device)
         return found
 
 
-def change_of(edit: Edit) -> Change:
-    """The change that an edit makes. Raises ValueError if the operation needs a vector."""
-    return Change(edit.op, edit.coefficient, edit.vector)
+class Write(NamedTuple):
+    """One edit of some tokens of a request.
+
+    Attributes:
+        location: where it is written.
+        order: its place among the request's edits.
+        change: the same object for equal edits, which are made together.
+        tokens: token numbers.
+    """
+
+    location: str
+    order: int
+    change: Change
+    tokens: Sequence[int]
+
+
+class SlotEdits:
+    """Edits of one request, in the order in which they apply.
+
+    Args:
+        edits: location, order, change and tokens of each.
+    """
+
+    def __init__(self, edits: Sequence[tuple[str, int, Change, ChosenTokens]]) -> None:
+        self._edits = edits
+
+    def __bool__(self) -> bool:
+        return bool(self._edits)
+
+    def writes(self, start: int, stop: int) -> list[Write]:
+        """Changes of tokens `start` to `stop - 1`."""
+        made = [
+            Write(location, order, change, chosen.of(start, stop))
+            for location, order, change, chosen in self._edits
+        ]
+        return [write for write in made if write.tokens]
+
+
+def content_of(edit: Edit) -> tuple[str, float, bytes | None]:
+    """Key of edits that make equal changes."""
+    return edit.op, edit.coefficient, None if edit.vector is None else edit.vector.tobytes()
+
+
+def likeness_of(edit: Edit) -> tuple[tuple[str, float, bytes | None], str, NamedPositions | TokenRange]:
+    """Key of edits without a rule that change equal tokens alike."""
+    return content_of(edit), edit.hook, edit.positions
 
 
 def changed(rows: Tensor, change: Change) -> Tensor:

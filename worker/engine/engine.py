@@ -6,11 +6,11 @@ from typing import Protocol
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.models import ModelStructure
 from worker.engine.forwards import Forwards
-from worker.engine.messages import Control, Results, RunOptions, RunStatistics
+from worker.engine.messages import Control, Results, RunOptions, RunStatistics, Sink, Source
 from worker.engine.model.devices import current
 from worker.engine.model.loaded import LoadedModel
+from worker.engine.model_state import ModelState
 from worker.engine.packed.forward import PackedForward, PassLead
-from worker.engine.runs import Sink, Source
 from worker.engine.stream.loop import Loop
 from worker.engine.structure.structure import discover
 
@@ -50,6 +50,7 @@ class Engine:
             self.forwards.plan(usual)
         found = {"engine": "streaming" if reason is None else "traced", "engine_reason": reason}
         self.structure: ModelStructure = self.hooks.structure.model_copy(update=found)
+        self.state = ModelState(self.hooks)
         self._lock = threading.Lock()
         self.lead: Lead | None = None
 
@@ -64,7 +65,8 @@ class Engine:
     ) -> RunStatistics:
         """Run requests from `source` until it is exhausted and all have ended, or `control` stops them.
 
-        Tokens and rows of a request do not depend on the others. See `runs` for what may fail.
+        Tokens and rows of a request do not depend on the others. An exception of a callback that is given one
+        request fails that request alone, except for `Results.done`: nobody would learn how the rest ends.
 
         Raises:
             Exception: of `results`, or what makes every pass fail; all requests are cancelled with it.
@@ -81,6 +83,7 @@ class Engine:
             loop = Loop(
                 forward,
                 rows,
+                state=self.state,
                 source=source,
                 control=control,
                 results=results,
@@ -93,6 +96,10 @@ class Engine:
             if self.lead is not None:
                 self.lead.closed()
             return done
+
+    def forget(self, sums: str) -> None:
+        """Drop the summaries under this name."""
+        self.state.forget(sums)
 
     def width_of(self, hook: str) -> int:
         """Numbers per token at a hook or module location. Raises UnknownHook."""

@@ -24,7 +24,7 @@ from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.registration import ONE_BY_ONE
 from worker.engine.packed.verification import texts_for, verify
 from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure
-from worker.engine.stream.live import Forward
+from worker.engine.stream.forward import Forward
 from worker.engine.traced.forward import TracedForward
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import pytest
 from actograph.contract.errors import DeviceLost, InvalidRequest
 from tests.support.architectures import ARCHITECTURES
 from tests.support.checkpoints import save_random
-from tests.support.local_engine import AskedRun, LocalEngine
+from tests.support.local_engine import ListedRun, LocalEngine
 from tests.support.shared_model import (
     OPTIONS,
     Answers,
@@ -78,7 +78,7 @@ def test_a_request_at_fault_fails_alone(process: EngineProcess) -> None:
         max_tokens=2,
         edits=(Edit(hook="nothing.7", op="zero"),),
     )
-    made = AskedRun([good, wrong]).through(process, OPTIONS)
+    made = ListedRun([good, wrong]).through(process, OPTIONS)
     assert made[0].error is None and "nothing.7" in str(made[1].error)
 
 

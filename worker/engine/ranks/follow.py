@@ -10,7 +10,6 @@ from transformers.utils.logging import disable_progress_bar
 from actograph.contract.errors import ActographError, ModelRefused
 from worker.engine import messages
 from worker.engine.capture.pool import Pool
-from worker.engine.capture.taps import Taps
 from worker.engine.channel import Channel
 from worker.engine.edits import Change
 from worker.engine.engine import Engine
@@ -18,6 +17,7 @@ from worker.engine.loading import load_as_ordered
 from worker.engine.model import group
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.step import Chunk, Step
+from worker.engine.pass_hooks import PassHooks
 
 _Message = tuple[dict[str, Any], bytes]
 
@@ -62,13 +62,16 @@ class _Follower:
                 forward, rows = self._engine.forwards.open(messages.options_of(message["options"]))
                 assert isinstance(forward, PackedForward)
                 self._forward = forward
-                self._taps = Taps(forward.hooks, Pool(forward.hooks.model.device, rows, rows))
+                self._at_hooks = PassHooks(forward.hooks, Pool(forward.hooks.model.device, rows, rows))
             case "close":
                 self._running.close()
                 self._forward = None
             case "change":
-                vector = torch.from_numpy(np.frombuffer(raw, np.float32).copy()) if raw else None
-                self._changes[message["number"]] = Change(message["op"], message["coefficient"], vector)
+                vector = np.frombuffer(raw, np.float32) if raw else None
+                devices = self._engine.model.devices
+                self._changes[message["number"]] = Change(
+                    message["op"], message["coefficient"], vector, devices
+                )
             case "forget":
                 del self._changes[message["number"]]
             case "move":
@@ -103,5 +106,5 @@ class _Follower:
             made,
             forward.fused,
         )
-        self._taps.follow(changes, len(ids), len(ids) if message["all"] else len(kept))
-        forward.follow(ids, step, None if message["all"] else kept, self._taps)
+        self._at_hooks.follow(changes, len(ids), len(ids) if message["all"] else len(kept))
+        forward.follow(ids, step, None if message["all"] else kept, self._at_hooks)

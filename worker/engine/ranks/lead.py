@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from worker.engine import messages
-from worker.engine.capture.taps import PlannedChange
 from worker.engine.channel import Channel, ChannelClosed
 from worker.engine.edits import Change
 from worker.engine.messages import RunOptions
 from worker.engine.model import group
 from worker.engine.model.device_errors import RankFailed
 from worker.engine.packed.step import Step
+from worker.engine.pass_hooks import PlannedChange
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class Lead:
         if number is None:
             number = self._known[change] = next(self._numbers)
             weakref.finalize(change, self._gone.append, number)
-            vector = b"" if change.vector is None else change.vector.numpy().tobytes()
+            vector = b"" if change.vector is None else change.vector.tobytes()
             self._send(
                 {"m": "change", "number": number, "op": change.op, "coefficient": change.coefficient}, vector
             )
