@@ -75,6 +75,9 @@ class Settings(BaseSettings):
         "auto", description="`auto` is the checkpoint's dtype."
     )
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1` ...; `auto` uses a GPU if there is one.")
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Ranks that share the model, each with a GPU of its own."
+    )
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is torch's default.")
     slots: int = Field(0, ge=0, description="Most samples at once; 0: 64 on a CPU, 256 on a GPU.")
     cuda_graphs: bool = Field(

@@ -31,9 +31,8 @@ from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.shapes import PYTHON_BOUND, QWEN3_06B
 from tests.support.engine_run import generate
 from worker.engine.engine import Engine
-from worker.engine.messages import RunOptions
+from worker.engine.messages import Request, Rows, RunOptions
 from worker.engine.model.load import wrap_model
-from worker.engine.requests import GenerationRequest, RowChunk
 
 SHAPES = {"python-bound": PYTHON_BOUND, "qwen3-0.6b": QWEN3_06B}
 #: prompt and generated tokens of one round: short, so that there are many rounds
@@ -50,8 +49,8 @@ class CountingSink:
         self.rows = 0
         self.bytes = 0
 
-    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
-        self.rows += sum(c.rows for c in rows.values())
+    def write(self, index: int, rows: Mapping[str, Rows]) -> None:
+        self.rows += sum(c.count for c in rows.values())
         self.bytes += sum(piece.nbytes for c in rows.values() for piece in c.pieces)
 
 
@@ -83,7 +82,7 @@ def measure(
     vocab = engine.structure.vocab_size
     generator = torch.Generator().manual_seed(1)
     requests = [
-        GenerationRequest(
+        Request(
             key=str(i),
             prompt_ids=tuple(torch.randint(vocab, (prompt,), generator=generator).tolist()),
             seed=i,

@@ -39,9 +39,8 @@ from bench.capture_throughput import CountingSink, build
 from bench.marks import Mark, print_marks, write_result
 from bench.shapes import PYTHON_BOUND
 from tests.support.engine_run import generate
-from worker.engine.messages import RunOptions
+from worker.engine.messages import Request, RunOptions
 from worker.engine.model.kv_cache import kv_bytes_per_token
-from worker.engine.requests import GenerationRequest
 
 MARK = 1.05
 MIB = 1 << 20
@@ -91,9 +90,7 @@ def measure(case: Case, tokens: int, *, capture: bool, device: str) -> dict[str,
     hooks = grammar.expand(["attn_in", "mlp_in"], "all", [], engine.structure) if capture else []
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(engine.structure.vocab_size, (PROMPT,), generator=generator)
-    requests = [
-        GenerationRequest(key=str(i), prompt_ids=tuple(ids.tolist()), seed=i) for i in range(case.batch)
-    ]
+    requests = [Request(key=str(i), prompt_ids=tuple(ids.tolist()), seed=i) for i in range(case.batch)]
 
     def run(count: int) -> CountingSink:
         sink = CountingSink()

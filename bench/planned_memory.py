@@ -30,14 +30,12 @@ from bench.capture_throughput import build
 from bench.marks import Mark, print_marks, write_result
 from bench.shapes import PYTHON_BOUND
 from evals import plans
-from tests.support.engine_run import ListedRun
+from tests.support.local_engine import ListedRun
 from worker.__main__ import tune_for_cpu
 from worker.engine import forwards
 from worker.engine.engine import Engine
-from worker.engine.messages import RunOptions, StatisticsOptions
+from worker.engine.messages import Capture, Edit, Request, Rows, RunOptions, StatisticsOptions
 from worker.engine.model.kv_cache import kv_bytes_per_token
-from worker.engine.requests import Edit, GenerationRequest, RowChunk, RowShaping
-from worker.engine.runs import CapturePlan, RunRequest
 
 MARK = 1.1
 MIB = 1 << 20
@@ -50,43 +48,41 @@ class Queue(ListedRun):
 
     row_bytes = 0
 
-    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
+    def write(self, key: str, rows: Mapping[str, Rows]) -> None:
         self.row_bytes += sum(piece.nbytes for chunk in rows.values() for piece in chunk.pieces)
 
 
-def captures(engine: Engine) -> list[CapturePlan | None]:
+def captures(engine: Engine) -> list[Capture | None]:
     """Captures of the jobs, in turn."""
     points = ["attn_in", "mlp_in"]
     every = tuple(grammar.expand(points, "all", [], engine.structure))
     three = tuple(grammar.expand(points, None, [], engine.structure))
     return [
         None,
-        CapturePlan(hooks=every),
-        CapturePlan(hooks=three),
-        CapturePlan(hooks=every, positions="generated"),
-        CapturePlan(hooks=every, dtype="bfloat16"),
-        CapturePlan(hooks=every, shaping=RowShaping(reduce="mean")),
-        CapturePlan(hooks=three, shaping=RowShaping(statistics=StatisticsOptions(threshold=1.0))),
-        CapturePlan(hooks=("logits",), positions="last"),
-        CapturePlan(hooks=three, shaping=RowShaping(columns=slice(16))),
-        CapturePlan(hooks=("embed", *three, "final_norm")),
+        Capture(hooks=every),
+        Capture(hooks=three),
+        Capture(hooks=every, positions="generated"),
+        Capture(hooks=every, dtype="bfloat16"),
+        Capture(hooks=every, reduce="mean"),
+        Capture(hooks=three, statistics=StatisticsOptions(threshold=1.0)),
+        Capture(hooks=("logits",), positions="last"),
+        Capture(hooks=three, columns=16),
+        Capture(hooks=("embed", *three, "final_norm")),
     ]
 
 
-def jobs(engine: Engine) -> Iterator[list[RunRequest]]:
+def jobs(engine: Engine) -> Iterator[list[Request]]:
     draw, plan = random.Random(5), captures(engine)
     edit = Edit(hook="resid_post.3", op="scale", coefficient=0.5)
     for number in range(JOBS):
         most, prompt = draw.choice((0, 8, 64, 256, 700)), draw.choice((8, 80, 600))
         yield [
-            RunRequest(
-                request=GenerationRequest(
-                    key=f"{number}-{i}",
-                    prompt_ids=tuple(draw.randrange(512) for _ in range(draw.randint(prompt // 2, prompt))),
-                    seed=i,
-                    max_tokens=most and draw.randint(1, most),
-                    edits=(edit,) if number % 4 == 3 else (),
-                ),
+            Request(
+                key=f"{number}-{i}",
+                prompt_ids=tuple(draw.randrange(512) for _ in range(draw.randint(prompt // 2, prompt))),
+                seed=i,
+                max_tokens=most and draw.randint(1, most),
+                edits=(edit,) if number % 4 == 3 else (),
                 sampling=SamplingSpec(max_tokens=max(1, most)),
                 capture=plan[number % len(plan)],
             )
@@ -133,7 +129,7 @@ def measure(free: int, device: str) -> dict[str, Any]:
     }
 
 
-def _run(engine: Engine, asked: Sequence[RunRequest], options: RunOptions) -> tuple[Queue, Any]:
+def _run(engine: Engine, asked: Sequence[Request], options: RunOptions) -> tuple[Queue, Any]:
     queue = Queue(asked)
     return queue, engine.run(source=queue, control=queue, results=queue, sink=queue, options=options)
 

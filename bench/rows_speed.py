@@ -32,15 +32,13 @@ from bench.drain import random_weights
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.rows_contenders import Ids, Made, Setup
 from bench.shapes import QWEN3_50M
-from tests.support.engine_run import ListedRun
 from tests.support.isolated_python import REPO, python_with
+from tests.support.local_engine import ListedRun, tensor_of
 from tests.support.servers import Unavailable
 from worker.engine.engine import Engine
-from worker.engine.messages import Generation
+from worker.engine.messages import Capture, Generation, Request, Rows
 from worker.engine.model.load import wrap_model
 from worker.engine.packed.weights import pack
-from worker.engine.requests import GenerationRequest, RowChunk
-from worker.engine.runs import CapturePlan, RunRequest
 
 END_SHARE = 80
 #: contender -> least rows/s of ours ÷ its rows/s
@@ -58,7 +56,7 @@ TOLERANCE = 1e-4
 class Requests(ListedRun):
     """Keeps the answers and rows of a run."""
 
-    def __init__(self, requests: Sequence[RunRequest]) -> None:
+    def __init__(self, requests: Sequence[Request]) -> None:
         super().__init__(requests)
         self.rows: dict[str, dict[str, list[torch.Tensor]]] = {}
 
@@ -67,20 +65,22 @@ class Requests(ListedRun):
             raise generation.error
         super().done(generation)
 
-    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
+    def write(self, key: str, rows: Mapping[str, Rows]) -> None:
         for name, chunk in rows.items():
-            self.rows.setdefault(key, {}).setdefault(name, []).append(chunk.tensor)
+            self.rows.setdefault(key, {}).setdefault(name, []).append(tensor_of(chunk))
 
 
 def ours(engine: Engine, max_tokens: int, prompts: Sequence[Ids]) -> list[Made]:
     """This engine, with its defaults."""
     modules = {f"{point}.{i}": name for i, point, name in norms(engine.structure.num_layers)}
-    plan = CapturePlan(hooks=tuple(modules))
+    plan = Capture(hooks=tuple(modules))
     sampling = SamplingSpec(max_tokens=max_tokens)
     run = Requests(
         [
-            RunRequest(
-                request=GenerationRequest(key=str(i), prompt_ids=prompt, seed=i),
+            Request(
+                key=str(i),
+                prompt_ids=prompt,
+                seed=i,
                 sampling=sampling,
                 capture=plan,
             )

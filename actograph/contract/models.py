@@ -39,6 +39,7 @@ class ModelIdentity(Resource):
     attn_implementation: str | None = None
     tokenizer_sha256: str
     template_sha256: str | None = None
+    tensor_parallel: int = Field(1, description="Ranks that share each layer; rounding depends on it.")
 
     @property
     def sha256(self) -> str:
@@ -125,6 +126,7 @@ class ModelStructure(Resource):
     engine_reason: str | None = Field(None, description="Why the model is traced.")
     num_experts: int | None = Field(None, description="Experts in each layer.")
     experts_per_token: int | None = Field(None, description="Experts that the router chooses for each token.")
+    tensor_parallel: int = Field(1, description="Ranks that share each layer.")
 
     @cached_property
     def locations(self) -> Mapping[str, str]:
@@ -135,8 +137,15 @@ class ModelStructure(Resource):
         """The engine of a job, and why it is traced; None if it is not.
 
         Raises:
-            InvalidRequest: `streaming` is asked for, and the model needs traces.
+            InvalidRequest: `streaming` is asked for, and the model needs traces; or `traced` is, and several
+                ranks share the model.
         """
+        if choice == "traced" and self.tensor_parallel > 1:
+            raise InvalidRequest(
+                f"{self.model} is shared by {self.tensor_parallel} ranks, which cannot be traced; use engine "
+                "auto",
+                param="engine",
+            )
         if choice == "traced":
             return "traced", "the job asks for it"
         if choice == "streaming" and self.engine == "traced":

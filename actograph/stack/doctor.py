@@ -67,6 +67,10 @@ def _device(settings: Settings) -> str:
         )
     if settings.device.startswith("cuda") and seen == "0":
         raise Problem(f"--device {settings.device}, but this machine has no NVIDIA GPU; use --device cpu")
+    if settings.tensor_parallel > max(1, int(seen)) and int(seen):
+        raise Problem(
+            f"--tensor-parallel {settings.tensor_parallel} needs as many GPUs, and torch sees {seen}"
+        )
     return f"torch {version}, {seen} GPUs"
 
 

@@ -107,7 +107,7 @@ class Stack:
             self._redis = redis_server.prepare(settings.home / "redis")
             update["broker_url"] = self._redis.url
         self._settings = settings.model_copy(update=update)
-        self._devices = devices(settings.device, workers, count_cards())
+        self._devices = devices(settings.device, workers, count_cards(), settings.tensor_parallel)
         self._report, self._signals = report, signals
         self._supervisor = Supervisor(report)
         self._workers: list[Child] = []
@@ -206,12 +206,23 @@ def _environment(settings: Settings) -> dict[str, str]:
     return environment | safe
 
 
-def devices(device: str, workers: int, cards: int) -> list[str]:
+def devices(device: str, workers: int, cards: int, ranks: int = 1) -> list[str]:
     """Return the device of each worker.
 
     `device` is a torch device, several with commas, or `auto`. With `auto`, workers take the cards in turn;
-    otherwise all would choose the first. Raises InvalidRequest for an empty name.
+    otherwise all would choose the first.
+
+    Args:
+        ranks: processes of each worker, which take the cards of their own numbers.
+
+    Raises:
+        InvalidRequest: a name is empty; or several ranks would not find their cards.
     """
+    if ranks > 1 and (device != "auto" or workers > 1):
+        raise InvalidRequest(
+            f"--tensor-parallel {ranks} takes the first {ranks} GPUs for one worker: leave out --device and "
+            "--workers. For further workers start `up` or `worker` once more with other CUDA_VISIBLE_DEVICES"
+        )
     names = [name.strip() for name in device.split(",")]
     if not all(names):
         raise InvalidRequest(f"--device {device!r}: name devices as in cpu, cuda or cuda:0,cuda:1")

@@ -24,8 +24,8 @@ from tests.support.lmeval.environment import LmEval
 from tests.support.servers import Unavailable
 from tests.support.waiting import wait_until
 from worker.engine.engine import Engine
+from worker.engine.messages import Request
 from worker.engine.model.load import load_model
-from worker.engine.requests import GenerationRequest
 
 
 class RedisProcess:
@@ -129,7 +129,7 @@ def trained(shared: Path) -> Engine:
     torch.set_num_threads(1)  # as many tests run at once as there are cores
     engine = Engine(load_model(str(shared / "models" / "tiny-qwen3"), name="tiny-qwen3", device="cpu"))
     # the first generation of an engine runs one pass more; hooks of tests count passes
-    first = GenerationRequest(key="", prompt_ids=(1, 2), seed=0)
+    first = Request(key="", prompt_ids=(1, 2), seed=0)
     generate(engine, [first], sampling=SamplingSpec(max_tokens=2))
     return engine
 

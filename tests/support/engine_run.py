@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pytest
@@ -9,14 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from actograph.contract.row_selection import Positions
+from actograph.contract.row_selection import NamedPositions
 from actograph.contract.specs import Dtype, SamplingSpec
 from tests.support.architectures import random_model
+from tests.support.local_engine import ListedRun, tensor_of
 from tests.support.plain_forward import plain_rows
 from worker.engine.engine import Engine
-from worker.engine.messages import Generation, RunOptions, TokenLogprobs
-from worker.engine.requests import GenerationRequest, RowChunk, RowShaping
-from worker.engine.runs import CapturePlan, RunRequest
+from worker.engine.messages import Capture, Generation, Request, Rows, RunOptions, TokenLogprobs
 
 PROMPTS = [
     "Once upon a time there was a little girl who had 12 apples and gave 5 of them away.",
@@ -26,51 +26,17 @@ PROMPTS = [
     "One day, a dog",
 ]
 _SAMPLING = SamplingSpec()
-_AS_COMPUTED = RowShaping()
 _OPTIONS = RunOptions()
 
 
 class IndexedSink(Protocol):
     """Takes rows by the index of their request."""
 
-    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None: ...
+    def write(self, index: int, rows: Mapping[str, Rows]) -> None: ...
 
 
 def _never(*_: Any) -> bool:
     return False
-
-
-class ListedRun:
-    """Source, control, results and sink of a run of these requests; rows are dropped."""
-
-    def __init__(self, waiting: Sequence[RunRequest]) -> None:
-        self.waiting = list(waiting)
-        self.made: dict[str, Generation] = {}
-        self.live: dict[str, Sequence[int]] = {}
-
-    @property
-    def exhausted(self) -> bool:
-        return not self.waiting
-
-    def pull(self, room: int, *, urgent: int, wait: float) -> list[RunRequest]:
-        taken, self.waiting = self.waiting[:room], self.waiting[room:]
-        return taken
-
-    def stopped(self) -> bool:
-        return False
-
-    def dropped(self, key: str) -> bool:
-        return False
-
-    def beat(self) -> None: ...
-
-    def started(self, key: str, generated_ids: Sequence[int]) -> None:
-        self.live[key] = generated_ids
-
-    def done(self, generation: Generation) -> None:
-        self.made[generation.key] = generation
-
-    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None: ...
 
 
 class _IndexedRun(ListedRun):
@@ -78,7 +44,7 @@ class _IndexedRun(ListedRun):
 
     def __init__(
         self,
-        waiting: Sequence[RunRequest],
+        waiting: Sequence[Request],
         sink: IndexedSink | None,
         stop: Callable[[], bool],
         drop: Callable[[int, int], bool],
@@ -92,20 +58,20 @@ class _IndexedRun(ListedRun):
     def dropped(self, key: str) -> bool:
         return self.drop(int(key), len(self.live.get(key, ())))
 
-    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
+    def write(self, key: str, rows: Mapping[str, Rows]) -> None:
         assert self.sink is not None
         self.sink.write(int(key), rows)
 
 
 def generate(
     engine: Engine,
-    requests: Sequence[GenerationRequest],
+    requests: Sequence[Request],
     *,
     sampling: SamplingSpec = _SAMPLING,
     hooks: Sequence[str] = (),
-    positions: Positions = "all",
+    positions: NamedPositions = "all",
     dtype: Dtype = "model",
-    shaping: RowShaping = _AS_COMPUTED,
+    shaping: Mapping[str, Any] = MappingProxyType({}),
     sink: IndexedSink | None = None,
     options: RunOptions = _OPTIONS,
     stop: Callable[[], bool] = _never,
@@ -114,36 +80,32 @@ def generate(
     """Continue all requests in one run; results in their order, under their own keys.
 
     Args:
+        shaping: further fields of the capture.
         stop: asked between passes; True cancels the run.
         drop: index of a live request and its generated tokens -> whether it ends alone.
     """
-    plan = CapturePlan(hooks=tuple(hooks), positions=positions, dtype=dtype, shaping=shaping)
+    capture = Capture(hooks=tuple(hooks), positions=positions, dtype=dtype, **shaping) if hooks else None
     asked = [
-        RunRequest(
-            request=replace(request, key=str(i)), sampling=sampling, capture=plan if plan.hooks else None
-        )
-        for i, request in enumerate(requests)
+        replace(request, key=str(i), sampling=sampling, capture=capture) for i, request in enumerate(requests)
     ]
     run = _IndexedRun(asked, sink, stop, drop)
     engine.run(source=run, control=run, results=run, sink=run if sink is not None else None, options=options)
     for left in run.waiting:  # the run was stopped before it pulled them
         run.done(
-            Generation(key=left.key, prompt_ids=left.prompt, generated_ids=(), finish_reason="cancelled")
+            Generation(key=left.key, prompt_ids=left.prompt_ids, generated_ids=(), finish_reason="cancelled")
         )
     return [replace(run.made[str(i)], key=request.key) for i, request in enumerate(requests)]
 
 
-def read_texts(engine: Engine, requests: Sequence[GenerationRequest], **options: Any) -> list[Generation]:
+def read_texts(engine: Engine, requests: Sequence[Request], **options: Any) -> list[Generation]:
     """Read all requests in one run, and generate nothing; options as in `generate`."""
     return generate(engine, [replace(request, max_tokens=0) for request in requests], **options)
 
 
-def requests_for(engine: Engine, prompts: Sequence[str], seed: int = 0) -> list[GenerationRequest]:
+def requests_for(engine: Engine, prompts: Sequence[str], seed: int = 0) -> list[Request]:
     """A request for each prompt, each with a seed of its own."""
     return [
-        GenerationRequest(
-            key=f"s{i}", prompt_ids=tuple(engine.model.tokenizer(text)["input_ids"]), seed=seed + i
-        )
+        Request(key=f"s{i}", prompt_ids=tuple(engine.model.tokenizer(text)["input_ids"]), seed=seed + i)
         for i, text in enumerate(prompts)
     ]
 
@@ -152,9 +114,9 @@ class KeepingSink:
     """Joins the chunks of each sample."""
 
     def __init__(self) -> None:
-        self.chunks: dict[int, dict[str, list[RowChunk]]] = {}
+        self.chunks: dict[int, dict[str, list[Rows]]] = {}
 
-    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+    def write(self, index: int, rows: Mapping[str, Rows]) -> None:
         for hook, chunk in rows.items():
             self.chunks.setdefault(index, {}).setdefault(hook, []).append(chunk.copied())
 
@@ -162,7 +124,7 @@ class KeepingSink:
         return self.chunks[index][hook][0].first_row
 
     def rows(self, index: int, hook: str) -> Tensor:
-        return torch.cat([c.tensor for c in self.chunks[index][hook]])
+        return torch.cat([tensor_of(c) for c in self.chunks[index][hook]])
 
 
 def assert_same_logprobs(

@@ -445,11 +445,11 @@ def install() -> None:
 
 
 def _watched_run(inner: Callable[..., None]) -> Callable[..., None]:
-    def run(self: Any, pairs: Sequence[Any], **options: Any) -> None:
-        singles = sum(part.count == 1 for _, part in pairs)
-        kind = "decode" if singles == len(pairs) else "mixed" if singles else "prefill"
-        card().begin(kind, len(pairs))
-        inner(self, pairs, **options)
+    def run(self: Any, slots: Sequence[Any], **options: Any) -> None:
+        singles = sum(slot.count == 1 for slot in slots)
+        kind = "decode" if singles == len(slots) else "mixed" if singles else "prefill"
+        card().begin(kind, len(slots))
+        inner(self, slots, **options)
 
     return run
 
@@ -501,9 +501,8 @@ def world(
             module_locations=list(tensors),
             module_tensors=tensors,
         )
-        lm: Any = SimpleNamespace(_module=hf)
         tokenizer: Any = SimpleNamespace(eos_token_id=None, model_max_length=1 << 40)
-        model = LoadedModel(name=shape, lm=lm, tokenizer=tokenizer, handoffs=None)  # type: ignore[arg-type]
+        model = LoadedModel(name=shape, hf=hf, tokenizer=tokenizer)
         widths = {name: info.width for name, info in tensors.items()}
         yield ModelHooks(model, structure, {name: name for name in tensors}, frozenset(), widths), card()
 

@@ -15,21 +15,20 @@ from typing import Any
 import torch
 
 from actograph.contract.errors import ModelRefused
-from actograph.contract.row_selection import Positions
+from actograph.contract.row_selection import NamedPositions, Stride
 from actograph.contract.specs import SamplingSpec
 from tests.support import fake_cuda
 from tests.support.fake_cuda import GB, Card, Pass, card, points, world
 from tests.support.fake_cuda_process import NO_GUARDS
+from tests.support.token_choosers import rule_for
 from worker.engine import forwards
 from worker.engine.engine import Engine
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import Generation, RunOptions, StatisticsOptions
-from worker.engine.requests import GenerationRequest, RowShaping
-from worker.engine.runs import CapturePlan, RunRequest
+from worker.engine.messages import Capture, Generation, Reduce, Request, RunOptions, StatisticsOptions
+from worker.engine.model_state import ModelState
 
 Hooks = Sequence[str]
-_EVERY_ROW = RowShaping()
 #: sampling without a grammar, in the forms that cost something of their own
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -52,14 +51,14 @@ def engine_of(hooks: ModelHooks) -> Engine:
     """An engine around a fake model, whose structure is known: `discover` compares numbers."""
     engine = Engine.__new__(Engine)
     engine.model, engine.hooks, engine.structure = hooks.model, hooks, hooks.structure
-    engine.forwards, engine._lock = Forwards(hooks), threading.Lock()
+    engine.forwards, engine.state, engine._lock = Forwards(hooks), ModelState(hooks), threading.Lock()
     return engine
 
 
 class Requests:
     """Source, control, results and sink of a run that ends after some turns."""
 
-    def __init__(self, waves: Iterable[Sequence[RunRequest]], turns: int) -> None:
+    def __init__(self, waves: Iterable[Sequence[Request]], turns: int) -> None:
         self._waves = [list(wave) for wave in waves]
         self._turns, self._pulled = turns, 0
         self.made: dict[str, Generation] = {}
@@ -68,7 +67,7 @@ class Requests:
     def exhausted(self) -> bool:
         return not any(self._waves)
 
-    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[RunRequest]:
+    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[Request]:
         """Take of the first wave, and of the next one when all of the first have ended."""
         if self._waves and not self._waves[0] and len(self.made) == self._pulled:
             self._waves.pop(0)
@@ -106,23 +105,29 @@ def ask(
     tokens: int = 400,
     hooks: Hooks = (),
     top_logprobs: int | None = None,
-    positions: Positions = "all",
-    shaping: RowShaping = _EVERY_ROW,
+    keep: Stride | NamedPositions = "all",
+    reduce: Reduce = "none",
+    statistics: StatisticsOptions | None = None,
     **sampling: Any,
-) -> RunRequest:
+) -> Request:
     ids = tuple((i * 97 + j * 7) % 1000 + 2 for j in range(prompt))
-    return RunRequest(
-        request=GenerationRequest(
-            key=str(i), prompt_ids=ids, seed=i, max_tokens=tokens, top_logprobs=top_logprobs
-        ),
+    named: NamedPositions = "all" if isinstance(keep, Stride) else keep
+    capture = Capture(hooks=tuple(hooks), positions=named, reduce=reduce, statistics=statistics)
+    return Request(
+        key=str(i),
+        prompt_ids=ids,
+        seed=i,
+        max_tokens=tokens,
+        top_logprobs=top_logprobs,
         sampling=SamplingSpec(**{"temperature": 0.0, "ignore_eos": True} | sampling),
-        capture=CapturePlan(hooks=tuple(hooks), positions=positions, shaping=shaping) if hooks else None,
+        capture=capture if hooks else None,
+        rule=rule_for(ids, keep) if isinstance(keep, Stride) else None,
     )
 
 
 def run(
     engine: Engine,
-    *waves: Sequence[RunRequest],
+    *waves: Sequence[Request],
     turns: int = 6,
     graphs: bool = False,
     slots: int = 0,
@@ -229,24 +234,14 @@ def graphs() -> dict[str, Any]:
     return found
 
 
-class _Third:
-    """Chooses every third token."""
-
-    def of_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:
-        return range(0, len(prompt_ids), 3)
-
-    def of_generation(self, prompt_ids: Sequence[int]) -> Callable[[int, int], bool]:
-        return lambda number, token: number % 3 == 0
-
-
 def kept_rows() -> dict[str, Any]:
     """Launches of decode passes with one plan of hooks, by what requests keep of the rows."""
     choices: dict[str, dict[str, Any]] = {
         "all": {},
-        "some tokens": {"shaping": RowShaping(chooser=_Third())},
-        "the newest": {"positions": "last"},
+        "some tokens": {"keep": Stride(stride=3)},
+        "the newest": {"keep": "last"},
         "of every second request": {},
-        "none": {"positions": "prompt"},
+        "none": {"keep": "prompt"},
     }
     found: dict[str, Any] = {}
     with world("0.6b", layers=2) as (hooks, on):
@@ -272,13 +267,13 @@ def kept_rows() -> dict[str, Any]:
 
 def leaving() -> dict[str, Any]:
     """Copies and waits of runs whose rows leave: full blocks, last ones, sums and moments."""
-    statistics = RowShaping(statistics=StatisticsOptions(threshold=1.0))
+    statistics = {"statistics": StatisticsOptions(threshold=1.0)}
     choices: dict[str, dict[str, Any]] = {
         "rows": {},
         "early": {},
-        "moments and rows": {"shaping": statistics},
-        "means": {"shaping": RowShaping(reduce="mean")},
-        "newest": {"positions": "last"},
+        "moments and rows": statistics,
+        "means": {"reduce": "mean"},
+        "newest": {"keep": "last"},
     }
     found: dict[str, Any] = {}
     with world("0.6b", layers=2) as (hooks, on):

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from actograph.contract.errors import DeviceLost
 from actograph.contract.models import ModelStructure
-from worker.engine.client import Engine as ClientEngine
+from worker.engine.capture.host_rows import DTYPE_NAMES, rows_of
+from worker.engine.client import EngineClient
 from worker.engine.engine import Engine
 from worker.engine.messages import (
     Control,
@@ -23,9 +24,6 @@ from worker.engine.messages import (
     Source,
 )
 from worker.engine.model.device_errors import is_device_lost
-from worker.engine.requests import RowChunk
-from worker.engine.runs import RunRequest
-from worker.engine.translation import DTYPE_NAMES, Translation, all_rows, rows_of
 from worker.text.tokenizer import Tokenizer
 
 
@@ -34,7 +32,6 @@ class LocalEngine:
 
     def __init__(self, engine: Engine, *, slots: int = 0) -> None:
         self.engine = engine
-        self._translation = Translation(engine.model)
         self.slots = engine.forwards.slots(RunOptions(slots=slots))
 
     @property
@@ -48,10 +45,9 @@ class LocalEngine:
     def run(
         self, *, source: Source, control: Control, results: Results, sink: Sink | None, options: RunOptions
     ) -> RunStatistics:
-        run = _Run(self._translation, source, control, results, sink)
         try:
             return self.engine.run(
-                source=run, control=control, results=run, sink=None if sink is None else run, options=options
+                source=source, control=control, results=_Results(results), sink=sink, options=options
             )
         except Exception as error:
             if is_device_lost(error):
@@ -61,7 +57,7 @@ class LocalEngine:
     def wake(self) -> None: ...
 
     def forget(self, sums: str) -> None:
-        self._translation.forget(sums)
+        self.engine.forget(sums)
 
     def kill(self, reason: Exception) -> None: ...
 
@@ -69,24 +65,11 @@ class LocalEngine:
         return {}
 
 
-class _Run:
-    def __init__(
-        self,
-        translation: Translation,
-        source: Source,
-        control: Control,
-        results: Results,
-        sink: Sink | None,
-    ) -> None:
-        self._translation, self._source, self._results, self._sink = translation, source, results, sink
+class _Results:
+    """Results of a run that a lost device ends."""
 
-    @property
-    def exhausted(self) -> bool:
-        return self._source.exhausted
-
-    def pull(self, room: int, *, urgent: int, wait: float) -> list[RunRequest]:
-        asked: Sequence[Request] = self._source.pull(room, urgent=urgent, wait=wait)
-        return [self._translation.request(one) for one in asked]
+    def __init__(self, results: Results) -> None:
+        self._results = results
 
     def started(self, key: str, generated_ids: Sequence[int]) -> None:
         self._results.started(key, generated_ids)
@@ -98,10 +81,6 @@ class _Run:
             raise error
         self._results.done(generation)
 
-    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
-        assert self._sink is not None
-        self._sink.write(key, all_rows(rows))
-
 
 def local(engine: Any, *, slots: int = 0) -> Any:
     """`engine` as a host uses it, if it is not such a one already."""
@@ -110,21 +89,27 @@ def local(engine: Any, *, slots: int = 0) -> Any:
 
 def rows(tensor: Tensor, first_row: int = 0, *, tokens: tuple[int, ...] | None = None) -> Rows:
     """A tensor's rows as data."""
-    return rows_of(RowChunk(first_row, (tensor,), tokens))
+    return rows_of((tensor,), first_row, tokens)
 
 
 def tensor_of(rows: Rows) -> Tensor:
     """Rows as a tensor, in new memory."""
-    whole = np.concatenate(rows.pieces)
     dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == rows.dtype)
-    return torch.frombuffer(bytearray(whole.tobytes()), dtype=dtype).view(len(whole), -1)
+    whole = np.concatenate(rows.pieces)
+    if not len(whole):
+        return torch.empty(0, rows.width, dtype=dtype)
+    return torch.from_numpy(whole).view(dtype)
 
 
-class AskedRun:
-    """Source, control, results and sink of one list of requests, as a host asks for them.
+class ListedRun:
+    """Source, control, results and sink of a run of these requests.
+
+    Args:
+        write: takes the rows; without it they are dropped.
 
     Attributes:
         made: generations by key.
+        live: generated ids by key, which grow.
     """
 
     def __init__(
@@ -132,8 +117,9 @@ class AskedRun:
     ) -> None:
         self.waiting, self._write = list(requests), write
         self.made: dict[str, Generation] = {}
+        self.live: dict[str, Sequence[int]] = {}
 
-    def through(self, engine: ClientEngine, options: RunOptions) -> list[Generation]:
+    def through(self, engine: EngineClient, options: RunOptions) -> list[Generation]:
         """Run the requests; results in their order."""
         keys = [request.key for request in self.waiting]
         engine.run(source=self, control=self, results=self, sink=self, options=options)
@@ -155,7 +141,8 @@ class AskedRun:
 
     def beat(self) -> None: ...
 
-    def started(self, key: str, generated_ids: Sequence[int]) -> None: ...
+    def started(self, key: str, generated_ids: Sequence[int]) -> None:
+        self.live[key] = generated_ids
 
     def done(self, generation: Generation) -> None:
         self.made[generation.key] = generation

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -11,18 +12,20 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, Gemma2Config, GPT2Config, LlamaConfig, Qwen3MoeConfig
 
+from actograph.contract.row_selection import Positions
 from tests.support.architectures import COMMON, IDS, random_model
+from tests.support.local_engine import tensor_of
+from tests.support.token_choosers import rule_for
 from worker.engine.capture.budget import Budget
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import Generation, RunStatistics
+from worker.engine.messages import Capture, Generation, Request, Rows, RunStatistics
 from worker.engine.model.load import load_model
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.registration import layer_shapes
-from worker.engine.requests import GenerationRequest, RowChunk
-from worker.engine.runs import CapturePlan, RunRequest
 from worker.engine.stream.loop import Loop
 from worker.engine.structure.structure import discover
 from worker.engine.traced.forward import TracedForward
+from worker.sample.token_rules import named as name_of
 
 _SHAPE: dict[str, Any] = COMMON | {"num_hidden_layers": 2, "max_position_embeddings": 512, "head_dim": 8}
 _EXPERTS: dict[str, Any] = {"num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -51,13 +54,21 @@ def prompts(lengths: Sequence[int], seed: int = 0, vocabulary: int = 512) -> lis
     return [tuple(torch.randint(3, vocabulary, (n,), generator=generator).tolist()) for n in lengths]
 
 
-def ask(key: str, prompt: Sequence[int], max_tokens: int, **changes: Any) -> RunRequest:
-    """A request; `changes` are fields of the run's request or of the engine's."""
-    own = {name: changes.pop(name) for name in list(changes) if name in RunRequest.__dataclass_fields__}
-    request = GenerationRequest(
-        key=key, prompt_ids=tuple(prompt), max_tokens=max_tokens, **({"seed": 0} | changes)
-    )
-    return RunRequest(request=request, **own)
+def ask(
+    key: str, prompt: Sequence[int], max_tokens: int, *, keep: Positions | None = None, **changes: Any
+) -> Request:
+    """A request.
+
+    Args:
+        keep: tokens of which it keeps rows, as a host asks for them; None: as its capture says.
+        changes: further fields.
+    """
+    made = Request(key=key, prompt_ids=tuple(prompt), max_tokens=max_tokens, **({"seed": 0} | changes))
+    if keep is None or made.capture is None:
+        return made
+    if (named := name_of(keep)) is not None:
+        return replace(made, capture=replace(made.capture, positions=named))
+    return replace(made, rule=rule_for(prompt, keep))
 
 
 class StreamRun:
@@ -67,11 +78,11 @@ class StreamRun:
         arrivals: key -> turn of the loop at which a request arrives; 0 if absent.
     """
 
-    def __init__(self, requests: Sequence[RunRequest], arrivals: Mapping[str, int] | None = None) -> None:
+    def __init__(self, requests: Sequence[Request], arrivals: Mapping[str, int] | None = None) -> None:
         self.waiting, self._arrivals = list(requests), arrivals or {}
         self.turn = 0
         self.made: dict[str, Generation] = {}
-        self.chunks: dict[str, dict[str, list[RowChunk]]] = {}
+        self.chunks: dict[str, dict[str, list[Rows]]] = {}
         self.writes = 0
         self.seen: dict[str, int] = {}  # key -> turn in which it started
         self.live: dict[str, Sequence[int]] = {}
@@ -112,7 +123,7 @@ class StreamRun:
         else:
             forward = TracedForward(hooks, budget, tokens=arena, token_bytes=sizes)
         loop = Loop(forward, budget, source=self, control=self, results=self, sink=self, **options)
-        self.statistics, self.running = loop.statistics, lambda: len(loop._places.live)
+        self.statistics, self.running = loop.statistics, lambda: len(loop._slots.running)
         loop.run()
         assert budget.used == sizes * arena  # whatever happened, all rows were given back
         return self
@@ -123,7 +134,7 @@ class StreamRun:
     def exhausted(self) -> bool:
         return not self.waiting
 
-    def pull(self, room: int, *, urgent: int, wait: float) -> list[RunRequest]:
+    def pull(self, room: int, *, urgent: int, wait: float) -> list[Request]:
         taken = []
         left = {True: urgent, False: room}
         for item in list(self.waiting):
@@ -156,7 +167,7 @@ class StreamRun:
         assert generation.key not in self.made
         self.made[generation.key] = generation
 
-    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
+    def write(self, key: str, rows: Mapping[str, Rows]) -> None:
         self.on_write(key)
         self.writes += 1
         for hook, chunk in rows.items():
@@ -180,17 +191,17 @@ class StreamRun:
         return self.made[key].generated_ids
 
     def rows(self, key: str, hook: str) -> Tensor:
-        return torch.cat([chunk.tensor for chunk in self.chunks[key][hook]])
+        return torch.cat([tensor_of(chunk) for chunk in self.chunks[key][hook]])
 
     def tokens(self, key: str, hook: str) -> list[int]:
         """Token number of each row."""
         return [
             token
             for c in self.chunks[key][hook]
-            for token in (range(c.first_row, c.first_row + c.rows) if c.tokens is None else c.tokens)
+            for token in (range(c.first_row, c.first_row + c.count) if c.tokens is None else c.tokens)
         ]
 
 
-def plan_of(hooks: ModelHooks, **changes: Any) -> CapturePlan:
-    """A plan of every hook of a model."""
-    return CapturePlan(hooks=tuple(hooks.structure.hooks), **changes)
+def plan_of(hooks: ModelHooks, **changes: Any) -> Capture:
+    """A capture of every hook of a model."""
+    return Capture(hooks=tuple(hooks.structure.hooks), **changes)

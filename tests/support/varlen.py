@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.engine.packed.attention import Kind
+from worker.engine.packed.attention import LayerAttention
 
 
-def masked_softmax(query: Tensor, keys: Tensor, values: Tensor, kind: Kind) -> Tensor:
+def masked_softmax(query: Tensor, keys: Tensor, values: Tensor, kind: LayerAttention) -> Tensor:
     """[tokens, heads, width]: every token sees itself and the tokens before it."""
     tokens, heads, _ = query.shape
     group = heads // keys.shape[0]
@@ -58,7 +58,7 @@ def varlen(  # noqa: PLR0917 (as torch has it)
         own = [x[begin : begin + used].transpose(0, 1) for x in (key, value)]
         padded = torch.zeros(used, *query.shape[1:])
         padded[used - (stop - first) :] = query[first:stop]
-        kind = Kind(scale, None if window_size[0] < 0 else window_size[0] + 1)
+        kind = LayerAttention(scale, None if window_size[0] < 0 else window_size[0] + 1)
         out[first:stop] = masked_softmax(padded, own[0], own[1], kind)[used - (stop - first) :]
         # with one more logit of 0, the rest is left as much as its sum says: 1 / (1 + exp(-total))
         ones = torch.ones_like(own[1])

@@ -36,8 +36,9 @@ PACKAGES = {
     "storage": "tables index migrate artifacts accounts jobs samples broker files sessions queue submission "
     "results analyses upkeep index_backup backup",
     "worker": "text engine runners sample signals drain process analysis __main__",
-    "worker.engine": "messages requests channel client model locations edits tokens structure runs capture "
-    "token_rules packed traced stream pass_memory forwards engine translation loading service __main__",
+    "worker.engine": "messages channel client model locations chosen_tokens edits tokens structure capture "
+    "slot pass_hooks model_state packed traced stream pass_memory forwards engine loading ranks "
+    "service __main__",
     "api": "middleware errors browser auth served_models dependencies estimate check submit analyses openai "
     "reading background metrics routes pages app keys __main__",
 }

@@ -15,7 +15,7 @@ from storage.queue import model_loads, workers
 from storage.queue.claim import Held
 from storage.tables.models import JobRow
 from worker.drain.model_holder import ModelHolder, is_same
-from worker.engine.client import Engine
+from worker.engine.client import EngineClient
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class JobModels:
         """The held model's name."""
         return self.held.model if self.held else None
 
-    def engine_of_job(self, job: JobRow, *, load: bool = True) -> tuple[Engine, PinnedModel | None]:
+    def engine_of_job(self, job: JobRow, *, load: bool = True) -> tuple[EngineClient, PinnedModel | None]:
         """The engine that a job is pinned to, and the pin.
 
         A job without a pin is pinned to the model with the options in force. The pin stays None if the engine
@@ -83,7 +83,7 @@ class JobModels:
             raise NotHeld
         return self._pinned_engine(job, pinned), pinned
 
-    def _pinned_engine(self, job: JobRow, pinned: PinnedModel) -> Engine:
+    def _pinned_engine(self, job: JobRow, pinned: PinnedModel) -> EngineClient:
         identity = pinned.identity
         if self.held == Held(job.model, identity.sha256):
             return self._as_pinned(pinned)
@@ -102,7 +102,7 @@ class JobModels:
         logger.info("model %s was loaded as pinned by job %s: %s", job.model, job.id, differences)
         return engine
 
-    def _as_pinned(self, pinned: PinnedModel) -> Engine:
+    def _as_pinned(self, pinned: PinnedModel) -> EngineClient:
         try:
             return self._models.engine_as(pinned.identity)
         except (ModelChanged, ModelRefused):

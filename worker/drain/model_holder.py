@@ -11,7 +11,7 @@ from actograph.contract.errors import DeviceLost, ModelChanged, ModelRefused, Un
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import ModelIdentity, ModelStructure, ServedModel, parse_served
 from actograph.settings import Settings
-from worker.engine.client import Engine, EngineProcess
+from worker.engine.client import EngineClient, EngineProcess
 from worker.engine.model import weight_files
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 MOST_ATTEMPTS = 3
 
 
-class LoadingEngine(Engine, Protocol):
+class LoadingEngine(EngineClient, Protocol):
     """An engine that can load one model after the other."""
 
     def load(self, model: ServedModel, options: ModelLoadOptions) -> None: ...
@@ -57,11 +57,11 @@ class ModelHolder:
         #: called before the model is unloaded; whoever has references to it lets go of them
         self.before_unload: Callable[[], None] = lambda: None
         #: the engine of the held model
-        self.engine: Engine | None = None
+        self.engine: EngineClient | None = None
         #: what it was loaded with
         self.options = ModelLoadOptions()
 
-    def engine_for(self, name: str) -> Engine:
+    def engine_for(self, name: str) -> EngineClient:
         """The engine of the model served as `name`, loaded if another one is held.
 
         Raises:
@@ -78,7 +78,7 @@ class ModelHolder:
         held = self.engine
         return held is not None and held.structure.model == name and self._options_of(name) == self.options
 
-    def engine_as(self, pinned: ModelIdentity) -> Engine:
+    def engine_as(self, pinned: ModelIdentity) -> EngineClient:
         """The engine of exactly this model variant, loaded if another one is held.
 
         Raises:
@@ -106,7 +106,7 @@ class ModelHolder:
             raise _changed(pinned, found)
         return engine
 
-    def load(self, name: str, options: ModelLoadOptions) -> Engine:
+    def load(self, name: str, options: ModelLoadOptions) -> EngineClient:
         """Unload the held model, load and verify `name`, resolve its savepoints; errors as `engine_for`.
 
         After an error other than UnknownModel no model is held.
@@ -128,7 +128,7 @@ class ModelHolder:
             raise UnknownModel(f"model {name!r} is not served by this worker; it serves {known}")
         return model
 
-    def _load(self, model: ServedModel, options: ModelLoadOptions) -> Engine:
+    def _load(self, model: ServedModel, options: ModelLoadOptions) -> EngineClient:
         """Load a model in the engine's process; start another one if it ends meanwhile."""
         for attempt in range(1, MOST_ATTEMPTS + 1):
             if self._process is None:

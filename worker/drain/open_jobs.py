@@ -30,7 +30,7 @@ from storage.samples.expansion import capture_samples, evaluation_samples
 from storage.submission import bulk_insert
 from storage.tables.models import JobRow
 from worker.drain.job_models import JobModels
-from worker.engine.client import Engine
+from worker.engine.client import EngineClient
 from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
@@ -141,7 +141,7 @@ class OpenJobs:
         self,
         row: JobRow,
         spec: Mapping[str, Any],
-        engine: Engine,
+        engine: EngineClient,
         pinned: PinnedModel | None,
         refused: ActographError | None = None,
     ) -> OpenJob:
@@ -168,7 +168,7 @@ class OpenJobs:
             traced=name == "traced",
         )
 
-    def _runner(self, row: JobRow, engine: Engine) -> Runner:
+    def _runner(self, row: JobRow, engine: EngineClient) -> Runner:
         if row.kind in _OF_CHATS:
             return ChatRunner(engine.tokenizer, engine.structure)
         if row.kind != "evaluation":
@@ -198,7 +198,7 @@ class OpenJobs:
         self,
         row: JobRow,
         spec: Mapping[str, Any],
-        engine: Engine,
+        engine: EngineClient,
         runner: Runner,
         *,
         structure: ModelStructure,

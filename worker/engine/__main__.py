@@ -13,14 +13,11 @@ from actograph.redaction import set_up_logging
 from actograph.settings import Settings
 from worker.engine.channel import Channel, ChannelClosed
 
-#: status of a process whose device has failed
-DEVICE_LOST = 3
-
 
 def main() -> int:
     """Serve the host until it closes the channel."""
     set_up_logging(Settings())
-    from worker.engine.service import Service  # torch, in seconds
+    from worker.engine.service import DEVICE_LOST, Service  # torch, in seconds
 
     service = Service(Channel(socket.socket(fileno=int(sys.argv[1]))))
     try:

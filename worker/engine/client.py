@@ -50,7 +50,7 @@ _LOOK_SECONDS = 0.05
 _END_SECONDS = 5.0
 
 
-class Engine(Protocol):
+class EngineClient(Protocol):
     """One loaded model, as the host uses it.
 
     Attributes:
@@ -107,7 +107,6 @@ class EngineProcess:
         self._memory: dict[str, int] = {}
         self._reason: WorkerStalled | None = None
         self._run: _Run | None = None
-        self._vectors: set[str] = set()
         self._regions: dict[int, mmap.mmap] = {}
         self._has_ended = False
         self._deliveries: SimpleQueue[tuple[dict[str, Any], bytes] | None] = SimpleQueue()
@@ -164,7 +163,7 @@ class EngineProcess:
             DeviceLost: the process has ended.
         """
         settings = self._settings
-        self._load, self._structure, self._vectors = None, None, set()
+        self._load, self._structure = None, None
         self._send(
             {
                 "m": "load",
@@ -176,6 +175,7 @@ class EngineProcess:
                 "slots": settings.slots,
                 "cuda_graphs": settings.cuda_graphs,
                 "threads": settings.threads,
+                "ranks": settings.tensor_parallel,
             }
         )
         with self._changed:
@@ -196,7 +196,7 @@ class EngineProcess:
     def run(
         self, *, source: Source, control: Control, results: Results, sink: Sink | None, options: RunOptions
     ) -> RunStatistics:
-        """Run requests, see `Engine.run`."""
+        """Run requests, see `EngineClient.run`."""
         run = _Run(results, sink)
         with self._changed:
             self._run = run
@@ -206,6 +206,7 @@ class EngineProcess:
         finally:
             with self._changed:
                 self._run = None
+            self._forget_vectors(run, list(run.vectors))
 
     def _follow(self, run: "_Run", source: Source, control: Control, options: RunOptions) -> RunStatistics:
         """Send what there is to send until the run has ended."""
@@ -265,43 +266,57 @@ class EngineProcess:
         for request in pulled:
             with self._changed:
                 run.live[request.key] = request
-            self._send_request(request)
+            self._send_request(run, request)
         return len(pulled)
 
-    def _send_request(self, request: Request) -> None:
-        names = [None if edit.vector is None else self._vector(edit.vector) for edit in request.edits]
+    def _send_request(self, run: "_Run", request: Request) -> None:
+        names = [
+            None if edit.vector is None else self._vector(run, request.key, edit.vector)
+            for edit in request.edits
+        ]
         self._send({"m": "request", "request": messages.request_json(request), "vectors": names})
 
-    def _vector(self, vector: NDArray[np.float32]) -> str:
-        """Name of a vector, which the process has then."""
+    def _vector(self, run: "_Run", key: str, vector: NDArray[np.float32]) -> str:
+        """Name of a vector, which the process keeps until the requests with it have ended."""
         raw = vector.tobytes()
         name = hashlib.sha256(raw).hexdigest()
-        if name not in self._vectors:
-            self._vectors.add(name)
-            self._send({"m": "vector", "name": name}, raw)
+        with run.vectors_change:
+            users = run.vectors.get(name)
+            if users is None:
+                users = run.vectors[name] = set()
+                self._send({"m": "vector", "name": name}, raw)
+            users.add(key)
         return name
 
+    def _forget_vectors(self, run: "_Run", names: Sequence[str]) -> None:
+        """Let the process drop vectors that no request has."""
+        with run.vectors_change:
+            for name in names:
+                run.vectors.pop(name, None)
+            if names:
+                self._send({"m": "forget vectors", "names": list(names)})
+
     def wake(self) -> None:
-        """See `Engine.wake`."""
+        """See `EngineClient.wake`."""
         with self._changed:
             if self._run is not None:
                 self._run.news = True
             self._changed.notify_all()
 
     def forget(self, sums: str) -> None:
-        """See `Engine.forget`."""
+        """See `EngineClient.forget`."""
         with suppress(ChannelClosed):  # then they are gone
             self._channel.send({"m": "forget", "sums": sums})
 
     def memory(self) -> dict[str, int]:
-        """See `Engine.memory`: as the process last told, at most a second ago while it runs requests."""
+        """See `EngineClient.memory`: as last told, at most a second ago while it runs requests."""
         return dict(self._memory)
 
     def kill(self, reason: WorkerStalled) -> None:
-        """See `Engine.kill`."""
+        """See `EngineClient.kill`."""
         with self._changed:
             self._reason = self._reason or reason
-        self._process.kill()
+        self._kill()
 
     def close(self) -> None:
         """End the process, and wait for its end."""
@@ -309,10 +324,15 @@ class EngineProcess:
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         for thread in self._threads:
             thread.join()
+
+    def _kill(self) -> None:
+        """End the process and the further ranks that it has started, which may hang."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _lost(self, doing: str) -> DeviceLost | WorkerStalled:
         code = self._process.wait()
@@ -326,6 +346,14 @@ class EngineProcess:
             with self._changed:  # the reader notes it; whoever waits sees it
                 self._changed.wait_for(lambda: self._has_ended)
 
+    def _release_vectors(self, run: "_Run", request: Request) -> None:
+        """Note that a request has ended, for the vectors of its edits."""
+        if any(edit.vector is not None for edit in request.edits):
+            with run.vectors_change:
+                for users in run.vectors.values():
+                    users.discard(request.key)
+                self._forget_vectors(run, [name for name, users in run.vectors.items() if not users])
+
     # the process's side of the talk
 
     def _read(self) -> None:
@@ -337,7 +365,7 @@ class EngineProcess:
             pass
         except Exception:
             log.exception("the engine's process sent what cannot be read; it is ended")
-            self._process.kill()
+        self._kill()
         self._process.wait()
         with self._changed:
             self._has_ended = True
@@ -441,6 +469,7 @@ class EngineProcess:
             request = run.live.pop(data["key"])
             run.taken.discard(data["key"])
             run.tokens.pop(data["key"], None)
+        self._release_vectors(run, request)
         generation = messages.generation_of(data, request.prompt_ids)
         sink_error = run.sink_errors.pop(data["key"], None)
         if sink_error is not None:
@@ -459,6 +488,7 @@ class _Run:
         live: requests that were sent and have no result.
         taken: those of them that the engine's process has read.
         tokens: of live requests whose tokens are told, so far.
+        vectors: names that the process has, each with the keys of its requests.
         news: something has happened since the last look.
         failure: why the engine's process has ended the run.
         error: of the host, for which it ends the run.
@@ -470,6 +500,8 @@ class _Run:
         self.taken: set[str] = set()
         self.tokens: dict[str, list[int]] = {}
         self.sink_errors: dict[str, Exception] = {}
+        self.vectors: dict[str, set[str]] = {}
+        self.vectors_change = threading.RLock()
         self.news = self.has_beaten = False
         self.ended: RunStatistics | None = None
         self.failure: Exception | None = None

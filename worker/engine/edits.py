@@ -1,4 +1,4 @@
-"""Changes of activations: the arithmetic of each intervention.
+"""Interventions: the arithmetic of each, and which tokens of a request it changes.
 
 A hook names a tensor, and a change of it is a change for everything that the model computes from it
 afterwards. So the rows are written in place, at the first location that shows the tensor: other readers of
@@ -6,58 +6,121 @@ the tensor (the residual stream around a norm) see the change as well, which ass
 not give.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from worker.engine.requests import Edit
-
-Change = Callable[[torch.Tensor], torch.Tensor]  # float32 [rows, width] -> the same shape
-
-
-class _Vector:
-    """A vector, copied to each device on first use."""
-
-    def __init__(self, vector: torch.Tensor) -> None:
-        self._on = {vector.device: vector}
-
-    def beside(self, x: torch.Tensor) -> torch.Tensor:
-        found = self._on.get(x.device)
-        if found is None:
-            found = self._on[x.device] = next(iter(self._on.values())).to(x.device)
-        return found
+from actograph.contract.interventions import Op
+from actograph.contract.row_selection import NamedPositions, TokenRange
+from worker.engine.chosen_tokens import ChosenTokens
+from worker.engine.messages import Edit
+from worker.engine.model.host_memory import to_device
 
 
-def change_of(edit: Edit) -> Change:
-    """The change that an edit makes.
+class Change:
+    """The change that an intervention makes, of float32 [rows, width] to the same shape.
+
+    Args:
+        vector: float32 [width].
+        devices: where it may be made; the vector is copied to each, so that no pass waits for it.
 
     Raises:
         ValueError: the operation needs a vector.
     """
-    coefficient = edit.coefficient
-    if edit.op == "zero":
-        return torch.zeros_like
-    if edit.op == "scale":
-        return lambda x: x * coefficient
-    if edit.vector is None:
-        raise ValueError(f"{edit.op} needs a vector")
-    if edit.op == "project_out":
-        exact = edit.vector.to(torch.float64)
-        direction = _Vector((exact / exact.norm()).to(torch.float32))
 
-        # a sum per row, and not a matrix product: the same bits in any batch
-        def without(x: torch.Tensor) -> torch.Tensor:
-            along = direction.beside(x)
-            return x - coefficient * (x * along).sum(-1, keepdim=True) * along
+    def __init__(
+        self, op: Op, coefficient: float, vector: NDArray[np.float32] | None, devices: Sequence[torch.device]
+    ) -> None:
+        self.op, self.coefficient, self.vector = op, coefficient, vector
+        self._on: dict[torch.device, Tensor] = {}
+        if vector is None:
+            if op not in ("zero", "scale"):
+                raise ValueError(f"{op} needs a vector")
+            return
+        if op == "project_out":
+            exact = torch.from_numpy(vector.astype("f8"))
+            factor = (exact / exact.norm()).to(torch.float32)
+        else:
+            factor = torch.from_numpy(vector.copy()) * coefficient
+        copies = [to_device(factor.numpy(), device) for device in devices]
+        self._on = {copy.device: copy for copy in copies}
 
-        return without
-    vector = _Vector(edit.vector.to(torch.float32) * coefficient)
-    if edit.op == "add":
-        return lambda x: x + vector.beside(x)
-    return lambda x: vector.beside(x).expand_as(x)
+    def __call__(self, x: Tensor) -> Tensor:
+        match self.op:
+            case "zero":
+                return torch.zeros_like(x)
+            case "scale":
+                return x * self.coefficient
+            case "add":
+                return x + self._beside(x)
+            case "project_out":
+                along = self._beside(x)
+                # a sum per row, and not a matrix product: the same bits in any batch
+                return x - self.coefficient * (x * along).sum(-1, keepdim=True) * along
+            case _:
+                return self._beside(x).expand_as(x)
+
+    def _beside(self, x: Tensor) -> Tensor:
+        """The factor on the device of `x`."""
+        found = self._on.get(x.device)
+        if found is None:  # an offloaded module computes somewhere else
+            found = self._on[x.device] = next(iter(self._on.values())).to(x.device)
+        return found
 
 
-def changed(rows: torch.Tensor, change: Change) -> torch.Tensor:
+class Write(NamedTuple):
+    """One edit of some tokens of a request.
+
+    Attributes:
+        location: where it is written.
+        order: its place among the request's edits.
+        change: the same object for equal edits, which are made together.
+        tokens: token numbers.
+    """
+
+    location: str
+    order: int
+    change: Change
+    tokens: Sequence[int]
+
+
+class SlotEdits:
+    """Edits of one request, in the order in which they apply.
+
+    Args:
+        edits: location, order, change and tokens of each.
+    """
+
+    def __init__(self, edits: Sequence[tuple[str, int, Change, ChosenTokens]]) -> None:
+        self._edits = edits
+
+    def __bool__(self) -> bool:
+        return bool(self._edits)
+
+    def writes(self, start: int, stop: int) -> list[Write]:
+        """Changes of tokens `start` to `stop - 1`."""
+        made = [
+            Write(location, order, change, chosen.of(start, stop))
+            for location, order, change, chosen in self._edits
+        ]
+        return [write for write in made if write.tokens]
+
+
+def content_of(edit: Edit) -> tuple[str, float, bytes | None]:
+    """Key of edits that make equal changes."""
+    return edit.op, edit.coefficient, None if edit.vector is None else edit.vector.tobytes()
+
+
+def likeness_of(edit: Edit) -> tuple[tuple[str, float, bytes | None], str, NamedPositions | TokenRange]:
+    """Key of edits without a rule that change equal tokens alike."""
+    return content_of(edit), edit.hook, edit.positions
+
+
+def changed(rows: Tensor, change: Change) -> Tensor:
     """[rows, ...] after the change, in the dtype and shape that it had."""
     flat = rows.reshape(rows.shape[0], -1).to(torch.float32)
     return change(flat).reshape(rows.shape).to(rows.dtype)

@@ -1,23 +1,37 @@
 """The engine of one model: runs of requests, one at a time."""
 
 import threading
+from typing import Protocol
 
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.models import ModelStructure
 from worker.engine.forwards import Forwards
-from worker.engine.messages import Control, Results, RunOptions, RunStatistics
+from worker.engine.messages import Control, Results, RunOptions, RunStatistics, Sink, Source
 from worker.engine.model.devices import current
 from worker.engine.model.loaded import LoadedModel
-from worker.engine.runs import Sink, Source
+from worker.engine.model_state import ModelState
+from worker.engine.packed.forward import PackedForward, PassLead
 from worker.engine.stream.loop import Loop
 from worker.engine.structure.structure import discover
 
 _NO_OPTIONS = RunOptions()
 
 
+class Lead(PassLead, Protocol):
+    """Other ranks that share the model."""
+
+    def opened(self, options: RunOptions) -> None: ...
+
+    def closed(self) -> None: ...
+
+
 class Engine:
     """Runs one model: prompts in, continuations and activation rows out.
 
     One run at a time; a second caller waits.
+
+    Attributes:
+        lead: the other ranks, which do all that this one does; None if it is alone, or one of them.
 
     Args:
         usual: options of most runs, for which the device's memory is planned.
@@ -36,7 +50,9 @@ class Engine:
             self.forwards.plan(usual)
         found = {"engine": "streaming" if reason is None else "traced", "engine_reason": reason}
         self.structure: ModelStructure = self.hooks.structure.model_copy(update=found)
+        self.state = ModelState(self.hooks)
         self._lock = threading.Lock()
+        self.lead: Lead | None = None
 
     def run(
         self,
@@ -49,16 +65,25 @@ class Engine:
     ) -> RunStatistics:
         """Run requests from `source` until it is exhausted and all have ended, or `control` stops them.
 
-        Tokens and rows of a request do not depend on the others. See `runs` for what may fail.
+        Tokens and rows of a request do not depend on the others. An exception of a callback that is given one
+        request fails that request alone, except for `Results.done`: nobody would learn how the rest ends.
 
         Raises:
             Exception: of `results`, or what makes every pass fail; all requests are cancelled with it.
         """
+        if self.lead is not None and options.traced:
+            raise InvalidRequest(f"{self.model.name} is shared by several ranks, which cannot be traced")
         with self._lock, current(self.model.device):
+            if self.lead is not None:
+                self.lead.opened(options)
             forward, rows = self.forwards.open(options)
+            if self.lead is not None:
+                assert isinstance(forward, PackedForward)
+                forward.lead(self.lead)
             loop = Loop(
                 forward,
                 rows,
+                state=self.state,
                 source=source,
                 control=control,
                 results=results,
@@ -67,7 +92,14 @@ class Engine:
                 urgent=options.urgent,
                 shard_bytes=options.shard_bytes,
             )
-            return loop.run()
+            done = loop.run()
+            if self.lead is not None:
+                self.lead.closed()
+            return done
+
+    def forget(self, sums: str) -> None:
+        """Drop the summaries under this name."""
+        self.state.forget(sums)
 
     def width_of(self, hook: str) -> int:
         """Numbers per token at a hook or module location. Raises UnknownHook."""

@@ -14,6 +14,7 @@ from evals.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes,
 from worker.engine.capture.budget import Budget
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import RunOptions
+from worker.engine.model import group
 from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.memory import available_bytes, spread_bytes
@@ -23,7 +24,7 @@ from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.registration import ONE_BY_ONE
 from worker.engine.packed.verification import texts_for, verify
 from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure
-from worker.engine.stream.live import Forward
+from worker.engine.stream.forward import Forward
 from worker.engine.traced.forward import TracedForward
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class Forwards:
 
     @property
     def _one_gpu(self) -> bool:
-        return self.on_gpu and len(set(self._hooks.model.layer_devices)) == 1
+        return self.on_gpu and len(set(self._hooks.model.layer_devices)) == 1 and group.size() == 1
 
     def slots(self, options: RunOptions) -> int:
         """Requests at once."""
@@ -112,7 +113,7 @@ class Forwards:
                     tokens=tokens,
                     fused=self._fused,
                 )
-                peak = measure(forward, slots, tokens - least)
+                peak = -group.least(-measure(forward, slots, tokens - least))
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -162,16 +163,17 @@ class Forwards:
         return max(1, kv_bytes_per_token(self._hooks.model))
 
     def _free(self, spare: int) -> int:
-        """Bytes of the devices, less `spare` of each."""
-        return spread_bytes(self._hooks.model.layer_devices, lambda one: max(0, available_bytes(one) - spare))
+        """Bytes of the devices, less `spare` of each; of several ranks the least."""
+        layers = self._hooks.model.layer_devices
+        return group.least(spread_bytes(layers, lambda one: max(0, available_bytes(one) - spare)))
 
     def _memory(self, options: RunOptions) -> RunMemory:
         """The memory of a run, if it began now."""
         pass_bytes = None if options.traced else self.pass_bytes
+        layers = self._hooks.model.layer_devices
         return run_memory(
-            spread_bytes(
-                self._hooks.model.layer_devices, lambda one: run_bytes(available_bytes(one), pass_bytes)
-            ),
+            # of several ranks the least: all have an arena of the same length
+            group.least(spread_bytes(layers, lambda one: run_bytes(available_bytes(one), pass_bytes))),
             token_bytes=self._token_bytes,
             slots=self.slots(options),
             context=self._hooks.model.context_length,

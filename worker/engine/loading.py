@@ -3,14 +3,16 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+
+import torch
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions, resolve_savepoints, with_savepoints
 from actograph.contract.models import ModelIdentity, ServedModel
 from worker.engine.engine import Engine
 from worker.engine.messages import RunOptions
-from worker.engine.model import weight_files
+from worker.engine.model import group, weight_files
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.load import LoadDtype, load_model
 from worker.engine.model.loaded import LoadedModel
@@ -31,12 +33,14 @@ def load_engine(
     dtype: LoadDtype = "auto",
     device: str = "auto",
     revision: str | None = None,
+    ranks: int = 1,
 ) -> Engine:
     """Load and verify a model, and resolve its savepoints.
 
     Args:
         options: what a client asked for; they win over the settings that follow.
         usual: options of most runs.
+        ranks: processes that share the model; all of them call this.
 
     Raises:
         ModelRefused: it cannot be loaded.
@@ -54,11 +58,17 @@ def load_engine(
         revision=revision,
         attn_implementation=options.attn_implementation,
         name=model.name,
+        ranks=ranks,
     )
     _check_weights(loaded, options)
     # before the engine verifies the model, so that it verifies packed weights
     logger.info("%s: %s", model.name, pack(loaded.hf))
     engine = Engine(loaded, usual)
+    if ranks > 1 and engine.structure.engine == "traced":
+        raise ModelRefused(
+            f"{model.name}: several ranks cannot share it, since it is traced: "
+            f"{engine.structure.engine_reason}; set ACTOGRAPH_TENSOR_PARALLEL to 1"
+        )
     found = {
         "kv_bytes_per_token": kv_bytes_per_token(loaded),
         "identity": _identity(model, loaded, before),
@@ -67,6 +77,27 @@ def load_engine(
         engine.structure.model_copy(update=found), resolve_savepoints(options, engine.structure)
     )
     return engine
+
+
+def load_as_ordered(order: Mapping[str, Any]) -> Engine:
+    """Load what a host's message says; all ranks do the same. Errors as `load_engine`."""
+    model = ServedModel(**order["model"] | {"aliases": frozenset(order["model"]["aliases"])})
+    if order["threads"] or order["ranks"] > 1:
+        torch.set_num_threads(max(1, (order["threads"] or torch.get_num_threads()) // order["ranks"]))
+    return load_engine(
+        model,
+        ModelLoadOptions.model_validate(order["options"]),
+        usual_options(order),
+        dtype=order["dtype"],
+        device=order["device"],
+        revision=order["revision"],
+        ranks=order["ranks"],
+    )
+
+
+def usual_options(order: Mapping[str, Any]) -> RunOptions:
+    """Options of most runs of a model that a host wants."""
+    return RunOptions(slots=order["slots"], cuda_graphs=order["cuda_graphs"])
 
 
 def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Stamp]) -> ModelIdentity:
@@ -94,6 +125,7 @@ def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Sta
         attn_implementation=getattr(loaded.text_config, "_attn_implementation", None),
         tokenizer_sha256=tokenizer_sha256(loaded.tokenizer),
         template_sha256=template_sha256(loaded.tokenizer),
+        tensor_parallel=group.size(),
     )
 
 

@@ -69,6 +69,13 @@ class Edit:
     positions: NamedPositions | TokenRange = "all"
     rule: TokenRule | None = None
 
+    @property
+    def changes_nothing(self) -> bool:
+        """True if the edit has no effect; it is left out, so not even the sign of a zero changes."""
+        if self.op in ("add", "project_out"):
+            return self.coefficient == 0.0
+        return self.op == "scale" and self.coefficient == 1.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatisticsOptions:
@@ -97,6 +104,16 @@ class Capture:
     columns: int | tuple[int, ...] | None = None
     reduce: Reduce = "none"
     statistics: StatisticsOptions | None = None
+
+    @property
+    def summarises(self) -> bool:
+        """Whether rows are summed up."""
+        return self.reduce != "none" or self.statistics is not None
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether rows are delivered as they were computed."""
+        return self.reduce == "none" and (self.statistics is None or self.statistics.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +163,16 @@ class Request:
     time_limit: float | None = None
     priority: bool = False
     live: bool = False
+
+    @property
+    def most_generated(self) -> int:
+        """Most tokens to generate; 0: the prompt is only read."""
+        return self.sampling.max_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def most_run(self) -> int:
+        """Most tokens that the model runs; the last generated token is never run."""
+        return len(self.prompt_ids) + max(self.most_generated - 1, 0)
 
 
 # answers
@@ -249,7 +276,7 @@ class RunStatistics:
 
     passes: int = 0
     computed: int = 0  # tokens that the model ran
-    shared: int = 0  # tokens of prompts that were copied from a common beginning
+    shared: int = 0  # tokens of prompts that were copied from a shared prefix
     generated: int = 0
     rows: int = 0  # rows delivered, over all hooks
     waits: int = 0  # pauses for the sink

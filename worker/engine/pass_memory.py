@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine.capture.budget import Budget
-from worker.engine.messages import Generation
+from worker.engine.messages import Generation, Request
 from worker.engine.model.memory import peak_over
-from worker.engine.requests import GenerationRequest
-from worker.engine.runs import RunRequest
-from worker.engine.stream.live import Forward
+from worker.engine.stream.forward import Forward
 from worker.engine.stream.loop import Loop
 
 #: tokens of the long prompt of the run, at most: attention takes hardly more memory for more of them
@@ -36,14 +34,14 @@ _TOP_LOGPROBS = 20
 class _ListedRequests:
     """Source, control and results of a run of these requests."""
 
-    def __init__(self, requests: Sequence[RunRequest]) -> None:
+    def __init__(self, requests: Sequence[Request]) -> None:
         self._waiting = list(requests)
 
     @property
     def exhausted(self) -> bool:
         return not self._waiting
 
-    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[RunRequest]:
+    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[Request]:
         pulled, self._waiting = self._waiting[:room], self._waiting[room:]
         return pulled
 
@@ -82,16 +80,16 @@ def measure(forward: Forward, slots: int, longest: int) -> int:
     """
     vocabulary = int(forward.hooks.model.text_config.vocab_size)
 
-    def ask(key: int, tokens: int, *, max_tokens: int = 0, score: bool = False) -> RunRequest:
-        request = GenerationRequest(
+    def ask(key: int, tokens: int, *, max_tokens: int = 0, score: bool = False) -> Request:
+        return Request(
             key=str(key),
             prompt_ids=tuple((17 * key + 7 * i) % vocabulary for i in range(tokens)),
             seed=key,
+            sampling=_COSTLIEST,
             max_tokens=max_tokens,
             top_logprobs=_TOP_LOGPROBS,
             score_prompt=score,
         )
-        return RunRequest(request=request, sampling=_COSTLIEST)
 
     requests = [ask(i, _SHORT_PROMPT, max_tokens=_CHOSEN) for i in range(slots)]
     run = _ListedRequests([*requests, ask(slots, _SCORED_PROMPT, score=True), ask(slots + 1, longest)])

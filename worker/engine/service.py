@@ -21,23 +21,21 @@ from numpy.typing import NDArray
 from transformers.utils.logging import disable_progress_bar
 
 from actograph.contract.errors import ActographError, ModelRefused
-from actograph.contract.model_loads import ModelLoadOptions
-from actograph.contract.models import ServedModel
 from worker.engine import messages
 from worker.engine.channel import Channel, ChannelClosed
 from worker.engine.engine import Engine
-from worker.engine.loading import load_engine
-from worker.engine.messages import Generation, Rows, RunOptions
+from worker.engine.loading import load_as_ordered, usual_options
+from worker.engine.messages import Generation, Request, Rows, RunOptions
 from worker.engine.model import host_memory
 from worker.engine.model.device_errors import is_device_lost
 from worker.engine.model.memory import capacity, memory_snapshot
-from worker.engine.requests import RowChunk
-from worker.engine.runs import RunRequest
-from worker.engine.translation import Translation, all_rows
+from worker.engine.ranks.lead import Lead
 from worker.text.tokenizer import tokenizer_data
 
 log = logging.getLogger(__name__)
 
+#: status of a process whose device, or one of whose ranks, has failed
+DEVICE_LOST = 3
 #: seconds between two messages about memory in a run
 _MEMORY_SECONDS = 1.0
 
@@ -48,12 +46,13 @@ class Service:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._engine: Engine | None = None
-        self._translation: Translation | None = None
+        self._lead: Lead | None = None
         self._resting: dict[str, int] = {}
         self._memory_told = float("-inf")
         self._orders: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        #: by name; the host says when no request has one any more
         self._vectors: dict[str, NDArray[np.float32]] = {}
-        self._run = _Run(self)
+        self._run = _HostedRun(self)
         self.regions = _Regions(channel)
         host_memory.on_new(self.regions.add)
         disable_progress_bar()  # type: ignore[no-untyped-call]  # a log file is no terminal
@@ -92,7 +91,7 @@ class Service:
             case "load":
                 self._orders.put(message)
             case "run":
-                self._run = _Run(self)
+                self._run = _HostedRun(self)
                 self._orders.put(message)
             case "vector":
                 self._vectors[message["name"]] = np.frombuffer(raw, np.float32)
@@ -101,8 +100,11 @@ class Service:
             case "free":
                 self._run.freed(has_failed=message["failed"])
             case "forget":
-                if self._translation is not None:
-                    self._translation.forget(message["sums"])
+                if self._engine is not None:
+                    self._engine.forget(message["sums"])
+            case "forget vectors":
+                for name in message["names"]:
+                    self._vectors.pop(name, None)
             case "drop" | "close" | "stop" as kind:
                 self._run.told(kind, message.get("keys", ()))
 
@@ -112,10 +114,8 @@ class Service:
         # before it can do any harm: what was not taken is not to blame for the end of this process
         self.send({"m": "taken", "key": data["key"]})
         try:
-            assert self._translation is not None
             vectors = [None if name is None else self._vectors[name] for name in message["vectors"]]
-            asked = messages.request_of(data, vectors)
-            self._run.add(self._translation.request(asked), is_live=asked.live)
+            self._run.add(messages.request_of(data, vectors))
         except Exception as error:
             log.exception("request %s cannot be read", data["key"])
             failed = Generation(
@@ -138,46 +138,50 @@ class Service:
 
     def _load(self, order: Mapping[str, Any]) -> None:
         self._unload()
-        model = ServedModel(**order["model"] | {"aliases": frozenset(order["model"]["aliases"])})
-        if order["threads"]:
-            torch.set_num_threads(order["threads"])
-        usual = RunOptions(slots=order["slots"], cuda_graphs=order["cuda_graphs"])
+        name = order["model"]["name"]
         try:
-            engine = load_engine(
-                model,
-                ModelLoadOptions.model_validate(order["options"]),
-                usual,
-                dtype=order["dtype"],
-                device=order["device"],
-                revision=order["revision"],
-            )
+            if order["ranks"] > 1:
+                self._lead = Lead(order, self._lost_rank)
+            engine = load_as_ordered(order)
+            engine.lead = self._lead
             tokenizer = json.dumps(_crossing(engine)).encode()
         except Exception as error:
             self._unload()
             if is_device_lost(error):
                 raise
             if not isinstance(error, ActographError):
-                log.exception("%s cannot be loaded", model.name)
-                error = ModelRefused(f"{model.name} cannot be loaded: {type(error).__name__}: {error}")
+                log.exception("%s cannot be loaded", name)
+                error = ModelRefused(f"{name} cannot be loaded: {type(error).__name__}: {error}")
             self.send({"m": "refused", "error": messages.error_record(error)})
             return
-        self._engine, self._translation = engine, Translation(engine.model)
+        self._engine = engine
         self._resting = memory_snapshot(engine.model.devices)
         self.send_memory()
         loaded = {
             "m": "loaded",
             "structure": engine.structure.model_dump(mode="json"),
-            "slots": engine.forwards.slots(usual),
+            "slots": engine.forwards.slots(usual_options(order)),
         }
         self.send(loaded, tokenizer)
 
     def _unload(self) -> None:
-        self._engine = self._translation = None
+        self._engine = None
         self._vectors.clear()
+        if self._lead is not None:
+            self._lead.close()
+            self._lead = None
         gc.unfreeze()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _lost_rank(self, refused: Mapping[str, Any] | None) -> None:
+        """End this process, since another rank of the model has ended; it may wait for that one for ever."""
+        if refused is not None:
+            with suppress(ChannelClosed):
+                self.send({"m": "refused", "error": refused})
+        logging.shutdown()
+        os._exit(DEVICE_LOST)
 
     # runs
 
@@ -213,13 +217,13 @@ def _crossing(engine: Engine) -> dict[str, Any]:
         raise ModelRefused(f"{engine.structure.model}: {error}") from error
 
 
-class _Run:
+class _HostedRun:
     """Source, control, results and sink of a run, at the engine's end of the channel."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._changed = threading.Condition()
-        self._waiting: deque[RunRequest] = deque()
+        self._waiting: deque[Request] = deque()
         self._told_live: set[str] = set()
         self._dropped: set[str] = set()
         self._is_closed = self._is_stopped = False
@@ -229,11 +233,11 @@ class _Run:
 
     # from the host
 
-    def add(self, request: RunRequest, *, is_live: bool) -> None:
+    def add(self, request: Request) -> None:
         """Queue a request; the host follows the tokens of a live one."""
         with self._changed:
             self._waiting.append(request)
-            if is_live:
+            if request.live:
                 self._told_live.add(request.key)
             self._changed.notify_all()
 
@@ -258,7 +262,7 @@ class _Run:
         with self._changed:
             return self._is_closed and not self._waiting
 
-    def pull(self, room: int, *, urgent: int, wait: float) -> list[RunRequest]:
+    def pull(self, room: int, *, urgent: int, wait: float) -> list[Request]:
         with self._changed:
             if wait and not (self._waiting or self._is_closed or self._is_stopped):
                 self._changed.wait(wait)
@@ -306,9 +310,9 @@ class _Run:
             log.error("request %s failed", generation.key, exc_info=generation.error)
         self._service.send({"m": "done", "generation": messages.generation_json(generation)})
 
-    def write(self, key: str, rows: Mapping[str, RowChunk]) -> None:
+    def write(self, key: str, rows: Mapping[str, Rows]) -> None:
         """Tell the host where rows lie, and wait until it has taken them."""
-        parts, raw = self._service.regions.described(all_rows(rows))
+        parts, raw = self._service.regions.described(rows)
         with self._changed:
             self._freed = None
         self._service.send({"m": "rows", "key": key, "rows": parts}, raw)

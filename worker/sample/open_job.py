@@ -6,7 +6,7 @@ from actograph.contract.errors import ActographError, CaptureFailed, JobEnded, S
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from storage.broker.live_text import LiveTextWriter
-from worker.engine.client import Engine
+from worker.engine.client import EngineClient
 from worker.engine.messages import Capture, Generation, RunOptions
 from worker.runners.runner import Runner
 from worker.sample.outcome import Interrupted
@@ -29,7 +29,7 @@ class OpenJob:
         self,
         *,
         settings: Settings,
-        engine: Engine,
+        engine: EngineClient,
         runner: Runner,
         provenance: Provenance | None,
         steering: Steering = UNSTEERED,

@@ -22,7 +22,7 @@ from storage.artifacts.store import ArtifactStore
 from storage.index.ids import new_session_id
 from storage.queue.leases import LeasedSample
 from storage.sessions.writer import SessionReader
-from tests.support.local_engine import AskedRun, LocalEngine
+from tests.support.local_engine import ListedRun, LocalEngine
 from tests.support.one_turn import one_turn
 from worker.engine.engine import Engine
 from worker.engine.messages import Generation, Request, RunOptions
@@ -106,7 +106,7 @@ def capture(engine: Engine, tmp_path: Path) -> Capture:
                     rule=rule,
                 )
             )
-        run = AskedRun(requests, lambda key, rows: recorders[int(key)].write(rows))
+        run = ListedRun(requests, lambda key, rows: recorders[int(key)].write(rows))
         generations = run.through(LocalEngine(engine), options)
         outcomes: list[Recorded | ActographError] = []
         for recorder, generation in zip(recorders, generations, strict=True):

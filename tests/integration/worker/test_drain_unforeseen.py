@@ -17,9 +17,9 @@ from tests.support.local_engine import LocalEngine
 from worker.drain.desk import Desk
 from worker.drain.open_jobs import OpenJobs
 from worker.engine.capture.pool import Pool
-from worker.engine.capture.taps import Taps
+from worker.engine.pass_hooks import PassHooks
 from worker.engine.stream.delivery import Delivery
-from worker.engine.stream.places import Places
+from worker.engine.stream.slots import Slots
 from worker.runners.evaluation import EvaluationRunner
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ CAPTURE = {"points": ["resid_post"], "layers": [0]}
 
 #: steps of the engine outside the forward pass, and beside any one request
 ENGINE: list[tuple[Any, str]] = [
-    (Taps, "note"),
-    (Places, "pull"),
-    (Places, "leave"),
+    (PassHooks, "note"),
+    (Slots, "pull"),
+    (Slots, "leave"),
     (Delivery, "take_back"),
     (Pool, "give"),
 ]
@@ -136,7 +136,7 @@ def test_samples_for_which_the_engine_always_fails_end_with_the_reason(
     def failing(*_: Any) -> None:
         raise StopIteration  # which has no message
 
-    monkeypatch.setattr(Taps, "note", failing)
+    monkeypatch.setattr(PassHooks, "note", failing)
     job_id = bench.submit(capture=CAPTURE)
     for _ in range(40):
         if bench.status(job_id) not in (JobStatus.QUEUED, JobStatus.IN_PROGRESS):

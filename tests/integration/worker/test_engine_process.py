@@ -19,7 +19,7 @@ from actograph.contract.row_selection import Stride
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from tests.support.engine_run import assert_same_logprobs
-from tests.support.local_engine import AskedRun, LocalEngine, tensor_of
+from tests.support.local_engine import ListedRun, LocalEngine, tensor_of
 from tests.support.waiting import wait_until
 from worker.engine.client import EngineProcess
 from worker.engine.engine import Engine
@@ -102,8 +102,8 @@ def members(structure: Any, prompt: tuple[int, ...]) -> list[Request]:
 def test_a_process_gives_the_tokens_and_rows_of_this_one(process: EngineProcess, engine: Engine) -> None:
     prompt = tuple(engine.model.tokenizer.encode("Tom has 3 apples and buys 4 more. How many?"))
     mine, theirs = Kept(), Kept()
-    here = AskedRun(members(engine.structure, prompt), mine.write).through(LocalEngine(engine), OPTIONS)
-    there = AskedRun(members(engine.structure, prompt), theirs.write).through(process, OPTIONS)
+    here = ListedRun(members(engine.structure, prompt), mine.write).through(LocalEngine(engine), OPTIONS)
+    there = ListedRun(members(engine.structure, prompt), theirs.write).through(process, OPTIONS)
     for got, want in zip(there, here, strict=True):
         assert (got.key, got.generated_ids, got.finish_reason) == (
             want.key,
@@ -120,6 +120,43 @@ def test_a_process_gives_the_tokens_and_rows_of_this_one(process: EngineProcess,
             # requests meet in other passes there, which rounds differently
             torch.testing.assert_close(got[hook][0], rows, rtol=1e-3, atol=1e-3)
             assert got[hook][1:] == (tokens, over), (key, hook)
+
+
+def test_vectors_stay_in_the_process_as_long_as_a_request_has_them(
+    process: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two requests share each vector; 20 vectors in all, and never more than the requests in the process."""
+    width = process.structure.hidden_size
+    asked = [
+        Request(
+            key=str(i),
+            prompt_ids=(5, 6 + i),
+            seed=i,
+            max_tokens=3,
+            edits=(Edit(hook="resid_post.0", op="add", vector=np.full(width, i // 2, np.float32)),),
+        )
+        for i in range(40)
+    ]
+    held, most, sent = set[str](), 0, 0
+    send = process._channel.send
+
+    def watch(message: Mapping[str, Any], raw: bytes = b"", **options: Any) -> None:
+        nonlocal most, sent
+        match message["m"]:
+            case "vector":
+                held.add(message["name"])
+                sent += 1
+            case "forget vectors":
+                held.difference_update(message["names"])
+            case "request":
+                assert held.issuperset(message["vectors"])
+        most = max(most, len(held))
+        send(message, raw, **options)
+
+    monkeypatch.setattr(process._channel, "send", watch)
+    made = ListedRun(asked).through(process, OPTIONS)
+    assert not any(one.error for one in made)
+    assert not held and 20 <= sent <= 40 and most <= 2 * OPTIONS.slots
 
 
 def test_structure_and_tokenizer_cross_unchanged(process: EngineProcess, engine: Engine) -> None:
@@ -147,7 +184,7 @@ def test_one_request_fails_alone_for_its_sink_and_for_what_is_asked(process: Eng
         Request(key="a bad edit", prompt_ids=prompt, seed=0, edits=(Edit(hook="resid_post.0", op="add"),)),
         Request(key="last", prompt_ids=prompt, seed=0, sampling=sampling, capture=capture),
     ]
-    made = {one.key: one for one in AskedRun(asked, write).through(process, OPTIONS)}
+    made = {one.key: one for one in ListedRun(asked, write).through(process, OPTIONS)}
     assert {key for key, one in made.items() if one.error is None} == {"good", "last"}
     assert isinstance(made["unstored"].error, CaptureFailed)
     assert "no place" in str(made["unstored"].error)
@@ -155,14 +192,14 @@ def test_one_request_fails_alone_for_its_sink_and_for_what_is_asked(process: Eng
 
 
 def test_what_the_host_raises_ends_the_run_and_the_next_one_works(process: EngineProcess) -> None:
-    class Failing(AskedRun):
+    class Failing(ListedRun):
         def done(self, generation: Any) -> None:
             raise ValueError("a bug of the host")
 
     asked = [Request(key=str(i), prompt_ids=(5, 6), seed=i) for i in range(3)]
     with pytest.raises(ValueError, match="a bug of the host"):
         Failing(asked).through(process, OPTIONS)
-    assert len(AskedRun(asked).through(process, OPTIONS)) == 3
+    assert len(ListedRun(asked).through(process, OPTIONS)) == 3
 
 
 def test_a_refused_model_has_the_reason_and_the_process_goes_on(
@@ -193,7 +230,7 @@ def test_a_process_that_ends_in_a_run_loses_what_ran_and_nothing_else(
     sampling = SamplingSpec(max_tokens=400, ignore_eos=True)
     short = Request(key="short", prompt_ids=(5, 6), seed=0, max_tokens=1)
     asked = [short, *(Request(key=str(i), prompt_ids=(5, 6), seed=i, sampling=sampling) for i in range(3))]
-    run, raised = AskedRun(asked), list[Exception]()
+    run, raised = ListedRun(asked), list[Exception]()
 
     def follow() -> None:
         try:
@@ -217,7 +254,7 @@ def test_requests_that_an_ended_process_never_had_are_cancelled_and_not_lost(
     process = EngineProcess(settings_of(tmp_path))
     process.load(parse_served(f"{MODEL}={shared / 'models' / MODEL}"), ModelLoadOptions())
     os.kill(process.pid, signal.SIGSTOP)
-    run, raised = AskedRun([Request(key="late", prompt_ids=(5, 6), seed=0)]), list[Exception]()
+    run, raised = ListedRun([Request(key="late", prompt_ids=(5, 6), seed=0)]), list[Exception]()
 
     def follow() -> None:
         try:

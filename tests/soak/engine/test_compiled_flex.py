@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from worker.engine.packed import attention, flex
-from worker.engine.packed.attention import Kind
+from worker.engine.packed.attention import LayerAttention
 from worker.engine.packed.step import Chunk, Step
 
 pytestmark = [
@@ -41,7 +41,7 @@ def _step(drawn: random.Random, singles: int, chunks: int) -> Step:
 
 
 def _due(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: Step, kind: Kind
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: Step, kind: LayerAttention
 ) -> torch.Tensor:
     singles = query[: len(step.spans)]
     parts = [attention.decode(singles, keys, values, step.spans, kind)] if step.spans else []
@@ -57,7 +57,12 @@ def test_packs_of_all_sizes_are_right_and_share_a_few_kernels(subtests: pytest.S
     keys, values = (torch.randn(2, PLACES, 16) for _ in range(2))
     packs = [(1, 0), (2, 0), (5, 0), (4, 1), (0, 1), (0, 3), (3, 2), (1, 1), (5, 0)]
     with torch.inference_mode():
-        for kind in (Kind(0.3, None, 50.0), Kind(0.3, 40, 50.0), Kind(0.3), Kind(0.3, None, 30.0)):
+        for kind in (
+            LayerAttention(0.3, None, 50.0),
+            LayerAttention(0.3, 40, 50.0),
+            LayerAttention(0.3),
+            LayerAttention(0.3, None, 30.0),
+        ):
             for singles, chunks in packs:
                 step = _step(drawn, singles, chunks)
                 query = torch.randn(singles + sum(c.stop - c.first for c in step.chunks), 6, 16)
@@ -73,7 +78,7 @@ def test_a_neighbour_s_numbers_that_are_none_reach_no_other_range() -> None:
     step = _step(random.Random(1), 4, 1)
     keys, values = (torch.randn(2, PLACES, 16) for _ in range(2))
     query = torch.randn(4 + step.chunks[0].stop - step.chunks[0].first, 6, 16)
-    kind = Kind(0.3, None, 50.0)
+    kind = LayerAttention(0.3, None, 50.0)
     with torch.inference_mode():
         due = flex.attend(query, keys, values, step, *kind)
         begin = step.spans[0][0]

@@ -12,10 +12,10 @@ from transformers import AutoTokenizer, LlamaConfig
 
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import generate, random_engine
+from tests.support.local_engine import tensor_of
 from worker.engine.engine import Engine
-from worker.engine.messages import Generation
+from worker.engine.messages import Generation, Request, Rows
 from worker.engine.model import memory
-from worker.engine.requests import GenerationRequest, RowChunk
 
 pytestmark = pytest.mark.integration
 
@@ -35,8 +35,8 @@ SAMPLINGS = (
     SamplingSpec(max_tokens=3, temperature=0.7, top_p=0.9, top_k=20, seed=4),
 )
 REQUESTS = (
-    GenerationRequest(key="a", prompt_ids=(5, 9, 33), seed=1),
-    GenerationRequest(key="b", prompt_ids=(17, 4, 210, 99, 6), seed=2),
+    Request(key="a", prompt_ids=(5, 9, 33), seed=1),
+    Request(key="b", prompt_ids=(17, 4, 210, 99, 6), seed=2),
 )
 
 
@@ -50,9 +50,11 @@ class Sums:
     def __init__(self) -> None:
         self.sums: dict[tuple[int, str], float] = {}
 
-    def write(self, index: int, rows: Mapping[str, RowChunk]) -> None:
+    def write(self, index: int, rows: Mapping[str, Rows]) -> None:
         for hook, chunk in rows.items():
-            self.sums[index, hook] = self.sums.get((index, hook), 0.0) + float(chunk.tensor.double().sum())
+            self.sums[index, hook] = self.sums.get((index, hook), 0.0) + float(
+                tensor_of(chunk).double().sum()
+            )
 
 
 def left_on(engine: Engine) -> list[str]:

@@ -17,9 +17,8 @@ from actograph.contract.specs import Dtype, SamplingSpec
 from tests.support.architectures import COMMON
 from tests.support.engine_run import KeepingSink, generate, random_engine, read_texts, reference
 from worker.engine.engine import Engine
-from worker.engine.messages import Generation, RunOptions, StatisticsOptions
+from worker.engine.messages import Edit, Generation, Request, RunOptions, StatisticsOptions
 from worker.engine.model.load import wrap_model
-from worker.engine.requests import Edit, GenerationRequest, RowShaping
 from worker.engine.tokens.sampler import SampledRow, Sampler
 from worker.engine.tokens.sampling import gumbel
 
@@ -40,9 +39,9 @@ def engine(engine_of: Callable[[str], Engine]) -> Engine:
     return Engine(wrap_model(hf.to("cuda"), made.model.tokenizer, name="gpu"))
 
 
-def requests(*lengths: int) -> list[GenerationRequest]:
+def requests(*lengths: int) -> list[Request]:
     return [
-        GenerationRequest(key=str(i), prompt_ids=tuple((7 * i + 3 * t) % 500 + 3 for t in range(n)), seed=i)
+        Request(key=str(i), prompt_ids=tuple((7 * i + 3 * t) % 500 + 3 for t in range(n)), seed=i)
         for i, n in enumerate(lengths)
     ]
 
@@ -166,10 +165,10 @@ def test_choices_columns_reductions_and_statistics_are_those_of_the_rows(engine:
         return sink
 
     whole = run()
-    some = run(shaping=RowShaping(columns=(7, 0, 100)))
-    means = run(shaping=RowShaping(reduce="mean"))
+    some = run(shaping={"columns": (7, 0, 100)})
+    means = run(shaping={"reduce": "mean"})
     last = run(positions="last")
-    counted = run(shaping=RowShaping(statistics=StatisticsOptions(threshold=0.5, rows=False)))
+    counted = run(shaping={"statistics": StatisticsOptions(threshold=0.5, rows=False)})
     for i, hook in itertools.product(range(3), hooks):
         rows = whole.rows(i, hook)
         assert torch.equal(some.rows(i, hook), rows[:, [7, 0, 100]])
@@ -223,7 +222,7 @@ def test_the_sampler_chooses_as_on_the_cpu_and_for_each_row_alone() -> None:
 
 
 def test_edits_are_those_of_the_cpu(engine: Engine) -> None:
-    vector = torch.linspace(-1, 1, engine.structure.hidden_size)
+    vector = torch.linspace(-1, 1, engine.structure.hidden_size).numpy()
     edits = (
         Edit(hook="resid_post.1", op="add", vector=vector, coefficient=2.0, positions="generated"),
         Edit(hook="resid_post.3", op="project_out", vector=vector),

@@ -8,8 +8,8 @@ import torch
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import KeepingSink, generate
 from worker.engine.engine import Engine
+from worker.engine.messages import Edit, Request
 from worker.engine.model.load import load_model
-from worker.engine.requests import Edit, GenerationRequest
 
 pytestmark = [
     pytest.mark.integration,
@@ -44,11 +44,10 @@ def test_tokens_and_rows_are_those_of_one_gpu(where: str, shared: Path) -> None:
     spread = Engine(load_model(source, dtype="float32", device_map=MAPS[where]))
     assert spread.structure.devices == (["cuda:0", "cuda:1"] if where == "two GPUs" else ["cuda:1"] * 2)
     hooks = list(single.structure.hooks)
-    vector = torch.linspace(-1.0, 1.0, single.structure.hidden_size)
+    vector = torch.linspace(-1.0, 1.0, single.structure.hidden_size).numpy()
     edits = tuple(Edit(hook=f"resid_post.{i}", op="add", vector=vector) for i in range(2))
     requests = [
-        GenerationRequest(key=str(i), prompt_ids=tuple(range(3 + i, 20)), seed=i, edits=edits)
-        for i in range(3)
+        Request(key=str(i), prompt_ids=tuple(range(3 + i, 20)), seed=i, edits=edits) for i in range(3)
     ]
     made, sinks = [], []
     for engine in (single, spread):

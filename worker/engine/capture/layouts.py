@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from evals.plans import BLOCK_ROWS
-from worker.engine.capture.selection import Columns, stored_dtype
+from worker.engine.capture.selection import DTYPES, Columns, stored_dtype
 from worker.engine.locations import ModelHooks
-from worker.engine.runs import DTYPES, CapturePlan
+from worker.engine.messages import Capture
 
 #: rows of a block
 BLOCK = BLOCK_ROWS
@@ -26,7 +26,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Points of a plan with rows of the same tokens.
+    """Points of a capture with rows of the same tokens.
 
     Attributes:
         tail: the points exist only for tokens whose logits are computed.
@@ -49,8 +49,13 @@ class Layout:
         return self.row_bytes * BLOCK
 
 
-def layouts_of(hooks: ModelHooks, plan: CapturePlan) -> list[Layout]:
-    """Layouts of a plan's points: those with all tokens, then those with the last ones alone.
+def likeness_of(capture: Capture) -> tuple[object, ...]:
+    """Key of captures whose requests share the copies of a pass."""
+    return capture.hooks, capture.dtype, capture.columns, capture.summarises, capture.keeps_rows
+
+
+def layouts_of(hooks: ModelHooks, capture: Capture) -> list[Layout]:
+    """Layouts of a capture's points: those with all tokens, then those with the last ones alone.
 
     Rows are summed up as the model computes them. If they are delivered in another dtype besides, they are
     written twice, to a layout that is kept and to one that is summed.
@@ -59,14 +64,14 @@ def layouts_of(hooks: ModelHooks, plan: CapturePlan) -> list[Layout]:
         UnknownHook: the model has no such hook.
         CaptureFailed: a hook has too few columns.
     """
-    columns, requested = Columns(plan.shaping.columns), DTYPES.get(plan.dtype)
+    columns, requested = Columns(capture.columns), DTYPES.get(capture.dtype)
     alike: dict[bool, dict[tuple[int, torch.dtype], list[tuple[str, tuple[str, ...]]]]] = {}
-    for location, names in hooks.reads(plan.hooks):
+    for location, names in hooks.reads(capture.hooks):
         info = hooks.structure.module_tensors[location]
         key = (columns.width(info.width, names[0]), getattr(torch, info.dtype))
         alike.setdefault(info.tail_only, {}).setdefault(key, []).append((location, names))
     layouts = []
-    kept, summed = plan.shaping.keeps_rows, plan.shaping.summarises
+    kept, summed = capture.keeps_rows, capture.summarises
     for tail, points in sorted(alike.items()):
         stored = _groups(points, requested)
         source = _groups(points, None)

@@ -1,4 +1,4 @@
-"""Copies of a plan's points: which rows of a pass go to which places of their blocks."""
+"""Copies of a capture's points: which rows of a pass go to which places of their blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.engine.capture.record import LayoutRows, Record
 from worker.engine.capture.selection import Columns, index_on
 
 
-class Capture:
+class LayoutCopies:
     """Copies of one layout's rows in one pass after the other.
 
     Attributes:
@@ -104,13 +104,13 @@ class Capture:
 
 @dataclass(slots=True, eq=False)
 class Points:
-    """Captures of one plan, and the number of live requests that have it."""
+    """Copies of one capture, and the number of live requests that have it."""
 
     key: tuple[object, ...]
-    captures: list[Capture]
-    number: int  # in the order in which plans came
+    copies: list[LayoutCopies]
+    number: int  # in the order in which captures came
     users: int = 0
 
     @property
     def regions(self) -> list[Region]:
-        return [capture.region for capture in self.captures]
+        return [copies.region for copies in self.copies]

@@ -10,7 +10,7 @@ On a GPU a region takes its memory when the first request with its layout begins
 layout needs it. A block that leaves is copied to pinned host memory, and its place in the region is free for
 what the device does after the copy. A block has that host memory from its start, so it can always leave.
 
-Blocks of a common beginning belong to several requests at once.
+Blocks of a shared prefix belong to several requests at once.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ import torch
 
 from actograph.contract.row_selection import Selection
 from evals.plans import RowNeed, row_need
+from worker.engine.capture.host_rows import rows_of
 from worker.engine.capture.layouts import BLOCK, Layout
 from worker.engine.capture.pool import Block, Pool, Region
-from worker.engine.capture.selection import ChosenTokens
-from worker.engine.capture.summaries import Summaries, summary_bytes
-from worker.engine.requests import RowChunk
-from worker.engine.runs import DTYPES, CapturePlan, RunRequest
+from worker.engine.capture.summaries import EarlierRows, Summaries, summary_bytes
+from worker.engine.chosen_tokens import ChosenTokens
+from worker.engine.messages import Capture, Request, Rows
 
 
 class Shard(NamedTuple):
@@ -20,7 +20,7 @@ class Shard(NamedTuple):
 
     pieces: Sequence[tuple[Layout, Sequence[Block]]]
     scattered: bool
-    extra: Mapping[str, RowChunk]  # made already: summaries and empty hooks
+    extra: Mapping[str, Rows]  # made already: summaries and empty hooks
     made: Any = None  # event at which `extra` is on the host; None if it is there
 
     @property
@@ -28,7 +28,7 @@ class Shard(NamedTuple):
         """Blocks to give back when it is written."""
         return [block for _, blocks in self.pieces for block in blocks]
 
-    def chunks(self) -> dict[str, RowChunk]:
+    def chunks(self) -> dict[str, Rows]:
         """Rows by hook, in the memory of the blocks, when all are on the host.
 
         Called in the delivery thread: it computes nothing.
@@ -47,8 +47,8 @@ class Shard(NamedTuple):
                 rows = [block.on_host(g) for block in blocks if block.tokens]
                 finite = all(block.finite(g) for block in blocks if block.tokens)
                 for i, names in enumerate(group.names):
-                    pieces = tuple(own[i] for own in rows)
-                    made.update(dict.fromkeys(names, RowChunk(tokens[0], pieces, named, finite=finite)))
+                    point = rows_of([own[i] for own in rows], tokens[0], named, finite=finite)
+                    made.update(dict.fromkeys(names, point))
         return made
 
 
@@ -112,7 +112,7 @@ class LayoutRows:
         return full
 
     def begin_with(self, blocks: Sequence[Block]) -> None:
-        """Begin with the full blocks of a common beginning."""
+        """Begin with the full blocks of a shared prefix."""
         for block in blocks:
             block.users += 1
         self.blocks = [*blocks, *self.blocks]
@@ -158,13 +158,13 @@ def _place(block: Block) -> int:
     return block.place
 
 
-def need_of(plan: CapturePlan, layouts: Sequence[Layout]) -> RowNeed:
-    """Bytes that a request with a plan holds for its rows."""
+def need_of(capture: Capture, layouts: Sequence[Layout]) -> RowNeed:
+    """Bytes that a request with a capture holds for its rows."""
     return row_need(
         kept=sum(layout.row_bytes for layout in layouts if layout.kept),
         summed=sum(layout.row_bytes for layout in layouts if not layout.kept),
-        sums=summary_bytes(plan.shaping, layouts),
-        held_rows=plan.held_rows,
+        sums=summary_bytes(capture, layouts),
+        held_rows=capture.held_rows,
     )
 
 
@@ -172,8 +172,9 @@ class Record:
     """Rows of one request from its first kept token on.
 
     Args:
-        regions: of the layouts of its plan.
-        generated: live view of its generated ids.
+        kept: its tokens whose rows are kept.
+        earlier: summaries of earlier turns; takes those of this one.
+        regions: of the layouts of its capture.
 
     Attributes:
         rows: of each layout.
@@ -182,33 +183,28 @@ class Record:
 
     def __init__(
         self,
-        item: RunRequest,
-        plan: CapturePlan,
+        request: Request,
+        kept: ChosenTokens,
+        earlier: EarlierRows | None,
         regions: Sequence[Region],
         pool: Pool,
-        generated: Sequence[int],
     ) -> None:
-        self.plan, self._prompt = plan, len(item.prompt)
-        chooser = item.request.chooser or plan.shaping.chooser
-        self.kept = ChosenTokens(plan.positions, chooser, item.prompt, generated)
+        assert request.capture is not None
+        capture, prompt = request.capture, len(request.prompt_ids)
+        self._capture, self._prompt, self.kept = capture, prompt, kept
         #: first token with rows of points that have the last tokens alone
-        self.tail_from = 0 if not item.max_tokens else len(item.prompt) - 1
+        self.tail_from = prompt - 1 if request.most_generated else 0
         layouts = [region.layout for region in regions]
         self.has_tail = any(layout.tail for layout in layouts)
-        self.need = need_of(plan, layouts)
+        self.need = need_of(capture, layouts)
         self._pool = pool
         self._summaries: Summaries | None = None
-        if plan.shaping.summarises:
-            self._summaries = Summaries(
-                [group for layout in layouts if layout.summed for group in layout.groups],
-                plan.shaping,
-                dtype=DTYPES.get(plan.dtype),
-                earlier=item.request.earlier,
-                device=pool.device,
-            )
-        newest = self.kept.newest_only
+        if capture.summarises:
+            summed = [group for layout in layouts if layout.summed for group in layout.groups]
+            self._summaries = Summaries(summed, capture, earlier=earlier, device=pool.device)
         self.rows = [
-            LayoutRows(region, pool, newest_only=newest, summaries=self._summaries) for region in regions
+            LayoutRows(region, pool, newest_only=kept.newest_only, summaries=self._summaries)
+            for region in regions
         ]
 
     @property
@@ -247,14 +243,14 @@ class Record:
         return True
 
     def begin_with(self, blocks: Sequence[Block]) -> None:
-        """Begin with the full blocks of a common beginning. Points with the last tokens alone have none."""
+        """Begin with the full blocks of a shared prefix. Points with the last tokens alone have none."""
         for own in self.rows:
             if not own.layout.tail:  # at most one
                 own.begin_with(blocks)
 
     @property
     def shareable(self) -> list[Block]:
-        """Blocks of points with all tokens: what a common beginning shares."""
+        """Blocks of points with all tokens: what a shared prefix shares."""
         return [block for own in self.rows if not own.layout.tail for block in own.blocks]
 
     def leave(self) -> Shard:
@@ -269,15 +265,15 @@ class Record:
         Args:
             generated: number of generated tokens.
         """
-        extra: dict[str, RowChunk] = {}
+        extra: dict[str, Rows] = {}
         for own in self.rows:
             own.settle()
             if not own.layout.kept or own.delivered or own.rows:
                 continue
             for group in own.layout.groups:
                 rows = torch.empty(0, group.width, dtype=group.stored)
-                chunk = RowChunk(self._first(generated, own.layout.tail), (rows,), self._no_tokens)
-                extra.update({name: chunk for names in group.names for name in names})
+                empty = rows_of((rows,), self._first(generated, own.layout.tail), self._no_tokens)
+                extra.update({name: empty for names in group.names for name in names})
         made = None
         if self._summaries is not None:
             on_gpu = self._pool.on_gpu
@@ -299,14 +295,13 @@ class Record:
 
     def _first(self, generated: int, tail: bool) -> int:
         """Number of the first row that a hook would have."""
-        match self.plan.positions:
-            case "all" | "prompt" | "generated" | "last" | "last_prompt" as named if not self.kept.scattered:
-                stop = self._prompt + max(0, generated - 1)
-                first = self._prompt - 1 if tail else 0
-                rows = Selection.of(named, self._prompt).rows(first, self._prompt, stop)
-                assert isinstance(rows, range)
-                return rows.start
-        return 0
+        if self.kept.scattered:
+            return 0
+        stop = self._prompt + max(0, generated - 1)
+        first = self._prompt - 1 if tail else 0
+        rows = Selection.of(self._capture.positions, self._prompt).rows(first, self._prompt, stop)
+        assert isinstance(rows, range)
+        return rows.start
 
     def discard(self) -> None:
         """Give the blocks back without a shard."""

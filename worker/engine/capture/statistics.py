@@ -12,7 +12,8 @@ from typing import Protocol
 
 import torch
 
-from worker.engine.requests import Summary
+#: a summary of rows by the name of its part: [points, width or 1]
+Summary = dict[str, torch.Tensor]
 
 
 class Summariser(Protocol):

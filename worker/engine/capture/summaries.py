@@ -1,31 +1,53 @@
 """Summaries of one request's rows, accumulated on the device block by block."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from actograph.contract.errors import CaptureFailed
 from evals.plans import summed_channel_bytes
+from worker.engine.capture.host_rows import rows_of
 from worker.engine.capture.layouts import Group, Layout
-from worker.engine.capture.selection import stored_dtype
-from worker.engine.capture.statistics import Last, Max, Mean, Statistics, Summariser
-from worker.engine.messages import Reduce
-from worker.engine.requests import EarlierRows, RowChunk, RowShaping, Summary, SummedRows
+from worker.engine.capture.selection import DTYPES, stored_dtype
+from worker.engine.capture.statistics import Last, Max, Mean, Statistics, Summariser, Summary
+from worker.engine.messages import Capture, Reduce, Rows
 
 #: bytes of one float64 copy of rows; longer blocks are summed up in pieces
 _PIECE_BYTES = 16 << 20
 _REDUCERS: dict[Reduce, type[Mean] | type[Max] | type[Last]] = {"mean": Mean, "max": Max, "last": Last}
 
 
-def summary_bytes(shaping: RowShaping, layouts: Sequence[Layout]) -> int:
+@dataclass(frozen=True, slots=True)
+class SummedRows:
+    """Summary of some rows of one hook of one sample, on the host."""
+
+    count: int
+    summaries: tuple[Summary, ...]  # of each summariser, of one point
+
+
+@dataclass(slots=True, eq=False)
+class EarlierRows:
+    """Carries a sample's summaries from one turn to the next.
+
+    Attributes:
+        before: hook -> summary of earlier generations; empty before the first.
+        after: the same including this generation, when it has ended.
+    """
+
+    before: Mapping[str, SummedRows] = field(default_factory=dict)
+    after: dict[str, SummedRows] = field(default_factory=dict)
+
+
+def summary_bytes(capture: Capture, layouts: Sequence[Layout]) -> int:
     """Bytes of the summaries of one request."""
-    statistics = shaping.statistics
+    statistics = capture.statistics
     return sum(
         len(group.locations)
         * group.width
         * summed_channel_bytes(
-            shaping.reduce,
+            capture.reduce,
             statistics=statistics is not None,
             counted=statistics is not None and statistics.threshold is not None,
             item=group.source.itemsize,
@@ -40,8 +62,8 @@ class Summaries:
     """Reductions and statistics of the rows of one request.
 
     Args:
-        groups: points of its plan.
-        dtype: dtype of reduced rows; None keeps that of the rows. Statistics are float64 and int64.
+        groups: points of its capture.
+        capture: reduced rows have its dtype; statistics are float64 and int64.
         earlier: summaries of earlier turns; takes those of this turn too.
         device: of the rows.
 
@@ -52,19 +74,19 @@ class Summaries:
     def __init__(
         self,
         groups: Sequence[Group],
-        shaping: RowShaping,
+        capture: Capture,
         *,
-        dtype: torch.dtype | None,
         earlier: EarlierRows | None = None,
         device: torch.device,
     ) -> None:
-        self._earlier, self._dtype, self._device = earlier, dtype, device
+        self._earlier, self._device = earlier, device
+        self._dtype = DTYPES.get(capture.dtype)
         self._kinds: list[Summariser] = []
-        if shaping.reduce != "none":
-            self._kinds.append(_REDUCERS[shaping.reduce]())
-        if shaping.statistics is not None:
-            self._kinds.append(Statistics(shaping.statistics.threshold))
-        if shaping.reduce in ("mean", "max") or shaping.statistics is not None:
+        if capture.reduce != "none":
+            self._kinds.append(_REDUCERS[capture.reduce]())
+        if capture.statistics is not None:
+            self._kinds.append(Statistics(capture.statistics.threshold))
+        if capture.reduce in ("mean", "max") or capture.statistics is not None:
             for group in groups:
                 if not group.source.is_floating_point:
                     raise CaptureFailed(
@@ -82,7 +104,7 @@ class Summaries:
             new = [kind.of(rows[:, start : start + size]) for kind in self._kinds]
             self._known[group] = self._merged(self._known.get(group), new)
 
-    def chunks(self, fetch: Callable[[Tensor], Tensor]) -> dict[str, RowChunk]:
+    def chunks(self, fetch: Callable[[Tensor], Tensor]) -> dict[str, Rows]:
         """Tensor name -> one row, or no row if no row was chosen.
 
         A reduced row has its hook's name; a statistic is `<hook>.<its name>`.
@@ -90,7 +112,7 @@ class Summaries:
         Args:
             fetch: brings a tensor to the host.
         """
-        made: dict[str, RowChunk] = {}
+        made: dict[str, Rows] = {}
         for group, count in self._counts.items():
             total, own = self._with_earlier(group, count, self._known.get(group), fetch)
             made |= self._chunks(group, total, own, fetch)
@@ -131,7 +153,7 @@ class Summaries:
 
     def _chunks(
         self, group: Group, count: int, own: list[Summary] | None, fetch: Callable[[Tensor], Tensor]
-    ) -> dict[str, RowChunk]:
+    ) -> dict[str, Rows]:
         """Tensors of a group's points; without rows they have their names and dtypes alone."""
         if own is None:
             rows = torch.zeros(len(group.names), 1, group.width, dtype=group.source)
@@ -142,6 +164,6 @@ class Summaries:
                 rows = values if name else values.to(stored_dtype(group.source, self._dtype))
                 rows = fetch(rows)
                 for i, names in enumerate(group.names):
-                    chunk = RowChunk(0, (rows[i : i + min(count, 1)],), over=count)
-                    made.update({f"{hook}.{name}" if name else hook: chunk for hook in names})
+                    row = rows_of((rows[i : i + min(count, 1)],), over=count)
+                    made.update({f"{hook}.{name}" if name else hook: row for hook in names})
         return made

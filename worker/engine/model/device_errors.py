@@ -24,6 +24,10 @@ _OUT_OF_MEMORY = (
 )
 
 
+class RankFailed(RuntimeError):
+    """One of several ranks has failed: they are out of step, and all have to end."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """True if an allocator failed: torch's on any device, or Python's."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfDeviceMemory):
@@ -39,6 +43,8 @@ def is_device_lost(error: BaseException | None) -> bool:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
+        if isinstance(error, RankFailed):
+            return True
         if not is_out_of_memory(error) and (
             isinstance(error, torch.AcceleratorError)
             or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST))

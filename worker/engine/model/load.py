@@ -22,7 +22,7 @@ from transformers import (
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import DeviceKey, DeviceMap
-from worker.engine.model import checkpoint_check, placement, weight_files
+from worker.engine.model import checkpoint_check, placement, sharded, weight_files
 from worker.engine.model.devices import resolve_device
 from worker.engine.model.handoffs import Handoffs, restore
 from worker.engine.model.loaded import LoadedModel
@@ -43,6 +43,7 @@ def load_model(
     revision: str | None = None,
     attn_implementation: str | None = None,
     name: str | None = None,
+    ranks: int = 1,
 ) -> LoadedModel:
     """Load a model once, from a folder or the Hub. Code from a repository is never run.
 
@@ -52,16 +53,35 @@ def load_model(
         device: `auto`, `cpu`, `cuda` or `cuda:<n>`.
         device_map: instead of `device`: accelerate's name of a strategy, or module path -> device.
         max_memory: GPU number or `cpu` -> bytes that a strategy may fill there.
+        ranks: processes that share the model, all of which call this, see `sharded`.
 
     Raises:
         ModelRefused: it cannot be loaded; the message says what to do.
     """
     name = name or source
+    if ranks > 1 and (device_map is not None or device != "auto"):
+        raise ModelRefused(
+            f"{name}: {ranks} ranks share it, each on the GPU of its number: it takes neither a device nor "
+            "a device_map; leave them out, or set ACTOGRAPH_TENSOR_PARALLEL to 1"
+        )
     target = resolve_device(device if device_map is None else "auto")
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     config, tokenizer = _checked(source, revision, name)
+    if ranks > 1:
+        sharded.check(name, config, ranks, target)
+        with _refusing(
+            name, source, revision, f"do not fit on {ranks} devices; take a smaller dtype or model"
+        ):
+            return _ready(
+                LoadedModel(
+                    name=name,
+                    hf=sharded.load(source, ranks, revision=revision, **options),
+                    tokenizer=tokenizer,
+                    revision=revision,
+                )
+            )
     if device_map is not None:
         placement.check_devices(device_map)
         if placement.needs_spreading(config, device_map, options["dtype"], max_memory):
@@ -193,7 +213,19 @@ def wrap_model(hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *,
 
 
 def _prepared(lm: Any, tokenizer: PreTrainedTokenizerBase, name: str, revision: str | None) -> LoadedModel:
-    model = LoadedModel(name=name, lm=lm, tokenizer=tokenizer, handoffs=Handoffs(lm), revision=revision)
+    return _ready(
+        LoadedModel(
+            name=name,
+            hf=lm._module,
+            tokenizer=tokenizer,
+            lm=lm,
+            handoffs=Handoffs(lm),
+            revision=revision,
+        )
+    )
+
+
+def _ready(model: LoadedModel) -> LoadedModel:
     if not model.hf.can_generate():
         raise ModelRefused(f"{model.name}: {type(model.hf).__name__} has no language-model head")
     module: torch.nn.Module = model.hf

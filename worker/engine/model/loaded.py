@@ -24,19 +24,21 @@ _NO_LIMIT = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """One set of weights in memory, with its tokenizer."""
+    """One set of weights in memory, with its tokenizer.
 
-    name: str  # as the service calls it
-    lm: Any  # nnsight's TransformersModel around `hf`
+    Attributes:
+        name: as the service calls it.
+        hf: the transformers model.
+        lm: nnsight's TransformersModel around `hf`; None for a model that several ranks share.
+        handoffs: which modules a trace sees; None without `lm`.
+    """
+
+    name: str
+    hf: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    handoffs: Handoffs  # which modules a trace sees
+    lm: Any = None
+    handoffs: Handoffs | None = None
     revision: str | None = None
-
-    @property
-    def hf(self) -> PreTrainedModel:
-        """The transformers model that `lm` runs."""
-        model: PreTrainedModel = self.lm._module
-        return model
 
     @property
     def text_config(self) -> Any:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +37,14 @@ class Range:
     filled: int = 0  # tokens that are computed
 
 
+class Mirror(Protocol):
+    """Arenas of other ranks, which hold the same tokens' keys and values of other heads."""
+
+    def moved(self, source: int, target: int, tokens: int) -> None: ...
+
+    def cleared(self, start: int, tokens: int) -> None: ...
+
+
 class Arena(Cache):
     """Keys and values per layer, [key heads, tokens + 1, width].
 
@@ -50,7 +58,10 @@ class Arena(Cache):
     Attributes:
         tokens: places of requests; one more, the last, belongs to none.
         moved: tokens moved to close gaps.
+        mirror: does the same in other arenas, before this one does it.
     """
+
+    mirror: "Mirror | None" = None
 
     def __init__(self, shapes: Sequence[LayerShape], tokens: int, block: int = 1) -> None:
         self.layers: list[Any] = []  # read by transformers; it keeps nothing
@@ -94,20 +105,32 @@ class Arena(Cache):
 
     def copy(self, source: Range, target: Range, tokens: int) -> None:
         """Copy the first tokens of one range to another: a fork."""
-        a, b = source.start, target.start
-        for held in (*self.keys, *self.values):
-            held[:, b : b + tokens] = held[:, a : a + tokens]
+        self.move(source.start, target.start, tokens)
         target.filled = tokens
+
+    def move(self, source: int, target: int, tokens: int) -> None:
+        """Copy keys and values from places to others."""
+        if self.mirror is not None:
+            self.mirror.moved(source, target, tokens)
+        for held in (*self.keys, *self.values):
+            values = held[:, source : source + tokens]
+            # they may overlap
+            held[:, target : target + tokens] = values.clone() if abs(target - source) < tokens else values
+
+    def clear(self, start: int, tokens: int) -> None:
+        """Set values to zero."""
+        if self.mirror is not None:
+            self.mirror.cleared(start, tokens)
+        for held in self.values:
+            held[:, start : start + tokens].zero_()
 
     def _compact(self) -> None:
         """Move all ranges to the beginning, in their order."""
         place = 0
         for range in self._ranges:
             if range.start != place:
-                a, n = range.start, range.filled
-                for held in (*self.keys, *self.values):
-                    held[:, place : place + n] = held[:, a : a + n].clone()  # they may overlap
-                self.moved += n
+                self.move(range.start, place, range.filled)
+                self.moved += range.filled
                 range.start = place
                 self._clear(range)
             place += range.size
@@ -115,8 +138,7 @@ class Arena(Cache):
     def _clear(self, range: Range) -> None:
         """Let the places of a range that has no values yet hold zeros, if attention reads them."""
         if self._block > 1:
-            for held in self.values:
-                held[:, range.start + range.filled : range.start + range.size].zero_()
+            self.clear(range.start + range.filled, range.size - range.filled)
 
     def _gap(self, size: int) -> tuple[int, int] | None:
         """Index in the ranges and start of the smallest gap for `size` tokens."""

@@ -35,7 +35,7 @@ _BLOCK_SCORES = 1 << 22
 _SHARED_NUMBERS = 1 << 20
 
 
-class Kind(NamedTuple):
+class LayerAttention(NamedTuple):
     """Attention of one layer."""
 
     scale: float
@@ -45,7 +45,7 @@ class Kind(NamedTuple):
 
 
 def together(
-    query: Tensor, keys: Tensor, values: Tensor, step: Step, kind: Kind
+    query: Tensor, keys: Tensor, values: Tensor, step: Step, kind: LayerAttention
 ) -> tuple[str, Tensor] | None:
     """Attention of all tokens of a pass over their requests' own ranges, each causally, on a GPU.
 
@@ -70,7 +70,7 @@ def _options(call: Callable[..., Any] | None) -> frozenset[str]:
     return frozenset() if call is None else frozenset(inspect.signature(call).parameters)
 
 
-def can_fuse(keys: Tensor, values: Tensor, kind: Kind) -> bool:
+def can_fuse(keys: Tensor, values: Tensor, kind: LayerAttention) -> bool:
     """Whether `fused` takes this: half precision on an NVIDIA GPU, from Ampere on, without a softcap.
 
     An arena has gaps between ranges, so torch must take the number of each range's keys; 2.11 does not.
@@ -89,7 +89,7 @@ def can_fuse(keys: Tensor, values: Tensor, kind: Kind) -> bool:
     )
 
 
-def fused(query: Tensor, keys: Tensor, values: Tensor, lengths: Lengths, kind: Kind) -> Tensor:
+def fused(query: Tensor, keys: Tensor, values: Tensor, lengths: Lengths, kind: LayerAttention) -> Tensor:
     """Attention of all tokens of a pack over their requests' own ranges, each causally.
 
     Keys are never split among thread blocks, so a request's rows do not depend on the others
@@ -134,7 +134,7 @@ def fused(query: Tensor, keys: Tensor, values: Tensor, lengths: Lengths, kind: K
 
 
 def decode(
-    query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[tuple[int, int]], kind: Kind
+    query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[tuple[int, int]], kind: LayerAttention
 ) -> Tensor:
     """Attention of one token per request over the request's own range.
 
@@ -160,7 +160,7 @@ def decode(
 
 
 def _decode(
-    query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[tuple[int, int]], kind: Kind
+    query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[tuple[int, int]], kind: LayerAttention
 ) -> Tensor:
     rows, heads, width = query.shape
     flash = query.is_cpu and width == values.shape[-1]
@@ -182,7 +182,7 @@ def _decode(
     return torch.cat(out).view(rows, heads, -1)
 
 
-def chunk(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: Kind) -> Tensor:
+def chunk(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: LayerAttention) -> Tensor:
     """Causal attention of consecutive tokens of one request (lower right of [tokens, start + tokens]).
 
     Args:
@@ -214,7 +214,7 @@ def chunk(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: Kind) -
     return attended
 
 
-def _blocked(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: Kind) -> Tensor:
+def _blocked(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: LayerAttention) -> Tensor:
     """`chunk` in query blocks, whose scores and masks are small."""
     tokens, heads, width = query.shape
     key_heads, window = keys.shape[0], kind.window
@@ -236,7 +236,7 @@ def _blocked(query: Tensor, keys: Tensor, values: Tensor, start: int, kind: Kind
     return torch.cat(out)
 
 
-def _weights(scores: Tensor, kind: Kind, hidden: Tensor | None = None) -> Tensor:
+def _weights(scores: Tensor, kind: LayerAttention, hidden: Tensor | None = None) -> Tensor:
     """Softmax of the scores [key heads, group, (tokens,) keys], in float32."""
     scores = scores.float() * kind.scale
     if kind.softcap is not None:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from worker.engine.capture.parts import Part
-from worker.engine.capture.taps import Taps
 from worker.engine.packed.arena import Arena
 from worker.engine.packed.step import Lengths, Step
+from worker.engine.pass_hooks import PassHooks
+from worker.engine.slot import Slot
 from worker.engine.structure.comparison import alike
 
 log = logging.getLogger(__name__)
@@ -50,24 +50,23 @@ class FixedPass:
         self._queries = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._logits: Tensor | None = None
 
-    def takes(self, parts: Sequence[Part]) -> bool:
+    def takes(self, slots: Sequence[Slot]) -> bool:
         """Whether a pass has one token of each request, whose logits are wanted and which no edit changes."""
-        return 0 < len(parts) <= self._most and all(
-            part.count == part.logits == 1 and not part.writes for part in parts
+        return 0 < len(slots) <= self._most and all(
+            slot.count == slot.logits == 1 and not slot.writes for slot in slots
         )
 
-    def bucket(self, parts: Sequence[Part]) -> int:
+    def bucket(self, slots: Sequence[Slot]) -> int:
         """Rows of the pass that these fill."""
-        return next(bucket for bucket in self._buckets if bucket >= len(parts))
+        return next(bucket for bucket in self._buckets if bucket >= len(slots))
 
-    def fill(self, parts: Sequence[Part], rows: int) -> None:
+    def fill(self, slots: Sequence[Slot], rows: int) -> None:
         """Write a pass's numbers; rows without a request read and write the arena's unused place."""
-        host, count, unused = self._host.numpy(), len(parts), self._arena.tokens
+        host, count, unused = self._host.numpy(), len(slots), self._arena.tokens
         host[:, count : rows + 1] = [[0], [0], [unused], [unused], [1]]
-        for row, part in enumerate(parts):
-            begin = part.context.place.start
-            token = part.context.tokens[part.start]
-            host[:, row] = token, part.start, begin + part.start, begin, part.stop
+        for row, slot in enumerate(slots):
+            begin, number = slot.cache.start, slot.computed
+            host[:, row] = slot.tokens[number], number, begin + number, begin, slot.stop
         self._numbers.copy_(self._host, non_blocking=True)
 
     def forward(self, rows: int) -> Tensor:
@@ -98,7 +97,7 @@ class FixedPass:
 class _Graph(NamedTuple):
     graph: Any
     logits: Tensor
-    captures: Sequence[object]  # kept, so that no other has the id in the graph's key
+    copies: Sequence[object]  # kept, so that no other has the id in the graph's key
 
 
 class Replays:
@@ -110,37 +109,39 @@ class Replays:
         self._pool: Any = None
         self._broken = False
 
-    def takes(self, parts: Sequence[Part]) -> bool:
-        return not self._broken and self._fixed.takes(parts)
+    def takes(self, slots: Sequence[Slot]) -> bool:
+        return not self._broken and self._fixed.takes(slots)
 
-    def run(self, parts: Sequence[Part], taps: Taps, hook: Callable[[Taps], None]) -> Tensor | None:
-        """Run a pass; `hook` puts the taps' hooks on the model, which only a capture needs.
+    def run(
+        self, slots: Sequence[Slot], at_hooks: PassHooks, hook: Callable[[PassHooks], None]
+    ) -> Tensor | None:
+        """Run a pass; `hook` puts the hooks of the pass on the model, which only a capture needs.
 
-        Returns: the parts' logits; None if graphs do not serve, and the pass is still to run.
+        Returns: the slots' logits; None if graphs do not serve, and the pass is still to run.
         """
-        rows = self._fixed.bucket(parts)
-        taps.begin(parts, padded=rows)
-        self._fixed.fill(parts, rows)
-        key = (rows, *taps.copies)
-        graph = self._graphs.pop(key, None) or self._captured(rows, taps, hook)
+        rows = self._fixed.bucket(slots)
+        at_hooks.begin(slots, padded=rows)
+        self._fixed.fill(slots, rows)
+        key = (rows, *at_hooks.memory)
+        graph = self._graphs.pop(key, None) or self._captured(rows, at_hooks, hook)
         if graph is None:
             return None
         while len(self._graphs) >= _MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         self._graphs[key] = graph
         graph.graph.replay()
-        return graph.logits[: len(parts)]
+        return graph.logits[: len(slots)]
 
     def close(self) -> None:
         """Let go of all graphs and their memory."""
         self._graphs.clear()
         self._pool = None
 
-    def _captured(self, rows: int, taps: Taps, hook: Callable[[Taps], None]) -> _Graph | None:
+    def _captured(self, rows: int, at_hooks: PassHooks, hook: Callable[[PassHooks], None]) -> _Graph | None:
         """The graph of a pass; None if it cannot be captured, or gives other numbers than the eager pass."""
         try:
-            hook(taps)
-            return self._capture(rows, taps)
+            hook(at_hooks)
+            return self._capture(rows, at_hooks)
         except Exception as error:  # noqa: BLE001 (the eager pass serves)
             # the error of a failed capture reads like that of a lost device, which alone fails here too
             torch.cuda.synchronize(self._device)
@@ -149,7 +150,7 @@ class Replays:
         self.close()
         return None
 
-    def _capture(self, rows: int, taps: Taps) -> _Graph:
+    def _capture(self, rows: int, at_hooks: PassHooks) -> _Graph:
         """Capture the pass, and hold it against the eager one. Raises RuntimeError if they differ."""
         device = self._device
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -157,22 +158,22 @@ class Replays:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):  # what is made at the first call is made outside the graph
             self._fixed.forward(rows)
-            due = [self._fixed.forward(rows).clone(), *_written(taps)]
+            due = [self._fixed.forward(rows).clone(), *_written(at_hooks)]
         torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # other threads may call CUDA meanwhile
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             logits = self._fixed.forward(rows)
         logits.zero_()
-        for slab, places in taps.written():
+        for slab, places in at_hooks.written():
             slab.index_fill_(0, places, 0)
         graph.replay()
-        for got, wanted in zip((logits, *_written(taps)), due, strict=True):
+        for got, wanted in zip((logits, *_written(at_hooks)), due, strict=True):
             if not (alike(got, wanted, wanted) if got.is_floating_point() else torch.equal(got, wanted)):
                 raise RuntimeError(f"a replayed pass of {rows} rows gives other numbers")
-        return _Graph(graph, logits, taps.captures)
+        return _Graph(graph, logits, at_hooks.copies)
 
 
-def _written(taps: Taps) -> list[Tensor]:
+def _written(at_hooks: PassHooks) -> list[Tensor]:
     """Copies of all rows that a pass has written."""
-    return [slab.index_select(0, places) for slab, places in taps.written()]
+    return [slab.index_select(0, places) for slab, places in at_hooks.written()]

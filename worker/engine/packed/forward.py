@@ -2,22 +2,33 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.engine.capture.budget import Budget
 from worker.engine.capture.modules import at_module
-from worker.engine.capture.parts import Context, Part, in_pack
-from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks, place_of
+from worker.engine.messages import Request
+from worker.engine.model.device_errors import RankFailed
 from worker.engine.model.host_memory import to_device
-from worker.engine.packed.arena import Arena
+from worker.engine.packed.arena import Arena, Mirror
 from worker.engine.packed.decoding import FixedPass, Replays
 from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.registration import arena_attention, layer_shapes, refusal
 from worker.engine.packed.step import Chunk, Step, running
+from worker.engine.pass_hooks import PassHooks, PlannedChange
+from worker.engine.slot import Slot, in_pack
+
+
+class PassLead(Mirror, Protocol):
+    """Other ranks, which run every pass too."""
+
+    def passes(
+        self, ids: Sequence[int], step: Step, kept: Sequence[int] | None, changes: Sequence[PlannedChange]
+    ) -> None: ...
 
 
 class PackedForward:
@@ -56,7 +67,8 @@ class PackedForward:
         replayed: int = 0,
     ) -> None:
         self.hooks, self.budget = hooks, budget
-        self._spare, self._fused = spare, fused
+        self._spare, self.fused = spare, fused
+        self._lead: PassLead | None = None
         reason = refusal(hooks.model)
         if reason is not None:
             raise UnknownAttention(reason)
@@ -73,62 +85,92 @@ class PackedForward:
             fixed = FixedPass(self.logits, self.arena, device, most=replayed, context=context)
             self.decoding = Replays(fixed, device)
 
-    def refusal(self, context: Context) -> str | None:
+    def refusal(self, request: Request) -> str | None:
         """Why a request can never run; None if it can."""
-        room, needed = self._room(context), self.arena.size_of(context.most)
+        room, needed = self._room(request), self.arena.size_of(request.most_run)
         return f"needs {needed} tokens of an arena with {room}" if needed > room else None
 
-    def place(self, context: Context) -> bool:
-        """Give a request its range; False if it must wait."""
+    def place(self, slot: Slot) -> bool:
+        """Give a slot its range; False if it must wait."""
         used = self.arena.tokens - self.arena.free
-        if self._room(context) - used < self.arena.size_of(context.most):
+        if self._room(slot.request) - used < self.arena.size_of(slot.most):
             return False
-        context.place = self.arena.take(context.most)
-        return context.place is not None
+        slot.cache = self.arena.take(slot.most)
+        return slot.cache is not None
 
-    def fork(self, source: Context, context: Context, tokens: int) -> None:
-        """Take over the first tokens of another request."""
-        self.arena.copy(source.place, context.place, tokens)
+    def fork(self, source: Slot, slot: Slot, tokens: int) -> None:
+        """Take over the first tokens of another slot."""
+        self.arena.copy(source.cache, slot.cache, tokens)
 
-    def leave(self, context: Context) -> None:
-        """Free a request's range."""
-        self.arena.give(context.place)
-        context.place = None
+    def leave(self, slot: Slot) -> None:
+        """Free a slot's range."""
+        self.arena.give(slot.cache)
+        slot.cache = None
 
-    def restart(self, context: Context) -> int:
+    def restart(self, slot: Slot) -> int:
         """Nothing is lost: a pass writes to the places of its own tokens alone, and writes them again."""
-        return context.computed
+        return slot.computed
 
-    def run(self, parts: Sequence[Part], taps: Taps) -> Tensor:
-        """Run a pack.
+    def run(self, slots: Sequence[Slot], at_hooks: PassHooks) -> Tensor:
+        """Run the next tokens of each slot; those with a single token come first.
 
         Returns:
-            Logits of the last `part.logits` tokens of each part, [tokens, vocabulary].
+            Logits of the last `slot.logits` tokens of each, [tokens, vocabulary].
         """
-        if self.decoding is not None and self.decoding.takes(parts):
-            replayed = self.decoding.run(parts, taps, self.hook)
+        if self.decoding is not None and self.decoding.takes(slots):
+            replayed = self.decoding.run(slots, at_hooks, self.hook)
             if replayed is not None:
-                return self._ran(parts, replayed)
-        taps.begin(parts)
+                return self._ran(slots, replayed)
+        at_hooks.begin(slots)
         spans: list[tuple[int, int]] = []
         chunks: list[Chunk] = []
-        for part in parts:
-            begin = part.context.place.start
-            if part.count == 1 and not chunks:
-                spans.append((begin, begin + part.stop))
+        for slot in slots:
+            begin = slot.cache.start
+            if slot.count == 1 and not chunks:
+                spans.append((begin, begin + slot.stop))
             else:
-                chunks.append(Chunk(part.first, part.first + part.count, begin, part.start))
-        ids = [token for part in parts for token in part.context.tokens[part.start : part.stop]]
-        positions = [number for part in parts for number in range(part.start, part.stop)]
-        kept = list(in_pack(parts))
+                chunks.append(Chunk(slot.first, slot.first + slot.count, begin, slot.computed))
+        ids = [token for slot in slots for token in slot.tokens[slot.computed : slot.stop]]
+        positions = [number for slot in slots for number in range(slot.computed, slot.stop)]
+        kept = list(in_pack(slots))
         device = self.hooks.model.device
         inputs = to_device(np.array([ids, positions]), device)
-        self.hook(taps)
+        self.hook(at_hooks)
         arena = self.arena
-        step = Step(arena.keys, arena.values, spans, chunks, self._fused, self.windows, self.ways)
-        keep = 0 if len(kept) == len(ids) else to_device(np.array(kept or [0]), device)
-        logits = self.logits(inputs[:1], inputs[1:], step, keep)
-        return self._ran(parts, logits if kept else logits[:0])
+        step = Step(arena.keys, arena.values, spans, chunks, self.fused, self.windows, self.ways)
+        places = None if len(kept) == len(ids) else kept or [0]
+        keep = 0 if places is None else to_device(np.array(places), device)
+        if self._lead is not None:
+            self._lead.passes(ids, step, places, at_hooks.changes())
+        try:
+            logits = self.logits(inputs[:1], inputs[1:], step, keep)
+        except Exception as error:
+            if self._lead is None:
+                raise
+            raise RankFailed(f"a pass of several ranks has failed: {error}") from error
+        return self._ran(slots, logits if kept else logits[:0])
+
+    def lead(self, lead: PassLead) -> None:
+        """Let other ranks run the same passes from now on."""
+        self._lead = self.arena.mirror = lead
+
+    def follow(
+        self, ids: NDArray[np.int32], step: Step, kept: NDArray[np.int32] | None, at_hooks: PassHooks
+    ) -> None:
+        """Run a pass of rank 0.
+
+        Args:
+            ids: of all tokens.
+            kept: places of the tokens whose logits are computed; None: of all.
+            at_hooks: with the pass's changes.
+        """
+        numbers = [end - begin - 1 for begin, end in step.spans]
+        numbers += [n for c in step.chunks for n in range(c.start, c.start + c.stop - c.first)]
+        device = self.hooks.model.device
+        inputs = to_device(np.array([ids, numbers], np.int64), device)
+        self.hook(at_hooks)
+        keep = 0 if kept is None else to_device(kept.astype(np.int64), device)
+        self.logits(inputs[:1], inputs[1:], step, keep)
 
     def logits(self, ids: Tensor, positions: Tensor, step: Step, keep: Tensor | int = 0) -> Tensor:
         """Logits [tokens, vocabulary] of a step; of all tokens, or of those at the places `keep`."""
@@ -144,9 +186,9 @@ class PackedForward:
         logits: Tensor = output.logits[0]
         return logits
 
-    def _ran(self, parts: Sequence[Part], logits: Tensor) -> Tensor:
-        for part in parts:
-            part.context.place.filled = part.stop
+    def _ran(self, slots: Sequence[Slot], logits: Tensor) -> Tensor:
+        for slot in slots:
+            slot.cache.filled = slot.stop
         return logits
 
     def close(self) -> None:
@@ -156,11 +198,12 @@ class PackedForward:
             self.decoding.close()
             self.decoding = None  # it refers back to this, and so would keep the arena
 
-    def _room(self, context: Context) -> int:
-        return self.arena.tokens if context.priority else self.arena.tokens - self._spare
+    def _room(self, request: Request) -> int:
+        return self.arena.tokens if request.priority else self.arena.tokens - self._spare
 
-    def hook(self, taps: Taps) -> None:
-        self._hook_at(taps.locations, taps.at)
+    def hook(self, at_hooks: PassHooks) -> None:
+        """Put the hooks of a pass on the model, and no others."""
+        self._hook_at(at_hooks.locations, at_hooks.at)
 
     def _hook_at(self, locations: Sequence[str], at: Callable[[str, Any], None] | None = None) -> None:
         """Keep hooks at these locations and no others."""

@@ -14,7 +14,7 @@ from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.positions import length_dependent
 from worker.engine.packed import step
 from worker.engine.packed.arena import LayerShape
-from worker.engine.packed.attention import Kind, chunk, decode, together
+from worker.engine.packed.attention import LayerAttention, chunk, decode, together
 from worker.engine.packed.masks import Foreign, UnknownAttention, Windowed, arena_mask
 
 _NAME = "actograph_arena"
@@ -82,7 +82,7 @@ def attend(
     if keys.shape[::2] != key.shape[1::2]:
         raise UnknownAttention("its cache holds something else than keys and values")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    kind = Kind(scale, window, softcap, s_aux)
+    kind = LayerAttention(scale, window, softcap, s_aux)
     packed, singles = query[0].transpose(0, 1), len(now.spans)
     if now.fused and (attended := together(packed, keys, values, now, kind)) is not None:
         now.ways.add(attended[0])

@@ -1,6 +1,6 @@
 """Verification at load: packed passes give the logits of the model's own forward.
 
-Two long texts run beside short ones; the second takes over its beginning from the first. They are longer
+Two long texts run beside short ones; the second takes its first tokens over from the first. They are longer
 than every number of tokens in the config at which the model may change what it does: a window, a chunk, the
 unit of a scale. If such a text would take too long, the masks of the passes must show the number as a window.
 Masks are exact at any length.
@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.engine.capture.parts import Context, Part
 from worker.engine.capture.pool import Pool
-from worker.engine.capture.taps import Taps
+from worker.engine.messages import Request
+from worker.engine.model import group
 from worker.engine.model.device_errors import is_device_lost, is_out_of_memory
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.memory import available_bytes
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.masks import UnknownAttention
+from worker.engine.pass_hooks import PassHooks
+from worker.engine.slot import Slot
 from worker.engine.structure.comparison import alike
 
 #: tokens of each short text that every pass runs: chunks, single tokens and late texts beside one another
@@ -108,7 +110,7 @@ def _reach(model: LoadedModel) -> int:
     """Tokens of the longest text that is worth its time and memory."""
     parameters = sum(parameter.numel() for parameter in model.hf.parameters())
     operations = _MOST_OPERATIONS["cuda" if model.device.type == "cuda" else "cpu"]
-    memory = _MEMORY_SHARE * available_bytes(model.device)
+    memory = _MEMORY_SHARE * group.least(available_bytes(model.device))
     heads = int(getattr(model.text_config, "num_attention_heads", 1) or 1)
     return int(
         min(
@@ -130,7 +132,7 @@ class _Text:
         compared: numbers of the tokens whose logits are compared.
     """
 
-    context: Context
+    slot: Slot
     counts: tuple[int, ...]
     start: int = 0
     compared: list[int] = field(default_factory=list)
@@ -146,8 +148,9 @@ def _texts(length: int, vocabulary: int) -> list[_Text]:
         start = half if number == 1 else 0
         tokens = [(7 * i * i + 11 * i + 5 * (number + 1)) % vocabulary for i in range(start + sum(counts))]
         if start:
-            tokens[:start] = made[0].context.tokens[:start]
-        made.append(_Text(Context(tokens, len(tokens)), counts, start))
+            tokens[:start] = made[0].slot.tokens[:start]
+        request = Request(key=str(number), prompt_ids=tuple(tokens), seed=0, max_tokens=0)
+        made.append(_Text(Slot(request), counts, start))
     return made
 
 
@@ -163,12 +166,12 @@ def verify(forward: PackedForward) -> None:
     if needed.tokens > forward.arena.tokens:
         raise UnknownAttention(f"an arena of {forward.arena.tokens} tokens is too small to verify it")
     texts = _texts(needed.length, int(model.text_config.vocab_size))
-    taps = Taps(forward.hooks, Pool(model.device, forward.budget, forward.budget))
-    placed = [text for text in texts if forward.place(text.context)]
+    at_hooks = PassHooks(forward.hooks, Pool(model.device, forward.budget, forward.budget))
+    placed = [text for text in texts if forward.place(text.slot)]
     try:
         with torch.inference_mode():
             for number in range(len(texts[0].counts)):
-                _run(forward, texts, number, taps)
+                _run(forward, texts, number, at_hooks)
             for text in texts:
                 _compare(model, text)
     except Exception as error:
@@ -177,7 +180,7 @@ def verify(forward: PackedForward) -> None:
         raise UnknownAttention(f"a packed pass fails ({type(error).__name__}: {error})") from error
     finally:
         for text in placed:
-            forward.leave(text.context)
+            forward.leave(text.slot)
         forward.close()
     for name, tokens in needed.beyond:
         if tokens not in forward.windows:
@@ -187,30 +190,29 @@ def verify(forward: PackedForward) -> None:
             )
 
 
-def _run(forward: PackedForward, texts: Sequence[_Text], number: int, taps: Taps) -> None:
+def _run(forward: PackedForward, texts: Sequence[_Text], number: int, at_hooks: PassHooks) -> None:
     """Run the next tokens of each text in one pass, and keep their last logits."""
-    parts: list[Part] = []
     chosen = sorted((text for text in texts if text.counts[number]), key=lambda text: text.counts[number] > 1)
     place = 0
     for text in chosen:
-        context, count = text.context, text.counts[number]
-        if text.start > context.computed:
-            forward.fork(texts[0].context, context, text.start)
-            context.computed = text.start
-        start = context.computed
-        parts.append(Part(context, start, start + count, first=place, logits=min(count, _COMPARED)))
+        slot, count = text.slot, text.counts[number]
+        if text.start > slot.computed:
+            forward.fork(texts[0].slot, slot, text.start)
+            slot.computed = text.start
+        slot.stop, slot.first, slot.logits = slot.computed + count, place, min(count, _COMPARED)
         place += count
-    logits, at = forward.run(parts, taps), 0
-    for text, part in zip(chosen, parts, strict=True):
-        text.compared += range(part.stop - part.logits, part.stop)
-        text.logits.append(logits[at : at + part.logits].clone())
-        at += part.logits
-        text.context.computed = part.stop
+    logits, at = forward.run([text.slot for text in chosen], at_hooks), 0
+    for text in chosen:
+        slot = text.slot
+        text.compared += range(slot.stop - slot.logits, slot.stop)
+        text.logits.append(logits[at : at + slot.logits].clone())
+        at += slot.logits
+        slot.computed = slot.stop
 
 
 def _compare(model: LoadedModel, text: _Text) -> None:
     """Hold the logits of a text against a forward of the whole. Raises UnknownAttention if they differ."""
-    ids = torch.tensor([text.context.tokens], device=model.device)
+    ids = torch.tensor([text.slot.tokens], device=model.device)
     keep = torch.tensor(text.compared, device=model.device)
     due = model.hf(input_ids=ids, use_cache=False, logits_to_keep=keep).logits[0]
     if not alike(torch.cat(text.logits), due, due):

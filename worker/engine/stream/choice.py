@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from worker.engine.model.host_memory import to_device
 from worker.engine.model.loaded import LoadedModel
-from worker.engine.stream.live import Live
+from worker.engine.slot import Slot
 from worker.engine.tokens import checkpoint_processors
 from worker.engine.tokens.grammar import Grammar, ruled_out
 from worker.engine.tokens.sampler import ChosenToken, RuledOut, SampledRow, Sampler
@@ -19,32 +21,33 @@ class TokenChoice:
         self._model = model
         self._sampler = Sampler(model.device, int(model.text_config.vocab_size))
 
-    def open(self, live: Live) -> None:
-        """Give a request its slot of the sampler, its grammar and the checkpoint's processors."""
-        if live.reads:
+    def open(self, slot: Slot) -> None:
+        """Give a request its entry in the sampler, its grammar and the checkpoint's processors."""
+        if slot.reads:
             return
-        item = live.item
-        if item.request.grammar is not None:
-            live.grammar = Grammar(self._model, item.request.grammar)
-        live.processors = checkpoint_processors.of_one(self._model, live.prompt, item.max_tokens)
-        if live.processors:
-            live.hold_ids(self._model.device)
-        live.slot = self._sampler.open(
-            item.sampling,
-            seed=item.request.seed,
-            prompt=item.prompt,
-            most=item.max_tokens,
+        request, most = slot.request, slot.request.most_generated
+        if request.grammar is not None:
+            slot.grammar = Grammar(self._model, request.grammar)
+        slot.processors = checkpoint_processors.of_one(self._model, slot.prompt, most)
+        if slot.processors:
+            slot.ids = torch.zeros(1, slot.most + 1, dtype=torch.int64, device=self._model.device)
+            slot.ids[0, : slot.prompt] = to_device(np.array(request.prompt_ids), self._model.device)
+        slot.sampler = self._sampler.open(
+            request.sampling,
+            seed=request.seed,
+            prompt=request.prompt_ids,
+            most=most,
             ends=self._model.eos_token_ids,
-            top_logprobs=item.request.top_logprobs,
+            top_logprobs=request.top_logprobs,
         )
 
-    def close(self, live: Live) -> None:
-        """Free a request's slot."""
-        if live.slot is not None:
-            self._sampler.close(live.slot)
-            live.slot = None
+    def close(self, slot: Slot) -> None:
+        """Free a request's entry."""
+        if slot.sampler is not None:
+            self._sampler.close(slot.sampler)
+            slot.sampler = None
 
-    def choose(self, logits: Tensor, rows: Sequence[Live]) -> list[ChosenToken]:
+    def choose(self, logits: Tensor, rows: Sequence[Slot]) -> list[ChosenToken]:
         """The next token of each row.
 
         Args:
@@ -52,9 +55,9 @@ class TokenChoice:
         """
         sampled = []
         for row in rows:
-            assert row.slot is not None
+            assert row.sampler is not None
             newest = row.generated[-1] if row.generated else -1
-            sampled.append(SampledRow(row.slot, len(row.generated), newest))
+            sampled.append(SampledRow(row.sampler, len(row.generated), newest))
         guided = [(i, row.grammar) for i, row in enumerate(rows) if row.grammar is not None]
         hidden = None
         if guided:
@@ -64,7 +67,7 @@ class TokenChoice:
             logits, sampled, processed=self._processed(logits, rows), ruled_out=hidden
         )
 
-    def _processed(self, logits: Tensor, rows: Sequence[Live]) -> Tensor | None:
+    def _processed(self, logits: Tensor, rows: Sequence[Slot]) -> Tensor | None:
         """Logits in float32 after the checkpoint's processors; None if no row has one."""
         if not any(row.processors for row in rows):
             return None

@@ -13,8 +13,7 @@ from queue import SimpleQueue
 from actograph.contract.errors import ActographError
 from worker.engine.capture.pool import Block
 from worker.engine.capture.record import Shard
-from worker.engine.messages import Generation, Results
-from worker.engine.runs import Sink
+from worker.engine.messages import Generation, Results, Sink
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +111,7 @@ class Delivery:
             if self._sink is None:
                 raise ValueError("hooks need a sink")
             self._sink.write(key, chunks)
-            self.rows += sum(chunk.rows for chunk in chunks.values())
+            self.rows += sum(chunk.count for chunk in chunks.values())
         except Exception as error:
             trace = None if isinstance(error, ActographError) else error
             log.warning("request %s: its rows could not be stored: %s", key, error, exc_info=trace)

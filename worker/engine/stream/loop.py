@@ -1,4 +1,8 @@
-"""The decode loop: pull, place, pack, forward, choose, end. Requests come and go between passes."""
+"""The decode loop: requests get slots, a pass runs the next tokens of all of them, tokens are chosen.
+
+Requests come and go between passes. A pass takes one token of each text that is being written, and chunks of
+the prompts that are being read.
+"""
 
 import gc
 import time
@@ -12,18 +16,18 @@ import torch
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
 from worker.engine.capture.budget import Budget
 from worker.engine.capture.layouts import BLOCK
-from worker.engine.capture.parts import Part
-from worker.engine.messages import Control, FinishReason, Generation, Results, RunStatistics
+from worker.engine.messages import Control, FinishReason, Generation, Results, RunStatistics, Sink, Source
 from worker.engine.model.device_errors import is_device_lost, is_out_of_memory, out_of_memory
 from worker.engine.model.host_memory import to_device
 from worker.engine.model.memory import memory_snapshot
-from worker.engine.runs import Sink, Source
+from worker.engine.model_state import ModelState
+from worker.engine.slot import Slot, unread
 from worker.engine.stream.choice import TokenChoice
 from worker.engine.stream.delivery import Delivery
-from worker.engine.stream.live import Endings, Forward, Live, unread
-from worker.engine.stream.pack import pack
-from worker.engine.stream.places import Places
-from worker.engine.stream.scores import scored_tokens
+from worker.engine.stream.endings import Endings
+from worker.engine.stream.forward import Forward
+from worker.engine.stream.slots import Slots
+from worker.engine.tokens.prompt_scores import scored_tokens
 from worker.engine.tokens.sampler import ChosenToken
 
 #: passes of single requests that may fail one after the other before the run does
@@ -32,8 +36,8 @@ _BAD_PASSES = 8
 STEP_TOKENS = 512
 #: the same after memory ran out, at least
 _LEAST_TOKENS = 16
-
-_Pair = tuple[Live, Part]
+#: tokens left to prompts however many requests decode
+_LEAST_OF_PROMPTS = 16
 
 
 class Loop:
@@ -41,8 +45,9 @@ class Loop:
 
     Args:
         budget: of the host's memory, for rows; on a CPU it may be the forward's.
+        state: of the model; None: a new one.
         sink: required by requests that capture.
-        most, urgent: see `Places`.
+        most, urgent: see `Slots`.
         step_tokens: tokens of one pass.
         shard_bytes: rows of a request that are gathered before they leave.
         clock: seconds, for time limits.
@@ -53,6 +58,7 @@ class Loop:
         forward: Forward,
         budget: Budget,
         *,
+        state: ModelState | None = None,
         source: Source,
         control: Control,
         results: Results,
@@ -71,8 +77,9 @@ class Loop:
         self._choice = TokenChoice(model)
         self._endings = Endings(model.eos_token_ids, model.tokenizer, clock)
         self._delivery = Delivery(sink, results)
-        self._places = Places(
+        self._slots = Slots(
             forward,
+            state or ModelState(forward.hooks),
             budget,
             source,
             self._delivery,
@@ -108,7 +115,7 @@ class Loop:
 
     def _finish(self, error: BaseException | None) -> None:
         with ExitStack() as last:  # whatever fails: the next run has the same model
-            last.callback(self._places.clear)
+            last.callback(self._slots.clear)
             last.callback(self._forward.close)
             last.callback(self._close_delivery, beats=error is None)  # else the error may be the control's
             for generation in self._doubtful:
@@ -117,11 +124,11 @@ class Loop:
                     if error is None
                     else replace(generation, finish_reason="cancelled", error=error)
                 )
-            for live in list(self._places.live):
-                self._end(live, "cancelled", error)
-            for item in self._places.waiting:
-                self._delivery.end(unread(item, "cancelled", error))
-        self.statistics.rows, self.statistics.shared = self._delivery.rows, self._places.shared
+            for slot in list(self._slots.running):
+                self._end(slot, "cancelled", error)
+            for request in self._slots.waiting:
+                self._delivery.end(unread(request, "cancelled", error))
+        self.statistics.rows, self.statistics.shared = self._delivery.rows, self._slots.shared
 
     def _close_delivery(self, *, beats: bool) -> None:
         while not self._delivery.close(0.2):
@@ -132,98 +139,122 @@ class Loop:
         """One pass, and what comes before it; False at the end."""
         if self._control.stopped():
             return False
-        places = self._places
-        places.pool.give(self._delivery.take_back())
+        slots = self._slots
+        slots.pool.give(self._delivery.take_back())
         self._drop(self._delivery.take_failed())
-        while places.pull():
-            places.fill(self._control.dropped, self._started)
-        places.fill(self._control.dropped, self._started)
-        if not places.live and not places.waiting:
+        while slots.pull():
+            slots.fill(self._control.dropped, self._started)
+        slots.fill(self._control.dropped, self._started)
+        if not slots.running and not slots.waiting:
             self._settle()  # no other pass will tell
-        pairs: list[_Pair] = []
-        before = len(places.live)
-        planned = pack(places.live, self._tokens, chunks=self._forward.chunks, scored=self._scored)
-        for live, part in planned:
-            if self._prepare(live, part, [one for one, _ in pairs]):
-                pairs.append((live, part))
-        for group in [pairs] if self._forward.together else [[pair] for pair in pairs]:
+        before = len(slots.running)
+        planned: list[Slot] = []
+        for slot in self._planned():
+            if self._prepare(slot, planned):
+                planned.append(slot)
+        for group in [planned] if self._forward.together else [[slot] for slot in planned]:
             if group:
                 self._run(group)
-        if not pairs and (places.live or places.waiting):
+        if not planned and (slots.running or slots.waiting):
             self.statistics.waits += 1
-            self._wait(stuck=before > 0 and len(places.live) == before)
+            self._wait(stuck=before > 0 and len(slots.running) == before)
         self._control.beat()
-        return bool(places.live or places.waiting) or not self._source.exhausted
+        return bool(slots.running or slots.waiting) or not self._source.exhausted
 
     def _wait(self, *, stuck: bool) -> None:
-        """Wait for the sink; if it has nothing to write and all are `stuck`, a beginning gives up."""
+        """Wait for the sink; if it has nothing to write and all are `stuck`, a prefix gives up."""
         if self._delivery.busy:
             self._delivery.wait(0.1)
         elif back := self._delivery.take_back():
-            self._places.pool.give(back)
+            self._slots.pool.give(back)
         elif stuck:
-            live = max(self._places.live, key=lambda one: one.begins is not None)
-            error = out_of_memory([], f"{live.key}: a block of its captured rows", {})
-            self._end(live, "error", error)
+            slot = max(self._slots.running, key=lambda one: one.prefix)
+            error = out_of_memory([], f"{slot.key}: a block of its captured rows", {})
+            self._end(slot, "error", error)
 
     def _drop(self, failed: Mapping[str, BaseException]) -> None:
-        for live in [live for live in self._places.live if not live.begins]:
-            if live.key in failed:
-                self._end(live, "error", failed[live.key])
-            elif self._control.dropped(live.key):
-                self._end(live, "dropped")
+        for slot in [slot for slot in self._slots.running if not slot.prefix]:
+            if slot.key in failed:
+                self._end(slot, "error", failed[slot.key])
+            elif self._control.dropped(slot.key):
+                self._end(slot, "dropped")
 
-    def _started(self, live: Live) -> None:
+    def _started(self, slot: Slot) -> None:
         try:
-            self._choice.open(live)
-            self._results.started(live.key, live.generated)
+            self._choice.open(slot)
+            self._results.started(slot.key, slot.generated)
         except Exception as error:  # noqa: BLE001 (it fails this request alone)
-            self._end(live, "error", error)
+            self._end(slot, "error", error)
 
     # passes
 
-    def _prepare(self, live: Live, part: Part, packed: Sequence[Live]) -> bool:
-        """Plan a part's edits and rows, and get blocks for them; False if it must wait.
+    def _planned(self) -> list[Slot]:
+        """Slots of the next pass, each with its `stop`: single tokens first, then chunks of prompts.
 
-        If the pool is short, the part takes fewer tokens.
+        While a priority request has prompt tokens left, no other prompt takes part, so its first token is
+        near.
+        """
+        decoding, waiting, chunks = list[Slot](), list[Slot](), list[Slot]()
+        for slot in self._slots.running:
+            (waiting if slot.prefills else decoding).append(slot)
+        for slot in decoding:
+            slot.stop = slot.computed + 1
+        left, scored = max(_LEAST_OF_PROMPTS, self._tokens - len(decoding)), self._scored
+        for slot in [slot for slot in waiting if slot.priority] or waiting:
+            rest = slot.prompt - slot.computed
+            count = min(left, rest)
+            if slot.needs_all_logits:
+                count = min(count, scored)
+                scored -= count
+            if count > 0:
+                count = count if self._forward.chunks else rest
+                slot.stop = slot.computed + count
+                left -= count
+                # a chunk of one token is a single token too
+                (decoding if count == 1 else chunks).append(slot)
+        return decoding + chunks
+
+    def _prepare(self, slot: Slot, planned: Sequence[Slot]) -> bool:
+        """Plan a slot's edits and rows, and get blocks for them; False if it must wait.
+
+        If the pool is short, it runs fewer tokens.
         """
         try:
-            for stop in (part.stop, min(part.stop, part.start + BLOCK)):
-                part.stop, part.logits = stop, live.logits_of(part.start, stop)
-                part.writes = live.edits.writes(part.start, stop)
-                if live.record is None:
+            for stop in (slot.stop, min(slot.stop, slot.computed + BLOCK)):
+                slot.run_to(stop)
+                if slot.record is None:
                     return True
-                part.rows = live.record.kept.of(part.start, stop)
-                first = max(stop - part.logits, live.record.tail_from)
-                tail = sum(token >= first for token in part.rows)
-                while not (fits := live.record.reserve(len(part.rows), tail)):
-                    if not self._places.make_room(live.record, packed):
+                slot.rows = slot.record.kept.of(slot.computed, stop)
+                first = max(stop - slot.logits, slot.record.tail_from)
+                tail = sum(token >= first for token in slot.rows)
+                while not (fits := slot.record.reserve(len(slot.rows), tail)):
+                    if not self._slots.make_room(slot.record, planned):
                         break
                 if fits:
                     return True
                 if not self._forward.chunks:
                     break
         except Exception as error:  # noqa: BLE001 (it fails this request alone)
-            self._end(live, "error", error)
+            self._end(slot, "error", error)
         return False
 
-    def _run(self, pairs: Sequence[_Pair], *, again: bool = False) -> None:
-        """Run a pack. If that fails, run its halves, until the request at fault is alone.
+    def _run(self, slots: Sequence[Slot], *, again: bool = False) -> None:
+        """Run a pass. If that fails, run its halves, until the request at fault is alone.
 
         Args:
             again: it is a lone request that ran out of memory just now.
         """
         place = 0
-        for _, part in pairs:
-            part.first = place
-            place += part.count
-        choosing = [live for live, part in pairs if live.chooses(part.stop)]
+        for slot in slots:
+            slot.first = place
+            place += slot.count
+        choosing = [slot for slot in slots if slot.chooses]
         failure: tuple[Exception, dict[str, int]] | None = None
         chosen: list[ChosenToken] = []
         try:
             if again:
-                self._recompute(*pairs[0])
-            chosen = self._chosen(pairs, choosing)
+                self._recompute(slots[0])
+            chosen = self._chosen(slots, choosing)
         except Exception as raised:
             if is_device_lost(raised):
                 raise
@@ -231,50 +262,51 @@ class Loop:
             seen = memory_snapshot(self._forward.hooks.model.devices) if is_out_of_memory(raised) else {}
             failure = raised.with_traceback(None), seen
         if failure is not None:
-            self._split(pairs, *failure, again=again)
+            self._split(slots, *failure, again=again)
             return
-        unkept = self._places.taps.note()
+        unkept = self._slots.at_hooks.note()
         self._bad = 0
         self._settle()
         self._tokens = min(self._step_tokens, self._tokens + 16)
         self.statistics.passes += 1
         self.statistics.computed += place
         self.statistics.generated += len(chosen)
-        for live, part in pairs:
-            live.computed = part.stop
-            error = unkept.get(live.record) if live.record is not None else None
+        for slot in slots:
+            slot.computed = slot.stop
+            error = unkept.get(slot.record) if slot.record is not None else None
             if error is not None:
-                self._end(live, "error", error)
-            elif live.reads and part.stop == live.prompt:
-                self._end(live, "stop")
-        for live, token in zip(choosing, chosen, strict=True):
-            if live.record not in unkept:
-                self._take(live, token)
+                self._end(slot, "error", error)
+            elif slot.reads and slot.stop == slot.prompt:
+                self._end(slot, "stop")
+        for slot, token in zip(choosing, chosen, strict=True):
+            if slot.record not in unkept:
+                self._take(slot, token)
 
-    def _recompute(self, live: Live, part: Part) -> None:
-        """Run the tokens before a part again, as they ran before, if its failed pass has spoilt them.
+    def _recompute(self, slot: Slot) -> None:
+        """Run the tokens before a pass again, as they ran before, if its failure has spoilt them.
 
         Their rows are kept already and their successors chosen.
         """
-        done = self._forward.restart(live)
-        while done < part.start:
-            stop = live.prompt if done < live.prompt else done + 1
-            again = Part(live, done, stop, logits=live.logits_of(done, stop))
-            again.writes = live.edits.writes(done, stop)
-            self._forward.run([again], self._places.taps)
+        stop, rows = slot.stop, slot.rows
+        start, slot.rows = slot.computed, ()
+        slot.computed = self._forward.restart(slot)
+        while slot.computed < start:
+            slot.run_to(slot.prompt if slot.prefills else slot.computed + 1)
+            self._forward.run([slot], self._slots.at_hooks)
             self._control.beat()
-            done = stop
+            slot.computed = slot.stop
+        slot.run_to(stop)
+        slot.rows = rows
 
-    def _chosen(self, pairs: Sequence[_Pair], choosing: Sequence[Live]) -> list[ChosenToken]:
-        """Run a pass: the next token of each request that chooses; scored prompts take their logits."""
-        parts = [part for _, part in pairs]
-        logits = self._forward.run(parts, self._places.taps)
+    def _chosen(self, slots: Sequence[Slot], choosing: Sequence[Slot]) -> list[ChosenToken]:
+        """Run a pass: the next token of each slot that chooses; scored prompts take their logits."""
+        logits = self._forward.run(slots, self._slots.at_hooks)
         at, last = 0, []
-        for live, part in pairs:
-            if live.score is not None and part.start < live.prompt:
-                live.score.take(logits[at : at + part.logits], part.start)
-            at += part.logits
-            if live.chooses(part.stop):
+        for slot in slots:
+            if slot.score is not None and slot.prefills:
+                slot.score.take(logits[at : at + slot.logits], slot.computed)
+            at += slot.logits
+            if slot.chooses:
                 last.append(at - 1)
         if not choosing:
             return []
@@ -282,8 +314,8 @@ class Loop:
             logits = logits.index_select(0, to_device(np.array(last), logits.device))
         return self._choice.choose(logits, choosing)
 
-    def _split(self, pairs: Sequence[_Pair], error: Exception, seen: dict[str, int], *, again: bool) -> None:
-        """Run the halves of a failed pack; a request that fails alone, twice if it is for memory, ends."""
+    def _split(self, slots: Sequence[Slot], error: Exception, seen: dict[str, int], *, again: bool) -> None:
+        """Run the halves of a failed pass; a request that fails alone, twice if it is for memory, ends."""
         self.statistics.retries += 1
         full = is_out_of_memory(error)
         if full:
@@ -291,32 +323,32 @@ class Loop:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             self._tokens = max(_LEAST_TOKENS, self._tokens // 2)  # grows again with each good pass
-        if len(pairs) > 1:
-            self._run(pairs[: len(pairs) // 2])
-            self._run(pairs[len(pairs) // 2 :])
+        if len(slots) > 1:
+            self._run(slots[: len(slots) // 2])
+            self._run(slots[len(slots) // 2 :])
             return
-        live, part = pairs[0]
-        if full and self._forward.together and part.count > _LEAST_TOKENS:
+        (slot,) = slots
+        if full and self._forward.together and slot.count > _LEAST_TOKENS:
             return  # the next pass takes fewer of its tokens
         if full and not again:  # with the memory that was freed above
-            self._run(pairs, again=True)
+            self._run(slots, again=True)
             return
         self._bad += 1
         if self._bad > _BAD_PASSES:
             raise error  # it is not the requests
         if full:
-            what = f"a prompt of {live.prompt} tokens with max_tokens {live.item.max_tokens}"
+            what = f"a prompt of {slot.prompt} tokens with max_tokens {slot.request.most_generated}"
             error = out_of_memory(self._forward.hooks.model.devices, what, seen)
-        self._doubt(live, error)
+        self._doubt(slot, error)
 
-    def _doubt(self, live: Live, error: Exception) -> None:
+    def _doubt(self, slot: Slot, error: Exception) -> None:
         """End a request whose passes fail; its result waits until it is known that not all passes do."""
-        self._choice.close(live)
-        self._places.leave(live, failed=True)
-        if live.begins is None:
-            if live.record is not None:
-                live.record.discard()
-            self._doubtful.append(live.generation("error", error))
+        self._choice.close(slot)
+        self._slots.leave(slot, failed=True)
+        if not slot.prefix:
+            if slot.record is not None:
+                slot.record.discard()
+            self._doubtful.append(slot.generation("error", error))
 
     def _settle(self) -> None:
         """Other passes work, or there are none: the requests whose passes failed are at fault themselves."""
@@ -326,42 +358,42 @@ class Loop:
 
     # tokens and ends
 
-    def _take(self, live: Live, chosen: ChosenToken) -> None:
+    def _take(self, slot: Slot, chosen: ChosenToken) -> None:
         """Add a token to a request, and end the request if it is the last one."""
         try:
             if chosen.token < 0:
-                raise _not_numbers(live)
-            live.take(chosen.token, chosen.logprobs)
-            reason = self._endings.reason(live)
+                raise _not_numbers(slot)
+            slot.take(chosen.token, chosen.logprobs)
+            reason = self._endings.reason(slot)
         except Exception as error:  # noqa: BLE001 (it fails this request alone)
-            self._end(live, "error", error)
+            self._end(slot, "error", error)
             return
         if reason is not None:
-            self._end(live, reason)
-        elif live.record is not None and live.record.bytes >= self._shard_bytes:
-            self._places.send(live)
+            self._end(slot, reason)
+        elif slot.record is not None and slot.record.bytes >= self._shard_bytes:
+            self._slots.send(slot)
 
-    def _end(self, live: Live, reason: FinishReason, error: BaseException | None = None) -> None:
-        """Let a request's rows and result leave, and free its place."""
-        self._choice.close(live)
-        self._places.leave(live, failed=reason != "stop")
-        if live.begins is not None:
+    def _end(self, slot: Slot, reason: FinishReason, error: BaseException | None = None) -> None:
+        """Let a request's rows and result leave, and free its slot."""
+        self._choice.close(slot)
+        self._slots.leave(slot, failed=reason != "stop")
+        if slot.prefix:
             return
-        if live.record is not None:
+        if slot.record is not None:
             try:
                 if reason in ("error", "cancelled"):
-                    live.record.discard()
+                    slot.record.discard()
                 else:
-                    self._delivery.write(live.key, live.record.finish(len(live.generated)))
+                    self._delivery.write(slot.key, slot.record.finish(len(slot.generated)))
             except Exception as raised:  # noqa: BLE001 (of a summary: it fails this request alone)
-                live.record.discard()
+                slot.record.discard()
                 reason, error = "error", raised
-        self._delivery.end(live.generation(reason, error))
+        self._delivery.end(slot.generation(reason, error))
 
 
-def _not_numbers(live: Live) -> ActographError:
-    token = len(live.generated)
-    if live.edits:
+def _not_numbers(slot: Slot) -> ActographError:
+    token = len(slot.generated)
+    if slot.edits:
         return InterventionFailed(
             f"the interventions drove the model to values that are not numbers (NaN) when it chose "
             f"generated token {token}; take a smaller coefficient or vector"

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from actograph.contract.errors import ModelRefused
 from worker.engine.locations import place_of
+from worker.engine.model import group
 from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.loaded import LoadedModel
 
@@ -60,6 +61,7 @@ class DryForward:
     taken: Mapping[str, frozenset[Identity]]  # module path -> every tensor that it was given
     logits: torch.Tensor  # as the model returned them
     tail_only: frozenset[str]  # locations with the last token alone if no other logits are needed
+    shared: Sequence[str] = ()  # locations of which each of several ranks has a part; they are no visits
 
 
 def first_tensor(value: Any) -> Any:
@@ -175,10 +177,12 @@ def dry_forward(model: LoadedModel) -> DryForward:
             "reads a text",
             lambda: model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False),
         )
-    visits = list(recorder.visits.values())
+    # a module that runs twice per forward has no one row per token
+    visits = [v for v in recorder.visits.values() if recorder.calls[_handoff(v.location)] == 1]
+    whole = group.whole([visit.value for visit in visits])
     return DryForward(
-        # a module that runs twice per forward has no one row per token
-        visits=[v for v in visits if recorder.calls[_handoff(v.location)] == 1],
+        visits=[visit for visit, is_whole in zip(visits, whole, strict=True) if is_whole],
+        shared=[visit.location for visit, is_whole in zip(visits, whole, strict=True) if not is_whole],
         taken=recorder.taken,
         logits=output.logits,
         tail_only=_tail_only(model, ids),

@@ -17,6 +17,7 @@ from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import with_savepoints
 from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
 from worker.engine.locations import ModelHooks, place_of
+from worker.engine.model import group
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.positions import position_switch
 from worker.engine.structure import moe
@@ -27,6 +28,8 @@ from worker.engine.structure.rehearsal import Rehearsal, rehearse
 from worker.text.tool_template import offers_tools
 
 _NO_ROUTER = "no module below an MLP puts out scores, ids and weights of experts for each token"
+
+_SHARED = "each of {} ranks has a part of this tensor; load the model without tensor parallelism to read it"
 
 
 def discover(model: LoadedModel) -> ModelHooks:
@@ -49,6 +52,11 @@ def discover(model: LoadedModel) -> ModelHooks:
         find_in_layer(model, f"{layers_path}.{layer}", layer, by_location, found)
     _find_routers(model, layer_count, forward, found)
     _find_ends(model, layers_path, layer_count, visits=by_location, logits=forward.logits, found=found)
+    found.missing.update(dict.fromkeys(forward.shared, _SHARED.format(group.size())))
+    if not group.agree("\n".join(visit.location for visit in visits)):
+        raise ModelRefused(
+            f"{model.name}: its ranks find different hook points; set ACTOGRAPH_TENSOR_PARALLEL to 1"
+        )
     rehearsal = rehearse(model, forward)
     _drop_faulty(model, rehearsal, found)
     _drop_partial(layer_count, found)
@@ -263,6 +271,7 @@ def _structure(
         revision=model.revision,
         num_experts=max((r.num_experts for r in found.routers), default=None),
         experts_per_token=max((r.experts_per_token for r in found.routers), default=None),
+        tensor_parallel=group.size(),
     )
     return with_savepoints(structure, {})
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from actograph.contract.specs import SamplingSpec
 from worker.engine.model.host_memory import to_device
-from worker.engine.tokens.slots import Slots, widened
+from worker.engine.tokens.table_rows import TableRows, widened
 
 #: columns of the table: token id; bits of the bias, a float32; whether the repetition penalty applies from
 #: the start; how often the token was generated; number of generated tokens from which on it may be chosen
@@ -49,7 +49,7 @@ class Adjustments:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._slots = Slots()
+        self._slots = TableRows()
         self._table = torch.zeros(5, 0, _LEAST_WIDTH, dtype=torch.int32, device=device)
         # of each slot: repetition, presence and frequency penalty; listed tokens and counted tokens
         self._penalties = torch.zeros(3, 0, device=device)

@@ -22,7 +22,7 @@ from worker.engine.messages import TokenLogprobs
 from worker.engine.model.host_memory import to_device
 from worker.engine.tokens.adjustments import NUMBERS, Adjustments, adjusts, counts_tokens
 from worker.engine.tokens.sampling import Look, Warps, draw, look_of, signed
-from worker.engine.tokens.slots import Slots, widened
+from worker.engine.tokens.table_rows import TableRows, widened
 
 #: rows of the tables of numbers: temperature, top_p, min_p's logarithm; and: seed, top_k
 _FLOATS, _WHOLES = 3, 2
@@ -35,7 +35,7 @@ class ChosenToken(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
-class Slot(NamedTuple):
+class SamplerEntry(NamedTuple):
     """The place of a request in the sampler's tables.
 
     Attributes:
@@ -65,7 +65,7 @@ class SampledRow(NamedTuple):
         newest: the last of them; -1 before the first.
     """
 
-    slot: Slot
+    entry: SamplerEntry
     step: int
     newest: int
 
@@ -87,7 +87,7 @@ class Sampler:
 
     def __init__(self, device: torch.device, vocabulary: int) -> None:
         self._device, self._vocabulary = device, vocabulary
-        self._slots = Slots()
+        self._slots = TableRows()
         self._floats = torch.zeros(_FLOATS, 0, device=device)
         self._wholes = torch.zeros(_WHOLES, 0, dtype=torch.int64, device=device)
         self._adjustments = Adjustments(device)
@@ -101,8 +101,8 @@ class Sampler:
         most: int = 0,
         ends: Sequence[int] = (),
         top_logprobs: int | None = None,
-    ) -> Slot:
-        """Write a request's sampling into a slot.
+    ) -> SamplerEntry:
+        """Write a request's sampling into an entry.
 
         Args:
             most: tokens that it generates at most.
@@ -128,14 +128,14 @@ class Sampler:
             adjusted = self._adjustments.open(sampling, prompt, most, last)
         bounded = number is not None and sampling.min_p > 0
         top_k = 0 if number is None else sampling.top_k or 0
-        return Slot(number, look, top_k, bounded, adjusted, counts_tokens(sampling), top_logprobs)
+        return SamplerEntry(number, look, top_k, bounded, adjusted, counts_tokens(sampling), top_logprobs)
 
-    def close(self, slot: Slot) -> None:
-        """Free a slot."""
-        if slot.number is not None:
-            self._slots.give(slot.number)
-        if slot.adjusted is not None:
-            self._adjustments.close(slot.adjusted)
+    def close(self, entry: SamplerEntry) -> None:
+        """Free an entry."""
+        if entry.number is not None:
+            self._slots.give(entry.number)
+        if entry.adjusted is not None:
+            self._adjustments.close(entry.adjusted)
 
     def _draws(self, sampling: SamplingSpec, seed: int) -> int:
         number = self._slots.take()
@@ -162,7 +162,7 @@ class Sampler:
             logits: as the model computes them, [rows, vocabulary]; they stay as they are.
             processed: the same after the checkpoint's own processors, float32; None: it has none.
         """
-        if processed is None and ruled_out is None and all(row.slot == _PLAIN for row in rows):
+        if processed is None and ruled_out is None and all(row.entry == _PLAIN for row in rows):
             best = logits.argmax(-1, keepdim=True)  # a NaN, if there is one
             bad = logits.gather(-1, best).isnan()
             return [ChosenToken(token) for token in best.masked_fill_(bad, -1)[:, 0].tolist()]
@@ -215,7 +215,7 @@ class Sampler:
         return tokens
 
 
-_PLAIN = Slot()
+_PLAIN = SamplerEntry()
 
 
 class _Members(NamedTuple):
@@ -242,14 +242,14 @@ class _Numbers:
 
     def __init__(self, rows: Sequence[SampledRow], ruled_out: RuledOut | None, device: torch.device) -> None:
         adjusted = [
-            (i, slot.adjusted, step, newest if slot.counts else -1)
-            for i, (slot, step, newest) in enumerate(rows)
-            if slot.adjusted is not None
+            (i, entry.adjusted, step, newest if entry.counts else -1)
+            for i, (entry, step, newest) in enumerate(rows)
+            if entry.adjusted is not None
         ]
         ways: dict[Look | None, list[tuple[int, int, int]]] = {}
-        for i, (slot, step, _) in enumerate(rows):
-            ways.setdefault(slot.look, []).append((i, slot.number or 0, step))
-        asking = [i for i, row in enumerate(rows) if row.slot.top_logprobs is not None]
+        for i, (entry, step, _) in enumerate(rows):
+            ways.setdefault(entry.look, []).append((i, entry.number or 0, step))
+        asking = [i for i, row in enumerate(rows) if row.entry.top_logprobs is not None]
         blocks: list[list[int]] = [_flat(adjusted), *map(_flat, ways.values()), asking]
         blocks.append([] if ruled_out is None else list(ruled_out.rows))
         whole = to_device(np.array([one for block in blocks for one in block], np.int64), device)
@@ -260,9 +260,9 @@ class _Numbers:
         self.ruled = ruled if ruled_out is not None else None
         self.ways = {}
         for (look, members), own in zip(ways.items(), middle, strict=True):
-            slots = [rows[i].slot for i, _, _ in members]
-            most = max(slot.top_k for slot in slots)
-            bounded = any(slot.bounded for slot in slots)
+            entries = [rows[i].entry for i, _, _ in members]
+            most = max(entry.top_k for entry in entries)
+            bounded = any(entry.bounded for entry in entries)
             places, draws, steps = own.view(3, -1)
             alone = len(members) == len(rows)
             self.ways[look] = _Members(places, draws, steps, most, bounded, alone)
@@ -287,7 +287,7 @@ def _with_logprobs(
         table: log probabilities of the rows that ask, before bias and penalties, [asking, vocabulary].
         tokens: of all rows; asking: of the rows that ask.
     """
-    tops = [row.slot.top_logprobs for row in rows if row.slot.top_logprobs is not None]
+    tops = [row.entry.top_logprobs for row in rows if row.entry.top_logprobs is not None]
     wide = min(max(tops), table.shape[-1])
     values, ids = table.topk(wide, dim=-1)
     own = table.gather(-1, asking.clamp_min(0)[:, None])
@@ -299,7 +299,7 @@ def _with_logprobs(
     logprobs, likeliest, their = flat[:n], flat[n : n + n * wide], flat[n + n * wide :]
     made, at = [], 0
     for token, row in zip(chosen, rows, strict=True):
-        top = row.slot.top_logprobs
+        top = row.entry.top_logprobs
         if top is None or token < 0:
             made.append(ChosenToken(token))
         else:

@@ -11,20 +11,21 @@ from nnsight.intervention.util import first_input
 from torch import Tensor
 
 from worker.engine.capture.budget import Budget
-from worker.engine.capture.parts import Context, Part, in_pack
-from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks, Place, place_of
+from worker.engine.messages import Request
+from worker.engine.pass_hooks import PassHooks
+from worker.engine.slot import Slot, in_pack
 from worker.engine.tokens.model_inputs import cached_inputs, new_cache
 from worker.engine.traced import tracing
 
 
 class _Observer:
-    """Shows the values at the locations of a pass to its taps."""
+    """Shows the values at the locations of a pass to its hooks."""
 
-    def __init__(self, lm: Any, taps: Taps) -> None:
-        self._taps = taps
+    def __init__(self, lm: Any, at_hooks: PassHooks) -> None:
+        self._at_hooks = at_hooks
         self._sites: dict[str, list[tuple[str, Place]]] = {}
-        for location in taps.locations:
+        for location in at_hooks.locations:
             place = place_of(location)
             self._sites.setdefault(f"{lm.path}.{place.path}.{place.side}", []).append((location, place))
 
@@ -38,9 +39,9 @@ class _Observer:
     def observe_selected(self, selected: list[tuple[str, Place]], value: Any) -> None:
         for location, place in selected:
             if place.side == "input":
-                self._taps.at(location, first_input(*value))
+                self._at_hooks.at(location, first_input(*value))
             else:
-                self._taps.at(location, value[place.part] if place.part else value)
+                self._at_hooks.at(location, value[place.part] if place.part else value)
 
 
 class TracedForward:
@@ -68,46 +69,47 @@ class TracedForward:
         if not budget.take(tokens * token_bytes):
             raise MemoryError(f"{tokens} tokens do not fit in {budget.free:,} bytes")
 
-    def refusal(self, context: Context) -> str | None:
+    def refusal(self, request: Request) -> str | None:
         """Why a request can never run; None if it can."""
-        return f"needs {context.most} tokens of {self._tokens}" if context.most > self._tokens else None
+        needed = request.most_run
+        return f"needs {needed} tokens of {self._tokens}" if needed > self._tokens else None
 
-    def place(self, context: Context) -> bool:
-        """Give a request its cache; False if it must wait."""
-        if context.most > self._left:
+    def place(self, slot: Slot) -> bool:
+        """Give a slot its cache; False if it must wait."""
+        if slot.most > self._left:
             return False
-        self._left -= context.most
-        context.place = new_cache(self.hooks.model)
+        self._left -= slot.most
+        slot.cache = new_cache(self.hooks.model)
         return True
 
-    def fork(self, source: Context, context: Context, tokens: int) -> None:
+    def fork(self, source: Slot, slot: Slot, tokens: int) -> None:
         """Never called: `forks` is False."""
         raise NotImplementedError
 
-    def leave(self, context: Context) -> None:
-        """Free a request's cache."""
-        self._left += context.most
-        context.place = None
+    def leave(self, slot: Slot) -> None:
+        """Free a slot's cache."""
+        self._left += slot.most
+        slot.cache = None
 
-    def restart(self, context: Context) -> int:
+    def restart(self, slot: Slot) -> int:
         """Take an empty cache: layers before the error have added tokens to theirs, or changed a state."""
-        context.place = new_cache(self.hooks.model)
+        slot.cache = new_cache(self.hooks.model)
         return 0
 
-    def run(self, parts: Sequence[Part], taps: Taps) -> Tensor:
-        """Run one part; see `PackedForward.run`. After an error the request must `restart`."""
-        (part,) = parts
-        taps.begin(parts)
-        model, context = self.hooks.model, part.context
-        kept = list(in_pack(parts))
+    def run(self, slots: Sequence[Slot], at_hooks: PassHooks) -> Tensor:
+        """Run the next tokens of one slot; see `PackedForward.run`. After an error it must `restart`."""
+        (slot,) = slots
+        at_hooks.begin(slots)
+        model = self.hooks.model
+        kept = list(in_pack(slots))
         inputs = cached_inputs(
             model,
-            context.tokens[part.start : part.stop],
-            context.place,
-            computed=part.start,
+            slot.tokens[slot.computed : slot.stop],
+            slot.cache,
+            computed=slot.computed,
             logits=max(1, len(kept)),
         )
-        observer, box = _Observer(model.lm, taps), list[Tensor]()
+        observer, box = _Observer(model.lm, at_hooks), list[Tensor]()
         handle = model.hf.register_forward_hook(lambda _, __, output: box.append(output.logits[0]))
         try:
             tracing.forward(model, inputs, [observer], observer.modules)

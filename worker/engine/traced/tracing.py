@@ -34,9 +34,10 @@ def forward(
     model: LoadedModel, inputs: Mapping[str, Any], observers: Sequence[Observer], modules: Sequence[str]
 ) -> None:
     """Run one forward pass; observers get the tensors at `modules`."""
-    lm = model.lm
+    lm, handoffs = model.lm, model.handoffs
+    assert handoffs is not None
     data, options = _split(inputs)
-    with model.handoffs.on(modules, _subscribed(observers)), torch.inference_mode():  # noqa: SIM117
+    with handoffs.on(modules, _subscribed(observers)), torch.inference_mode():  # noqa: SIM117
         with lm.trace(**options) as tracer:
             with tracer.invoke(**data):
                 _attach(observers)

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract.row_selection import NamedPositions, TokenRange
+from actograph.contract.row_selection import NamedPositions, Stride, TokenRange
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import PROMPTS, KeepingSink, assert_same_logprobs, generate
-from tests.support.token_choosers import EveryKth, TheseTokens
+from tests.support.token_choosers import rule_for
 from worker.engine.engine import Engine
-from worker.engine.messages import Generation, RunOptions, StatisticsOptions
-from worker.engine.requests import EarlierRows, Edit, GenerationRequest, RowShaping
+from worker.engine.messages import Edit, Generation, Request, RunOptions, StatisticsOptions
 
 pytestmark = pytest.mark.integration
 
@@ -32,13 +31,11 @@ class Way:
     sampling: SamplingSpec = field(default_factory=lambda: SamplingSpec(max_tokens=14))
     hooks: Sequence[str] = ("resid_post.0", "mlp_in.1", "attn_out.1", "logits")
     positions: NamedPositions = "all"
-    shaping: RowShaping = field(default_factory=RowShaping)
+    shaping: dict[str, Any] = field(default_factory=dict[str, Any])
     options: RunOptions = field(default_factory=RunOptions)
     dtype: Any = "model"
 
-    def run(
-        self, engine: Engine, requests: Sequence[GenerationRequest]
-    ) -> tuple[list[Generation], KeepingSink]:
+    def run(self, engine: Engine, requests: Sequence[Request]) -> tuple[list[Generation], KeepingSink]:
         sink = KeepingSink()
         made = generate(
             engine,
@@ -53,15 +50,12 @@ class Way:
         )
         return made, sink
 
-    def assert_alone(self, engine: Engine, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    def assert_alone(self, engine: Engine, requests: Sequence[Request]) -> list[Generation]:
         """Every member of the batch equals its run alone; returns what the batch made."""
 
-        def fresh(request: GenerationRequest) -> GenerationRequest:  # a run fills what carries sums
-            return replace(request, earlier=None if request.earlier is None else EarlierRows())
-
-        together, sink = self.run(engine, [fresh(request) for request in requests])
+        together, sink = self.run(engine, requests)
         for i, request in enumerate(requests):
-            (alone,), own = self.run(engine, [fresh(request)])
+            (alone,), own = self.run(engine, [request])
             assert together[i].error is None and alone.error is None, i
             assert together[i].generated_ids == alone.generated_ids, i
             assert together[i].finish_reason == alone.finish_reason, i
@@ -102,16 +96,16 @@ class Way:
         return first, chunks[-1].over, sink.rows(sample, hook)
 
 
-def request(engine: Engine, text: str, key: str = "base", **changes: Any) -> GenerationRequest:
+def request(engine: Engine, text: str, key: str = "base", **changes: Any) -> Request:
     ids = tuple(engine.model.tokenizer(text)["input_ids"])
-    return replace(GenerationRequest(key=key, prompt_ids=ids, seed=5), **changes)
+    return replace(Request(key=key, prompt_ids=ids, seed=5), **changes)
 
 
-def vector(width: int, seed: int) -> torch.Tensor:
-    return torch.randn(width, generator=torch.Generator().manual_seed(seed)) * 2.0
+def vector(width: int, seed: int) -> Any:
+    return (torch.randn(width, generator=torch.Generator().manual_seed(seed)) * 2.0).numpy()
 
 
-def edited(base: Edit, width: int) -> dict[str, tuple[Edit, ...]]:
+def edited(base: Edit, width: int, prompt: int) -> dict[str, tuple[Edit, ...]]:
     """The edit, and edits that differ from it in one thing each."""
     return {
         "as it is": (base,),
@@ -124,8 +118,8 @@ def edited(base: Edit, width: int) -> dict[str, tuple[Edit, ...]]:
         "range": (replace(base, positions=TokenRange(start=1, stop=4)),),
         "another range": (replace(base, positions=TokenRange(start=2, stop=4)),),
         "range to come": (replace(base, positions=TokenRange(start=6, stop=30)),),
-        "tokens": (replace(base, chooser=TheseTokens((0, 6))),),
-        "other tokens": (replace(base, chooser=TheseTokens((1, 7))),),
+        "tokens": (replace(base, rule=rule_for(range(prompt), [0, 6])),),
+        "other tokens": (replace(base, rule=rule_for(range(prompt), [1, 7])),),
         "twice": (base, base),
         "in one order": (base, Edit(hook=base.hook, op="scale", coefficient=-0.5)),
         "in the other order": (Edit(hook=base.hook, op="scale", coefficient=-0.5), base),
@@ -133,27 +127,27 @@ def edited(base: Edit, width: int) -> dict[str, tuple[Edit, ...]]:
 
 
 CHOICES: list[Any] = [
-    EveryKth(1),  # all that is run
-    EveryKth(3),
-    TheseTokens(tuple(range(24, 40))),  # begins late in the generation
-    TheseTokens((0, 3)),  # of the prompt alone
-    TheseTokens((-1,)),
-    TheseTokens((500,)),  # none at all
-    EveryKth(1),
-    TheseTokens((-2, 19, 20, 21, 25)),
+    Stride(stride=1),  # all that is run
+    Stride(stride=3),
+    list(range(24, 40)),  # begins late in the generation
+    [0, 3],  # of the prompt alone
+    [-1],
+    [500],  # none at all
+    Stride(stride=1),
+    [-2, 19, 20, 21, 25],
 ]
 SHAPINGS = {
-    "rows": RowShaping(),
-    "features": RowShaping(columns=(5, 0, 3)),
-    "mean": RowShaping(reduce="mean"),
-    "max": RowShaping(reduce="max"),
-    "last": RowShaping(reduce="last"),
-    "statistics": RowShaping(statistics=StatisticsOptions(threshold=0.5)),
-    "numbers": RowShaping(statistics=StatisticsOptions(rows=False), columns=slice(4)),
+    "rows": {},
+    "features": {"columns": (5, 0, 3)},
+    "mean": {"reduce": "mean"},
+    "max": {"reduce": "max"},
+    "last": {"reduce": "last"},
+    "statistics": {"statistics": StatisticsOptions(threshold=0.5)},
+    "numbers": {"statistics": StatisticsOptions(rows=False), "columns": 4},
 }
 
 
-def any_batch(engine: Engine, dice: random.Random) -> tuple[Way, list[GenerationRequest]]:
+def any_batch(engine: Engine, dice: random.Random) -> tuple[Way, list[Request]]:
     """A batch of which nearly everything was thrown."""
     width = engine.width_of("resid_post.0")
     sampling = SamplingSpec(
@@ -175,23 +169,21 @@ def any_batch(engine: Engine, dice: random.Random) -> tuple[Way, list[Generation
         dtype=dice.choice(["model", "float32"]),
         options=RunOptions(slots=dice.choice([0, 2, 3]), shard_bytes=dice.choice([8_000, 1 << 28])),
     )
-    kinds = list(
-        edited(Edit(hook="resid_post.0", op="add", vector=vector(width, 3), coefficient=0.7), width).values()
-    )
-    requests = [
-        request(
+    base = Edit(hook="resid_post.0", op="add", vector=vector(width, 3), coefficient=0.7)
+    requests = []
+    for i in range(dice.randint(2, 7)):
+        made = request(
             engine,
             dice.choice(PROMPTS),
             str(i),
             seed=dice.getrandbits(62),
-            edits=dice.choice(kinds) if dice.random() < 0.6 else (),
             max_tokens=dice.choice([None, None, 1, 2, 9, 21]),
             top_logprobs=dice.choice([None, None, 0, 2]),
             score_prompt=dice.random() < 0.3,
-            chooser=dice.choice(CHOICES) if chooses else None,
         )
-        for i in range(dice.randint(2, 7))
-    ]
+        kinds = list(edited(base, width, len(made.prompt_ids)).values())
+        rule = rule_for(made.prompt_ids, dice.choice(CHOICES)) if chooses else None
+        requests.append(replace(made, edits=dice.choice(kinds) if dice.random() < 0.6 else (), rule=rule))
     return batch, requests
 
 

@@ -10,6 +10,7 @@ import torch
 from transformers import Qwen3Config
 
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
+from actograph.contract.row_selection import Positions, Stride
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import (
     PROMPTS,
@@ -20,9 +21,9 @@ from tests.support.engine_run import (
     reference,
     requests_for,
 )
-from tests.support.token_choosers import EveryKth, TheseTokens
+from tests.support.token_choosers import rule_for
 from worker.engine.engine import Engine
-from worker.engine.requests import GenerationRequest, RowShaping
+from worker.engine.messages import Request
 
 pytestmark = pytest.mark.integration
 
@@ -55,12 +56,13 @@ def test_every_point_of_every_token_equals_a_plain_forward(
             assert close(got, want[hook][first:]), hook
 
 
-SHAPINGS: dict[str, tuple[RowShaping, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "stride": (RowShaping(chooser=EveryKth(3)), lambda x: x[::3]),
-    "tokens": (RowShaping(chooser=TheseTokens((0, -1))), lambda x: x[sorted({0, len(x) - 1})]),
-    "columns": (RowShaping(columns=(5, 2)), lambda x: x[:, [5, 2]]),
-    "mean": (RowShaping(reduce="mean"), lambda x: x.mean(0, keepdim=True)),
-    "last": (RowShaping(reduce="last"), lambda x: x[-1:]),
+#: rows to keep, what is made of them, and the rows that leave
+SHAPINGS: dict[str, tuple[Positions | None, dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "stride": (Stride(stride=3), {}, lambda x: x[::3]),
+    "tokens": ([0, -1], {}, lambda x: x[sorted({0, len(x) - 1})]),
+    "columns": (None, {"columns": (5, 2)}, lambda x: x[:, [5, 2]]),
+    "mean": (None, {"reduce": "mean"}, lambda x: x.mean(0, keepdim=True)),
+    "last": (None, {"reduce": "last"}, lambda x: x[-1:]),
 }
 
 
@@ -72,10 +74,16 @@ def test_choices_of_rows_work_in_prefill_as_in_generation(
     read_texts(engine, requests, hooks=hooks, sink=whole)
     for i in range(len(requests)):
         assert torch.equal(whole.rows(i, "lm_head.input"), whole.rows(i, "final_norm"))
-    for name, (shaping, expected) in SHAPINGS.items():
+    for name, (keep, shaping, expected) in SHAPINGS.items():
         with subtests.test(name=name):
             chosen = KeepingSink()
-            made = read_texts(engine, requests, hooks=hooks, sink=chosen, shaping=shaping)
+            made = read_texts(
+                engine,
+                [replace(one, rule=keep and rule_for(one.prompt_ids, keep)) for one in requests],
+                hooks=hooks,
+                sink=chosen,
+                shaping=shaping,
+            )
             assert [g.finish_reason for g in made] == ["stop"] * len(requests)
             for i in range(len(requests)):
                 for hook in hooks:
@@ -153,7 +161,7 @@ def test_requests_that_cannot_run_fail_alone(engine_of: EngineOf) -> None:
     ):
         bad, other = generate(
             engine,
-            [GenerationRequest(key="x", prompt_ids=ids, seed=0), replace(good[0], max_tokens=3)],
+            [Request(key="x", prompt_ids=ids, seed=0), replace(good[0], max_tokens=3)],
             sampling=sampling,
         )
         assert isinstance(bad.error, kind) and re.search(message, str(bad.error))
@@ -167,7 +175,7 @@ def test_requests_that_cannot_run_fail_alone(engine_of: EngineOf) -> None:
 
 def test_the_whole_context_can_be_used(engine_of: EngineOf) -> None:
     engine = engine_of("llama")
-    request = GenerationRequest(key="x", prompt_ids=(3,) * 100, seed=0)
+    request = Request(key="x", prompt_ids=(3,) * 100, seed=0)
     made = generate(
         engine, [request], sampling=SamplingSpec(max_tokens=60), hooks=["embed"], sink=KeepingSink()
     )

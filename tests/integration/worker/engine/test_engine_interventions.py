@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from actograph.contract.errors import InterventionFailed
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import PROMPTS, KeepingSink, generate, random_engine, requests_for
-from tests.support.token_choosers import TheseTokens
+from tests.support.token_choosers import rule_for
 from worker.engine.engine import Engine
-from worker.engine.requests import Edit
+from worker.engine.messages import Edit
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +30,7 @@ def test_the_same_tensor_by_two_names(engine_of: EngineOf) -> None:
     engine = engine_of("tiny-qwen3")
     rows = []
     for hook in ("resid_pre.1", "resid_post.0"):
-        edit = Edit(hook=hook, op="add", vector=vector(engine, hook))
+        edit = Edit(hook=hook, op="add", vector=vector(engine, hook).numpy())
         sink = KeepingSink()
         requests = [replace(r, edits=(edit,)) for r in requests_for(engine, PROMPTS)]
         generate(
@@ -44,10 +45,10 @@ def test_what_changes_nothing_leaves_every_bit(engine_of: EngineOf) -> None:
     engine = engine_of("tiny-qwen3")
     v = vector(engine, "resid_post.1")
     nothing = (
-        Edit(hook="resid_post.1", op="add", vector=v, coefficient=0.0),
-        Edit(hook="resid_post.1", op="project_out", vector=v, coefficient=0.0),
+        Edit(hook="resid_post.1", op="add", vector=v.numpy(), coefficient=0.0),
+        Edit(hook="resid_post.1", op="project_out", vector=v.numpy(), coefficient=0.0),
         Edit(hook="resid_post.1", op="scale", coefficient=1.0),
-        Edit(hook="resid_post.1", op="add", vector=v, chooser=TheseTokens((5000,))),
+        Edit(hook="resid_post.1", op="add", vector=v.numpy(), rule=rule_for(range(99), [5000])),
     )
     requests = requests_for(engine, PROMPTS)
     hooks = list(engine.structure.hooks)
@@ -72,7 +73,7 @@ def test_half_precision_is_rounded_once_per_edit(engine_of: EngineOf) -> None:
     requests = requests_for(engine, PROMPTS[:1])
     before, after = KeepingSink(), KeepingSink()
     generate(engine, requests, sampling=GREEDY, hooks=[hook], sink=before)
-    edit = Edit(hook=hook, op="add", vector=v, coefficient=0.3, positions="prompt")
+    edit = Edit(hook=hook, op="add", vector=v.numpy(), coefficient=0.3, positions="prompt")
     generate(engine, [replace(requests[0], edits=(edit,))], sampling=GREEDY, hooks=[hook], sink=after)
     prompt = len(requests[0].prompt_ids)
     x = before.rows(0, hook)[:prompt]
@@ -87,9 +88,9 @@ def test_a_model_driven_beyond_its_range_fails_that_sample_alone(engine_of: Engi
     huge = Edit(
         hook="resid_post.0",
         op="add",
-        vector=torch.full((96,), 3e38),
+        vector=np.full(96, 3e38, np.float32),
         coefficient=10.0,
-        chooser=TheseTokens((third,)),
+        rule=rule_for(requests[1].prompt_ids, [third]),
     )
     mixed = [requests[0], replace(requests[1], edits=(huge,)), requests[2]]
     made = generate(engine, mixed, sampling=GREEDY, hooks=["resid_mid.0"], sink=KeepingSink())

@@ -13,8 +13,7 @@ from actograph.contract.specs import SamplingSpec
 from tests.support.architectures import COMMON
 from tests.support.engine_run import KeepingSink, generate, random_engine, read_texts, requests_for
 from worker.engine.engine import Engine
-from worker.engine.messages import Generation, TokenLogprobs
-from worker.engine.requests import Edit, GenerationRequest
+from worker.engine.messages import Edit, Generation, Request, TokenLogprobs
 from worker.engine.stream import loop
 
 pytestmark = pytest.mark.integration
@@ -30,7 +29,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "scored_tokens", lambda vocabulary: 3)
 
 
-def asking(requests: list[GenerationRequest], top: int = 2) -> list[GenerationRequest]:
+def asking(requests: list[Request], top: int = 2) -> list[Request]:
     return [replace(request, score_prompt=True, top_logprobs=top) for request in requests]
 
 
@@ -104,7 +103,7 @@ def test_a_prompt_may_fill_the_context_and_have_one_token(engine_of: EngineOf) -
     context = engine.structure.context_length
     full = tuple(3 + i % 200 for i in range(context))
     requests = [
-        GenerationRequest(key=str(len(ids)), prompt_ids=ids, seed=0, top_logprobs=1, score_prompt=True)
+        Request(key=str(len(ids)), prompt_ids=ids, seed=0, top_logprobs=1, score_prompt=True)
         for ids in (full, (7,))
     ]
     long, short = read_texts(engine, requests)
@@ -119,9 +118,9 @@ def test_steered_prompts_have_the_scores_of_the_steered_model(engine_of: EngineO
     torch.manual_seed(1)
     wide, words = (torch.randn(engine.width_of(hook)) for hook in ("resid_post.0", "logits"))
     edits = (
-        Edit(hook="resid_post.0", op="add", vector=wide),
+        Edit(hook="resid_post.0", op="add", vector=wide.numpy()),
         Edit(hook="final_norm", op="scale", coefficient=0.5, positions="prompt"),
-        Edit(hook="logits", op="add", vector=words),
+        Edit(hook="logits", op="add", vector=words.numpy()),
     )
     plain = asking(requests_for(engine, PROMPTS))
     steered = [replace(request, edits=edits) for request in plain]

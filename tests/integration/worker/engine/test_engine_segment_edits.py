@@ -18,9 +18,7 @@ from tests.support.architectures import COMMON
 from tests.support.engine_run import KeepingSink, generate, random_engine, reference, requests_for
 from tests.support.one_turn import due_tokens
 from worker.engine.engine import Engine
-from worker.engine.messages import Generation
-from worker.engine.requests import Edit, GenerationRequest
-from worker.engine.token_rules import FollowedRule
+from worker.engine.messages import Edit, Generation, Request
 from worker.sample.conversation import Conversation
 from worker.sample.token_rules import rule_of
 from worker.text.segments import Markup, segments
@@ -65,8 +63,8 @@ def engine_for(engine_of: Callable[[str], Engine], shared: Any) -> Any:
 
 
 def steered(
-    engine: Engine, requests: Sequence[GenerationRequest], positions: Any, markup: Markup
-) -> tuple[list[GenerationRequest], torch.Tensor, str]:
+    engine: Engine, requests: Sequence[Request], positions: Any, markup: Markup
+) -> tuple[list[Request], torch.Tensor, str]:
     layer = engine.structure.num_layers - 1
     generator = torch.Generator().manual_seed(4)
     vector = torch.randn(engine.structure.hidden_size, generator=generator)
@@ -74,8 +72,8 @@ def steered(
     steered = []
     for request in requests:
         begun = conversation.begin(request.prompt_ids)
-        chooser = FollowedRule(rule_of(positions, conversation, begun, markup), markup)
-        edit = Edit(hook=f"mlp_out.{layer}", op="add", vector=vector, chooser=chooser)
+        rule = rule_of(positions, conversation, begun, markup)
+        edit = Edit(hook=f"mlp_out.{layer}", op="add", vector=vector.numpy(), rule=rule)
         steered.append(replace(request, edits=(edit,)))
     return steered, vector, f"resid_post.{layer}"
 

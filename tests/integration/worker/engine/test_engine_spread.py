@@ -14,10 +14,10 @@ from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import KeepingSink, generate, read_texts
 from worker.engine.engine import Engine
+from worker.engine.messages import Edit, Request
 from worker.engine.model import devices, placement
 from worker.engine.model.load import load_model
 from worker.engine.model.loaded import LoadedModel
-from worker.engine.requests import Edit, GenerationRequest
 
 pytestmark = pytest.mark.integration
 
@@ -57,16 +57,16 @@ def plain(shared: Path) -> Engine:
     return Engine(load_model(str(shared / "models" / "tiny-qwen3"), dtype="float32", device="cpu"))
 
 
-def requests(width: int = 0) -> list[GenerationRequest]:
+def requests(width: int = 0) -> list[Request]:
     edits: tuple[Edit, ...] = ()
     if width:
-        vector = torch.linspace(-1.0, 1.0, width)
+        vector = torch.linspace(-1.0, 1.0, width).numpy()
         edits = (
             Edit(hook="resid_post.0", op="add", vector=vector, coefficient=2.0),
             Edit(hook="attn_out.1", op="project_out", vector=vector, positions="generated"),
         )
     return [
-        GenerationRequest(key=str(i), prompt_ids=ids, seed=i, edits=edits if i != 1 else ())
+        Request(key=str(i), prompt_ids=ids, seed=i, edits=edits if i != 1 else ())
         for i, ids in enumerate(PROMPTS)
     ]
 

@@ -13,10 +13,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import KeepingSink, generate, requests_for
 from worker.engine.engine import Engine
+from worker.engine.messages import Edit
 from worker.engine.model.load import wrap_model
 from worker.engine.packed import weights
 from worker.engine.packed.weights import PackedWeight, pack
-from worker.engine.requests import Edit
 
 EngineOf = Callable[[str], Engine]
 SMALL: dict[str, Any] = {"vocab_size": 512, "bos_token_id": 1, "eos_token_id": 1}
@@ -51,7 +51,7 @@ def test_traces_read_and_edit_a_packed_model(engine_of: EngineOf) -> None:
     assert "packed" in pack(hf)
     packed = Engine(wrap_model(hf, plain.model.tokenizer, name="packed"))
     assert packed.structure.proofs == plain.structure.proofs
-    edit = Edit(hook="mlp_out.0", op="add", vector=torch.ones(plain.width_of("mlp_out.0")))
+    edit = Edit(hook="mlp_out.0", op="add", vector=torch.ones(plain.width_of("mlp_out.0")).numpy())
     hooks = list(plain.structure.hooks)
     answers, sinks = [], []
     for engine in (plain, packed):

@@ -9,11 +9,11 @@ import torch
 
 from tests.support.stream_run import stream_model
 from worker.engine.capture.budget import Budget
-from worker.engine.capture.parts import Part
-from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks
 from worker.engine.packed.forward import PackedForward
+from worker.engine.pass_hooks import PassHooks
 from worker.engine.pass_memory import least_tokens, measure
+from worker.engine.slot import Slot
 
 SLOTS, LONGEST = 9, 300
 
@@ -31,11 +31,11 @@ class Watched(PackedForward):
         self.passes: list[list[int]] = []
         self.error: Exception | None = None
 
-    def run(self, parts: Sequence[Part], taps: Taps) -> torch.Tensor:
+    def run(self, slots: Sequence[Slot], at_hooks: PassHooks) -> torch.Tensor:
         if self.error is not None:
             raise self.error
-        self.passes.append([part.count for part in parts])
-        return super().run(parts, taps)
+        self.passes.append([slot.count for slot in slots])
+        return super().run(slots, at_hooks)
 
 
 def test_all_slots_decode_at_once_and_a_long_prompt_is_read(hooks: ModelHooks) -> None:

@@ -17,9 +17,8 @@ from storage.sessions.writer import SessionReader
 from tests.support.local_engine import rows as as_rows
 from tests.support.one_turn import one_turn
 from tests.support.structures import model_structure
+from worker.engine.capture.host_rows import rows_of
 from worker.engine.messages import Generation
-from worker.engine.requests import RowChunk
-from worker.engine.translation import rows_of
 from worker.sample.provenance import Provenance
 from worker.sample.recorder import SampleRecorder
 from worker.text.segments import Markup
@@ -65,7 +64,7 @@ def test_chunks_become_a_session_with_the_same_values(tmp_path: Path, dtype: tor
     rows = torch.arange(12).view(3, 4).to(dtype)
     sample = recorder(tmp_path, ["resid_post.0"])
     sample.write({"resid_post.0": as_rows(rows[:1].clone())})
-    sample.write({"resid_post.0": rows_of(RowChunk(1, (rows[1:2].clone(), rows[2:].clone())))})
+    sample.write({"resid_post.0": rows_of((rows[1:2].clone(), rows[2:].clone()), 1)})
     outcome = sample.finish(GENERATION)
     assert outcome.rows == 3
     reader = SessionReader(open_store((tmp_path / "store").as_uri()), outcome.session_id)
@@ -82,8 +81,8 @@ def test_a_value_that_is_not_finite_is_refused_with_its_place(tmp_path: Path, ba
     rows = torch.zeros(3, 4)
     rows[1, 2] = bad
     with pytest.raises(CaptureFailed, match=r"resid_post\.0: token 6"):
-        chunk = RowChunk(5, (rows[:1], rows[1:]))
-        recorder(tmp_path, ["resid_post.0"]).write({"resid_post.0": rows_of(chunk)})
+        chunk = rows_of((rows[:1], rows[1:]), 5)
+        recorder(tmp_path, ["resid_post.0"]).write({"resid_post.0": chunk})
 
 
 def test_large_finite_values_whose_sum_overflows_are_kept(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import KeepingSink, generate, read_texts
 from tests.support.plain_forward import plain_rows
-from tests.support.token_choosers import TheseTokens
+from tests.support.token_choosers import rule_for
 from worker.engine.engine import Engine
-from worker.engine.messages import Generation, RunOptions
-from worker.engine.requests import Edit, GenerationRequest
+from worker.engine.messages import Edit, Generation, Request, RunOptions
 
 pytestmark = pytest.mark.integration
 
@@ -25,17 +24,18 @@ EDITED = (
 OPS: tuple[Op, ...] = ("add", "scale", "zero", "replace", "project_out")
 
 
-def random_edit(rng: random.Random, hooks: Sequence[str], engine: Engine) -> Edit:
+def random_edit(rng: random.Random, hooks: Sequence[str], engine: Engine, prompt: int) -> Edit:
     hook, op = rng.choice(hooks), rng.choice(OPS)
     width = engine.width_of(hook)
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
-    vector = None if op in ("scale", "zero") else torch.randn(width, generator=generator)
+    vector = None if op in ("scale", "zero") else torch.randn(width, generator=generator).numpy()
     start = rng.randrange(0, 12)
     positions: Any = rng.choice(
         ["all", "prompt", "generated", "last_prompt", TokenRange(start=start, stop=None),
-         TokenRange(start=start, stop=start + rng.randrange(1, 8)), TheseTokens((0, 3, start, start + 5))]
+         TokenRange(start=start, stop=start + rng.randrange(1, 8)), [0, 3, start, start + 5]]
     )  # fmt: skip
-    where = {"chooser" if isinstance(positions, TheseTokens) else "positions": positions}
+    listed = isinstance(positions, list)
+    where = {"rule": rule_for(range(prompt), positions)} if listed else {"positions": positions}
     coefficient = rng.choice([-1.5, 0.5, 1.0, 2.0])
     return Edit(hook=hook, op=op, coefficient=coefficient, vector=vector, **where)
 
@@ -48,7 +48,7 @@ def changed(edit: Edit, rows: torch.Tensor) -> torch.Tensor:
     if edit.op == "scale":
         return x * c
     assert edit.vector is not None
-    v = edit.vector.double()
+    v = torch.from_numpy(edit.vector).double()
     if edit.op == "add":
         return x + c * v
     if edit.op == "replace":
@@ -59,8 +59,9 @@ def changed(edit: Edit, rows: torch.Tensor) -> torch.Tensor:
 
 
 def meant(edit: Edit, prompt: int, tokens: int) -> list[int]:
-    if isinstance(edit.chooser, TheseTokens):
-        return [token for token in range(tokens) if token in edit.chooser.tokens]
+    if edit.rule is not None:
+        assert isinstance(edit.rule.positions, list)
+        return [token for token in range(tokens) if token in edit.rule.positions]
     if isinstance(edit.positions, TokenRange):
         stop = tokens if edit.positions.stop is None else min(edit.positions.stop, tokens)
         return list(range(edit.positions.start, stop))
@@ -105,9 +106,9 @@ def test_rows_and_tokens_are_those_of_plain_hooks(
     hooks = rng.sample(readable, 5)
     head = "logits" if "logits" in engine.structure.hooks else "final_norm"
     lengths = [rng.choice([1, 2, 5, 9, 14]) for _ in range(rng.randrange(1, 5))]
-    edits = [[random_edit(rng, editable, engine) for _ in range(rng.randrange(0, 4))] for _ in lengths]
+    edits = [[random_edit(rng, editable, engine, n) for _ in range(rng.randrange(0, 4))] for n in lengths]
     requests = [
-        GenerationRequest(
+        Request(
             key=str(i), prompt_ids=tuple(rng.randrange(3, 500) for _ in range(n)), seed=i, edits=tuple(own)
         )
         for i, (n, own) in enumerate(zip(lengths, edits, strict=True))

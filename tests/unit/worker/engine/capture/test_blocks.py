@@ -2,11 +2,12 @@
 
 import gc
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,9 +18,7 @@ from worker.engine.capture.budget import Budget
 from worker.engine.capture.layouts import BLOCK, layouts_of
 from worker.engine.capture.pool import Pool
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import StatisticsOptions
-from worker.engine.requests import Edit, RowShaping
-from worker.engine.runs import CapturePlan, RunRequest
+from worker.engine.messages import Capture, Edit, Request, StatisticsOptions
 
 HOOKS = ("embed", "resid_post.0", "mlp_in.0", "resid_post.1", "attn_out.1", "logits")
 POSITIONS: Sequence[Positions] = (
@@ -35,48 +34,35 @@ POSITIONS: Sequence[Positions] = (
 STATISTICS = StatisticsOptions(threshold=0.1)
 
 
-class EveryThird:
-    """Chooses every third token."""
-
-    def of_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:
-        return range(0, len(prompt_ids), 3)
-
-    def of_generation(self, prompt_ids: Sequence[int]) -> Callable[[int, int], bool]:
-        return lambda number, token: number % 3 == 0
-
-
-SHAPINGS = (
-    RowShaping(),
-    RowShaping(),
-    RowShaping(columns=slice(5)),
-    RowShaping(columns=(7, 0, 3)),
-    RowShaping(chooser=EveryThird()),
-    RowShaping(reduce="mean"),
-    RowShaping(reduce="max"),
-    RowShaping(reduce="last"),
-    RowShaping(statistics=STATISTICS),
-    RowShaping(statistics=StatisticsOptions(rows=False), columns=slice(4)),
-    RowShaping(reduce="mean", statistics=STATISTICS),
+SHAPINGS: Sequence[dict[str, Any]] = (
+    {},
+    {},
+    {"columns": 5},
+    {"columns": (7, 0, 3)},
+    {"columns": (2, 9)},
+    {"reduce": "mean"},
+    {"reduce": "max"},
+    {"reduce": "last"},
+    {"statistics": STATISTICS},
+    {"statistics": StatisticsOptions(rows=False), "columns": 4},
+    {"reduce": "mean", "statistics": STATISTICS},
 )
 
 
-def _mixed(seed: int, count: int = 9) -> list[RunRequest]:
+def _mixed(seed: int, count: int = 9) -> list[Request]:
     """Requests that differ in all that concerns rows; some prompts begin alike."""
     draw = random.Random(seed)
     (head,) = prompts((130,), seed=seed)
-    vector = torch.linspace(-1, 1, 32)
+    vector = np.linspace(-1, 1, 32, dtype=np.float32)
     items = []
     for i in range(count):
         (own,) = prompts((draw.choice((1, 5, 40, 64, 129)),), seed=100 * seed + i)
-        plan = CapturePlan(
-            hooks=tuple(sorted(draw.sample(HOOKS, draw.randint(1, 4)))),
-            positions=draw.choice(POSITIONS),
-            dtype=draw.choice(("model", "model", "float16")),
-            shaping=draw.choice(SHAPINGS),
-        )
+        hooks = tuple(sorted(draw.sample(HOOKS, draw.randint(1, 4))))
+        keep, dtype = draw.choice(POSITIONS), draw.choice(("model", "model", "float16"))
+        plan = Capture(hooks=hooks, dtype=dtype, **draw.choice(SHAPINGS))
         shares = draw.random() < 0.4
         if shares:
-            plan = CapturePlan(hooks=HOOKS[:4], positions=draw.choice(("all", "generated")))
+            plan, keep = Capture(hooks=HOOKS[:4]), draw.choice(("all", "generated"))
         edits = (Edit(hook="resid_post.0", op="add", vector=vector),) if draw.random() < 0.3 else ()
         most = draw.choice((0, 1, 3, 9, 70))
         items.append(
@@ -85,6 +71,7 @@ def _mixed(seed: int, count: int = 9) -> list[RunRequest]:
                 head + own if shares else own,
                 most,
                 capture=plan if draw.random() < 0.9 else None,
+                keep=keep,
                 edits=edits,
             )
         )
@@ -116,7 +103,7 @@ def _failing(hooks: ModelHooks, seed: int) -> Iterator[list[int]]:
         handle.remove()
 
 
-def _check(hooks: ModelHooks, run: StreamRun, due: StreamRun, item: RunRequest) -> None:
+def _check(hooks: ModelHooks, run: StreamRun, due: StreamRun, item: Request) -> None:
     key = item.key
     assert run.made[key].error is None and run.ids(key) == due.ids(key)
     assert run.chunks.get(key, {}).keys() == due.chunks.get(key, {}).keys()
@@ -158,9 +145,10 @@ def test_rows_do_not_depend_on_what_else_runs_or_fails(
 def test_a_sum_over_rows_is_the_same_to_the_last_bit_in_any_company(shared: Path) -> None:
     """It is taken over whole blocks of the request's own rows, however its prompt was cut into chunks."""
     hooks = stream_model(shared, "llama")
-    plan = CapturePlan(
+    plan = Capture(
         hooks=("embed",),  # whose rows have no rounding of their own
-        shaping=RowShaping(reduce="mean", statistics=STATISTICS),
+        reduce="mean",
+        statistics=STATISTICS,
     )
     long, *others = prompts((301, 70, 33, 5))
     alone = StreamRun([ask("long", long, 4, capture=plan)]).run(hooks, step_tokens=512)
@@ -176,8 +164,8 @@ def test_blocks_of_a_gpu_wait_for_room_and_leave_early(
 ) -> None:
     """On device and host together there is room for a few blocks, of two layouts that take turns."""
     hooks = stream_model(shared, "llama")
-    wide = CapturePlan(hooks=("resid_post.0", "resid_post.1"))
-    summed = CapturePlan(hooks=("resid_post.1",), shaping=RowShaping(reduce="mean"))
+    wide = Capture(hooks=("resid_post.0", "resid_post.1"))
+    summed = Capture(hooks=("resid_post.1",), reduce="mean")
     items = [
         ask(f"r{i}", prompt, 70, capture=(wide, summed)[i % 3 == 2])
         for i, prompt in enumerate(prompts((90, 5, 140, 64, 70)))
@@ -198,8 +186,8 @@ def test_a_region_keeps_its_memory_while_it_is_in_use_and_gives_it_to_others_the
 ) -> None:
     hooks = stream_model(shared, "llama")
     as_on_a_gpu(monkeypatch)
-    (one,) = layouts_of(hooks, CapturePlan(hooks=("resid_post.0",)))
-    (two,) = layouts_of(hooks, CapturePlan(hooks=("resid_post.1",)))
+    (one,) = layouts_of(hooks, Capture(hooks=("resid_post.0",)))
+    (two,) = layouts_of(hooks, Capture(hooks=("resid_post.1",)))
     memory, host = Budget(8 * one.block_bytes), Budget(64 * one.block_bytes)
     pool = Pool(torch.device("cpu"), memory, host, blocks=5)
     first = pool.open(one)
@@ -224,8 +212,8 @@ def test_a_region_keeps_its_memory_while_it_is_in_use_and_gives_it_to_others_the
 
 def test_blocks_of_a_cpu_count_when_they_are_used(shared: Path) -> None:
     hooks = stream_model(shared, "llama")
-    (layout,) = layouts_of(hooks, CapturePlan(hooks=("resid_post.0",)))
-    (other,) = layouts_of(hooks, CapturePlan(hooks=("resid_post.1",)))
+    (layout,) = layouts_of(hooks, Capture(hooks=("resid_post.0",)))
+    (other,) = layouts_of(hooks, Capture(hooks=("resid_post.1",)))
     memory = Budget(3 * layout.block_bytes)
     pool = Pool(torch.device("cpu"), memory, memory)
     region, second = pool.open(layout), pool.open(other)

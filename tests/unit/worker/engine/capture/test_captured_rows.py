@@ -8,7 +8,7 @@ import torch
 from actograph.contract.row_selection import Positions, Selection, Stride, TokenRange
 from tests.support.plain_forward import plain_rows
 from tests.support.stream_run import RANDOM, StreamRun, ask, plan_of, prompts, stream_model
-from worker.engine.runs import CapturePlan
+from worker.engine.messages import Capture
 
 POSITIONS: dict[str, Positions] = {
     "stride": Stride(stride=7),
@@ -35,9 +35,9 @@ def test_rows_of_every_hook_equal_a_plain_forward(shared: Path, name: str) -> No
     run.run(hooks, most=4, step_tokens=48, shard_bytes=100_000)
     assert not run.errors and run.statistics.shared == 256 and run.writes > len(items)
     for item in items:
-        ids = item.prompt + run.ids(item.key)[:-1]
+        ids = item.prompt_ids + run.ids(item.key)[:-1]
         for hook, due in plain_rows(hooks, ids, plan.hooks).items():
-            first = len(item.prompt) - 1 if hook == "logits" else 0
+            first = len(item.prompt_ids) - 1 if hook == "logits" else 0
             assert run.tokens(item.key, hook) == list(range(first, len(ids))), (item.key, hook)
             got, rest = run.rows(item.key, hook), due[first:]
             if rest.is_floating_point():
@@ -53,7 +53,7 @@ def test_every_kind_of_position_keeps_the_tokens_of_the_contract(
     (prompt,) = prompts((75,))
     hook = "resid_post.1"
     items = [
-        ask(key, prompt, 20, capture=CapturePlan(hooks=(hook,), positions=positions))
+        ask(key, prompt, 20, capture=Capture(hooks=(hook,)), keep=positions)
         for key, positions in POSITIONS.items()
     ]
     run = StreamRun(items).run(hooks, step_tokens=32)

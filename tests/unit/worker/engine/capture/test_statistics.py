@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from worker.engine.capture.statistics import Mean, Statistics, Summariser
-from worker.engine.requests import Summary
+from worker.engine.capture.statistics import Mean, Statistics, Summariser, Summary
 
 POINTS, WIDTH = 2, 5
 torch.set_num_threads(1)

@@ -16,8 +16,8 @@ from tests.support.plain_forward import plain_rows
 from tests.support.stream_run import StreamRun, ask, prompts
 from tests.support.structures import model_structure
 from worker.engine.forwards import Forwards
+from worker.engine.messages import Capture
 from worker.engine.model.positions import length_dependent, position_switch
-from worker.engine.runs import CapturePlan
 from worker.engine.structure.structure import discover
 from worker.runners.chat import ChatRunner
 
@@ -49,7 +49,7 @@ SWITCHING: dict[str, Callable[[], Any]] = {
     ),
     "llama": lambda: AutoConfig.for_model("llama", **_PLAIN, rope_parameters=_ROPE),
 }
-PLAN = CapturePlan(hooks=("resid_post.0", "resid_post.2"))
+PLAN = Capture(hooks=("resid_post.0", "resid_post.2"))
 
 
 @pytest.mark.filterwarnings("ignore:.*rope.*")
@@ -69,7 +69,9 @@ def test_a_request_over_the_switch_is_refused_and_the_others_equal_generate(shar
     ]
     for order in (items, items[::-1]):  # several at once, on both sides
         run = StreamRun(order).run(hooks, "traced", most=4)
-        crossing = {item.key for item in items if item.max_tokens and len(item.prompt) <= SWITCH < item.most}
+        crossing = {
+            item.key for item in items if item.max_tokens and len(item.prompt_ids) <= SWITCH < item.most_run
+        }
         assert crossing == set(run.errors) == {"20 + 46", "63 + 3", "63 + 45", "63 + 46", "64 + 2", "64 + 3",
                                                "64 + 45", "64 + 46"}  # fmt: skip
         for item in items:
@@ -77,11 +79,11 @@ def test_a_request_over_the_switch_is_refused_and_the_others_equal_generate(shar
                 error = run.errors[item.key]
                 assert isinstance(
                     error, InvalidRequest
-                ) and f"lower max_tokens to {65 - len(item.prompt)}" in (error.message)
+                ) and f"lower max_tokens to {65 - len(item.prompt_ids)}" in (error.message)
                 continue
-            ids = item.prompt + run.ids(item.key)
+            ids = item.prompt_ids + run.ids(item.key)
             if item.max_tokens:
-                given = torch.tensor([item.prompt])
+                given = torch.tensor([item.prompt_ids])
                 hf: Any = hooks.model.hf
                 due = hf.generate(
                     given,

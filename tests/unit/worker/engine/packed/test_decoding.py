@@ -12,14 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.stream_run import StreamRun, ask, plan_of, prompts, stream_model
 from tests.support.varlen import varlen
-from worker.engine.capture.parts import Part
-from worker.engine.capture.taps import Taps
 from worker.engine.locations import ModelHooks
+from worker.engine.messages import Edit, Request
 from worker.engine.packed import attention
 from worker.engine.packed.decoding import FixedPass
 from worker.engine.packed.forward import PackedForward
-from worker.engine.requests import Edit, RowShaping
-from worker.engine.runs import RunRequest
+from worker.engine.pass_hooks import PassHooks
+from worker.engine.slot import Slot
 
 #: calls whose result or shape depends on values
 _DATA_DEPENDENT = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "repeat_interleave")
@@ -52,21 +51,21 @@ class EveryCall:
         )
         self.passes: list[tuple[int, int, tuple[object, ...], Recorder]] = []
 
-    def takes(self, parts: Sequence[Part]) -> bool:
-        return self._fixed.takes(parts)
+    def takes(self, slots: Sequence[Slot]) -> bool:
+        return self._fixed.takes(slots)
 
-    def run(self, parts: Sequence[Part], taps: Taps, hook: Callable[[Taps], None]) -> Tensor:
-        rows = self._fixed.bucket(parts)
-        taps.begin(parts, padded=rows)
-        self._fixed.fill(parts, rows)
-        hook(taps)
+    def run(self, slots: Sequence[Slot], at_hooks: PassHooks, hook: Callable[[PassHooks], None]) -> Tensor:
+        rows = self._fixed.bucket(slots)
+        at_hooks.begin(slots, padded=rows)
+        self._fixed.fill(slots, rows)
+        hook(at_hooks)
         recorder = Recorder()
         _now[:] = [recorder]
         with recorder:
             logits = self._fixed.forward(rows)
         _now.clear()
-        self.passes.append((len(parts), rows, taps.copies, recorder))
-        return logits[: len(parts)]
+        self.passes.append((len(slots), rows, at_hooks.memory, recorder))
+        return logits[: len(slots)]
 
     def close(self) -> None:
         """It holds no graphs."""
@@ -94,7 +93,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "can_fuse", lambda *_: True)
 
 
-def _requests(hooks: ModelHooks) -> list[RunRequest]:
+def _requests(hooks: ModelHooks) -> list[Request]:
     """Requests that differ in one thing each."""
     given = prompts((21, 3, 40, 9, 12, 5, 30), vocabulary=500)
     edit = Edit(hook="resid_post.0", op="scale", coefficient=0.5)
@@ -104,7 +103,7 @@ def _requests(hooks: ModelHooks) -> list[RunRequest]:
         ask("short", given[1], 2, capture=every),
         ask("answer", given[2], 9, capture=plan_of(hooks, positions="generated")),
         ask("free", given[3], 12),
-        ask("some", given[4], 11, capture=plan_of(hooks, shaping=RowShaping(columns=(3, 1)))),
+        ask("some", given[4], 11, capture=plan_of(hooks, columns=(3, 1))),
         ask("edited", given[5], 4, capture=every, edits=(edit,)),
         ask("last", given[6], 7, capture=logits),
     ]

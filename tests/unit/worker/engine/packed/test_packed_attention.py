@@ -12,7 +12,7 @@ import torch.nn.attention.flex_attention as flex_module
 
 from tests.support.varlen import masked_softmax, varlen
 from worker.engine.packed import attention, flex
-from worker.engine.packed.attention import Kind
+from worker.engine.packed.attention import LayerAttention
 from worker.engine.packed.step import Chunk, Step
 
 
@@ -26,7 +26,9 @@ def test_chunks_and_single_tokens_equal_one_masked_softmax(
             window=window, softcap=softcap, sinks=sinks, width=value_width, block=block_scores
         ):
             monkeypatch.setattr(attention, "_BLOCK_SCORES", block_scores)
-            kind = Kind(0.4, window, softcap, torch.randn(6, generator=generator) if sinks else None)
+            kind = LayerAttention(
+                0.4, window, softcap, torch.randn(6, generator=generator) if sinks else None
+            )
             query = torch.randn(37, 6, 8, generator=generator)
             keys = torch.randn(2, 40, 8, generator=generator)  # three tokens of another request lie before
             values = torch.randn(2, 40, value_width, generator=generator)
@@ -67,7 +69,7 @@ def test_one_call_on_a_gpu_gets_every_range_of_a_pack(as_on_a_gpu: None, subtest
     }
     sinks = torch.randn(6, generator=generator)
     kinds = [
-        Kind(0.4, window, softcap, sink)
+        LayerAttention(0.4, window, softcap, sink)
         for window, softcap, sink in product((None, 3, 600), (None, 2.0), (None, sinks))
     ]
     for (name, step), kind in product(packs.items(), kinds):
@@ -106,7 +108,9 @@ def test_lone_queries_have_no_mask_so_that_flash_attention_packs_their_heads(
     chunks = Step([keys], [keys], [(40, 47)], [Chunk(1, 4, 3, 0)])
     for step, window in product((singles, chunks), (None, 6)):
         lengths = step.lengths(keys.device)
-        attention.fused(torch.randn(lengths.queries[-1], 6, 8), keys, keys, lengths, Kind(0.4, window))
+        attention.fused(
+            torch.randn(lengths.queries[-1], 6, 8), keys, keys, lengths, LayerAttention(0.4, window)
+        )
     assert windows == [(-1, -1), (5, 0), (-1, 0), (5, 0)]
 
 
@@ -124,9 +128,9 @@ def test_the_call_is_the_one_that_torch_has(
     def older(query: Any, key: Any, value: Any, *, window_size: Any, return_aux: Any) -> Any:
         """As torch 2.11 has it: without the number of a range's keys."""
 
-    half, plain, capped = torch.bfloat16, Kind(1.0), Kind(1.0, softcap=30.0)
-    sinks = Kind(1.0, sinks=torch.zeros(2))
-    cases: list[tuple[str, Any, bool, torch.dtype, int, Kind, str | None]] = [
+    half, plain, capped = torch.bfloat16, LayerAttention(1.0), LayerAttention(1.0, softcap=30.0)
+    sinks = LayerAttention(1.0, sinks=torch.zeros(2))
+    cases: list[tuple[str, Any, bool, torch.dtype, int, LayerAttention, str | None]] = [
         ("half precision", varlen, True, half, 64, plain, "varlen_attn"),
         ("sinks", varlen, True, half, 64, sinks, "varlen_attn"),
         ("softcap", varlen, True, half, 64, capped, "flex_attention"),

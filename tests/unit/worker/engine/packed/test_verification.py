@@ -23,13 +23,12 @@ from tests.support.stream_run import StreamRun, ask, prompts
 from worker.engine.capture.budget import Budget
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import RunOptions
+from worker.engine.messages import Capture, RunOptions
 from worker.engine.model.load import wrap_model
 from worker.engine.packed import flex, verification
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.masks import Foreign, UnknownAttention, Windowed, arena_mask
 from worker.engine.packed.verification import texts_for, verify
-from worker.engine.runs import CapturePlan
 from worker.engine.structure.structure import discover
 from worker.engine.traced.forward import TracedForward
 
@@ -58,7 +57,7 @@ def test_a_model_that_changes_at_a_number_of_tokens(name: str, hooks_of: Callabl
     forward, _ = forwards.open(RunOptions())
     assert isinstance(forward, PackedForward if switching.refused is None else TracedForward)
     last = hooks.structure.num_layers - 1
-    plan = CapturePlan(hooks=("resid_post.0", f"resid_post.{last}"))
+    plan = Capture(hooks=("resid_post.0", f"resid_post.{last}"))
     (head,) = prompts((70,), vocabulary=500)
     given = [*prompts((20, 44, 100), seed=2, vocabulary=500), *(head + tail for tail in prompts((1, 9)))]
     items = [ask(f"r{i}", prompt, 10, capture=plan) for i, prompt in enumerate(given)]
@@ -66,12 +65,12 @@ def test_a_model_that_changes_at_a_number_of_tokens(name: str, hooks_of: Callabl
     run.run(hooks, "packed" if switching.refused is None else "traced", most=4, step_tokens=48)
     assert not run.errors and (switching.refused is not None or run.statistics.shared == 2 * 64)
     for item in items:
-        ids = item.prompt + run.ids(item.key)
+        ids = item.prompt_ids + run.ids(item.key)
         for hook, due in plain_rows(hooks, ids[:-1], plan.hooks).items():
             torch.testing.assert_close(run.rows(item.key, hook), due, atol=1e-4, rtol=1e-3, msg=hook)
         with torch.inference_mode():
             logits = hooks.model.hf(input_ids=torch.tensor([ids[:-1]]), use_cache=False).logits[0]
-        assert run.ids(item.key) == tuple(logits[len(item.prompt) - 1 :].argmax(-1).tolist())
+        assert run.ids(item.key) == tuple(logits[len(item.prompt_ids) - 1 :].argmax(-1).tolist())
 
 
 def test_the_mask_decides(subtests: pytest.Subtests) -> None:

@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from actograph.contract.row_selection import TokenRange
+from actograph.contract.row_selection import Stride, TokenRange
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import assert_same_logprobs
+from tests.support.local_engine import tensor_of
 from tests.support.stream_run import RANDOM, TRAINED, StreamRun, ask, plan_of, prompts, stream_model
-from tests.support.token_choosers import EveryKth, TheseTokens
+from tests.support.token_choosers import rule_for
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import StatisticsOptions, TextEnd
-from worker.engine.requests import Edit, RowShaping
-from worker.engine.runs import CapturePlan, RunRequest
+from worker.engine.messages import Capture, Edit, Request, StatisticsOptions, TextEnd
 
 MOST = 12
 NAMES = [*TRAINED, *RANDOM]
@@ -32,21 +31,21 @@ SAMPLED: dict[str, SamplingSpec] = {
 }
 
 
-def members(hooks: ModelHooks) -> list[RunRequest]:
+def members(hooks: ModelHooks) -> list[Request]:
     """Requests that differ from the first in one thing each."""
     every = plan_of(hooks)
-    some = CapturePlan(hooks=("resid_post.0", "mlp_in.1", "attn_out.0"))
+    some = Capture(hooks=("resid_post.0", "mlp_in.1", "attn_out.0"))
     (prompt,) = prompts((23,), vocabulary=hooks.structure.vocab_size)
     width = hooks.width_of("resid_post.0")
-    vector = torch.randn(width, generator=torch.Generator().manual_seed(5))
+    vector = torch.randn(width, generator=torch.Generator().manual_seed(5)).numpy()
 
-    def one(key: str, prompt: tuple[int, ...] = prompt, most: int = MOST, **changes: Any) -> RunRequest:
+    def one(key: str, prompt: tuple[int, ...] = prompt, most: int = MOST, **changes: Any) -> Request:
         return ask(key, prompt, most, **({"capture": some, "seed": 7} | changes))
 
-    def rows(key: str, **changes: Any) -> RunRequest:
+    def rows(key: str, **changes: Any) -> Request:
         return one(key, capture=replace(some, **changes))
 
-    def edited(key: str, prompt: tuple[int, ...] = prompt, **changes: Any) -> RunRequest:
+    def edited(key: str, prompt: tuple[int, ...] = prompt, **changes: Any) -> Request:
         given: dict[str, Any] = {"hook": "resid_post.0", "op": "add", "coefficient": 2.0, "vector": vector}
         return one(key, prompt, edits=(Edit(**(given | changes)),))
 
@@ -66,18 +65,18 @@ def members(hooks: ModelHooks) -> list[RunRequest]:
         one("scored", top_logprobs=2, score_prompt=True),
         one("scored, long", lengths[-1], top_logprobs=0, score_prompt=True),
         *(rows(named, positions=named) for named in ("prompt", "generated", "last", "last_prompt")),
-        rows("features", shaping=RowShaping(columns=(3, 1, 7))),
-        rows("first features", shaping=RowShaping(columns=slice(0, 4))),
+        rows("features", columns=(3, 1, 7)),
+        rows("first features", columns=4),
         rows("half precision", dtype="float16"),
-        rows("mean", shaping=RowShaping(reduce="mean")),
-        rows("statistics", shaping=RowShaping(statistics=StatisticsOptions(threshold=0.5))),
-        one("every third", chooser=EveryKth(3)),
-        one("these tokens", capture=every, chooser=TheseTokens((0, 22, 25))),
+        rows("mean", reduce="mean"),
+        rows("statistics", statistics=StatisticsOptions(threshold=0.5)),
+        one("every third", keep=Stride(stride=3)),
+        one("these tokens", capture=every, keep=[0, 22, 25]),
         edited("steered"),
         edited("steered answer", positions="generated"),
         edited("steered at the end", positions="last_prompt"),
         edited("steered in a range", positions=TokenRange(start=4, stop=25)),
-        edited("steered tokens", chooser=EveryKth(2)),
+        edited("steered tokens", rule=rule_for(prompt, Stride(stride=2))),
         edited("projected", op="project_out", coefficient=1.0),
         edited("replaced input", hook="mlp_in.1", op="set", positions="last"),
         *(one(f"fork {i}", head + tail) for i, tail in enumerate(tails)),
@@ -87,7 +86,7 @@ def members(hooks: ModelHooks) -> list[RunRequest]:
         one("read", most=0),
         one("read, every hook", capture=every, most=0),
         one("read, scored", most=0, top_logprobs=2, score_prompt=True),
-        one("read, steered", most=0, edits=edited("").request.edits),
+        one("read, steered", most=0, edits=edited("").edits),
         one("read, last", capture=replace(some, positions="last_prompt"), most=0),
     ]
 
@@ -97,8 +96,8 @@ def _assert_rows(run: StreamRun, key: str, alone: StreamRun) -> None:
     wanted = alone.chunks.get(key, {})
     assert got.keys() == wanted.keys(), key
     for hook, due in wanted.items():
-        rows = torch.cat([chunk.tensor for chunk in due])
-        assert got[hook][0].tensor.dtype == rows.dtype, (key, hook)
+        rows = torch.cat([tensor_of(chunk) for chunk in due])
+        assert got[hook][0].dtype == due[0].dtype, (key, hook)
         assert got[hook][0].first_row == (due[0].first_row if due[0].tokens is None else due[0].tokens[0])
         assert [c.over for c in got[hook]][-1] == due[-1].over, (key, hook)
         if due[0].tokens is not None:

@@ -15,8 +15,7 @@ from tests.support.stream_run import StreamRun, ask, prompts, stream_model
 from worker.engine.capture.pool import Block
 from worker.engine.capture.record import LayoutRows
 from worker.engine.locations import ModelHooks
-from worker.engine.requests import Edit, RowShaping
-from worker.engine.runs import CapturePlan, RunRequest
+from worker.engine.messages import Capture, Edit, Request
 from worker.engine.stream.choice import TokenChoice
 from worker.engine.structure.structure import discover
 
@@ -82,11 +81,11 @@ def _running_out(hooks: ModelHooks, depth: str, at: int, patch: pytest.MonkeyPat
         handle.remove()
 
 
-def _requests(hooks: ModelHooks, *, capture: bool) -> list[RunRequest]:
+def _requests(hooks: ModelHooks, *, capture: bool) -> list[Request]:
     """Short prompts, so that a pass that runs again has the same shape; with edits and drawn tokens."""
-    plan = CapturePlan(hooks=("resid_post.0", "resid_post.1", "lm_head.output")) if capture else None
-    summed = CapturePlan(hooks=("resid_post.1",), shaping=RowShaping(reduce="mean")) if capture else None
-    vector = torch.randn(32, generator=torch.Generator().manual_seed(1))
+    plan = Capture(hooks=("resid_post.0", "resid_post.1", "lm_head.output")) if capture else None
+    summed = Capture(hooks=("resid_post.1",), reduce="mean") if capture else None
+    vector = torch.randn(32, generator=torch.Generator().manual_seed(1)).numpy()
     edits = (Edit(hook="resid_post.0", op="add", vector=vector, coefficient=0.5),)
     a, b = prompts((9, 5), vocabulary=400)
     return [ask("a", a, 8, capture=plan, edits=edits, top_logprobs=2), ask("b", b, 8, capture=summed)]
@@ -149,7 +148,7 @@ def test_a_request_that_cannot_run_again_fails(shared: Path) -> None:
             raise torch.OutOfMemoryError("pretended")
 
     (prompt,) = prompts((9,))
-    run = StreamRun([ask("a", prompt, 12, capture=CapturePlan(hooks=("resid_post.1",)))])
+    run = StreamRun([ask("a", prompt, 12, capture=Capture(hooks=("resid_post.1",)))])
     hf: Any = hooks.model.hf
     handle = hf.get_output_embeddings().register_forward_hook(full)
     try:

@@ -1,23 +1,24 @@
 """A run: who starts when, what a failure costs, and how it ends."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from actograph.contract.errors import ContextLengthExceeded, InterventionFailed, OutOfDeviceMemory
+from actograph.contract.row_selection import Stride
 from tests.support.plain_forward import plain_rows
 from tests.support.stream_run import StreamRun, ask, prompts, stream_model
+from tests.support.token_choosers import rule_for
+from worker.engine.chosen_tokens import FollowedRule
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import TextEnd
-from worker.engine.requests import Edit, RowShaping
-from worker.engine.runs import CapturePlan, RunRequest
+from worker.engine.messages import Capture, Edit, Request, TextEnd
 
 HOOK = "resid_post.1"
-PLAN = CapturePlan(hooks=(HOOK,))
+PLAN = Capture(hooks=(HOOK,))
 
 
 @pytest.fixture
@@ -25,18 +26,18 @@ def hooks(shared: Path) -> ModelHooks:
     return stream_model(shared, "llama")
 
 
-def _good(count: int = 3) -> list[RunRequest]:
+def _good(count: int = 3) -> list[Request]:
     given = prompts((21, 3, 40, 70)[:count])
     return [ask(f"g{i}", prompt, 12, capture=PLAN) for i, prompt in enumerate(given)]
 
 
-def _assert_good(hooks: ModelHooks, run: StreamRun, items: list[RunRequest]) -> None:
+def _assert_good(hooks: ModelHooks, run: StreamRun, items: list[Request]) -> None:
     """Each has the tokens and rows of a plain forward pass."""
     for item in items:
         assert run.made[item.key].error is None
-        ids = item.prompt + run.ids(item.key)
+        ids = item.prompt_ids + run.ids(item.key)
         due = plain_rows(hooks, ids[:-1], [HOOK, "logits"])
-        assert list(run.ids(item.key)) == due["logits"].argmax(-1)[len(item.prompt) - 1 :].tolist()
+        assert list(run.ids(item.key)) == due["logits"].argmax(-1)[len(item.prompt_ids) - 1 :].tolist()
         torch.testing.assert_close(run.rows(item.key, HOOK), due[HOOK], atol=1e-4, rtol=1e-4)
 
 
@@ -48,30 +49,29 @@ def _boom(*_: Any) -> Any:
     raise _Boom
 
 
-class _BadChooser:
-    """Raises at the third generated token."""
-
-    def of_prompt(self, prompt_ids: Any) -> range:
-        return range(2)
-
-    def of_generation(self, prompt_ids: Any) -> Callable[[int, int], bool]:
-        return lambda row, token: _boom() if row > len(prompt_ids) + 2 else True
-
-
-def test_a_failure_of_one_request_ends_that_request_alone(hooks: ModelHooks) -> None:
+def test_a_failure_of_one_request_ends_that_request_alone(
+    hooks: ModelHooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good, some = _good(), prompts((21,))[0]
-    nan = torch.full((32,), torch.nan)
+    nan = np.full(32, np.nan, np.float32)
+    follow, rule = FollowedRule.holds, rule_for(some, Stride(stride=2))
 
-    def bad(key: str, **changes: Any) -> RunRequest:
+    def failing(self: FollowedRule, number: int) -> bool:
+        """It raises at the third generated token."""
+        return _boom() if number > 2 else follow(self, number)
+
+    monkeypatch.setattr(FollowedRule, "holds", failing)
+
+    def bad(key: str, **changes: Any) -> Request:
         return ask(key, some, 9, **({"capture": PLAN} | changes))
 
     items = [
-        bad("chooser", chooser=_BadChooser()),
-        bad("edit's chooser", edits=(Edit(hook=HOOK, op="zero", chooser=_BadChooser()),)),
+        bad("rule", rule=rule),
+        bad("edit's rule", edits=(Edit(hook=HOOK, op="zero", rule=rule),)),
         bad("stop", stop_at=TextEnd("(", "", 3)),
         bad("not numbers", edits=(Edit(hook=HOOK, op="add", vector=nan, positions="generated"),)),
-        bad("no such hook", capture=CapturePlan(hooks=("resid_post.99",))),
-        bad("columns", capture=replace(PLAN, shaping=RowShaping(columns=slice(0, 999)))),
+        bad("no such hook", capture=Capture(hooks=("resid_post.99",))),
+        bad("columns", capture=replace(PLAN, columns=999)),
         bad("sink"),
         bad("started"),
         ask("context", some, 10**6),
@@ -83,7 +83,7 @@ def test_a_failure_of_one_request_ends_that_request_alone(hooks: ModelHooks) -> 
     run.on_start = lambda key: _boom() if key == "started" else None
     run.run(hooks, most=6, arena=450)
     assert set(run.errors) == {item.key for item in items}
-    assert {key for key, error in run.errors.items() if isinstance(error, _Boom)} >= {"chooser", "sink"}
+    assert {key for key, error in run.errors.items() if isinstance(error, _Boom)} >= {"rule", "sink"}
     assert isinstance(run.errors["not numbers"], InterventionFailed)
     assert isinstance(run.errors["context"], ContextLengthExceeded)
     assert isinstance(run.errors["arena"], OutOfDeviceMemory)
@@ -216,7 +216,7 @@ def test_a_time_limit_counts_from_the_start_of_each_request(hooks: ModelHooks) -
 
 def test_a_slow_sink_holds_the_run_up_and_its_heart_beats_meanwhile(hooks: ModelHooks) -> None:
     """Rows leave a block at a time, because the pool holds two."""
-    plan = CapturePlan(hooks=(HOOK, "mlp_in.0", "attn_out.0"))
+    plan = Capture(hooks=(HOOK, "mlp_in.0", "attn_out.0"))
     slow = ask("slow", prompts((300,))[0], 3, capture=plan)
     run = StreamRun([slow])
     beats: list[int] = []
@@ -228,7 +228,7 @@ def test_a_slow_sink_holds_the_run_up_and_its_heart_beats_meanwhile(hooks: Model
 
 def test_a_request_whose_rows_have_no_room_fails_and_holds_nobody_up(hooks: ModelHooks) -> None:
     block = 64 * 32 * 4
-    wide = CapturePlan(hooks=(HOOK, "resid_post.0", "mlp_in.0"))
+    wide = Capture(hooks=(HOOK, "resid_post.0", "mlp_in.0"))
     run = StreamRun([ask("wide", (5, 6), 3, capture=wide), *_good()]).run(hooks, rows=2 * block)
     assert {key: type(error) for key, error in run.errors.items()} == {"wide": OutOfDeviceMemory}
     _assert_good(hooks, run, _good())
@@ -256,7 +256,7 @@ def test_rows_that_the_sink_holds_take_of_the_same_memory(hooks: ModelHooks) -> 
 def test_neither_arena_nor_pool_with_little_room_blocks_forks(
     hooks: ModelHooks, subtests: pytest.Subtests
 ) -> None:
-    """A beginning that does not fit beside its forks is given up."""
+    """A prefix that does not fit beside its forks is given up."""
     (head,) = prompts((150,))
     items = [ask(f"f{i}", head + p, 10, capture=PLAN) for i, p in enumerate(prompts((5, 70, 1, 9), seed=4))]
     block = 64 * 32 * 4
@@ -292,6 +292,6 @@ def test_a_checkpoint_that_changes_the_choice_of_tokens_does_so_here(
     items = _good()
     run = StreamRun(items).run(hooks)
     for item in items:
-        ids = torch.tensor([item.prompt])
+        ids = torch.tensor([item.prompt_ids])
         due = hf.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
-        assert list(run.ids(item.key)) == due[0, len(item.prompt) :].tolist()
+        assert list(run.ids(item.key)) == due[0, len(item.prompt_ids) :].tolist()

@@ -1,4 +1,4 @@
-"""Places and memory of requests are given back, whatever fails while they are given."""
+"""Slots and memory of requests are given back, whatever fails while they are given."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +13,8 @@ from tests.support.stream_run import StreamRun, ask, plan_of, prompts, stream_mo
 from worker.engine.capture.pool import Pool
 from worker.engine.capture.record import Record
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import StatisticsOptions
+from worker.engine.messages import Capture, Request, StatisticsOptions
 from worker.engine.packed.forward import PackedForward
-from worker.engine.requests import RowShaping
-from worker.engine.runs import CapturePlan, RunRequest
 from worker.sample.open_job import as_error
 
 HOOK = "resid_post.1"
@@ -27,28 +25,28 @@ def hooks(shared: Path) -> ModelHooks:
     return stream_model(shared, "llama")
 
 
-def _forks(plan: CapturePlan, count: int = 4, **changes: Any) -> list[RunRequest]:
+def _forks(plan: Capture, count: int = 4, **changes: Any) -> list[Request]:
     """Requests whose prompts begin with the same 64 tokens and more."""
     (head,) = prompts((90,))
     tails = prompts(range(1, count + 1), seed=3)
     return [ask(f"f{i}", head + tail, 4, capture=plan, **changes) for i, tail in enumerate(tails)]
 
 
-def test_prompts_with_a_common_beginning_capture_points_of_the_last_tokens(
+def test_prompts_with_a_shared_prefix_capture_points_of_the_last_tokens(
     hooks: ModelHooks, subtests: pytest.Subtests
 ) -> None:
-    """The head's input and output have no rows in a beginning, alone and beside other points."""
+    """The head's input and output have no rows in a prefix, alone and beside other points."""
     for names in (("logits",), ("lm_head.input",), ("lm_head.output", "logits"), ("logits", HOOK)):
         for positions in ("all", "prompt", "generated", "last", "last_prompt"):
-            for shaping in (RowShaping(), RowShaping(reduce="mean")):
-                plan = CapturePlan(hooks=names, positions=positions, shaping=shaping)
-                with subtests.test(hooks=names, positions=positions, reduce=shaping.reduce):
+            for shaping in ({}, {"reduce": "mean"}):
+                plan = Capture(hooks=names, positions=positions, **shaping)
+                with subtests.test(hooks=names, positions=positions, **shaping):
                     items = _forks(plan)
                     run = StreamRun(items).run(hooks)
                     assert not run.errors
-                    assert run.statistics.shared == (4 * 64 if shaping.reduce == "none" else 0)
-                    for item in items if shaping.reduce == "none" else ():
-                        due = plain_rows(hooks, (item.prompt + run.ids(item.key))[:-1], names)
+                    assert run.statistics.shared == (4 * 64 if not shaping else 0)
+                    for item in items if not shaping else ():
+                        due = plain_rows(hooks, (item.prompt_ids + run.ids(item.key))[:-1], names)
                         for hook in names:
                             tokens = run.tokens(item.key, hook)
                             torch.testing.assert_close(
@@ -83,13 +81,13 @@ def _failing(real: Callable[..., Any], call: int) -> Callable[..., Any]:
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_what_fails_while_a_place_is_given_costs_no_memory(
+def test_what_fails_while_a_slot_is_given_costs_no_memory(
     hooks: ModelHooks, monkeypatch: pytest.MonkeyPatch, *, owner: Any, method: str, call: int
 ) -> None:
     """Requests of several plans, whose rows have several layouts."""
     opened: list[PackedForward] = []
     every = plan_of(hooks)
-    statistics = CapturePlan(hooks=(HOOK,), shaping=RowShaping(statistics=StatisticsOptions()))
+    statistics = Capture(hooks=(HOOK,), statistics=StatisticsOptions())
     items = [*_forks(every), ask("b", (5, 6, 7), 4, capture=statistics), ask("c", (5, 6), 4)]
     due = StreamRun(items).run(hooks)
     monkeypatch.setattr(owner, method, _failing(getattr(owner, method), call))

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
-from worker.engine.messages import TokenLogprobs
+from worker.engine.messages import Request, TokenLogprobs
 from worker.engine.model.host_memory import to_device
-from worker.engine.requests import GenerationRequest
 
 #: bytes of logits in memory at once to score prompts
 _PIECE_BYTES = 128 << 20
@@ -25,7 +24,7 @@ def scored_tokens(vocabulary: int) -> int:
 class PromptScore:
     """Scores of one prompt."""
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: Request) -> None:
         self._request = request
         further = () if request.scored_next is None else (request.scored_next,)
         self._ids = (*request.prompt_ids, *further)

@@ -1,15 +1,15 @@
-"""Slots of tables on a device."""
+"""Rows of tables on a device."""
 
 import heapq
 
 from torch import Tensor
 
 
-class Slots:
-    """Numbers of slots; the lowest free one is taken first, so tables stay small.
+class TableRows:
+    """Numbers of rows; the lowest free one is taken first, so tables stay small.
 
     Attributes:
-        size: slots that a table needs.
+        size: rows that a table needs.
     """
 
     def __init__(self) -> None:
@@ -22,8 +22,8 @@ class Slots:
         self.size += 1
         return self.size - 1
 
-    def give(self, slot: int) -> None:
-        heapq.heappush(self._free, slot)
+    def give(self, row: int) -> None:
+        heapq.heappush(self._free, row)
 
 
 def widened(table: Tensor, slots: int) -> Tensor:

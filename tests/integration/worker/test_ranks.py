@@ -1,0 +1,90 @@
+"""Tensor parallelism on CPUs: two ranks give what one process gives, and end together."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from actograph.contract.errors import DeviceLost, InvalidRequest
+from tests.support.architectures import ARCHITECTURES
+from tests.support.checkpoints import save_random
+from tests.support.local_engine import ListedRun, LocalEngine
+from tests.support.shared_model import (
+    OPTIONS,
+    Answers,
+    asked_of,
+    assert_alike,
+    is_alive,
+    others_of,
+    running,
+    started,
+)
+from tests.support.waiting import wait_until
+from worker.engine.client import EngineProcess
+from worker.engine.engine import Engine
+from worker.engine.messages import Edit, Request
+from worker.engine.model.load import load_model
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    save_random(ARCHITECTURES["qwen3"].config(), made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def process(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    made = started(folder, tmp_path_factory.mktemp("home"))
+    yield made
+    made.close()
+
+
+def test_two_ranks_give_the_tokens_and_rows_of_one_process(process: EngineProcess, folder: Path) -> None:
+    alone = LocalEngine(Engine(load_model(str(folder), dtype="float32", device="cpu")), slots=5)
+    requests = asked_of(process.structure)
+    assert_alike(Answers(process, requests), Answers(alone, requests))
+
+
+def test_the_structure_has_whole_tensors_alone_and_says_why_others_are_missing(
+    process: EngineProcess, folder: Path
+) -> None:
+    alone = Engine(load_model(str(folder), dtype="float32", device="cpu")).structure
+    shared = process.structure
+    assert (shared.tensor_parallel, len(others_of(process))) == (2, 1)
+    assert shared.identity is not None and shared.identity.tensor_parallel == 2
+    assert shared.hooks == alone.hooks and shared.num_parameters == alone.num_parameters
+    missing = set(alone.module_locations) - set(shared.module_locations)
+    assert "model.layers.0.mlp.down_proj.input" in missing
+    for location in missing:
+        assert "each of 2 ranks has a part" in shared.unavailable[location]
+    for location, info in shared.module_tensors.items():
+        assert info == alone.module_tensors[location]
+    # and so each rank has half of the keys and values
+    assert shared.kv_bytes_per_token == 3 * 2 * 8 * 4
+    with pytest.raises(InvalidRequest, match="cannot be traced"):
+        shared.engine_for("traced")
+
+
+def test_a_request_at_fault_fails_alone(process: EngineProcess) -> None:
+    good, bad = asked_of(process.structure)[:2]
+    wrong = Request(
+        key="wrong",
+        prompt_ids=bad.prompt_ids,
+        seed=0,
+        max_tokens=2,
+        edits=(Edit(hook="nothing.7", op="zero"),),
+    )
+    made = ListedRun([good, wrong]).through(process, OPTIONS)
+    assert made[0].error is None and "nothing.7" in str(made[1].error)
+
+
+def test_the_end_of_a_rank_is_the_end_of_all(process: EngineProcess) -> None:
+    """The last test of this process: what ran is lost, what had ended is not."""
+    ranks = [psutil.Process(process.pid), *others_of(process)]
+    with pytest.raises(DeviceLost):
+        running(process, ranks[1].kill)
+    wait_until(lambda: not any(map(is_alive, ranks)))

@@ -1,0 +1,45 @@
+"""Tensors of rows on the host, as the data that leaves the engine: the same memory, no copy."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.engine.messages import Rows
+
+#: safetensors' names of dtypes
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+}
+
+
+def rows_of(
+    pieces: Sequence[Tensor],
+    first_row: int = 0,
+    tokens: tuple[int, ...] | None = None,
+    *,
+    over: int | None = None,
+    finite: bool = False,
+) -> Rows:
+    """Rows of one hook.
+
+    Args:
+        pieces: [rows, width] each, on the CPU; one at least.
+    """
+    dtype = DTYPE_NAMES[pieces[0].dtype]
+    return Rows(first_row, tuple(map(_bytes_of, pieces)), dtype, tokens, over, finite)
+
+
+def _bytes_of(piece: Tensor) -> NDArray[np.uint8]:
+    size = piece.shape[1] * piece.dtype.itemsize
+    if not len(piece):
+        return np.empty((0, size), np.uint8)
+    array: NDArray[np.uint8] = piece.contiguous().view(torch.uint8).numpy()
+    return array.reshape(len(piece), size)

@@ -1,0 +1,1 @@
+"""Tensor parallelism: one model shared by several processes, of which rank 0 leads."""

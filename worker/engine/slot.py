@@ -1,0 +1,170 @@
+"""A request's state while it runs, from its first pass to its last.
+
+What is asked is the `Request`, which never changes. A slot is what has become of it: its tokens, its place
+among the keys and values, its rows, and what the next pass runs of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from worker.engine.capture.points import Points
+from worker.engine.capture.record import Record
+from worker.engine.edits import SlotEdits, Write
+from worker.engine.messages import FinishReason, Generation, Request, TokenLogprobs
+from worker.engine.tokens.prompt_scores import PromptScore
+from worker.engine.tokens.sampler import SamplerEntry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worker.engine.tokens.grammar import Grammar
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A running request.
+
+    Attributes:
+        started: moment at which it got its slot.
+        prefix: it reads a shared prefix and has no result of its own.
+        tokens: prompt and answer; the newest token of an answer is not computed.
+        generated: ids of the answer, the one that ended it included.
+        computed: tokens whose keys and values are kept.
+        cached: first tokens of the prompt that another slot had computed.
+        cache: of the forward: a range of the arena, or a cache of its own.
+        record: takes the rows.
+        points: where its rows are copied.
+        edits: None until it has its place in the forward.
+        score: log probabilities of the prompt.
+        sampler: its entry in the sampler's tables; None before its start and after its end.
+        grammar: where the generated text is in the grammar that it follows.
+        processors: transformers' own, of the checkpoint's generation config.
+        ids: all ids on the device, [1, most + 1]; only for `processors`.
+        stop: the next pass runs the tokens `computed` to `stop - 1`.
+        first: place of the first of these in the pass.
+        logits: of how many of the last of these the logits are computed.
+        rows: numbers of those whose rows are captured.
+        writes: edits of these.
+    """
+
+    request: Request
+    started: float = 0.0
+    prefix: bool = False
+    tokens: list[int] = field(init=False)
+    generated: list[int] = field(default_factory=list)
+    computed: int = 0
+    cached: int = 0
+    cache: Any = None
+    record: Record | None = None
+    points: Points | None = None
+    edits: SlotEdits | None = None
+    score: PromptScore | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    sampler: SamplerEntry | None = None
+    grammar: Grammar | None = None
+    processors: Sequence[Any] = ()
+    ids: Tensor | None = None
+    stop: int = 0
+    first: int = 0
+    logits: int = 0
+    rows: Sequence[int] = ()
+    writes: Sequence[Write] = ()
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt_ids)
+        if self.request.score_prompt:
+            self.score = PromptScore(self.request)
+
+    @property
+    def key(self) -> str:
+        return self.request.key
+
+    @property
+    def priority(self) -> bool:
+        return self.request.priority
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def most(self) -> int:
+        """Tokens that the model runs at most."""
+        return self.request.most_run
+
+    @property
+    def reads(self) -> bool:
+        """Whether the prompt is only read."""
+        return not self.request.most_generated
+
+    @property
+    def prefills(self) -> bool:
+        return self.computed < self.prompt
+
+    # the next pass
+
+    @property
+    def count(self) -> int:
+        """Tokens of the next pass."""
+        return self.stop - self.computed
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a token is chosen after the next pass."""
+        return self.stop >= self.prompt and not self.reads
+
+    @property
+    def needs_all_logits(self) -> bool:
+        """Whether the logits of all tokens of the prompt are needed."""
+        tail = self.record is not None and self.record.has_tail and self.reads
+        return not self.prefix and (self.score is not None or tail)
+
+    def run_to(self, stop: int) -> None:
+        """Let the next pass run the tokens up to `stop - 1`, with their edits."""
+        self.stop = stop
+        self.logits = self.count if self.prefills and self.needs_all_logits else int(self.chooses)
+        self.writes = () if self.edits is None else self.edits.writes(self.computed, stop)
+
+    def take(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """Add a chosen token."""
+        if self.ids is not None:
+            self.ids[0, len(self.tokens)].fill_(token)
+        if self.grammar is not None:
+            self.grammar.take(token)
+        self.tokens.append(token)
+        self.generated.append(token)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+
+    def generation(self, reason: FinishReason, error: BaseException | None = None) -> Generation:
+        """The result; one with the reason "error" has no ids."""
+        scores, failed = self.score.result() if self.score is not None else (None, None)
+        done = reason != "error"
+        return Generation(
+            key=self.key,
+            prompt_ids=self.request.prompt_ids,
+            generated_ids=tuple(self.generated) if done else (),
+            finish_reason=reason,
+            cached_tokens=self.cached,
+            error=error or failed,
+            logprobs=tuple(self.logprobs) if done and self.request.top_logprobs is not None else None,
+            prompt_logprobs=scores,
+        )
+
+
+def unread(request: Request, reason: FinishReason, error: BaseException | None = None) -> Generation:
+    """Result of a request that never had a slot."""
+    return Generation(
+        key=request.key, prompt_ids=request.prompt_ids, generated_ids=(), finish_reason=reason, error=error
+    )
+
+
+def in_pack(slots: Sequence[Slot]) -> Iterator[int]:
+    """Places in the pass of all tokens whose logits are computed, ascending."""
+    for slot in slots:
+        end = slot.first + slot.count
+        yield from range(end - slot.logits, end)

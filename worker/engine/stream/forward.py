@@ -1,0 +1,64 @@
+"""The forward that a run uses: packed or traced."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from worker.engine.capture.budget import Budget
+from worker.engine.locations import ModelHooks
+from worker.engine.messages import Request
+from worker.engine.pass_hooks import PassHooks
+from worker.engine.slot import Slot
+
+
+class Forward(Protocol):
+    """A model with the keys and values of its slots.
+
+    Attributes:
+        together: a pass takes several slots.
+        forks: a slot can take over another one's first tokens.
+        chunks: a prompt may be read in several passes.
+        budget: of the device's memory.
+    """
+
+    together: bool
+    forks: bool
+    chunks: bool
+    hooks: ModelHooks
+    budget: Budget
+
+    def refusal(self, request: Request) -> str | None:
+        """Why a request can never run; None if it can."""
+        ...
+
+    def place(self, slot: Slot) -> bool:
+        """Give a slot its `cache`; False if it must wait."""
+        ...
+
+    def fork(self, source: Slot, slot: Slot, tokens: int) -> None:
+        """Take over the first tokens of another slot."""
+        ...
+
+    def leave(self, slot: Slot) -> None:
+        """Free a slot's `cache`."""
+        ...
+
+    def restart(self, slot: Slot) -> int:
+        """Forget what a failed pass has left of a slot.
+
+        Returns: the number of its first tokens that are still computed; the others must run again.
+        """
+        ...
+
+    def run(self, slots: Sequence[Slot], at_hooks: PassHooks) -> Tensor:
+        """Run the next tokens of each slot, with its edits and captures.
+
+        Returns: logits of the last `slot.logits` tokens of each, [tokens, vocabulary]; they are good until
+            the next pass.
+        """
+        ...
+
+    def close(self) -> None:
+        """Remove all hooks from the model."""
+        ...
