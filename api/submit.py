@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 
 from sqlalchemy.orm import Session
 
-from actograph.client.task_files import MAX_FILE_BYTES, read_task_file, task_from
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, ServiceUnavailable
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, validated
@@ -27,6 +26,7 @@ from actograph.contract.specs import (
     JobSpecBase,
     PathDataset,
 )
+from actograph.contract.task_files import MAX_FILE_BYTES, read_task_file, task_from
 from actograph.contract.tasks import TaskFile, TaskPath, TaskSpec
 from actograph.settings import functions_of
 from api import estimate

@@ -9,8 +9,9 @@ import typer
 
 from actograph.cli.flags import IdArgument, names
 from actograph.cli.shell import Shell, emit, note, on_interrupt
-from actograph.cli.tables import Columns, describe, shorten, table
+from actograph.cli.tables import Columns, describe, table
 from actograph.contract.errors import InvalidDataset, InvalidRequest
+from actograph.short_texts import shorten
 
 SourcesArgument = Annotated[
     list[str], typer.Argument(metavar="JOB|FILE", help="Ids of jobs, or one .npz or .safetensors file.")
@@ -242,7 +243,7 @@ def _probe_file(file: Path, **options: Any) -> None:
     import numpy as np
 
     from actograph.analysis.files import read_arrays
-    from actograph.client.errors import package
+    from actograph.contract.errors import package
 
     package("scikit-learn", "a probe", module="sklearn")
     from actograph.analysis.probe import probe as fit

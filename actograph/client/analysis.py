@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.client.errors import AnalysisFailed, package
+from actograph.client.errors import AnalysisFailed
 from actograph.client.jobs import JobHandle, Jobs
 from actograph.client.keywords import require_known
 from actograph.client.sessions import SessionHandle
@@ -23,6 +23,7 @@ from actograph.contract.analyses.results import (
     ProbesResult,
 )
 from actograph.contract.analyses.specs import ANALYSIS_KINDS, CompareSpec, LensSpec, OutliersSpec, ProbeSpec
+from actograph.contract.errors import package
 from actograph.progress import meter
 
 R = TypeVar("R", bound=AnalysisResult)

@@ -11,11 +11,11 @@ import typer
 
 from actograph.cli.flags import DryRunOption, IdArgument, QuietOption
 from actograph.cli.shell import ERROR, Shell, command, emit, end, note
-from actograph.cli.tables import Columns, age, describe, render, size, text_of
+from actograph.cli.tables import Columns, describe, render, text_of
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.roles import Role
-from actograph.durations import seconds_of
 from actograph.progress import meter
+from actograph.short_texts import age, seconds_of, size
 
 if TYPE_CHECKING:
     from actograph.contract.operations import ApiKey
