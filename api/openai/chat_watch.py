@@ -1,4 +1,4 @@
-"""Waiting for a submitted chat: for the end of its job, its live text, or its client to disconnect.
+"""Submitting a chat, and waiting for it: for the end of its job, its live text, or its client to disconnect.
 
 One task of a process reads the index and the live text for all of its chats.
 """
@@ -6,17 +6,22 @@ One task of a process reads the index and the live text for all of its chats.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import anyio
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from actograph.contract.errors import Conflict, NotFound, ServiceUnavailable
+from actograph.contract.errors import ActographError, Conflict, NotFound, ServiceUnavailable
+from actograph.contract.openai import CompletionBase
 from api.dependencies import Services
+from api.kinds.chat import request_field
+from api.submit import submit
+from storage import samples
 from storage.broker.live_text import LiveTextReader
 from storage.jobs import jobs
 from storage.tables.models import JobRow, SampleRow
@@ -109,6 +114,29 @@ class ChatWatch:
             text.feed.put_nowait((text.place, piece.decode(errors="replace")))
 
 
+def submit_chat(
+    services: Services, request: CompletionBase, owner: str, names: Mapping[str, str] = MappingProxyType({})
+) -> tuple[JobRow, Sequence[SampleRow]]:
+    """Submit a request that is answered at once.
+
+    Args:
+        names: fields of the chat that have other names in the body, for errors.
+
+    Raises:
+        ServiceUnavailable: no live worker can serve the model, or the queue is paused. The client should not
+            wait for an unknown time.
+        InvalidRequest: `param` is a field of the body.
+    """
+    try:
+        row = submit(services, request, owner, starts_now=True)
+    except ActographError as error:
+        field, dot, rest = (request_field(error.param) or "").partition(".")
+        error.param = f"{names.get(field, field)}{dot}{rest}" or None
+        raise
+    with services.database.read() as session:
+        return row, samples.find(session, row.id, limit=row.total or 1)[0]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Running:
     """A submitted chat, and the request that waits for it."""
@@ -117,6 +145,19 @@ class Running:
     http: Request
     job: JobRow
     samples: Sequence[SampleRow]
+
+    @classmethod
+    async def of(
+        cls,
+        http: Request,
+        services: Services,
+        owner: str,
+        request: CompletionBase,
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> "Running":
+        """Submit a request. Raises the errors of `submit_chat`."""
+        job, samples = await run_in_threadpool(submit_chat, services, request, owner, names)
+        return cls(services=services, http=http, job=job, samples=samples)
 
     async def pieces(self, *, texts: bool) -> AsyncGenerator[Piece, None]:
         """Yield pieces of the samples' texts until the job has ended; None after a while without text.

@@ -38,8 +38,8 @@ PACKAGES = {
     "worker": "text engine runners sample signals drain process analysis __main__",
     "worker.engine": "messages requests channel client model locations edits tokens structure runs capture "
     "token_rules packed traced stream pass_memory forwards engine translation loading service __main__",
-    "api": "middleware errors browser auth served_models dependencies estimate check submit analyses openai "
-    "reading background metrics routes pages app keys __main__",
+    "api": "middleware errors browser auth served_models dependencies submission inputs checks kinds "
+    "estimate submit openai reading background metrics routes pages app keys __main__",
 }
 
 

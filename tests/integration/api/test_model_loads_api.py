@@ -6,7 +6,7 @@ from typing import Any
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.openai import ChatCompletionRequest
-from api.openai.chat_requests import submit_chat
+from api.openai.chat_watch import submit_chat
 from storage.jobs import jobs
 from storage.queue import claim, model_loads, workers
 from tests.integration.api.conftest import Problem, Service, structure

@@ -24,7 +24,7 @@ from actograph.contract.roles import Role
 from actograph.contract.specs import SessionUpdate
 from actograph.contract.tasks import RescoreRequest
 from api.dependencies import Services
-from api.openai import chat_requests
+from api.openai import chat_watch
 from api.routes import batches, files, jobs, models
 from api.routes import vectors as vector_routes
 from storage.accounts import api_keys
@@ -133,7 +133,7 @@ class Client:
         request = ChatCompletionRequest.model_validate(
             {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
         )
-        row, _ = chat_requests.submit_chat(self._services, request, "me")
+        row, _ = chat_watch.submit_chat(self._services, request, "me")
         self._keep("job", row.id)  # chats are forgotten after a while
 
     def cancel(self) -> None:
