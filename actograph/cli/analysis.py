@@ -1,4 +1,4 @@
-"""`actograph outliers`, `probe`, `compare`, `lens`: analyses of stored sessions as jobs, or of files."""
+"""`actograph analyse ...`: analyses of stored sessions as jobs, or of files."""
 
 from collections.abc import Mapping, Sequence
 from operator import methodcaller
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from actograph.cli.flags import IdArgument, names
-from actograph.cli.shell import Shell, emit, note, on_interrupt
+from actograph.cli.shell import Shell, command, emit, note, on_interrupt
 from actograph.cli.tables import Columns, describe, table
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.short_texts import shorten
@@ -32,7 +32,28 @@ Reduce = Annotated[
 ]
 _SUFFIXES = (".npz", ".safetensors")
 
+_EXAMPLES = {
+    "outliers": (
+        "actograph analyse outliers job_3fa2 --hooks resid_post",
+        "actograph analyse outliers layers.safetensors",
+    ),
+    "probe": (
+        "actograph analyse probe job_3fa2 --positions generated --reduce mean",
+        "actograph analyse probe matrix.npz",
+    ),
+    "compare": (
+        "actograph analyse compare job_3fa2 --condition plain --other-condition EP02 --hooks resid_post",
+    ),
+    "lens": (
+        "actograph analyse lens job_3fa2 --positions generated",
+        "actograph analyse lens job_3fa2 --limit 1 --token next",
+    ),
+}
 
+app = typer.Typer(no_args_is_help=True, help="Analyse stored activations, as jobs or from files.")
+
+
+@command(app, None, None, _EXAMPLES["outliers"])
 def outliers(
     shell: Shell,
     sources: SourcesArgument,
@@ -74,6 +95,7 @@ def outliers(
     _analyse(shell, "outliers", query, hooks, fields | rule | massive)
 
 
+@command(app, None, None, _EXAMPLES["probe"])
 def probe(
     shell: Shell,
     sources: SourcesArgument,
@@ -122,6 +144,7 @@ def probe(
     _analyse(shell, "probe", _query(shell, sources, condition, limit), hooks, fields)
 
 
+@command(app, None, None, _EXAMPLES["compare"])
 def compare(
     shell: Shell,
     job: IdArgument,
@@ -147,6 +170,7 @@ def compare(
     _analyse(shell, "compare", _query(shell, [job], condition, limit), hooks, fields)
 
 
+@command(app, None, None, _EXAMPLES["lens"])
 def lens(
     shell: Shell,
     jobs: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids of jobs.")],
