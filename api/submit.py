@@ -9,7 +9,7 @@ from typing import Any
 from actograph.contract.errors import ServiceUnavailable
 from api import estimate
 from api.dependencies import Services
-from api.kinds.registry import KINDS
+from api.kinds import KINDS
 from api.submission import Submission
 from storage.jobs import jobs
 from storage.jobs.request_keys import RequestKey

@@ -8,10 +8,21 @@ from typing import Any
 import typer
 
 from actograph import __version__
-from actograph.cli import analysis, batches, experiment, job_flags, jobs, models, sessions, up
+from actograph.cli import (
+    analysis,
+    batches,
+    deploy,
+    experiment,
+    job_flags,
+    jobs,
+    models,
+    ops,
+    sessions,
+    up,
+    upkeep,
+)
 from actograph.cli.chat import chat
 from actograph.cli.demo import demo
-from actograph.cli.operate import deploy, ops, upkeep
 from actograph.cli.shell import ERROR, INTERRUPTED, OK, GlobalOptions, command, emit, error_code, note
 from actograph.contract.errors import ActographError
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from actograph.contract.analyses.specs import ANALYSIS_KINDS
+from actograph.contract.analyses import ANALYSIS_KINDS
 from actograph.contract.base import merged
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import ToolForm, field_errors, job_spec_adapter

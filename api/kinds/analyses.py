@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from actograph.contract.analyses.specs import AnalysisSpec, CompareSpec, LensSpec, SessionQuery
+from actograph.contract.analyses import AnalysisSpec, CompareSpec, LensSpec, SessionQuery
 from actograph.contract.errors import InvalidRequest, NotFound
 from api.dependencies import Services
 from api.submission import Submission, with_expiry

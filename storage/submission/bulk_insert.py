@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from actograph.contract.analyses.specs import AnalysisSpec
+from actograph.contract.analyses import AnalysisSpec
 from actograph.contract.errors import ServiceUnavailable
 from storage import samples
 from storage.index import notices, visible

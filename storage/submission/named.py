@@ -2,7 +2,7 @@
 
 from sqlalchemy.orm import Session
 
-from actograph.contract.analyses.specs import AnalysisSpec
+from actograph.contract.analyses import AnalysisSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound
 from actograph.contract.interventions import StoredVector, each
 from actograph.contract.specs import FileDataset

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from actograph.contract.analyses.specs import ANALYSIS
+from actograph.contract.analyses import ANALYSIS
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings, settings_or_exit
 from storage import redaction

@@ -1,8 +1,7 @@
 """Differences of two sets of stored sessions at each hook, problem by problem."""
 
 from actograph.analysis.comparison import compare_rows
-from actograph.contract.analyses.results import ComparisonResult
-from actograph.contract.analyses.specs import CompareSpec, SessionQuery
+from actograph.contract.analyses import CompareSpec, ComparisonResult, SessionQuery
 from actograph.contract.errors import InvalidRequest
 from actograph.tensor_files import Array
 from storage.analyses import queries

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.contract.analyses.results import LensResult
-from actograph.contract.analyses.specs import LensSpec
+from actograph.contract.analyses import LensResult, LensSpec
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.models import ServedModel
 from storage.analyses import queries

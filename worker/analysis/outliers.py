@@ -10,8 +10,7 @@ from actograph.analysis.massive import MassiveCandidates
 from actograph.analysis.moments import Moments
 from actograph.analysis.outlier_features import OutlierCounts, OutlierRule
 from actograph.contract import hooks
-from actograph.contract.analyses.results import OutliersResult
-from actograph.contract.analyses.specs import OutliersSpec
+from actograph.contract.analyses import OutliersResult, OutliersSpec
 from actograph.contract.errors import InvalidRequest
 from storage.analyses import queries
 from worker.analysis.blocks import BLOCK_BYTES, Block
