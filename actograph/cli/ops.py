@@ -19,7 +19,7 @@ from actograph.short_texts import age, seconds_of, size
 
 if TYPE_CHECKING:
     from actograph.contract.operations import ApiKey
-    from actograph.smoke.smoke import Step
+    from actograph.smoke import Step
 
 queue = typer.Typer(no_args_is_help=True, help="Show, pause and resume the queue.")
 store = typer.Typer(no_args_is_help=True, help="Measure, clean and verify the artifact store.")
@@ -129,8 +129,7 @@ def smoke(
 
     Prints one line per step. The exit status names the kind of failure; see docs/operate/running.md.
     """
-    from actograph.smoke.failures import SmokeFailed
-    from actograph.smoke.smoke import Smoke
+    from actograph.smoke import Smoke, SmokeFailed
 
     shell.options.url = url or shell.options.url
 
