@@ -15,7 +15,6 @@ Array = NDArray[Any]
 _CHOSEN, _LOGITS = "expert_indices", "router_logits"
 #: points whose rows the experts of a layer read
 _EXPERT_INPUTS = ("mlp_in", "ln_mlp")
-_MOMENTS = ("count", "mean", "m2", "m3", "m4", "largest")
 
 
 class Place(NamedTuple):
@@ -113,39 +112,24 @@ class OutlierSums:
             except ValueError as error:
                 raise ValueError(f"{group or 'the layers'}: {error}") from None
 
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> dict[str, Array]:
         """The sums as arrays, for `restore`."""
-        found: dict[str, Any] = {
-            f"experts/{layer}/{name}": array
-            for layer, use in self.experts.items()
-            for name, array in use.arrays().items()
-        }
-        for name, moments in self.moments.items():
-            massive = self._massive[name]
-            found[f"{name}/moments"] = np.array([getattr(moments, one) for one in _MOMENTS])
-            found[f"{name}/histogram"], found[f"{name}/values"] = massive.histogram, massive.values
-            found[f"{name}/dropped"] = np.array(massive.dropped)
-        for name, counts in self.counts.items():
-            for part in ("hits", "any_hits", "largest"):
-                found[f"{name}/counts/{part}"] = getattr(counts, part)
-            found[f"{name}/counts/positions"] = np.array(counts.positions)
-        return found
+        return {f"{name}/{field}": np.asarray(getattr(part, field)) for name, field, part in self._fields()}
 
     def restore(self, saved: Mapping[str, Array]) -> None:
         """Continue from saved sums of the same names."""
-        for layer, use in self.experts.items():
-            start = f"experts/{layer}/"
-            use.restore({name.removeprefix(start): saved[name] for name in saved if name.startswith(start)})
-        for name, moments in self.moments.items():
-            massive = self._massive[name]
-            for one, value in zip(_MOMENTS, saved[f"{name}/moments"].tolist(), strict=True):
-                setattr(moments, one, int(value) if one == "count" else value)
-            massive.histogram, massive.values = saved[f"{name}/histogram"], saved[f"{name}/values"]
-            massive.dropped = int(saved[f"{name}/dropped"])
-        for name, counts in self.counts.items():
-            for part in ("hits", "any_hits", "largest"):
-                setattr(counts, part, saved[f"{name}/counts/{part}"])
-            counts.positions = int(saved[f"{name}/counts/positions"])
+        for name, field, part in self._fields():
+            value = saved[f"{name}/{field}"]
+            setattr(part, field, value if value.ndim else value.item())
+
+    def _fields(self) -> Iterator[tuple[str, str, object]]:
+        """Names of the parts, and of their numbers and arrays."""
+        kinds = ("experts", self.experts), ("moments", self.moments)
+        for kind, parts in (*kinds, ("massive", self._massive), ("counts", self.counts)):
+            for name, part in parts.items():
+                for field, value in list(vars(part).items()):
+                    if not isinstance(value, list):
+                        yield f"{kind}/{name}", field, part
 
     def features(self) -> Iterator[dict[str, Any]]:
         """The outlier features of each group."""

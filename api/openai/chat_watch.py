@@ -114,29 +114,6 @@ class ChatWatch:
             text.feed.put_nowait((text.place, piece.decode(errors="replace")))
 
 
-def submit_chat(
-    services: Services, request: CompletionBase, owner: str, names: Mapping[str, str] = MappingProxyType({})
-) -> tuple[JobRow, Sequence[SampleRow]]:
-    """Submit a request that is answered at once.
-
-    Args:
-        names: fields of the chat that have other names in the body, for errors.
-
-    Raises:
-        ServiceUnavailable: no live worker can serve the model, or the queue is paused. The client should not
-            wait for an unknown time.
-        InvalidRequest: `param` is a field of the body.
-    """
-    try:
-        row = submit(services, request, owner, starts_now=True)
-    except ActographError as error:
-        field, dot, rest = (request_field(error.param) or "").partition(".")
-        error.param = f"{names.get(field, field)}{dot}{rest}" or None
-        raise
-    with services.database.read() as session:
-        return row, samples.find(session, row.id, limit=row.total or 1)[0]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Running:
     """A submitted chat, and the request that waits for it."""
@@ -155,9 +132,29 @@ class Running:
         request: CompletionBase,
         names: Mapping[str, str] = MappingProxyType({}),
     ) -> "Running":
-        """Submit a request. Raises the errors of `submit_chat`."""
-        job, samples = await run_in_threadpool(submit_chat, services, request, owner, names)
-        return cls(services=services, http=http, job=job, samples=samples)
+        """Submit a request that is answered at once.
+
+        Args:
+            names: fields of the chat that have other names in the body, for errors.
+
+        Raises:
+            ServiceUnavailable: no live worker can serve the model, or the queue is paused. The client should
+                not wait for an unknown time.
+            InvalidRequest: `param` is a field of the body.
+        """
+
+        def submitted() -> "Running":
+            try:
+                row = submit(services, request, owner, starts_now=True)
+            except ActographError as error:
+                field, dot, rest = (request_field(error.param) or "").partition(".")
+                error.param = f"{names.get(field, field)}{dot}{rest}" or None
+                raise
+            with services.database.read() as session:
+                found, _ = samples.find(session, row.id, limit=row.total or 1)
+            return cls(services=services, http=http, job=row, samples=found)
+
+        return await run_in_threadpool(submitted)
 
     async def pieces(self, *, texts: bool) -> AsyncGenerator[Piece, None]:
         """Yield pieces of the samples' texts until the job has ended; None after a while without text.
