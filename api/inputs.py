@@ -66,21 +66,27 @@ def rows(services: Services, spec: D, form: RowForm) -> list[DatasetRow]:
     most = submission.MAX_SAMPLES // per_row(spec) + 1
     limit = most if spec.limit is None else min(spec.limit, most)
     offset = min(spec.offset, FARTHEST_ROW)
-    pool, field = _pool(spec)
-    if pool is not None and field == "dataset":
-        # the examples are rows of the same dataset, which is read as a whole
-        chosen, count = [], 0
-        for row in _read(services, pool, form):
-            count += 1
+    if not isinstance(spec, EvaluationSpec) or not spec.num_fewshot or spec.own_examples:
+        return list(_read(services, spec, "dataset", form, limit=limit, offset=offset))
+    # the worker draws examples from the pool; a tested problem is never its own example
+    is_own_pool = spec.fewshot_dataset in (None, spec.dataset)
+    needed, pool = spec.num_fewshot + is_own_pool, spec.fewshot_dataset or spec.dataset
+    if is_own_pool:
+        chosen, found = [], 0
+        for row in _read(services, spec, "dataset", form):
+            found += 1
             if offset <= row.index < offset + limit:
                 chosen.append(row)
-        if not chosen:
+        if found and not chosen:
             raise nothing_at(offset)
-        _require_examples(spec, count)
-        return chosen
-    chosen = list(_read(services, spec.dataset, form, limit=limit, offset=offset))
-    if pool is not None:
-        _require_examples(spec, sum(1 for _ in _read(services, pool, form, field=field)))
+    else:
+        chosen = list(_read(services, spec, "dataset", form, limit=limit, offset=offset))
+        found = sum(1 for _ in _read(services, spec, "fewshot_dataset", form))
+    if found < needed and not isinstance(pool, HubDataset):
+        raise InvalidDataset(
+            f"num_fewshot {spec.num_fewshot} needs {needed} rows to choose from; there are {found}",
+            param="num_fewshot",
+        )
     return chosen
 
 
@@ -89,46 +95,15 @@ def per_row(spec: D) -> int:
     return max(1, len(spec.conditions)) * spec.epochs
 
 
-def _pool(spec: D) -> tuple[DatasetRef | None, str]:
-    """The dataset that the worker draws few-shot examples from, and its field; None if it reads none."""
-    if not isinstance(spec, EvaluationSpec) or not spec.num_fewshot or spec.own_examples:
-        return None, ""
-    if spec.fewshot_dataset is None or spec.fewshot_dataset == spec.dataset:
-        return _readable(spec.dataset), "dataset"
-    return _readable(spec.fewshot_dataset), "fewshot_dataset"
-
-
-def _readable(ref: DatasetRef | None) -> FileDataset | PathDataset | None:
-    return None if isinstance(ref, HubDataset) else ref
-
-
-def _require_examples(spec: D, found: int) -> None:
-    assert isinstance(spec, EvaluationSpec)
-    # a tested problem is never its own example
-    needed = spec.num_fewshot + (spec.fewshot_dataset in (None, spec.dataset))
-    if found < needed:
-        raise InvalidDataset(
-            f"num_fewshot {spec.num_fewshot} needs {needed} rows to choose from; there are {found}",
-            param="num_fewshot",
-        )
-
-
 def _read(
-    services: Services,
-    ref: DatasetRef | None,
-    form: RowForm,
-    *,
-    field: str = "dataset",
-    limit: int | None = None,
-    offset: int = 0,
+    services: Services, spec: D, field: str, form: RowForm, *, limit: int | None = None, offset: int = 0
 ) -> Iterator[DatasetRow]:
-    """Rows of a dataset of this service; none of the Hub's."""
-    dataset = _readable(ref)
-    if dataset is None:
-        return
-    uploads, roots = Uploads(services.database, services.store), services.settings.data_roots
-    with _naming(field):
-        yield from dataset_sources.read(dataset, uploads, roots, form, limit=limit, offset=offset)
+    """Rows of the dataset in a field of the spec; none of the Hub's."""
+    dataset: DatasetRef | None = getattr(spec, field)
+    if dataset is not None and not isinstance(dataset, HubDataset):
+        uploads, roots = Uploads(services.database, services.store), services.settings.data_roots
+        with _naming(field):
+            yield from dataset_sources.read(dataset, uploads, roots, form, limit=limit, offset=offset)
 
 
 @contextmanager

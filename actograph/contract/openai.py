@@ -244,11 +244,6 @@ class CompletionBase(GenerationBase):
         )
 
     @property
-    def asked_tokens(self) -> int | None:
-        """The maximum of generated tokens; None leaves it to the service."""
-        return self.max_tokens
-
-    @property
     def grammars(self) -> dict[str, str]:
         """Grammars that text must be able to follow, by the field that asks for them."""
         return {} if self.grammar is None else {"structured_outputs": self.grammar}
@@ -257,15 +252,14 @@ class CompletionBase(GenerationBase):
     def inputs(self, *, seed: int, chat_max_tokens: int) -> list[ChatInput]:
         """Its prompts; `chat_max_tokens` is the default of conversations."""
 
-    def _of_all(self, *, seed: int, default_max_tokens: int) -> dict[str, Any]:
-        """Fields of each input."""
-        asked = self.asked_tokens
+    def _of_all(self, seed: int, asked: int | None, default: int) -> dict[str, Any]:
+        """Fields of each input, with the requested maximum of generated tokens, or the default."""
         # what generates nothing needs a valid number too
-        most = max(1, default_max_tokens if asked is None else asked)
+        most = max(1, default if asked is None else asked)
         return {
             "sampling": self.sampling(max_tokens=most, seed=seed),
             "max_tokens": asked,
-            "default_max_tokens": default_max_tokens,
+            "default_max_tokens": default,
             "grammar": self.grammar,
             "sample": self.sample,
         }
@@ -392,10 +386,6 @@ class ChatCompletionRequest(CompletionBase):
         return [tool.function.name for tool in offered if tool.function.strict] or None
 
     @property
-    def asked_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
     def grammars(self) -> dict[str, str]:
         found = super().grammars
         if self.response_format is not None and self.grammar is not None:
@@ -422,7 +412,7 @@ class ChatCompletionRequest(CompletionBase):
                 # tool calls are sent whole
                 live=bool(self.stream)
                 and not (self.logprobs or self.must_call or self.continue_final_message),
-                **self._of_all(seed=seed, default_max_tokens=chat_max_tokens),
+                **self._of_all(seed, self.max_completion_tokens or self.max_tokens, chat_max_tokens),
             )
         ]
 
@@ -458,7 +448,7 @@ class CompletionRequest(CompletionBase):
         return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
     def inputs(self, *, seed: int, chat_max_tokens: int) -> list[ChatInput]:
-        shared = self._of_all(seed=seed, default_max_tokens=COMPLETION_MAX_TOKENS) | {
+        shared = self._of_all(seed, self.max_tokens, COMPLETION_MAX_TOKENS) | {
             "top_logprobs": self.logprobs,
             "echo": bool(self.echo),
             "live": bool(self.stream) and self.logprobs is None and not self.echo,

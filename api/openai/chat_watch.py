@@ -138,9 +138,7 @@ class Running:
             names: fields of the chat that have other names in the body, for errors.
 
         Raises:
-            ServiceUnavailable: no live worker can serve the model, or the queue is paused. The client should
-                not wait for an unknown time.
-            InvalidRequest: `param` is a field of the body.
+            ServiceUnavailable, InvalidRequest: as `submit`; `param` is a field of the body.
         """
 
         def submitted() -> "Running":

@@ -25,7 +25,7 @@ from api.dependencies import (
     request_key,
     require_priority,
     slow,
-)  # fmt: skip
+)
 from api.reading import sse
 from api.reading.downloads import Responses, binary
 from storage import samples
