@@ -45,6 +45,16 @@ class AnalysisSpecBase(QueuedSpec):
         """The queue of the job."""
         return ANALYSIS
 
+    @property
+    def queries(self) -> dict[str, SessionQuery]:
+        """What it reads, by field."""
+        return {"sessions": self.sessions}
+
+    @property
+    def attributes(self) -> bool:
+        """Whether it takes apart what sublayers add to the residual stream."""
+        return False
+
 
 class OutliersSpec(AnalysisSpecBase):
     """Find outlier features and massive activations of hooks with a layer."""
@@ -120,6 +130,10 @@ class CompareSpec(RowsSpec):
     permutations: int = Field(999, ge=1, le=100_000, description="Of the sign-flip test.")
     top: int = Field(10, ge=0, le=10_000, description="Features to list, by effect.")
 
+    @property
+    def queries(self) -> dict[str, SessionQuery]:
+        return super().queries | {"other": self.other}
+
 
 class LensSpec(AnalysisSpecBase):
     """Read residual rows as next tokens, by the final norm and the head of their model's files."""
@@ -139,6 +153,10 @@ class LensSpec(AnalysisSpecBase):
         "and to what each sublayer adds.",
     )
     against: TokenId | None = Field(None, description="Attribute the difference from this token's logit.")
+
+    @property
+    def attributes(self) -> bool:
+        return self.token is not None
 
     @model_validator(mode="after")
     def _against_a_token(self) -> Self:

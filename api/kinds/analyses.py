@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from actograph.contract.analyses import AnalysisSpec, CompareSpec, LensSpec, SessionQuery
+from actograph.contract.analyses import AnalysisSpec
 from actograph.contract.errors import InvalidRequest, NotFound
 from api.dependencies import Services
 from api.submission import Submission, with_expiry
@@ -24,13 +24,9 @@ def check(services: Services, spec: AnalysisSpec, owner: str) -> Submission[Anal
         InvalidRequest: a job is unknown, or no session matches.
         UnknownHook: the sessions have none of a hook.
     """
-    sides: list[tuple[str, SessionQuery]] = [("sessions", spec.sessions)]
-    if isinstance(spec, CompareSpec):
-        sides.append(("other", spec.other))
-    attributes = isinstance(spec, LensSpec) and spec.token is not None
     surveys = []
     with services.database.read() as session:
-        for field, query in sides:
+        for field, query in spec.queries.items():
             for place, job_id in enumerate(query.jobs):
                 try:
                     jobs.get(session, job_id)
@@ -38,7 +34,7 @@ def check(services: Services, spec: AnalysisSpec, owner: str) -> Submission[Anal
                     raise InvalidRequest(f"there is no job {job_id}", param=f"{field}.jobs.{place}") from None
             try:
                 surveys.append(
-                    queries.survey(session, query, spec.hooks, kind=spec.kind, with_stream=attributes)
+                    queries.survey(session, query, spec.hooks, kind=spec.kind, with_stream=spec.attributes)
                 )
             except InvalidRequest as error:
                 if error.param == "sessions":
