@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self
 
-from actograph.durations import duration
+from actograph.short_texts import duration
 
 if TYPE_CHECKING:
     from actograph.contract.resources import Job

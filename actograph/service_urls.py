@@ -3,6 +3,7 @@
 The errors never show the URL, which may have a password.
 """
 
+import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
 
@@ -69,3 +70,17 @@ def _split(url: str, forms: str) -> SplitResult:
 
 def _named(scheme: str, url: str) -> str:
     return f"{scheme}://" if "://" in url else "a URL without a scheme"
+
+
+def is_loopback(host: str | None) -> bool:
+    """True if a host is a loopback address or `localhost`."""
+    if not host:
+        return False
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

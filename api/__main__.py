@@ -6,13 +6,13 @@ import sys
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
 
-from actograph import redaction
 from actograph.contract.errors import ActographError, InvalidRequest
-from actograph.loopback import is_loopback
+from actograph.service_urls import is_loopback
 from actograph.settings import Settings
 from api.app import open_services, process_app
 from api.dependencies import Services
 from api.errors import refusal_of
+from storage import redaction
 from storage.accounts import api_keys
 
 #: time that downloads get to finish after a signal; event streams end at once

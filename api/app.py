@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from pydantic.json_schema import models_json_schema
 
-from actograph import __version__, redaction
+from actograph import __version__
 from actograph.contract.base import Problem
 from actograph.settings import Settings
 from api.auth import Authentication
@@ -27,7 +27,7 @@ from api.pages import site
 from api.routes import batches, chat, comparisons, files, jobs, keys, matrix, models, ops, sessions, vectors
 from api.served_models import ServedModels
 from evals.user_functions.functions import UserFunctions
-from storage import migrate
+from storage import migrate, redaction
 from storage.artifacts.factory import open_store
 from storage.artifacts.store import PublicEndpoint
 from storage.broker.broker import Broker

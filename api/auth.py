@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actograph.contract.errors import ActographError, Forbidden, ServiceUnavailable, Unauthorized
 from actograph.contract.roles import Role
-from actograph.loopback import is_loopback
+from actograph.service_urls import is_loopback
 from actograph.settings import Settings
 from api import browser
 from api.errors import NO_DATABASE

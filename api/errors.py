@@ -20,11 +20,11 @@ from starlette.responses import JSONResponse
 from actograph.contract.base import OpenAIError, Problem, ProblemItem
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceBusy, StorageFull, StoreDamaged
 from actograph.contract.job_specs import MAX_REPORTED, FieldError, InvalidFields
-from actograph.redaction import redact
 from api.middleware import request_ids
 from storage.index import disk_reserve
 from storage.index.database import is_full
 from storage.queue import pause
+from storage.redaction import redact
 from storage.sessions import damage
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ fewest tokens that its characters allow, and never refuses by an unknown number.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from actograph.contract.errors import InsufficientResources
@@ -15,11 +14,9 @@ from actograph.contract.models import ModelStructure
 from actograph.contract.operations import Estimate, Need
 from actograph.contract.specs import CaptureSpec
 from api.dependencies import Services
+from api.submission import Submission
 from evals import plans
-from storage.accounts.quotas import Quotas
-from storage.jobs.jobs import Spec
 from storage.queue import pause
-from storage.samples import NewSample
 
 #: usual for English text and a vocabulary of 30,000 tokens or more
 USUAL_CHARACTERS_PER_TOKEN = 4.0
@@ -27,37 +24,18 @@ USUAL_CHARACTERS_PER_TOKEN = 4.0
 MOST_CHARACTERS_PER_TOKEN = 8.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submission:
-    """A job that passed every check, and the state of the service for it."""
-
-    spec: Spec
-    #: see `storage.accounts.quotas`
-    owner: str
-    #: None if no worker has loaded the model yet
-    structure: ModelStructure | None
-    #: last reported memory of the live worker with most free memory; empty if none holds the model
-    memory: Mapping[str, int]
-    quotas: Quotas
-    #: None if a worker can serve the job
-    waiting_reason: str | None
-    #: canonical names of captured hooks; None if the worker must resolve them
-    hooks: list[str] | None = None
-    samples: Callable[[], Iterable[NewSample]] = tuple
-    #: number of samples; None if only the worker can read the dataset
-    total: int | None = None
-
-
 #: prompt lengths in tokens over the samples of a job: mean (rounded up) and longest
 Lengths = tuple[int, int]
 
 
-def plan(services: Services, submission: Submission, length: int | None = None) -> Estimate:
+def plan(services: Services, submission: Submission[Any], length: int | None = None) -> Estimate:
     """Estimate a job.
 
     Args:
         length: length of every prompt in tokens, if the client knows it.
     """
+    if submission.surveys:
+        return _reading(submission)
     spec, source = submission.spec, None
     lengths = (length, length) if length is not None else _lengths(submission, USUAL_CHARACTERS_PER_TOKEN)
     if length is not None:
@@ -88,12 +66,33 @@ def plan(services: Services, submission: Submission, length: int | None = None) 
     return found.model_copy(update={"prompt_tokens_source": source, "assumptions": assumptions})
 
 
-def admit(services: Services, submission: Submission) -> None:
-    """Refuse a job that cannot be run or stored.
+def _reading(submission: Submission[Any]) -> Estimate:
+    """Estimate what an analysis reads."""
+    surveys = submission.surveys
+    return Estimate(
+        model=submission.spec.model,
+        samples=submission.total,
+        hooks=submission.hooks,
+        generated_tokens=0,
+        rows_to_read=sum(one.rows for one in surveys),
+        bytes_to_read=sum(one.bytes for one in surveys),
+        fits=True,
+        assumptions=[
+            f"{sum(one.sessions for one in surveys)} sessions have the hooks of the first one, at every "
+            "token",
+            "the analysis runs on a CPU, beside the workers that hold a model",
+        ],
+    )
+
+
+def admit(services: Services, submission: Submission[Any]) -> None:
+    """Refuse a job that cannot be run or stored; an analysis stores no rows.
 
     Raises:
         InsufficientResources: with the needed and available bytes (QuotaExceeded for a quota).
     """
+    if submission.surveys:
+        return
     spec, lengths = submission.spec, _lengths(submission, MOST_CHARACTERS_PER_TOKEN)
     found = _estimate(services, submission, lengths, alone=True)
     what = f"up to {submission.total} samples"
@@ -114,7 +113,7 @@ def admit(services: Services, submission: Submission) -> None:
             )
 
 
-def _lengths(submission: Submission, per_token: float) -> Lengths | None:
+def _lengths(submission: Submission[Any], per_token: float) -> Lengths | None:
     """Lengths of all prompts, with `per_token` characters per token.
 
     Returns None if only the worker can read the dataset, or if it is empty.
@@ -148,7 +147,7 @@ def _characters(given: Mapping[str, Any]) -> int:
 
 
 def _estimate(
-    services: Services, submission: Submission, lengths: Lengths | None, *, alone: bool = False
+    services: Services, submission: Submission[Any], lengths: Lengths | None, *, alone: bool = False
 ) -> Estimate:
     """Estimate a job without words; `alone` plans one sample at a time."""
     spec, structure, names = submission.spec, submission.structure, submission.hooks
@@ -187,7 +186,7 @@ def _estimate(
 
 
 def _memory(
-    submission: Submission, structure: ModelStructure, longest: int, *, alone: bool
+    submission: Submission[Any], structure: ModelStructure, longest: int, *, alone: bool
 ) -> dict[str, object]:
     """Memory of the samples that run at once, each with `longest` tokens; empty if a size is unknown."""
     spec, memory, on_gpu = submission.spec, submission.memory, plans.is_gpu(structure)

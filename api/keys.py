@@ -12,12 +12,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from actograph.contract.errors import ActographError
 from actograph.contract.operations import NewKey
 from actograph.contract.roles import Role
-from actograph.redaction import conceal
 from actograph.settings import Settings
 from api.errors import refusal_of
 from storage import migrate
 from storage.accounts import api_keys
 from storage.index.database import Database
+from storage.redaction import conceal
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -128,8 +128,13 @@ def checked(
         more = f"; and {len(faults) - MAX_REPORTED} more" if len(faults) > MAX_REPORTED else ""
         raise InvalidDataset("; ".join(faults[:MAX_REPORTED]) + more, param="dataset")
     if not count:
-        reason = f"no rows at offset {offset}: the dataset ends before it"
-        raise InvalidDataset(reason if offset else "the dataset has no rows", param="dataset")
+        raise nothing_at(offset)
+
+
+def nothing_at(offset: int) -> InvalidDataset:
+    """The error of a dataset that ends before this row."""
+    reason = f"no rows at offset {offset}: the dataset ends before it"
+    return InvalidDataset(reason if offset else "the dataset has no rows", param="dataset")
 
 
 def _row(index: int, record: object, form: RowForm) -> DatasetRow:

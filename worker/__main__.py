@@ -10,9 +10,9 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from actograph import redaction
 from actograph.contract.errors import ActographError
 from actograph.settings import settings_or_exit
+from storage import redaction
 from worker.process.host import Host, served_models
 from worker.process.wake_ups import take_wake_ups
 from worker.signals.stop_signal import StopSignal

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.client.errors import package
-from actograph.contract.errors import InvalidRequest
+from actograph.contract.errors import InvalidRequest, package
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]

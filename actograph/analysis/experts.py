@@ -1,6 +1,5 @@
 """Use of the experts of a mixture-of-experts layer: load, router entropy, co-activation, outliers."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -80,15 +79,6 @@ class ExpertUse:
             self.largest = np.pad(self.largest, (0, more))
             self.hits = np.pad(self.hits, ((0, more), (0, 0)))
             self.outliers = np.pad(self.outliers, (0, more))
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The sums as arrays, for `restore`."""
-        return {name: np.asarray(value) for name, value in vars(self).items()}
-
-    def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from saved sums."""
-        for name in vars(self):
-            setattr(self, name, saved[name] if saved[name].ndim else saved[name].item())
 
     def summary(self) -> dict[str, Any]:
         """Load shares, router entropy, the most frequent pairs of experts, and outliers of each expert.

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.analysis.experts import ExpertUse
 from actograph.analysis.files import read_arrays, read_metadata
-from actograph.analysis.massive import MassiveCandidates
-from actograph.analysis.moments import Moments
-from actograph.analysis.outlier_features import OutlierCounts, OutlierRule
+from actograph.analysis.outlier_features import OutlierRule
+from actograph.analysis.outlier_sums import OutlierSums, Place
 from actograph.contract import hooks
 from actograph.contract.errors import InvalidDataset
 
@@ -22,11 +20,8 @@ Array = NDArray[Any]
 _NUMBER = re.compile(r"\d+")
 _LAYER_NUMBER = re.compile(r"(?<![a-z])(?:layers?|blocks?|h)[\s._\[-]?(\d+)", re.IGNORECASE)
 _LAYER_WORD = re.compile(r"(?<![a-z])layers?(?![a-z])", re.IGNORECASE)
-_ROUTED = ("expert_indices", "router_logits")
 #: of a router, but neither counted nor summed up
 _WEIGHTS = "expert_weights"
-#: points whose rows the experts of a layer read
-_EXPERT_INPUTS = ("mlp_in", "ln_mlp")
 #: arrays of a file of packed texts that are no activations; see `JobHandle.write_arrays`
 _SEGMENTS, _TOKENS, _METADATA = "segment_ids", "token_ids", "metadata"
 
@@ -69,36 +64,31 @@ def outliers_of_arrays(
     Raises:
         InvalidDataset: names or shapes do not fit together, or a name has no layer.
     """
-    rule = rule or OutlierRule()
     layout = _Layout.of(arrays, metadata)
-    values: dict[str, Array] = {}
-    groups: dict[str, dict[int, list[Array]]] = {}
-    taken: set[tuple[str, int]] = set()
-    every = "+".join(dict.fromkeys(layout.points[name][0] for name in layout.points if not _is_routed(name)))
-    for name, (point, layer) in layout.points.items():
-        if (point, layer) in taken:
-            raise InvalidDataset(f"{name}: another array is layer {layer} of {point or 'the model'} too")
-        taken.add((point, layer))
-        if not _is_routed(name):
-            values[name] = layout.rows(name, arrays[name])
-            groups.setdefault(every if together else point, {}).setdefault(layer, []).append(values[name])
-    found: list[dict[str, Any]] = []
-    for group, layers in groups.items():
-        for one in _counts(group, layers, rule.threshold).features(rule):
-            found.append(({"points": group} if group else {}) | one.as_dict())
-    moments, massive = {}, []
-    for name, rows in values.items():
-        candidates, moments[name] = _values_of(rows, layout.texts(arrays[name]), massive_magnitude)
-        for activation in candidates.found(name, massive_ratio):
-            fields = activation.as_dict()
-            origin = layout.origin(fields.pop("source"), fields.pop("position"))
-            massive.append({"array": fields.pop("hook")} | origin | fields)
+    rows = {name: layout.rows(name, arrays[name]) for name in layout.places}
+    try:
+        sums = OutlierSums(
+            layout.places, rule or OutlierRule(), together=together, massive_magnitude=massive_magnitude
+        )
+        sums.add_layers(rows)
+    except ValueError as error:
+        raise InvalidDataset(str(error)) from None
+    for name in sums.moments:
+        start = 0
+        for text, count in layout.texts(arrays[name]):
+            sums.add_values(name, rows[name][start : start + count], text, range(count))
+            start += count
+    massive = []
+    for activation in sums.massive(massive_ratio):
+        fields = activation.as_dict()
+        origin = layout.origin(fields.pop("source"), fields.pop("position"))
+        massive.append({"array": fields.pop("hook")} | origin | fields)
     return {
-        "positions": rule.positions,
-        "outlier_features": found,
-        "massive_activations": sorted(massive, key=lambda one: -abs(one["value"])),
-        "arrays": moments,
-        "experts": _experts(arrays, layout, rule.threshold),
+        "positions": sums.rule.positions,
+        "outlier_features": list(sums.features()),
+        "massive_activations": massive,
+        "arrays": {name: sums.values_of(name) for name in sums.moments},
+        "experts": sums.use_of_experts(),
         "left_out": layout.left_out,
     }
 
@@ -107,8 +97,8 @@ def outliers_of_arrays(
 class _Layout:
     """The activations among some arrays, and the text of each of their rows."""
 
-    #: name -> point and layer, without arrays that are left out
-    points: Mapping[str, tuple[str, int]]
+    #: of each array that is not left out
+    places: Mapping[str, Place]
     left_out: Sequence[str]
     #: [batch, sequence]: number of the text from 1, or 0 for padding; None if all places hold a row
     segments: Array | None
@@ -128,7 +118,8 @@ class _Layout:
         aside = {_METADATA} if about and _METADATA in arrays else set()
         if segments is not None:
             aside |= {_SEGMENTS, _TOKENS}
-        points: dict[str, tuple[str, int]] = {}
+        places: dict[str, Place] = {}
+        taken: set[tuple[str, int]] = set()
         left_out = []
         for name in arrays:
             if name in aside:
@@ -136,12 +127,17 @@ class _Layout:
             place = _place_of_hook(hook_of[name]) if name in hook_of else _place(name)
             if place is None or _WEIGHTS in name:
                 left_out.append(name)
-            else:
-                points[name] = place
-        if not points:
+                continue
+            if place in taken:
+                raise InvalidDataset(
+                    f"{name}: another array is layer {place[1]} of {place[0] or 'the model'} too"
+                )
+            taken.add(place)
+            places[name] = Place(*place, width=arrays[name].shape[-1] if arrays[name].ndim else 0)
+        if not places:
             raise InvalidDataset("no array holds the rows of a layer")
         return cls(
-            points=points,
+            places=places,
             left_out=left_out,
             segments=segments,
             sessions=_field(about, "session_ids", []),
@@ -214,58 +210,6 @@ def _field(metadata: Mapping[str, str], name: str, default: Any) -> Any:
     return value if isinstance(value, type(default)) else default
 
 
-def _counts(group: str, layers: dict[int, list[Array]], threshold: float) -> OutlierCounts:
-    width = next(iter(layers.values()))[0].shape[1]
-    counts = OutlierCounts(sorted(layers), width, threshold)
-    try:
-        counts.add(layers)
-    except ValueError as error:
-        raise InvalidDataset(f"{group or 'the layers'}: {error}") from None
-    return counts
-
-
-def _values_of(
-    rows: Array, texts: Iterator[tuple[int, int]], magnitude: float
-) -> tuple[MassiveCandidates, dict[str, Any]]:
-    """Candidates for massive activations, and the moments of one array."""
-    sums, candidates = Moments(), MassiveCandidates(magnitude)
-    start = 0
-    for text, count in texts:
-        part = rows[start : start + count]
-        sums.add(part)
-        candidates.add(part, text, range(count))
-        start += count
-    return candidates, {
-        "values": sums.count,
-        "mean": sums.mean,
-        "variance": sums.variance,
-        "kurtosis": sums.kurtosis,
-        "largest": sums.largest,
-        "median_magnitude": candidates.median,
-    }
-
-
-def _experts(arrays: Mapping[str, Array], layout: _Layout, threshold: float) -> dict[str, Any]:
-    inputs = {layer: name for name, (point, layer) in layout.points.items() if point in _EXPERT_INPUTS}
-    uses: dict[int, ExpertUse] = {}
-    for name, (_, layer) in layout.points.items():
-        if _is_routed(name):
-            use = uses.setdefault(layer, ExpertUse())
-            rows = layout.rows(name, arrays[name])
-            if "expert_indices" in name:
-                if not np.issubdtype(rows.dtype, np.integer) or (rows.size and rows.min() < 0):
-                    raise InvalidDataset(f"{name}: expert indices are integers from 0")
-                use.add_chosen(rows)
-                if read := inputs.get(layer):
-                    values = layout.rows(read, arrays[read])
-                    if len(values) != len(rows):
-                        raise InvalidDataset(f"{read} and {name} have rows of different tokens")
-                    use.add_inputs(rows, values, threshold)
-            else:
-                use.add_logits(rows)
-    return {str(layer): uses[layer].summary() for layer in sorted(uses)}
-
-
 def _place_of_hook(hook: str) -> tuple[str, int] | None:
     """Point and layer of a stored hook; None if it has no layer, as an `outliers` job leaves it out."""
     layer = hooks.layer_of(hook)
@@ -282,7 +226,3 @@ def _place(name: str) -> tuple[str, int]:
         )
     rest = _LAYER_WORD.sub("", f"{name[:start].rstrip('._-[')} {name[stop:].lstrip('._-]')}")
     return re.sub(r"[\s._-]+", "_", rest).strip("_"), int(name[start:stop])
-
-
-def _is_routed(name: str) -> bool:
-    return any(word in name for word in _ROUTED)

@@ -1,177 +1,166 @@
-"""`actograph outliers`, `probe`, `compare`, `lens`: analyses of stored sessions as jobs, or of files."""
+"""`actograph analyse ...`: analyses of stored sessions as jobs, or of files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import methodcaller
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
 from actograph.cli.flags import IdArgument, names
-from actograph.cli.shell import Shell, emit, note, on_interrupt
-from actograph.cli.tables import Columns, describe, shorten, table
+from actograph.cli.shell import Shell, command, emit, note, on_interrupt
+from actograph.cli.tables import Columns, describe, table
 from actograph.contract.errors import InvalidDataset, InvalidRequest
+from actograph.short_texts import shorten
 
 SourcesArgument = Annotated[
     list[str], typer.Argument(metavar="JOB|FILE", help="Ids of jobs, or one .npz or .safetensors file.")
 ]
-Hooks = Annotated[
-    list[str],
-    typer.Option(help="Stored hooks, or points for all layers (commas or repeated). Default: all."),
-]
-Condition = Annotated[str | None, typer.Option(help="Read sessions of this condition.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of sessions of each job.")]
-Seed = Annotated[int, typer.Option(help="Seed of folds, shuffles and resamples.")]
-SaveVectorAs = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Store each hook's direction as a vector.")
-]
-Reduce = Annotated[
-    Literal["none", "mean", "max", "last"] | None,
-    typer.Option(help="Reduce each session's rows to one. (default: none)"),
-]
+C = TypeVar("C", bound=Callable[..., None])
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB", help="Ids of jobs.")]
 _SUFFIXES = (".npz", ".safetensors")
 
 
-def outliers(
-    shell: Shell,
-    sources: SourcesArgument,
-    *,
-    hooks: Hooks = [],  # noqa: B006 (typer copies it)
-    positions: str | None = typer.Option(
-        None, help="Tokens to read of jobs: generated, answer[-5:], 0,-1, ... (default: all)"
-    ),
-    condition: Condition = None,
-    limit: Limit = None,
-    position_reading: Literal["union", "mean"] = typer.Option(
-        "union", help="A position counts if any layer has an outlier there, or layers are averaged."
-    ),
-    threshold: float = typer.Option(6.0, help="Least magnitude of an outlier value."),
-    layer_share: float = typer.Option(0.25, min=0, max=1, help="Least share of layers."),
-    position_share: float = typer.Option(0.06, min=0, max=1, help="Least share of positions."),
-    together: bool = typer.Option(False, "--together", help="Count points of a layer together."),
-    massive_magnitude: float = typer.Option(100.0, help="Massive activations are larger."),
-    massive_ratio: float = typer.Option(1000.0, help="Least multiple of the layer's median."),
-) -> None:
+def _flag(of: Any, about: str, *names: str, **more: Any) -> Any:
+    return Annotated[of | None, typer.Option(*names, help=about, **more)]
+
+
+_POSITIONS = "Tokens to read: generated, answer[-5:], 0,-1, ... (default: "
+#: which sessions and hooks are read
+_OF_JOBS = {
+    "hooks": _flag(list[str], "Hooks, or points for all layers (commas or repeated). Default: all stored."),
+    "condition": _flag(str, "Read sessions of this condition."),
+    "limit": _flag(int, "Maximum number of sessions of each job.", min=1),
+}
+#: of analyses of a matrix of rows
+_OF_ROWS = {
+    "positions": _flag(str, f"{_POSITIONS}last_prompt)"),
+    "reduce": _flag(Literal["none", "mean", "max", "last"], "Reduce each session's rows. (default: none)"),
+    "seed": _flag(int, "Seed of folds, shuffles and resamples. (default: 0)"),
+    "save_vector_as": _flag(str, "Store each hook's direction as a vector.", metavar="NAME"),
+}
+_READING = "A position counts if any layer has an outlier there, or layers are averaged. (default: union)"
+_METHODS = Literal["logistic", "ridge", "mean_difference"]
+#: analysis -> flags, which are fields of its spec
+_FLAGS = {
+    "outliers": {
+        "positions": _flag(str, f"{_POSITIONS}all)"),
+        "position_reading": _flag(Literal["union", "mean"], _READING),
+        "threshold": _flag(float, "Least magnitude of an outlier value. (default: 6)"),
+        "layer_share": _flag(float, "Least share of layers. (default: 0.25)", min=0, max=1),
+        "position_share": _flag(float, "Least share of positions. (default: 0.06)", min=0, max=1),
+        "together": _flag(bool, "Count points of a layer together.", "--together"),
+        "massive_magnitude": _flag(float, "Massive activations are larger. (default: 100)"),
+        "massive_ratio": _flag(float, "Least multiple of the layer's median. (default: 1000)"),
+    },
+    "probe": {
+        **_OF_ROWS,
+        "label": _flag(str, "condition, or a metric key. (default: correct)"),
+        "method": _flag(_METHODS, "Kind of probe. (default: logistic)"),
+        "groups": _flag(
+            str, "Rows that stay together in splits. (default: sample)", metavar="sample|column:NAME"
+        ),
+        "folds": _flag(int, "Number of folds. (default: 5)", min=2),
+        "c": _flag(float, "C of scikit-learn. (default: chosen by inner validation)", "--c"),
+        "shuffles": _flag(int, "Shuffles of the labels, for p-values. (default: 19)", min=0),
+    },
+    "compare": {
+        **_OF_ROWS,
+        "permutations": _flag(int, "Permutations of the test. (default: 999)", min=1),
+        "other_condition": _flag(str, "Condition of the other side."),
+    },
+    "lens": {
+        "positions": _flag(str, f"{_POSITIONS}all)"),
+        "top": _flag(int, "Tokens to list for each row. (default: 5)", min=1),
+        "listed": _flag(int, "First rows of each hook to list in lens.csv. (default: 100)", min=0),
+        "token": _flag(str, "Attribute the logit of this token id, or of the next token.", metavar="ID|next"),
+        "against": _flag(int, "Attribute the difference from this token's logit."),
+    },
+}
+_EXAMPLES = {
+    "outliers": ("outliers job_3fa2 --hooks resid_post", "outliers layers.safetensors"),
+    "probe": ("probe job_3fa2 --positions generated --reduce mean", "probe matrix.npz"),
+    "compare": ("compare job_3fa2 --condition plain --other-condition EP02 --hooks resid_post",),
+    "lens": ("lens job_3fa2 --positions generated", "lens job_3fa2 --limit 1 --token next"),
+}
+
+app = typer.Typer(no_args_is_help=True, help="Analyse stored activations, as jobs or from files.")
+
+
+def _command(function: C) -> C:
+    """Register an analysis with its flags."""
+    kind = function.__name__
+    return command(
+        app, kind, _OF_JOBS | _FLAGS[kind], [f"actograph analyse {one}" for one in _EXAMPLES[kind]]
+    )(function)
+
+
+@_command
+def outliers(shell: Shell, sources: SourcesArgument, **given: Any) -> None:
     """Find outlier features and massive activations in the sessions of jobs, or in a file.
 
     A file has one array per layer and point, [positions, width] or [batch, sequence, width]; the number
     after "layer", or the first one of its name, is the layer. A file of "jobs arrays" gives the numbers of
     the job. Its results are printed as JSON.
     """
+    given = _typed(given)
+    if (file := _file(sources, given, "positions")) is None:
+        _analyse(shell, "outliers", sources, given)
+        return
     from actograph.analysis.outlier_features import OutlierRule
     from actograph.analysis.outliers import outliers_of_file
 
-    massive = {"massive_magnitude": massive_magnitude, "massive_ratio": massive_ratio}
-    rule = {"threshold": threshold, "layer_share": layer_share, "position_share": position_share}
-    of_jobs = {"hooks": hooks, "positions": positions, "condition": condition, "limit": limit}
-    if (file := _file(sources, of_jobs)) is not None:
-        numbers = OutlierRule(**rule, positions=position_reading)
-        _print(outliers_of_file(file, numbers, together=together, **massive))
-        return
-    fields = {"positions": positions, "position_reading": position_reading, "together": together}
-    query = _query(shell, sources, condition, limit)
-    _analyse(shell, "outliers", query, hooks, fields | rule | massive)
+    rule = {
+        {"position_reading": "positions"}.get(name, name): given.pop(name)
+        for name in ("threshold", "layer_share", "position_share", "position_reading")
+        if name in given
+    }
+    _print(outliers_of_file(file, OutlierRule(**rule), **given))
 
 
-def probe(
-    shell: Shell,
-    sources: SourcesArgument,
-    *,
-    hooks: Hooks = [],  # noqa: B006
-    positions: str | None = typer.Option(
-        None, help="Tokens to read of jobs: generated, answer[-5:], 0,-1, ... (default: last_prompt)"
-    ),
-    reduce: Reduce = None,
-    condition: Condition = None,
-    limit: Limit = None,
-    label: str | None = typer.Option(
-        None, help="Label of jobs: condition, or a metric key. (default: correct)"
-    ),
-    method: Literal["logistic", "ridge", "mean_difference"] = typer.Option("logistic", help="Kind of probe."),
-    groups: str | None = typer.Option(
-        None,
-        metavar="sample|column:NAME",
-        help="Rows of jobs that stay together in splits. (default: sample)",
-    ),
-    folds: int = typer.Option(5, min=2, help="Number of folds."),
-    c: float | None = typer.Option(
-        None, "--c", help="C of scikit-learn. (default: chosen by inner validation)"
-    ),
-    shuffles: int = typer.Option(19, min=0, help="Shuffles of the labels, for p-values."),
-    seed: Seed = 0,
-    save_vector_as: SaveVectorAs = None,
-) -> None:
+@_command
+def probe(shell: Shell, sources: SourcesArgument, **given: Any) -> None:
     """Fit and score linear probes on the sessions of jobs, or on a file, beside their baselines.
 
     A file has `features` [n, width] and `labels` [n] of two values; `groups` [n] (rows of one group stay
     on one side of each split; by default `sample_index`, which the matrix of a job has), `lengths` [n] and
     `texts` [n] are optional. Rows with the label NaN are left out. Its results are printed as JSON.
     """
-    of_jobs = {
-        "hooks": hooks, "positions": positions, "reduce": reduce, "condition": condition, "limit": limit,
-        "label": label, "groups": groups, "save_vector_as": save_vector_as,
-    }  # fmt: skip
-    if (file := _file(sources, of_jobs)) is not None:
-        _probe_file(file, kind=method, folds=folds, c=c, shuffles=shuffles, seed=seed)
-        return
-    fields = {
-        "positions": positions, "reduce": reduce, "label": label, "method": method, "groups": groups,
-        "folds": folds, "c": c, "shuffles": shuffles, "seed": seed, "save_vector_as": save_vector_as,
-    }  # fmt: skip
-    _analyse(shell, "probe", _query(shell, sources, condition, limit), hooks, fields)
+    given = _typed(given)
+    if (file := _file(sources, given, "positions", "reduce", "label", "groups", "save_vector_as")) is None:
+        _analyse(shell, "probe", sources, given)
+    else:
+        _probe_file(file, kind=given.pop("method", "logistic"), **given)
 
 
+@_command
 def compare(
     shell: Shell,
     job: IdArgument,
     other: Annotated[str | None, typer.Argument(metavar="OTHER", help="Another job. Default: JOB.")] = None,
-    *,
-    hooks: Hooks = [],  # noqa: B006
-    positions: str | None = typer.Option(
-        None, help="Tokens to read: generated, answer[-5:], 0,-1, ... (default: last_prompt)"
-    ),
-    reduce: Reduce = None,
-    condition: Condition = None,
-    other_condition: str | None = typer.Option(None, help="Condition of the other side."),
-    limit: Limit = None,
-    permutations: int = typer.Option(999, min=1, help="Permutations of the test."),
-    seed: Seed = 0,
-    save_vector_as: SaveVectorAs = None,
+    **given: Any,
 ) -> None:
     """Compare the activations of two jobs or conditions problem by problem, hook by hook."""
-    fields = {
-        "other": _query(shell, [other or job], other_condition, limit), "positions": positions,
-        "reduce": reduce, "permutations": permutations, "seed": seed, "save_vector_as": save_vector_as,
-    }  # fmt: skip
-    _analyse(shell, "compare", _query(shell, [job], condition, limit), hooks, fields)
+    given = _typed(given)
+    side = {"condition": given.pop("other_condition", None), "limit": given.get("limit")}
+    given["other"] = side | {"jobs": [shell.id("job", other or job)]}
+    _analyse(shell, "compare", [job], given)
 
 
-def lens(
-    shell: Shell,
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids of jobs.")],
-    *,
-    hooks: Hooks = [],  # noqa: B006
-    positions: str | None = typer.Option(
-        None, help="Tokens to read: generated, last, or a segment. (default: all)"
-    ),
-    condition: Condition = None,
-    limit: Limit = None,
-    top: int = typer.Option(5, min=1, help="Tokens to list for each row."),
-    listed: int = typer.Option(100, min=0, help="Rows of each hook to list in lens.csv, the first."),
-    token: str | None = typer.Option(
-        None, metavar="ID|next", help="Attribute the logit of this token id, or of the next token."
-    ),
-    against: int | None = typer.Option(None, help="Attribute the difference from this token's logit."),
-) -> None:
+@_command
+def lens(shell: Shell, jobs: JobsArgument, **given: Any) -> None:
     """Read stored residual rows as next tokens: the logit lens. Without --hooks: resid_post of all layers."""
-    fields = {
-        "positions": positions, "top": top, "listed": listed, "against": against,
-        "token": int(token) if token is not None and token.isdecimal() else token,
-    }  # fmt: skip
-    _analyse(shell, "lens", _query(shell, jobs, condition, limit), hooks, fields)
+    given = _typed(given)
+    if (token := given.get("token", "")).isdecimal():
+        given["token"] = int(token)
+    _analyse(shell, "lens", jobs, given)
 
 
-def _file(sources: Sequence[str], of_jobs: Mapping[str, Any]) -> Path | None:
+def _typed(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value not in (None, [])}
+
+
+def _file(sources: Sequence[str], given: Mapping[str, Any], *of_jobs: str) -> Path | None:
     """The file among the arguments; None if they are jobs.
 
     Raises:
@@ -180,27 +169,22 @@ def _file(sources: Sequence[str], of_jobs: Mapping[str, Any]) -> Path | None:
     files = [Path(source) for source in sources if source.endswith(_SUFFIXES)]
     if files and len(sources) > 1:
         raise InvalidRequest("give one file, or ids of jobs")
-    given = [name for name, value in of_jobs.items() if value not in (None, [])] if files else []
-    if given:
+    unused = [name for name in (*_OF_JOBS, *of_jobs) if name in given] if files else []
+    if unused:
         raise InvalidRequest(
-            f"--{given[0].replace('_', '-')} is for the sessions of jobs; leave it out for a file"
+            f"--{unused[0].replace('_', '-')} is for the sessions of jobs; leave it out for a file"
         )
     if files and not files[0].is_file():
         raise InvalidDataset(f"{files[0]}: no such file")
     return files[0] if files else None
 
 
-def _query(shell: Shell, jobs: Sequence[str], condition: str | None, limit: int | None) -> dict[str, Any]:
-    found = [shell.id("job", job) for job in jobs]
-    return {"jobs": found, "condition": condition, "limit": limit}
-
-
-def _analyse(
-    shell: Shell, kind: str, query: Mapping[str, Any], hooks: Sequence[str], fields: Mapping[str, Any]
-) -> None:
+def _analyse(shell: Shell, kind: str, jobs: Sequence[str], given: Mapping[str, Any]) -> None:
     """Submit an analysis, follow it and print its results."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    body = {"kind": kind, "sessions": query, "hooks": names(hooks), **given}
+    fields = {name: value for name, value in given.items() if name not in _OF_JOBS}
+    query = {"jobs": [shell.id("job", job) for job in jobs]}
+    query |= {name: given[name] for name in ("condition", "limit") if name in given}
+    body = {"kind": kind, "sessions": query, "hooks": names(given.get("hooks", [])), **fields}
     job = shell.client.submit(body)
     note(f"job {job.id}")
     later = f"actograph jobs watch {shorten(job.id)}"
@@ -242,7 +226,7 @@ def _probe_file(file: Path, **options: Any) -> None:
     import numpy as np
 
     from actograph.analysis.files import read_arrays
-    from actograph.client.errors import package
+    from actograph.contract.errors import package
 
     package("scikit-learn", "a probe", module="sklearn")
     from actograph.analysis.probe import probe as fit

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from actograph.cli.deploy import deployed, tunnelled
 from actograph.cli.flags import DryRunOption, IdArguments, names
 from actograph.cli.job_tables import describe_estimate
-from actograph.cli.operate.deploy import deployed, tunnelled
 from actograph.cli.shell import ERROR, Shell, emit, end, note, on_interrupt
 from actograph.contract.errors import InvalidRequest
 

@@ -12,7 +12,7 @@ from actograph.cli.flags import ScorersOption, scorers_of
 from actograph.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from actograph.client.job_options import Draft
+    from actograph.contract.job_options import Draft
 
 _DATASET = (
     "File to upload (JSONL, CSV or Parquet), id of an uploaded file (file_...), path:... under a data root "
@@ -83,7 +83,7 @@ def draft_of(**flags: Any) -> "Draft":
         InvalidRequest: a file that does not hold an object, or an invalid flag.
         OSError: a file cannot be read.
     """
-    from actograph.client.job_options import draft
+    from actograph.contract.job_options import draft
 
     typed = {name: value for name, value in flags.items() if value not in (None, [])}
     body = _read_spec(typed["spec"]) if "spec" in typed else {}
@@ -97,7 +97,7 @@ def draft_of(**flags: Any) -> "Draft":
 
 def _conditions(typed: list[str], file: Path) -> list[Any]:
     """Return the conditions of `--condition`, then those of `--conditions`. Raises InvalidRequest."""
-    from actograph.client.job_options import conditions_of
+    from actograph.contract.job_options import conditions_of
 
     content = _read_json(str(file))
     if isinstance(content, dict) and isinstance(content.get("stimuli"), dict):
@@ -112,7 +112,7 @@ def _conditions(typed: list[str], file: Path) -> list[Any]:
 def _read_spec(source: str) -> dict[str, Any]:
     """Read a job from a YAML or JSON file, or from standard input for `-`. Raises InvalidRequest, OSError."""
     if source.endswith((".yaml", ".yml")):
-        from actograph.client.task_files import read_mapping
+        from actograph.contract.task_files import read_mapping
 
         return read_mapping(Path(source).read_bytes(), source)
     found = _read_json(source)

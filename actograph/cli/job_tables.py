@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from actograph.cli.tables import clean, describe, render
-from actograph.durations import duration
+from actograph.short_texts import duration
 
 if TYPE_CHECKING:
     from actograph.contract.operations import Estimate

@@ -24,8 +24,9 @@ from actograph.cli.shell import (
     note,
     on_interrupt,
 )
-from actograph.cli.tables import Columns, clean, cut, shorten
+from actograph.cli.tables import Columns, clean, cut
 from actograph.contract.errors import InvalidRequest
+from actograph.short_texts import shorten
 
 if TYPE_CHECKING:
     from actograph.client.jobs import JobHandle
@@ -240,10 +241,10 @@ def estimate(
 ) -> None:
     """Estimate the memory and disk of a job. Exit status 1: it does not fit."""
     drafted = job_flags.draft_of(**given)
-    drafted.complete(shell.client.models)
+    drafted.complete(shell.client.models.only)
     sent: list[str] = []
     try:
-        sent = drafted.upload(shell.client.files, progress=True)
+        sent = drafted.upload(lambda path: shell.client.files.upload(path, progress=True).id)
         estimated = shell.client.jobs.estimate(drafted.body, prompt_tokens=prompt_tokens)
     finally:
         for file_id in sent:

@@ -8,10 +8,21 @@ from typing import Any
 import typer
 
 from actograph import __version__
-from actograph.cli import analysis, batches, experiment, job_flags, jobs, models, sessions, up
+from actograph.cli import (
+    analysis,
+    batches,
+    deploy,
+    experiment,
+    job_flags,
+    jobs,
+    models,
+    ops,
+    sessions,
+    up,
+    upkeep,
+)
 from actograph.cli.chat import chat
 from actograph.cli.demo import demo
-from actograph.cli.operate import deploy, ops, upkeep
 from actograph.cli.shell import ERROR, INTERRUPTED, OK, GlobalOptions, command, emit, error_code, note
 from actograph.contract.errors import ActographError
 
@@ -57,13 +68,7 @@ command(app, "report", None, ["actograph report job_3fa2 job_81c0 --out night.ht
 command(app, "schema", None, ["actograph schema job"], panel=JOBS, formats=False)(experiment.schema)
 app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
-for analyse, typed in (
-    (analysis.outliers, ("outliers job_3fa2 --hooks resid_post", "outliers layers.safetensors")),
-    (analysis.probe, ("probe job_3fa2 --positions generated --reduce mean", "probe matrix.npz")),
-    (analysis.compare, ("compare job_3fa2 --condition plain --other-condition EP02 --hooks resid_post",)),
-    (analysis.lens, ("lens job_3fa2 --positions generated", "lens job_3fa2 --limit 1 --token next")),
-):
-    command(app, None, None, [f"actograph {one}" for one in typed], panel=JOBS)(analyse)
+app.add_typer(analysis.app, name="analyse", rich_help_panel=JOBS)
 app.add_typer(deploy.app, name="deploy", rich_help_panel=OPERATE)
 command(app, "doctor", up.FLAGS, ["actograph doctor --model ./my-model"], panel=OPERATE)(upkeep.doctor)
 command(app, "backup", None, ["actograph backup /mnt/backup/lab"], panel=OPERATE)(upkeep.backup)

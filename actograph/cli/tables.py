@@ -1,6 +1,5 @@
 """Plain tables and descriptions of the contract's resources."""
 
-import re
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +7,7 @@ from operator import attrgetter, itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 from actograph.contract.errors import InvalidRequest
-from actograph.durations import duration
+from actograph.short_texts import age, duration, shorten, size
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -157,27 +156,6 @@ def cut(text: str, columns: int) -> str:
     while _width(line) > columns:
         line = line[: max(0, min(len(line) - 2, columns - 1))] + "…"
     return line
-
-
-def shorten(text: str) -> str:
-    """Shorten an id to `job_0123456789ab`. Other texts are kept."""
-    return re.sub(r"(_[0-9a-f]{12})[0-9a-f]{20}$", r"\1", text)
-
-
-def size(count: int) -> str:
-    """Return a size such as `1.5 MB`, in powers of 1000."""
-    from rich.filesize import decimal  # the parser starts without rich
-
-    return decimal(count)
-
-
-def age(created_at: float) -> str:
-    """Return the time since `created_at` in its largest unit: `3m`, `2h`, `5d`."""
-    seconds = int(max(0.0, time.time() - created_at))
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= length:
-            return f"{seconds // length}{unit}"
-    return f"{seconds}s"
 
 
 def yes_no(value: bool | None) -> str:

@@ -8,12 +8,11 @@ from actograph.client.errors import (
     ApiError,
     DownloadDamaged,
     JobFailed,
-    PackageMissing,
     ServiceUnreachable,
     UnexpectedAnswer,
     WaitTimeout,
 )
-from actograph.contract.errors import ActographError
+from actograph.contract.errors import ActographError, PackageMissing
 
 if TYPE_CHECKING:
     from actograph.client.client import Client

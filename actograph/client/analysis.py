@@ -9,20 +9,25 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.client.errors import AnalysisFailed, package
+from actograph.client.errors import AnalysisFailed
 from actograph.client.jobs import JobHandle, Jobs
 from actograph.client.keywords import require_known
 from actograph.client.sessions import SessionHandle
 from actograph.client.transport import LONG_SECONDS, Resource, Transport, parse, path_of
-from actograph.contract.analyses.results import (
+from actograph.contract.analyses import (
+    ANALYSIS_KINDS,
     RESULT_FILE,
     AnalysisResult,
+    CompareSpec,
     ComparisonResult,
     LensResult,
+    LensSpec,
     OutliersResult,
+    OutliersSpec,
+    ProbeSpec,
     ProbesResult,
 )
-from actograph.contract.analyses.specs import ANALYSIS_KINDS, CompareSpec, LensSpec, OutliersSpec, ProbeSpec
+from actograph.contract.errors import package
 from actograph.progress import meter
 
 R = TypeVar("R", bound=AnalysisResult)

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from actograph.client.errors import ApiError
-from actograph.client.job_options import capture_of
 from actograph.client.keywords import require_known
 from actograph.client.transport import LONG_SECONDS, Resource, event_data, parse
 from actograph.contract.errors import NotFound
+from actograph.contract.job_options import capture_of
 from actograph.contract.models import Model
 from actograph.contract.openai import ChatCompletionRequest
 from actograph.contract.openai_answers import ChatChunk, ChatCompletion

@@ -14,13 +14,13 @@ from pydantic import BaseModel
 from actograph.client.analysis import Analysis
 from actograph.client.chat import Chat
 from actograph.client.errors import ApiError
-from actograph.client.job_options import CaptureOptions, Draft, EvaluationOptions, Prompts, draft
 from actograph.client.jobs import JobHandle, Jobs
 from actograph.client.keywords import require_known
 from actograph.client.matrix import Matrix, MatrixOptions, fetch
 from actograph.client.service import Batches, Files, Keys, Models, Queue, Store, Vectors, Workers
 from actograph.client.sessions import Sessions
 from actograph.client.transport import Transport
+from actograph.contract.job_options import CaptureOptions, Draft, EvaluationOptions, Prompts, draft
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
 from actograph.contract.operations import Capabilities
 from actograph.settings import Settings
@@ -115,8 +115,8 @@ class Client:
         `progress` shows the upload of a large file.
         """
         if isinstance(spec, Draft):
-            spec.complete(self.models)
-            spec.upload(self.files, progress=progress)
+            spec.complete(self.models.only)
+            spec.upload(lambda path: self.files.upload(path, progress=progress).id)
             spec = spec.body
         return self.jobs.submit(spec, idempotency_key=idempotency_key)
 

@@ -1,8 +1,6 @@
 """Errors of the client: all are `ActographError`."""
 
-import importlib
 from collections.abc import Sequence
-from typing import Any
 
 import httpx
 from pydantic import ValidationError
@@ -64,22 +62,6 @@ class JobFailed(ActographError, code="job_failed"):
 
 class AnalysisFailed(JobFailed, code="analysis_failed"):
     """An analysis ended without results."""
-
-
-class PackageMissing(ActographError, code="package_missing", status=501):
-    """A package that this call needs is not installed."""
-
-
-def package(name: str, purpose: str, *, module: str | None = None) -> Any:
-    """Import an optional package; `module` is its name in Python, if different.
-
-    Raises:
-        PackageMissing: it is not installed; the message names the purpose and the pip command.
-    """
-    try:
-        return importlib.import_module(module or name)
-    except ModuleNotFoundError as error:
-        raise PackageMissing(f"{purpose} needs {name}: pip install {name}") from error
 
 
 def from_response(response: httpx.Response) -> ApiError:

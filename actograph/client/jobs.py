@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from pydantic import BaseModel
 
 from actograph.client import arrays
-from actograph.client.errors import ApiError, JobFailed, ServiceUnreachable, WaitTimeout, package
+from actograph.client.errors import ApiError, JobFailed, ServiceUnreachable, WaitTimeout
 from actograph.client.keywords import require_known
 from actograph.client.matrix import JobMatrixOptions, Matrix, fetch, samples_frame
 from actograph.client.pulls import Activations, PulledResults, pull
@@ -29,6 +29,7 @@ from actograph.client.transport import (
     path_of,
 )
 from actograph.contract import base, operations, resources
+from actograph.contract.errors import package
 from actograph.contract.resources import (
     ActivationComparison,
     ActivationComparisonRequest,

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from actograph.client.errors import UnexpectedAnswer, package
-from actograph.client.job_options import Positions
+from actograph.client.errors import UnexpectedAnswer
 from actograph.client.sessions import SessionFilters
 from actograph.client.transport import LONG_SECONDS, Transport
+from actograph.contract.errors import package
+from actograph.contract.job_options import Positions
 from actograph.contract.resources import Sample
 from actograph.contract.row_selection import Reduce
 from actograph.tensor_files import Array

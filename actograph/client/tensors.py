@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actograph import tensor_files
-from actograph.client.errors import package
-from actograph.contract.errors import StoreDamaged
+from actograph.contract.errors import StoreDamaged, package
 from actograph.tensor_files import Array, ReadAt, TensorEntry
 
 #: bytes that iteration reads at once

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from actograph.client.errors import package
 from actograph.client.stored_session import StoredSession
-from actograph.contract.errors import InvalidRequest, NotFound
+from actograph.contract.errors import InvalidRequest, NotFound, package
 
 #: consecutive rows of one session that are read at once
 BLOCK_ROWS = 64

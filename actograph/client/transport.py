@@ -15,7 +15,7 @@ from typing_extensions import override
 from actograph.client.errors import ApiError, ServiceUnreachable, UnexpectedAnswer, from_response
 from actograph.contract.base import ListPage
 from actograph.contract.errors import IdempotencyInFlight, InvalidRequest, NotFound
-from actograph.loopback import is_loopback
+from actograph.service_urls import is_loopback
 
 M = TypeVar("M", bound=BaseModel)
 Params = Mapping[str, Any]

@@ -1,13 +1,12 @@
 """Jobs of kind `chat` and `batch`: requests to the OpenAI-compatible routes.
 
-A sample's input has all that its request says of it, with the sampling; a line's has its own capture and
-interventions too.
+A request becomes a list of `ChatInput` as it arrives; its job has them, and each sample stores one unchanged.
 """
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
 
 from actograph.contract import json_grammar
 from actograph.contract.base import JsonObject, Name, Part, PromptText, Spec, Tag
@@ -109,6 +108,7 @@ class ChatInput(Spec):
     """The input of one choice: a conversation, a text or token ids.
 
     Attributes:
+        sampling: of the request; `max_tokens` stands beside it.
         max_tokens: maximum of generated tokens; 0 only reads the prompt. None is `default_max_tokens`, or
             the rest of the model's context if that is less.
         top_logprobs: number of most likely tokens to store log probabilities of; None stores none at all.
@@ -122,8 +122,13 @@ class ChatInput(Spec):
         template_variables: of the chat template, beside `enable_thinking`.
         live: True if the text is published while it is generated.
         sample: what its sessions show as their sample; None is the place of the prompt and the choice.
+        custom_id: of the line of a batch file, which alone has this and the fields after it.
+        choices: number of answers to the line; each is a sample.
+        expires_after: expiry of its sessions; None uses the job's.
+        tags: tags of its sessions, besides the job's.
     """
 
+    sampling: SamplingSpec = SamplingSpec()
     messages: list[dict[str, Any]] | None = None
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
@@ -142,6 +147,18 @@ class ChatInput(Spec):
     echo: bool = False
     live: bool = False
     sample: OwnSample | None = None
+    custom_id: str | None = None
+    choices: int | None = None
+    capture: CaptureSpec | None = None
+    interventions: InterventionList | None = None
+    expires_after: Expiry = None
+    tags: list[Tag] | None = None
+    metadata: dict[str, str] | None = None
+
+    @property
+    def stored(self) -> dict[str, JsonValue]:
+        """The input of its samples."""
+        return self.model_dump(mode="json", exclude_none=True)
 
     @property
     def most_tokens(self) -> int:
@@ -164,24 +181,6 @@ class ChatJobSpec(InputJobSpec):
     @property
     def is_prefill(self) -> bool:
         return all(given.max_tokens == 0 for given in self.inputs)
-
-
-class BatchInput(ChatInput):
-    """The request of one line, as its samples store it; each of its `choices` is a sample.
-
-    Attributes:
-        expires_after: expiry of its sessions; None uses the job's.
-        tags: tags of its sessions, besides the job's.
-    """
-
-    custom_id: str
-    sampling: SamplingSpec
-    choices: int = 1
-    capture: CaptureSpec | None = None
-    interventions: InterventionList = Field([])
-    expires_after: Expiry = None
-    tags: list[Tag] = Field([])
-    metadata: dict[str, str] = Field({})
 
 
 class BatchJobSpec(InputJobSpec):

@@ -4,6 +4,7 @@ A class's docstring is its default message. `code` is the stable machine-readabl
 `status` the HTTP status of the answer, `param` the field at fault.
 """
 
+import importlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -179,3 +180,19 @@ class StoreDamaged(ActographError, code="store_damaged"):
         super().__init__(message)
         self.artifact = artifact
         self.file = file
+
+
+class PackageMissing(ActographError, code="package_missing", status=501):
+    """A package that this call needs is not installed."""
+
+
+def package(name: str, purpose: str, *, module: str | None = None) -> Any:
+    """Import an optional package; `module` is its name in Python, if different.
+
+    Raises:
+        PackageMissing: it is not installed; the message names the purpose and the pip command.
+    """
+    try:
+        return importlib.import_module(module or name)
+    except ModuleNotFoundError as error:
+        raise PackageMissing(f"{purpose} needs {name}: pip install {name}") from error

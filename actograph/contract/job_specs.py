@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
-from actograph.contract.analyses.specs import (
+from actograph.contract.analyses import (
     ANALYSIS_KINDS,
     AnalysisKind,
     AnalysisSpec,

@@ -4,11 +4,13 @@ The reference is the OpenAI API (platform.openai.com/docs/api-reference/chat). U
 refused; those of its messages and tools are ignored, so that answers of other services can be sent back.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Json, model_validator
 
+from actograph.contract import json_grammar
 from actograph.contract.base import (
     JsonObject,
     Metadata,
@@ -22,13 +24,22 @@ from actograph.contract.base import (
     example,
     fault_of,
 )
-from actograph.contract.chat_job import ChatTemplateKwargs, OwnSample, ResponseFormat, StructuredOutputs
+from actograph.contract.chat_job import (
+    CHAT,
+    ChatInput,
+    ChatTemplateKwargs,
+    OwnSample,
+    ResponseFormat,
+    StructuredOutputs,
+)
 from actograph.contract.interventions import InterventionList
 from actograph.contract.row_selection import needs_generation
 from actograph.contract.specs import CaptureSpec, Expiry, LogitBias, Penalty, SamplingOptions, SamplingSpec
 from actograph.contract.tool_calls import CLOSE
 
 MAX_CHOICES = 128
+#: OpenAI's own default for `/v1/completions`
+COMPLETION_MAX_TOKENS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 #: replaces a top_p of 0, which keeps the most likely token at OpenAI
@@ -175,6 +186,9 @@ class GenerationBase(SamplingOptions):
 class CompletionBase(GenerationBase):
     """Fields of chats and texts."""
 
+    #: of the job that such a request becomes
+    kind: ClassVar[str] = CHAT
+
     max_tokens: int | None = Field(None, ge=0, le=1_000_000)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stream_options: StreamOptions | None = None
@@ -228,6 +242,27 @@ class CompletionBase(GenerationBase):
             logit_bias=self.logit_bias or {},
             **{name: getattr(self, name) for name in SamplingOptions.model_fields},
         )
+
+    @property
+    def grammars(self) -> dict[str, str]:
+        """Grammars that text must be able to follow, by the field that asks for them."""
+        return {} if self.grammar is None else {"structured_outputs": self.grammar}
+
+    @abstractmethod
+    def inputs(self, *, seed: int, chat_max_tokens: int) -> list[ChatInput]:
+        """Its prompts; `chat_max_tokens` is the default of conversations."""
+
+    def _of_all(self, seed: int, asked: int | None, default: int) -> dict[str, Any]:
+        """Fields of each input, with the requested maximum of generated tokens, or the default."""
+        # what generates nothing needs a valid number too
+        most = max(1, default if asked is None else asked)
+        return {
+            "sampling": self.sampling(max_tokens=most, seed=seed),
+            "max_tokens": asked,
+            "default_max_tokens": default,
+            "grammar": self.grammar,
+            "sample": self.sample,
+        }
 
 
 class ChatCompletionRequest(CompletionBase):
@@ -350,6 +385,37 @@ class ChatCompletionRequest(CompletionBase):
         offered = [] if self.tool_choice == "none" else self.tools or []
         return [tool.function.name for tool in offered if tool.function.strict] or None
 
+    @property
+    def grammars(self) -> dict[str, str]:
+        found = super().grammars
+        if self.response_format is not None and self.grammar is not None:
+            found = {"response_format": self.grammar}
+        if self.must_call or self.strict_tools:
+            only = None if self.must_call else self.strict_tools
+            schemas = json_grammar.arguments_of(self.offered_tools, only)
+            found = {"tools": json_grammar.of_call(schemas, "")} | found
+        return found
+
+    def inputs(self, *, seed: int, chat_max_tokens: int) -> list[ChatInput]:
+        return [
+            ChatInput(
+                messages=[message.for_template() for message in self.messages],
+                tools=self.offered_tools or None,
+                must_call=self.must_call,
+                call_name=self.call_name,
+                strict_tools=self.strict_tools,
+                one_call=self.one_call,
+                continues=self.continue_final_message,
+                enable_thinking=self.thinks,
+                template_variables=self.template_variables,
+                top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+                # tool calls are sent whole
+                live=bool(self.stream)
+                and not (self.logprobs or self.must_call or self.continue_final_message),
+                **self._of_all(seed, self.max_completion_tokens or self.max_tokens, chat_max_tokens),
+            )
+        ]
+
 
 class CompletionRequest(CompletionBase):
     """The body of `POST /v1/completions`."""
@@ -380,3 +446,14 @@ class CompletionRequest(CompletionBase):
         """The prompts, each as text or as token ids."""
         given: Any = self.prompt
         return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+
+    def inputs(self, *, seed: int, chat_max_tokens: int) -> list[ChatInput]:
+        shared = self._of_all(seed, self.max_tokens, COMPLETION_MAX_TOKENS) | {
+            "top_logprobs": self.logprobs,
+            "echo": bool(self.echo),
+            "live": bool(self.stream) and self.logprobs is None and not self.echo,
+        }
+        return [
+            ChatInput(**{"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}, **shared)
+            for prompt in self.prompts
+        ]

@@ -9,7 +9,7 @@ from actograph.contract.base import MAX_TAGS, FileId, Metadata, Resource, Spec, 
 from actograph.contract.chat_job import Endpoint
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.specs import ExpiresAfter
-from actograph.durations import seconds_of
+from actograph.short_texts import seconds_of
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 

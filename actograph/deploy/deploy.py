@@ -12,7 +12,7 @@ from actograph.contract.errors import Conflict
 from actograph.deploy import payload
 from actograph.deploy.ssh import BoxFailed, Ssh
 from actograph.deploy.tunnel import Deployment, Records
-from actograph.smoke.smoke import Smoke, Step
+from actograph.smoke import Smoke, Step
 
 #: torch with its CUDA libraries and without, and room for the first sessions
 _GPU_BYTES, _CPU_BYTES = 12 << 30, 4 << 30

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actograph.client.job_options import capture_of as typed_capture
 from actograph.contract.base import canonical_digest
+from actograph.contract.job_options import capture_of as typed_capture
 from actograph.contract.specs import CaptureSpec
 
 #: letters of Inspect's scorers: correct, partially correct, incorrect, no answer

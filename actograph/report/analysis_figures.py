@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actograph.contract import hooks
-from actograph.contract.analyses.results import AnalysisResult, LensResult, OutliersResult, ProbesResult
+from actograph.contract.analyses import AnalysisResult, LensResult, OutliersResult, ProbesResult
 from actograph.report import figures
 from actograph.report.figures import Bar, Figure
 

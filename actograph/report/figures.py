@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actograph.client.errors import package
+from actograph.contract.errors import package
 
 #: Okabe & Ito, Color universal design (2008), without their yellow, which is too light on white
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -9,8 +9,13 @@ from typing import Any
 
 from actograph.client import Client
 from actograph.client.jobs import JobHandle
-from actograph.contract.analyses.results import ComparisonResult, LensResult, OutliersResult, ProbesResult
-from actograph.contract.analyses.specs import ANALYSIS_KINDS
+from actograph.contract.analyses import (
+    ANALYSIS_KINDS,
+    ComparisonResult,
+    LensResult,
+    OutliersResult,
+    ProbesResult,
+)
 from actograph.contract.resources import ConditionComparison, ConditionResults, JobComparison, JobResults
 from actograph.report import figures, page
 from actograph.report.analysis_figures import figure_of

@@ -12,6 +12,7 @@ from actograph.client import Client
 from actograph.contract.errors import ActographError
 from actograph.contract.models import parse_served
 from actograph.settings import Settings
+from actograph.smoke import found_service
 from actograph.stack import redis_server
 from actograph.stack.ports import is_free
 from actograph.stack.up import count_cards, require_installed
@@ -113,7 +114,7 @@ def _port(settings: Settings) -> str:
         return f"{settings.host}:{settings.port} is free"
     with Client(settings.effective_url, settings.api_key, timeout=5, retries=0) as client:
         try:
-            return f"Actograph {client.capabilities().version} serves {settings.effective_url}"
+            return f"{found_service(client)}, serves {settings.effective_url}"
         except ActographError as error:
             place = f"{settings.host}:{settings.port}"
             raise Problem(

@@ -26,7 +26,8 @@ from actograph.contract.openai_answers import (
 from api import submit
 from api.dependencies import Services
 from api.errors import INTERNAL
-from api.openai import batch_input, batch_output
+from api.kinds import batch_lines
+from api.openai import batch_output
 from storage.files import files
 from storage.jobs import batches, jobs
 from storage.tables.models import BatchRow
@@ -84,11 +85,11 @@ def _begin(services: Services, row: BatchRow) -> None:
     # lines may name only files and vectors of the batch's owner
     own = replace(services, database=services.database.restricted_to(row.owner))
     try:
-        with batch_input.submission_of(own, row.id, request, row.owner) as submission:
+        with batch_lines.submission_of(own, row.id, request, row.owner) as submission:
             submit.insert(own, submission, batch_id=row.id)
     except Conflict as error:
         log.info("%s", error)
-    except batch_input.InvalidBatch as error:
+    except batch_lines.InvalidBatch as error:
         _fail(services, row, *error.errors)
 
 

@@ -1,4 +1,4 @@
-"""Waiting for a submitted chat: for the end of its job, its live text, or its client to disconnect.
+"""Submitting a chat, and waiting for it: for the end of its job, its live text, or its client to disconnect.
 
 One task of a process reads the index and the live text for all of its chats.
 """
@@ -6,17 +6,22 @@ One task of a process reads the index and the live text for all of its chats.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import anyio
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from actograph.contract.errors import Conflict, NotFound, ServiceUnavailable
+from actograph.contract.errors import ActographError, Conflict, NotFound, ServiceUnavailable
+from actograph.contract.openai import CompletionBase
 from api.dependencies import Services
+from api.kinds.chat import request_field
+from api.submit import submit
+from storage import samples
 from storage.broker.live_text import LiveTextReader
 from storage.jobs import jobs
 from storage.tables.models import JobRow, SampleRow
@@ -117,6 +122,37 @@ class Running:
     http: Request
     job: JobRow
     samples: Sequence[SampleRow]
+
+    @classmethod
+    async def of(
+        cls,
+        http: Request,
+        services: Services,
+        owner: str,
+        request: CompletionBase,
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> "Running":
+        """Submit a request that is answered at once.
+
+        Args:
+            names: fields of the chat that have other names in the body, for errors.
+
+        Raises:
+            ServiceUnavailable, InvalidRequest: as `submit`; `param` is a field of the body.
+        """
+
+        def submitted() -> "Running":
+            try:
+                row = submit(services, request, owner, starts_now=True)
+            except ActographError as error:
+                field, dot, rest = (request_field(error.param) or "").partition(".")
+                error.param = f"{names.get(field, field)}{dot}{rest}" or None
+                raise
+            with services.database.read() as session:
+                found, _ = samples.find(session, row.id, limit=row.total or 1)
+            return cls(services=services, http=http, job=row, samples=found)
+
+        return await run_in_threadpool(submitted)
 
     async def pieces(self, *, texts: bool) -> AsyncGenerator[Piece, None]:
         """Yield pieces of the samples' texts until the job has ended; None after a while without text.

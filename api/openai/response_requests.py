@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 
 from actograph.contract.base import Metadata, Part, Text, example, fault_of
 from actograph.contract.chat_job import ChatTemplateKwargs, JsonSchema
-from actograph.contract.errors import ActographError
 from actograph.contract.openai import (
     IGNORED,
     MAX_TOP_LOGPROBS,
@@ -25,13 +24,10 @@ from actograph.contract.openai import (
     ToolFunction,
     only_text,
 )
-from api.dependencies import Services
-from api.openai import chat_requests
-from storage.tables.models import JobRow, SampleRow
 
 LOGPROBS = "message.output_text.logprobs"
 #: field of a chat -> field of this route
-_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
+NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
 
 
 class ContentPart(Part):
@@ -175,7 +171,7 @@ class ResponseRequest(GenerationBase):
         except ValidationError as error:
             first = error.errors()[0]
             field = str(first.get("ctx", {}).get("field") or first["loc"][0])
-            raise fault_of(_NAMES.get(field, field), first["msg"]) from None
+            raise fault_of(NAMES.get(field, field), first["msg"]) from None
         return self
 
     def chat(self) -> ChatCompletionRequest:
@@ -220,13 +216,3 @@ class ResponseRequest(GenerationBase):
                 calls = [*(turn.tool_calls or ()), item.for_chat()]
                 found.append(turn.model_copy(update={"tool_calls": calls}))
         return found
-
-
-def submit(services: Services, request: ResponseRequest, owner: str) -> tuple[JobRow, Sequence[SampleRow]]:
-    """Like `chat_requests.submit_chat`; `param` of its errors is a field of this route."""
-    try:
-        return chat_requests.submit_chat(services, request.chat(), owner)
-    except ActographError as error:
-        field, dot, rest = (error.param or "").partition(".")
-        error.param = f"{_NAMES.get(field, field)}{dot}{rest}" or None
-        raise

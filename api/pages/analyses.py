@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from actograph.contract.analyses.specs import ANALYSIS_KINDS
+from actograph.contract.analyses import ANALYSIS_KINDS
 from actograph.contract.errors import NotFound
 from api.auth import READ
 from api.dependencies import ServicesDep, SessionId

@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from actograph.contract.analyses.specs import ANALYSIS_KINDS
+from actograph.contract.analyses import ANALYSIS_KINDS
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import ConditionResults, JobResults
 from api.auth import READ

@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from actograph import __version__
-from actograph.cli.tables import age, shorten, size
 from actograph.contract.roles import Role
-from actograph.durations import duration
+from actograph.short_texts import age, duration, shorten, size
 from api.auth import Access
 
 HERE = Path(__file__).parent

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from actograph.client.job_options import draft
 from actograph.contract.errors import ActographError, InvalidRequest
+from actograph.contract.job_options import draft
 from actograph.contract.job_specs import MODEL_KINDS, InvalidFields, JobSpec, job_spec_adapter
 from actograph.contract.tasks import TaskName
 from api.auth import READ, SUBMIT, Caller

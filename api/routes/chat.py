@@ -12,15 +12,13 @@ from actograph.contract.openai_answers import ChatCompletion, Completion
 from api.auth import SUBMIT, Caller
 from api.dependencies import Services, ServicesDep
 from api.openai import (
-    chat_requests,
     chat_results,
     chat_stream,
     response_answers,
-    response_requests,
     response_stream,
 )
 from api.openai.chat_watch import Running
-from api.openai.response_requests import ResponseRequest
+from api.openai.response_requests import NAMES, ResponseRequest
 from api.reading import sse
 
 ANSWERS: dict[int | str, dict[str, Any]] = {
@@ -56,12 +54,11 @@ async def create_response(
     """OpenAI's response, without its store: `input` is the whole conversation."""
 
     def read() -> dict[str, Any]:
-        chat = chat_results.read(services, job.id)
+        chat = chat_results.read(services, running.job.id)
         assert isinstance(chat, ChatCompletion)
         return response_answers.ended(request, chat).model_dump(mode="json")
 
-    job, samples = await run_in_threadpool(response_requests.submit, services, request, by)
-    running = Running(services=services, http=http, job=job, samples=samples)
+    running = await Running.of(http, services, by, request.chat(), NAMES)
     if request.stream:
         return await _streamed(response_stream.stream(running, request))
     async for _ in running.pieces(texts=False):
@@ -73,10 +70,9 @@ async def _answer(http: Request, services: Services, owner: str, request: Comple
     """Submit and answer, whole or streamed. A client that disconnects cancels its job."""
 
     def read() -> dict[str, Any]:
-        return chat_results.read(services, job.id).model_dump(mode="json")
+        return chat_results.read(services, running.job.id).model_dump(mode="json")
 
-    job, samples = await run_in_threadpool(chat_requests.submit_chat, services, request, owner)
-    running = Running(services=services, http=http, job=job, samples=samples)
+    running = await Running.of(http, services, owner, request)
     if not request.stream:
         async for _ in running.pieces(texts=False):
             pass

@@ -6,14 +6,13 @@ from fastapi import APIRouter, Header, Query
 from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from actograph.contract.analyses.specs import AnalysisSpecBase
 from actograph.contract.base import Deleted, ListPage
 from actograph.contract.errors import NotFound
 from actograph.contract.job_specs import JobSpec, ListedKind
 from actograph.contract.operations import Estimate
 from actograph.contract.resources import Job, JobResults, JobStatus, Sample, SampleStatus
 from actograph.contract.tasks import RescoreRequest
-from api import analyses, estimate, submit
+from api import estimate, submit
 from api.auth import READ, SUBMIT, Caller
 from api.dependencies import (
     IdempotencyKey,
@@ -26,7 +25,7 @@ from api.dependencies import (
     request_key,
     require_priority,
     slow,
-)  # fmt: skip
+)
 from api.reading import sse
 from api.reading.downloads import Responses, binary
 from storage import samples
@@ -63,10 +62,7 @@ def estimate_job(
 ) -> Estimate:
     """Take a spec for POST /v1/jobs, with the same errors except those for lack of resources."""
     require_priority(services, spec.priority)
-    if isinstance(spec, AnalysisSpecBase):
-        return analyses.plan(services, spec)
-    submission = submit.check(services, spec, by)
-    return estimate.plan(services, submission, prompt_tokens)
+    return estimate.plan(services, submit.check(services, spec, by), prompt_tokens)
 
 
 @router.post(
@@ -91,10 +87,7 @@ def submit_job(
             made = request_keys.made_with(session, JobRow, by, key)
             if made is not None:
                 return _job_answer(200, _shown(services, session, made))
-    if isinstance(spec, AnalysisSpecBase):
-        row = analyses.submit(services, spec, by, key=key)
-    else:
-        row = submit.submit(services, spec, by, key=key)
+    row = submit.submit(services, spec, by, key=key)
     with services.database.read() as session:
         return _job_answer(202, _shown(services, session, jobs.get(session, row.id)))
 

@@ -29,7 +29,7 @@ from api import metrics
 from api.auth import ADMIN, READ, Caller
 from api.dependencies import AllServicesDep, ServicesDep, slow
 from api.routes.models import list_models
-from api.submit import MAX_SAMPLES
+from api.submission import MAX_SAMPLES
 from storage.accounts import api_keys, quotas
 from storage.index import pages
 from storage.queue import pause, view, workers

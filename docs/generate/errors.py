@@ -45,6 +45,7 @@ CURES = {
     "deadline_exceeded": "Retry the job; the deadline counts from the retry.",
     "job_ended": "Nothing: the sample's job was cancelled or ended first.",
     "too_many_failures": "Correct the cause that the last sample names, then retry the job.",
+    "package_missing": "Install the package that the message names, where the job or call runs.",
     "store_damaged": "Run `actograph store verify`; restore the file, or delete the session and rerun it.",
 }
 

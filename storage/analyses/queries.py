@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import hooks
-from actograph.contract.analyses.specs import SessionQuery
+from actograph.contract.analyses import SessionQuery
 from actograph.contract.errors import InvalidRequest, MixedIdentities, UnknownHook
 from actograph.contract.models import ModelIdentity, short
 from actograph.contract.resources import TensorInfo

@@ -8,7 +8,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.analyses.specs import AnalysisKind
+from actograph.contract.analyses import AnalysisKind
 from actograph.contract.resources import JobStatus
 from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.store import ArtifactStore

@@ -7,7 +7,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.analyses.specs import AnalysisSpec
+from actograph.contract.analyses import AnalysisSpec
 from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import ActographError, Conflict
 from actograph.contract.job_specs import AnyJobSpec, ListedKind

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import base, resources
-from actograph.contract.analyses.specs import ANALYSIS
+from actograph.contract.analyses import ANALYSIS
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.accounts.quotas import Quotas

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from actograph.contract import base, models, operations
-from actograph.contract.analyses.specs import ANALYSIS
+from actograph.contract.analyses import ANALYSIS
 from actograph.contract.errors import ActographError
 from actograph.contract.operations import WorkerStatus
 from storage.index import events

@@ -10,7 +10,7 @@ from typing import cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.analyses.specs import ANALYSIS_KINDS
+from actograph.contract.analyses import ANALYSIS_KINDS
 from storage.index import visible
 from storage.index.bulk_rows import BulkInsert
 from storage.index.database import now

@@ -6,7 +6,6 @@ Conditions and epochs of one problem are consecutive, so partial results can be 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.job_specs import CaptureInput, CaptureJobSpec, EvaluationSpec
 from actograph.contract.specs import sample_seed
 from evals.dataset_rows import DatasetRow
@@ -28,20 +27,6 @@ def capture_samples(spec: CaptureJobSpec, rows: Iterable[DatasetRow] = ()) -> It
     )
     stored = ((index, given.model_dump(exclude_none=True)) for index, given in inputs)
     return _samples(stored, spec, spec.epochs, spec.sampling.seed)
-
-
-def chat_samples(spec: ChatJobSpec) -> Iterator[NewSample]:
-    """One sample for each choice of each prompt. The choices have the seeds s, s + 1, s + 2, ..."""
-    sampling = {"sampling": spec.sampling.model_dump(mode="json")}
-    for index, given in enumerate(spec.inputs):
-        for choice in range(spec.epochs):
-            yield NewSample(
-                sample_index=index,
-                condition="",
-                epoch=choice,
-                input=given.model_dump(exclude_none=True) | sampling,
-                seed=(spec.sampling.seed + choice) % 2**63,
-            )
 
 
 def _samples(

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from actograph.contract.analyses import AnalysisSpec
 from actograph.contract.errors import ServiceUnavailable
 from storage import samples
 from storage.index import notices, visible
@@ -36,7 +37,7 @@ ABANDONED_SECONDS = 300.0
 
 def insert_job(
     database: Database,
-    spec: Spec,
+    spec: Spec | AnalysisSpec,
     new: Iterable[NewSample],
     *,
     batch_id: str | None = None,

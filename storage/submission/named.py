@@ -2,6 +2,7 @@
 
 from sqlalchemy.orm import Session
 
+from actograph.contract.analyses import AnalysisSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound
 from actograph.contract.interventions import StoredVector, each
 from actograph.contract.specs import FileDataset
@@ -24,10 +25,14 @@ def upload(session: Session, file_id: str, field: str, *, keep: bool = False) ->
         ) from None
 
 
-def stored_vectors(session: Session, spec: Spec, *, keep: bool = False) -> dict[str, StoredVector]:
+def stored_vectors(
+    session: Session, spec: Spec | AnalysisSpec, *, keep: bool = False
+) -> dict[str, StoredVector]:
     """Stored vectors that a spec names, by field; `keep` as in `upload`. Raises InvalidRequest."""
     named = [
-        (one.vector_id, param) for param, one in each(spec.interventions, spec.conditions) if one.vector_id
+        (one.vector_id, param)
+        for param, one in each(getattr(spec, "interventions", ()), getattr(spec, "conditions", ()))
+        if one.vector_id
     ]
     found = {}
     # sorted, since all locks are taken in one order
@@ -43,7 +48,7 @@ def stored_vectors(session: Session, spec: Spec, *, keep: bool = False) -> dict[
     return found
 
 
-def keep_all(session: Session, spec: Spec) -> None:
+def keep_all(session: Session, spec: Spec | AnalysisSpec) -> None:
     """Prevent the deletion of all files and vectors of a spec. Raises InvalidDataset or InvalidRequest."""
     named = [(getattr(spec, field, None), field) for field in DATASETS]
     uploads = [(one.file_id, field) for one, field in named if isinstance(one, FileDataset)]

@@ -10,10 +10,9 @@ import threading
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from actograph import redaction
 from actograph.contract.errors import ActographError
 from actograph.settings import settings_or_exit
-from storage import migrate
+from storage import migrate, redaction
 from storage.artifacts.factory import open_store
 from storage.broker.hints import HintSender
 from storage.index import deployment

@@ -7,11 +7,12 @@ import sqlalchemy as sa
 
 from actograph.contract.chat_job import ChatJobSpec
 from actograph.contract.job_specs import job_spec_adapter
+from api.kinds import chat
 from storage import samples
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.samples import NewSample
-from storage.samples.expansion import capture_samples, chat_samples
+from storage.samples.expansion import capture_samples
 from storage.tables.models import JobRow
 
 
@@ -23,7 +24,7 @@ def insert(database: Database, spec: Any, new: Iterable[NewSample] | None = None
         fields: as `jobs.create` takes them.
     """
     if new is None:
-        new = chat_samples(spec) if isinstance(spec, ChatJobSpec) else capture_samples(spec)
+        new = chat.samples(spec) if isinstance(spec, ChatJobSpec) else capture_samples(spec)
     found = list(new)
     with database.write() as session:
         newest = session.scalar(sa.select(sa.func.max(JobRow.created_at))) or 0.0
@@ -45,6 +46,7 @@ def insert_chat(
 ) -> str:
     """Insert a chat of one short answer."""
     tokens = sampling.setdefault("max_tokens", 2)
-    body = {"model": model, "inputs": [{"prompt": prompt, "max_tokens": tokens}], "sampling": sampling}
+    given = {"prompt": prompt, "max_tokens": tokens, "sampling": sampling}
+    body = {"model": model, "inputs": [given], "sampling": sampling}
     spec = ChatJobSpec.model_validate(body | {"sample_timeout_seconds": 0, "priority": priority})
     return insert(database, spec, hooks=[])

@@ -5,7 +5,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from actograph.contract.analyses.results import AnalysisResult
+from actograph.contract.analyses import AnalysisResult
 from actograph.contract.resources import TensorInfo
 from actograph.contract.row_selection import Segment
 from storage.artifacts.store import ArtifactStore

@@ -9,10 +9,10 @@ import os
 import signal
 import sys
 
-from actograph import redaction
-from actograph.contract.analyses.specs import ANALYSIS
+from actograph.contract.analyses import ANALYSIS
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings, settings_or_exit
+from storage import redaction
 from storage.artifacts.factory import open_store
 from storage.broker.hints import HintSender
 from storage.index.database import Database

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.contract.analyses.specs import RowsSpec
+from actograph.contract.analyses import RowsSpec
 from actograph.contract.interventions import NewVector
 from storage.results import matrix
 from storage.results.matrix import Choice, Matrix, Source

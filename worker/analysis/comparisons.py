@@ -1,8 +1,7 @@
 """Differences of two sets of stored sessions at each hook, problem by problem."""
 
 from actograph.analysis.comparison import compare_rows
-from actograph.contract.analyses.results import ComparisonResult
-from actograph.contract.analyses.specs import CompareSpec, SessionQuery
+from actograph.contract.analyses import CompareSpec, ComparisonResult, SessionQuery
 from actograph.contract.errors import InvalidRequest
 from actograph.tensor_files import Array
 from storage.analyses import queries
@@ -19,10 +18,9 @@ def run(run: Run, spec: CompareSpec) -> Results:
     """
     with run.database.read() as session:
         sides = [
-            queries.survey(session, query, spec.hooks, kind=spec.kind)
-            for query in (spec.sessions, spec.other)
+            queries.survey(session, query, spec.hooks, kind=spec.kind) for query in spec.queries.values()
         ]
-        ids = [one for query in (spec.sessions, spec.other) for one in queries.session_ids(session, query)]
+        ids = [one for query in spec.queries.values() for one in queries.session_ids(session, query)]
     hooks = [hook for hook in sides[0].tensors if hook in sides[1].tensors]
     if not hooks:
         raise InvalidRequest("the two sides have no hook in common", param="hooks")

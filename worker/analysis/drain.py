@@ -8,9 +8,8 @@ from typing import TypeVar
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from actograph.client.errors import package
-from actograph.contract.analyses.specs import ANALYSIS, CompareSpec, LensSpec, OutliersSpec, ProbeSpec
-from actograph.contract.errors import ActographError, ServiceUnavailable
+from actograph.contract.analyses import ANALYSIS, CompareSpec, LensSpec, OutliersSpec, ProbeSpec
+from actograph.contract.errors import ActographError, ServiceUnavailable, package
 from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.models import ServedModel, parse_served
 from actograph.settings import Settings

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.contract.analyses.results import LensResult
-from actograph.contract.analyses.specs import LensSpec
+from actograph.contract.analyses import LensResult, LensSpec
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.models import ServedModel
 from storage.analyses import queries
@@ -218,9 +217,10 @@ def run(run: Run, spec: LensSpec, served: Sequence[ServedModel]) -> Results:
         PackageMissing: see `Checkpoint`.
         Interrupted: the analysis must end here.
     """
-    attributes = spec.token is not None
     with run.database.read() as session:
-        survey = queries.survey(session, spec.sessions, spec.hooks, kind=spec.kind, with_stream=attributes)
+        survey = queries.survey(
+            session, spec.sessions, spec.hooks, kind=spec.kind, with_stream=spec.attributes
+        )
         ids = queries.session_ids(session, spec.sessions)
         identity = queries.identity(session, ids[0])
         with_logits = queries.sources(session, spec.sessions, LOGITS)
@@ -233,10 +233,10 @@ def run(run: Run, spec: LensSpec, served: Sequence[ServedModel]) -> Results:
                     f"{name} is {info.shape[1]} wide; the unembedding reads {model.width}", param="hooks"
                 )
         last = f"resid_post.{model.layers - 1}"
-        if attributes and last not in survey.tensors:
+        if spec.attributes and last not in survey.tensors:
             raise InvalidRequest(f"{last} is not stored: contributions are taken at its norm", param="token")
         compared = _compare(run.store, with_logits, model, last, is_float32=identity.dtype == "float32")
-        stream = queries.stream(survey.tensors) if attributes else []
+        stream = queries.stream(survey.tensors) if spec.attributes else []
         sums = LensSums(spec, model, hooks, stream, run.check)
         progress = Pass(ids, list(survey.tensors), sums)
         progress.read(run, spec.positions, with_token_ids=True)

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from actograph.analysis.probe import corrected_p_values, probe
-from actograph.contract.analyses.results import ProbesResult
-from actograph.contract.analyses.specs import ProbeSpec
+from actograph.contract.analyses import ProbeSpec, ProbesResult
 from actograph.contract.errors import InvalidRequest
 from actograph.tensor_files import Array
 from storage.analyses import queries

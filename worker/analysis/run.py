@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.contract.analyses.results import AnalysisResult, SkippedSession
+from actograph.contract.analyses import AnalysisResult, SkippedSession
 from actograph.contract.errors import ActographError
 from actograph.contract.interventions import NewVector
 from storage.analyses import state

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from actograph.contract.analyses.results import RESULT_FILE
-from actograph.contract.analyses.specs import ANALYSIS
+from actograph.contract.analyses import ANALYSIS, RESULT_FILE
 from actograph.contract.base import canonical_digest
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import SessionFile

@@ -9,8 +9,8 @@ import os
 import socket
 import sys
 
-from actograph.redaction import set_up_logging
 from actograph.settings import Settings
+from storage.redaction import set_up_logging
 from worker.engine.channel import Channel, ChannelClosed
 
 

@@ -107,7 +107,7 @@ def test_a_file_of_a_jobs_rows_gives_the_numbers_of_the_job(
         assert len(massive) == 4
         for suffix, sequence in itertools.product(("npz", "safetensors"), (None, 16, 4)):
             path = client.jobs.get(source).write_arrays(tmp_path / f"t.{suffix}", sequence=sequence)
-            code, out, err = run("outliers", path, *flags)
+            code, out, err = run("analyse", "outliers", path, *flags)
             assert code == 0, err
             found = json.loads(out)
             assert found["outlier_features"] == due.outlier_features
@@ -185,18 +185,20 @@ def test_the_commands_follow_and_print_tables(service: Service, run: Run, rows: 
     worker = idle_look(drain.look, Hints(), seconds=0.05)
     worker.start()
     try:
-        code, out, err = run("outliers", source[:20], "--hooks", "resid_post")
+        code, out, err = run("analyse", "outliers", source[:20], "--hooks", "resid_post")
         assert (code, "POSITION SHARE" in out) == (0, True), (out, err)
         assert "actograph sessions pull" in err
-        code, out, _ = run("probe", source, "--positions", "last", "--folds", 3, "--format", "json")
+        code, out, _ = run(
+            "analyse", "probe", source, "--positions", "last", "--folds", 3, "--format", "json"
+        )
         assert code == 0
         assert set(json.loads(out)["hooks"]) == set(rows[0])
-        code, out, _ = run("compare", source, "--hooks", "resid_post.1", "--positions", "last")
+        code, out, _ = run("analyse", "compare", source, "--hooks", "resid_post.1", "--positions", "last")
         assert (code, "PAIRS" in out) == (0, True), out
-        code, out, err = run("outliers", source, "--positions", "generated")
+        code, out, err = run("analyse", "outliers", source, "--positions", "generated")
         assert (code, out) == (1, "")
         assert "no row at positions generated" in err.splitlines()[-1]
     finally:
         worker.stop()
-    code, _, err = run("compare", source, "--hooks", "embed")
+    code, _, err = run("analyse", "compare", source, "--hooks", "embed")
     assert (code, "no tensor embed is stored" in err) == (1, True)

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from actograph.settings import Settings
-from api import submit
+from api import submission
 from storage import samples
 from storage.jobs import jobs
 from storage.tables.models import JobRow
@@ -224,7 +224,7 @@ def test_too_few_rows_for_the_examples_are_refused(service: Service, refused: Ca
 def test_a_job_of_too_many_samples_is_refused(
     service: Service, refused: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "MAX_SAMPLES", 9)
+    monkeypatch.setattr(submission, "MAX_SAMPLES", 9)
     file_id = service.upload(*GOOD_ROWS)
     refused(evaluation({"file_id": file_id}, epochs=2), None, says="9")
     refused(capture(epochs=10), None, says="9")

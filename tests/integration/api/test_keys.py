@@ -143,7 +143,7 @@ def test_a_public_address_without_keys_is_refused_in_one_line(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ACTOGRAPH_HOME", str(settings.home))
-    monkeypatch.setattr("actograph.redaction.set_up_logging", lambda _: None)  # this process has its own
+    monkeypatch.setattr("storage.redaction.set_up_logging", lambda _: None)  # this process has its own
     monkeypatch.setattr("uvicorn.run", lambda *_, **__: pytest.fail("other machines are served"))
     for host in ("0.0.0.0", "::", "example.org"):
         monkeypatch.setenv("ACTOGRAPH_HOST", host)

@@ -6,7 +6,7 @@ from typing import Any
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.openai import ChatCompletionRequest
-from api.openai.chat_requests import submit_chat
+from api.submit import submit
 from storage.jobs import jobs
 from storage.queue import claim, model_loads, workers
 from tests.integration.api.conftest import Problem, Service, structure
@@ -99,7 +99,7 @@ def test_a_savepoint_is_a_hook_name_in_jobs_of_its_model(service: Service, probl
         ({}, []),
     ):
         chat = {"model": "demo", "messages": [{"role": "user", "content": "a"}]} | asked
-        row, _ = submit_chat(service.services, ChatCompletionRequest.model_validate(chat), "")
+        row = submit(service.services, ChatCompletionRequest.model_validate(chat), "", starts_now=True)
         assert row.hooks == kept
     body = {"kind": "capture", "model": "demo", "inputs": [{"prompt": "a"}], "capture": {"hooks": ["yours"]}}
     problem(service.client.post("/v1/jobs", json=body), 422, "unknown_hook", "/capture/hooks")

@@ -14,7 +14,7 @@ import pytest
 from actograph.cli.main import main
 from actograph.client import Client, transport
 from actograph.contract.operations import NewKey
-from actograph.smoke.failures import Kind
+from actograph.smoke import Kind
 
 #: (method, path, status, body) -> the status and body that the client gets
 Change = Callable[[str, str, int, bytes], tuple[int, bytes]]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from actograph import tensor_files
-from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec
+from actograph.contract.chat_job import BatchJobSpec, ChatInput, ChatJobSpec
 from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.resources import Sample, SampleStatus
 from actograph.contract.specs import SamplingSpec
@@ -79,8 +79,8 @@ def line(name: str) -> dict[str, Any]:
     """A request as a batch stores it."""
     changes: dict[str, Any] = {"capture": CAPTURE, "max_tokens": 8} | LINES[name]
     sampling = SamplingSpec.model_validate(WARM | changes.pop("sampling", {}))
-    given = BatchInput.model_validate({"custom_id": name, "prompt": PROMPT, "sampling": sampling} | changes)
-    return given.model_dump(mode="json", exclude_none=True)
+    given = ChatInput.model_validate({"custom_id": name, "prompt": PROMPT, "sampling": sampling} | changes)
+    return given.stored
 
 
 def submit_lines(bench: "Bench", names: list[str]) -> str:
@@ -109,7 +109,9 @@ def submit_chat(bench: "Bench", name: str) -> str:
     body |= {key: value for key, value in changes.items() if key in ("capture", "interventions")}
     given = {"prompt": PROMPT} | {key: value for key, value in changes.items() if key in OWN}
     sampling = WARM | changes.get("sampling", {})
-    spec = ChatJobSpec.model_validate(body | {"inputs": [given], "sampling": sampling})
+    spec = ChatJobSpec.model_validate(
+        body | {"inputs": [given | {"sampling": sampling}], "sampling": sampling}
+    )
     return insert(bench.database, spec)
 
 

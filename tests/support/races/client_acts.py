@@ -24,9 +24,9 @@ from actograph.contract.roles import Role
 from actograph.contract.specs import SessionUpdate
 from actograph.contract.tasks import RescoreRequest
 from api.dependencies import Services
-from api.openai import chat_requests
 from api.routes import batches, files, jobs, models
 from api.routes import vectors as vector_routes
+from api.submit import submit
 from storage.accounts import api_keys
 from storage.index.pages import PageOptions
 from storage.jobs import jobs as stored_jobs
@@ -133,7 +133,7 @@ class Client:
         request = ChatCompletionRequest.model_validate(
             {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
         )
-        row, _ = chat_requests.submit_chat(self._services, request, "me")
+        row = submit(self._services, request, "me", starts_now=True)
         self._keep("job", row.id)  # chats are forgotten after a while
 
     def cancel(self) -> None:

@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from actograph.redaction import RedactingFormatter
 from storage.index.database import Database
+from storage.redaction import RedactingFormatter
 from storage.tables.models import JobRow
 
 SECRET = "a prompt that nobody else shall read"

@@ -8,8 +8,8 @@ import threading
 from queue import SimpleQueue
 from typing import Any
 
-from actograph.redaction import set_up_logging
 from actograph.settings import Settings
+from storage.redaction import set_up_logging
 from worker.engine.channel import Channel, ChannelClosed
 
 log = logging.getLogger(__name__)

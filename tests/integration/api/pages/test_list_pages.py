@@ -70,7 +70,7 @@ def test_a_figure_of_an_analysis_is_an_image_without_scripts(service: Service) -
     assert (answer.content, answer.headers["content-type"]) == (drawn, "image/svg+xml")
     assert "sandbox" in answer.headers["content-security-policy"]
     assert service.client.get(f"/figures/{session_id}/none.svg").status_code == 404
-    assert "actograph probe JOB" in page(service, "/analyses")
+    assert "actograph analyse probe JOB" in page(service, "/analyses")
 
 
 def test_keys_are_made_shown_once_and_revoked_by_admins_alone(keyed: Keyed) -> None:

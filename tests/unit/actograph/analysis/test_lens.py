@@ -194,7 +194,7 @@ def test_a_model_whose_logits_need_more_than_the_last_layer_is_refused(
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from actograph.client.errors import PackageMissing
+    from actograph.contract.errors import PackageMissing
 
     save_random(CONFIGS["llama"](), tmp_path)
     monkeypatch.setitem(sys.modules, "torch", None)

@@ -104,15 +104,15 @@ def test_the_command_reads_files(suffix: str, tmp_path: Path, capsys: pytest.Cap
         np.savez(path, allow_pickle=False, **arrays)
     else:
         save_file(arrays, path)
-    assert main(["outliers", str(path), "--position-reading", "union"]) == 0
+    assert main(["analyse", "outliers", str(path), "--position-reading", "union"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(one["feature"], one["layers"]) for one in found["outlier_features"]] == [(5, [2, 3])]
     (massive,) = found["massive_activations"]
     assert (massive["array"], massive["position"], massive["feature"]) == ("layer_7", 4, 3)
     assert massive["ratio"] == 20000.0
-    assert main(["outliers", str(path), "--position-reading", "mean"]) == 0
+    assert main(["analyse", "outliers", str(path), "--position-reading", "mean"]) == 0
     assert json.loads(capsys.readouterr().out)["outlier_features"] == []
-    assert main(["outliers", str(path), "--positions", "mean"]) == 1
+    assert main(["analyse", "outliers", str(path), "--positions", "mean"]) == 1
     assert "--positions is for the sessions of jobs" in capsys.readouterr().err
 
 

@@ -222,7 +222,7 @@ def test_the_command_prints_scores_and_baselines(tmp_path: Path, capsys: pytest.
     path = tmp_path / "matrix.npz"
     given = np.where(np.arange(120) < 3, np.nan, labels)
     np.savez(path, features=features, labels=given, groups=np.arange(120) // 2, lengths=np.arange(120))
-    assert main(["probe", str(path), "--folds", "4", "--c", "0.1"]) == 0
+    assert main(["analyse", "probe", str(path), "--folds", "4", "--c", "0.1"]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)
     assert (found["rows"], found["groups"], found["c"]) == (117, 59, [])
@@ -230,11 +230,11 @@ def test_the_command_prints_scores_and_baselines(tmp_path: Path, capsys: pytest.
     assert set(found["baselines"]) == {"majority", "length", "shuffled_labels"}
     assert "3 rows without a label are left out" in printed.err
     np.savez(path, features=features, labels=labels, sample_index=np.arange(120) // 3)
-    assert main(["probe", str(path), "--folds", "2", "--c", "0.1", "--shuffles", "0"]) == 0
+    assert main(["analyse", "probe", str(path), "--folds", "2", "--c", "0.1", "--shuffles", "0"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["groups"], found["p_value"], found["shuffled_aurocs"]) == (40, None, [])
     np.savez(path, labels=labels)
-    assert main(["probe", str(path)]) == 1
+    assert main(["analyse", "probe", str(path)]) == 1
     assert "no array 'features'" in capsys.readouterr().err
 
 

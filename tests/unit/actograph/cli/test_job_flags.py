@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from actograph.cli.job_flags import draft_of
-from actograph.client.job_options import capture_of, conditions_of
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.job_options import capture_of, conditions_of
 
 
 def test_flags_win_and_leave_the_rest_alone(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from actograph.client.task_files import read_task_file, task_from
 from actograph.contract.errors import InvalidDataset, InvalidRequest
+from actograph.contract.task_files import read_task_file, task_from
 from actograph.contract.tasks import TaskSpec
 from evals.task_rows import RowTemplate, Task
 

@@ -1,6 +1,7 @@
-"""Durations as text: `12h`, `3m20s`."""
+"""Durations, ages, sizes and ids as short texts: `3m20s`, `2h`, `1.5 MB`, `job_0123456789ab`."""
 
 import re
+import time
 
 from actograph.contract.errors import InvalidRequest
 
@@ -28,3 +29,24 @@ def duration(seconds: float) -> str:
         if left >= length:
             return f"{left // length}{name}{left % length // rest}{rest_name}"
     return f"{left}s"
+
+
+def age(created_at: float) -> str:
+    """Return the time since `created_at` in its largest unit: `3m`, `2h`, `5d`."""
+    seconds = int(max(0.0, time.time() - created_at))
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
+def size(count: int) -> str:
+    """Return a size such as `1.5 MB`, in powers of 1000."""
+    from rich.filesize import decimal  # the parser starts without rich
+
+    return decimal(count)
+
+
+def shorten(text: str) -> str:
+    """Shorten an id to `job_0123456789ab`. Other texts are kept."""
+    return re.sub(r"(_[0-9a-f]{12})[0-9a-f]{20}$", r"\1", text)

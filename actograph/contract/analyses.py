@@ -1,13 +1,13 @@
-"""Jobs that analyse stored sessions; see docs/guides/analysis.md.
+"""Jobs that analyse stored sessions, and their results; see docs/guides/analysis.md.
 
 Such a job has one sample. A worker of its own runs it (`python -m worker.analysis`), without a model.
 """
 
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from actograph.contract.base import HookList, Name, Spec, example
+from actograph.contract.base import HookList, Name, Resource, Spec, example
 from actograph.contract.row_selection import Positions, Reduce
 from actograph.contract.specs import QueuedSpec
 
@@ -44,6 +44,16 @@ class AnalysisSpecBase(QueuedSpec):
     def model(self) -> str:
         """The queue of the job."""
         return ANALYSIS
+
+    @property
+    def queries(self) -> dict[str, SessionQuery]:
+        """What it reads, by field."""
+        return {"sessions": self.sessions}
+
+    @property
+    def attributes(self) -> bool:
+        """Whether it takes apart what sublayers add to the residual stream."""
+        return False
 
 
 class OutliersSpec(AnalysisSpecBase):
@@ -120,6 +130,10 @@ class CompareSpec(RowsSpec):
     permutations: int = Field(999, ge=1, le=100_000, description="Of the sign-flip test.")
     top: int = Field(10, ge=0, le=10_000, description="Features to list, by effect.")
 
+    @property
+    def queries(self) -> dict[str, SessionQuery]:
+        return super().queries | {"other": self.other}
+
 
 class LensSpec(AnalysisSpecBase):
     """Read residual rows as next tokens, by the final norm and the head of their model's files."""
@@ -140,6 +154,10 @@ class LensSpec(AnalysisSpecBase):
     )
     against: TokenId | None = Field(None, description="Attribute the difference from this token's logit.")
 
+    @property
+    def attributes(self) -> bool:
+        return self.token is not None
+
     @model_validator(mode="after")
     def _against_a_token(self) -> Self:
         if self.against is not None and self.token is None:
@@ -151,3 +169,71 @@ AnalysisSpec = OutliersSpec | ProbeSpec | CompareSpec | LensSpec
 #: values of `kind`
 AnalysisKind = Literal["outliers", "probe", "compare", "lens"]
 ANALYSIS_KINDS: tuple[AnalysisKind, ...] = get_args(AnalysisKind)
+
+#: content of the first file of an analysis's session
+RESULT_FILE = "result.json"
+
+
+class SkippedSession(Resource):
+    """A session that was left out, and the reason."""
+
+    session_id: str
+    reason: str
+
+
+class AnalysisResult(Resource):
+    """Content of `result.json`, the first file of an analysis's session."""
+
+    kind: str
+    spec: dict[str, Any]
+    sessions: int = Field(description="Sessions with rows.")
+    skipped: list[SkippedSession] = Field([], description="The first 100.")
+    skipped_sessions: int = 0
+
+
+class OutliersResult(AnalysisResult):
+    kind: Literal["outliers"] = "outliers"
+    positions: int = Field(description="Tokens that were read.")
+    outlier_features: list[dict[str, Any]] = Field(
+        description="`points`, `feature`, `layers`, `layer_share`, `position_share`, `largest`."
+    )
+    massive_activations: list[dict[str, Any]] = Field(
+        description="`hook`, `session_id`, `position`, `feature`, `value`, `ratio`; the largest first."
+    )
+    massive_dropped: int = Field(description="Values over the magnitude that were too many to keep.")
+    hooks: dict[str, dict[str, Any]] = Field(
+        description="`values`, `mean`, `variance`, `kurtosis`, `largest`, `median_magnitude`."
+    )
+    experts: dict[str, dict[str, Any]] = Field(
+        {},
+        description="Layer -> `tokens`, `load`, `imbalance`, `router_entropy`, `pairs`, and `outliers` of "
+        "each expert's inputs.",
+    )
+
+
+class ProbesResult(AnalysisResult):
+    kind: Literal["probe"] = "probe"
+    hooks: dict[str, dict[str, Any]] = Field(
+        description="Scores, `baselines`, `classes`, `c`, `bias`, `p_value`, and `p_corrected` for the best "
+        "of all hooks; the weights are in `directions.npz`."
+    )
+    warnings: list[str] = Field([], description="Doubts about the probes, each with its hook.")
+
+
+class ComparisonResult(AnalysisResult):
+    kind: Literal["compare"] = "compare"
+    hooks: dict[str, dict[str, Any]] = Field(description="Fields of `actograph.analysis.comparison`.")
+
+
+class LensResult(AnalysisResult):
+    kind: Literal["lens"] = "lens"
+    hooks: dict[str, dict[str, Any]] = Field(
+        description="`rows`, and means over them: `next_log_probability` and `next_is_top` of the token that "
+        "follows, `agreement` of the top token with that of the last hook."
+    )
+    attribution: list[dict[str, Any]] = Field(
+        [], description="`component`, and the `mean` and `mean_magnitude` of its contribution to the logit."
+    )
+    compared_rows: int = Field(
+        0, description="Rows of the last layer whose lens was compared with stored logits."
+    )

@@ -1,23 +1,22 @@
 """Jobs from options: for `client.evaluate` and `client.capture`, and for the command line."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from actograph.client.service import Files, Models
-from actograph.client.task_files import read_task_file, task_from
-from actograph.contract.analyses.specs import ANALYSIS_KINDS
+from actograph.contract.analyses import ANALYSIS_KINDS
 from actograph.contract.base import merged
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import ToolForm, field_errors, job_spec_adapter
 from actograph.contract.models import EngineChoice
 from actograph.contract.row_selection import Reduce
 from actograph.contract.specs import Dtype, Tools
+from actograph.contract.task_files import read_task_file, task_from
 from actograph.contract.tasks import TaskName
-from actograph.durations import NEVER, seconds_of
+from actograph.short_texts import NEVER, seconds_of
 
 Fields = Mapping[str, Any] | BaseModel
 Capture = str | Fields
@@ -95,25 +94,25 @@ class Draft:
     body: dict[str, Any]
     uploads: Mapping[str, Path]
 
-    def complete(self, models: Models) -> None:
-        """Add the served model if the job has none, and check the job.
+    def complete(self, served_model: Callable[[], str]) -> None:
+        """Check the job; if it names no model, it gets the served one.
 
         Raises:
             InvalidRequest: the message lists every invalid field.
         """
         if "model" not in self.body and self.body.get("kind") not in ANALYSIS_KINDS:
-            self.body["model"] = models.only()
+            self.body["model"] = served_model()
         try:
             job_spec_adapter.validate_python(self.body)
         except ValidationError as error:
             faults = field_errors(error.errors(include_url=False), self.body)
             raise InvalidRequest("; ".join(map(str, faults))) from error
 
-    def upload(self, files: Files, *, progress: bool = False) -> list[str]:
-        """Upload the files and put their ids into the job. Returns the ids."""
+    def upload(self, send: Callable[[Path], str]) -> list[str]:
+        """Send the files, and put the ids that `send` returns into the job. Returns the ids."""
         sent = []
         for field, path in self.uploads.items():
-            sent.append(files.upload(path, progress=progress).id)
+            sent.append(send(path))
             self.body[field] = {"file_id": sent[-1]}
         return sent
 

@@ -11,15 +11,15 @@ import typer
 
 from actograph.cli.flags import DryRunOption, IdArgument, QuietOption
 from actograph.cli.shell import ERROR, Shell, command, emit, end, note
-from actograph.cli.tables import Columns, age, describe, render, size, text_of
+from actograph.cli.tables import Columns, describe, render, text_of
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.roles import Role
-from actograph.durations import seconds_of
 from actograph.progress import meter
+from actograph.short_texts import age, seconds_of, size
 
 if TYPE_CHECKING:
     from actograph.contract.operations import ApiKey
-    from actograph.smoke.smoke import Step
+    from actograph.smoke import Step
 
 queue = typer.Typer(no_args_is_help=True, help="Show, pause and resume the queue.")
 store = typer.Typer(no_args_is_help=True, help="Measure, clean and verify the artifact store.")
@@ -129,8 +129,7 @@ def smoke(
 
     Prints one line per step. The exit status names the kind of failure; see docs/operate/running.md.
     """
-    from actograph.smoke.failures import SmokeFailed
-    from actograph.smoke.smoke import Smoke
+    from actograph.smoke import Smoke, SmokeFailed
 
     shell.options.url = url or shell.options.url
 

@@ -1,4 +1,4 @@
-"""Steps of the smoke test, from the connection to the deletion of what it made."""
+"""The smoke test of a running service, from the connection to the deletion of what it made."""
 
 import hashlib
 import tempfile
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,12 @@ import numpy as np
 
 from actograph import __version__
 from actograph.client import Client
-from actograph.client.errors import ApiError, WaitTimeout
+from actograph.client.errors import ApiError, ServiceUnreachable, UnexpectedAnswer, WaitTimeout
 from actograph.client.jobs import JobHandle
 from actograph.client.sessions import SessionHandle
 from actograph.contract.errors import ActographError
 from actograph.contract.models import ModelStructure
 from actograph.contract.resources import JobStatus
-from actograph.smoke.failures import FULL, Kind, SmokeFailed, failure_of
 
 TAG = "smoke"
 MAX_TOKENS = 8
@@ -33,6 +33,57 @@ ROUTES = (
     "GET /v1/model/structure", "GET /v1/models", "POST /v1/models/load", "POST /v1/jobs", "POST /v1/files",
     "GET /v1/activations/sessions", "POST /v1/chat/completions",
 )  # fmt: skip
+
+
+#: statuses of a proxy whose service does not answer
+_GATEWAY = (502, 503, 504)
+#: error codes of a store without space
+FULL = ("storage_full", "insufficient_resources", "quota_exceeded")
+
+
+class Kind(IntEnum):
+    """A kind of failure; the value is the exit status."""
+
+    KEY = 4
+    UNREACHABLE = 10
+    NOT_ACTOGRAPH = 11
+    ROUTES = 12
+    MODEL = 13
+    STORE = 14
+    CAPTURE = 15
+    JOB = 16
+    EVALUATION = 17
+    CLEANUP = 18
+
+
+class SmokeFailed(ActographError):
+    """A step of the smoke test failed."""
+
+    code = "smoke_failed"
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def failure_of(error: ActographError, during: Kind) -> SmokeFailed:
+    """The failure behind an error of the client; `during` is the kind if it says nothing more precise."""
+    if isinstance(error, SmokeFailed):
+        return error
+    kind = during
+    if isinstance(error, ServiceUnreachable):
+        kind = Kind.UNREACHABLE
+    elif isinstance(error, UnexpectedAnswer):
+        kind = Kind.NOT_ACTOGRAPH
+    elif error.code in FULL:
+        kind = Kind.STORE
+    elif error.code == "model_not_found":
+        kind = Kind.MODEL
+    elif isinstance(error, ApiError) and error.code == "http_error":  # no problem+json: not from Actograph
+        kind = Kind.UNREACHABLE if error.status in _GATEWAY else Kind.NOT_ACTOGRAPH
+    elif error.status in (401, 403):
+        kind = Kind.KEY
+    return SmokeFailed(kind, str(error))
 
 
 @dataclass(frozen=True)
@@ -93,19 +144,7 @@ class Smoke:
         self.report(Step(name, "ok", time.monotonic() - began, detail))
 
     def _service(self) -> str:
-        try:
-            found = self.client.capabilities()
-        except ApiError as error:
-            if error.status == 404:
-                raise SmokeFailed(Kind.NOT_ACTOGRAPH, f"this is no Actograph service: {error}") from error
-            raise
-        if found.version.split(".")[:2] != __version__.split(".")[:2]:
-            raise SmokeFailed(
-                Kind.ROUTES, f"the service has version {found.version}, this client {__version__}"
-            )
-        if missing := sorted(set(ROUTES) - set(found.endpoints)):
-            raise SmokeFailed(Kind.ROUTES, f"the service lacks {', '.join(missing)}")
-        return f"Actograph {found.version}, {len(found.endpoints)} routes"
+        return found_service(self.client)
 
     def _queue(self) -> str:
         queue = self.client.queue.get()
@@ -206,6 +245,26 @@ class Smoke:
         reason = found.message if found else "no reason was recorded"
         kind = Kind.STORE if found and found.type in FULL else Kind.JOB
         raise SmokeFailed(kind, f"job {job.id} is {job.status}: {reason}")
+
+
+def found_service(client: Client) -> str:
+    """Say which service answers.
+
+    Raises:
+        SmokeFailed: it is none, or one of another version.
+        ActographError: it cannot be asked.
+    """
+    try:
+        found = client.capabilities()
+    except ApiError as error:
+        if error.status == 404:
+            raise SmokeFailed(Kind.NOT_ACTOGRAPH, f"this is no Actograph service: {error}") from error
+        raise
+    if found.version.split(".")[:2] != __version__.split(".")[:2]:
+        raise SmokeFailed(Kind.ROUTES, f"the service has version {found.version}, this client {__version__}")
+    if missing := sorted(set(ROUTES) - set(found.endpoints)):
+        raise SmokeFailed(Kind.ROUTES, f"the service lacks {', '.join(missing)}")
+    return f"Actograph {found.version}, {len(found.endpoints)} routes"
 
 
 def check_session(session: SessionHandle, structure: ModelStructure) -> dict[str, str]:

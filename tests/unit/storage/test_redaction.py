@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from actograph import redaction
-from actograph.redaction import JsonFormatter, RedactingFormatter, conceal, redact
 from actograph.settings import Settings
+from storage import redaction
+from storage.redaction import JsonFormatter, RedactingFormatter, conceal, redact
 
 KEY = "acto_" + "0123456789abcdef" * 4
 

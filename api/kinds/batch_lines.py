@@ -1,4 +1,4 @@
-"""Turn the input file of a batch into its job.
+"""Lines of a batch file: each is a chat, and all of them are one job.
 
 The file may be large. It is verified, then checked line by line. Its samples go to a temporary file before
 they are inserted. So memory stays bounded and the transaction stays short.
@@ -10,34 +10,35 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryFile
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 from pydantic_core import from_json
 
 from actograph.contract.base import canonical_digest
-from actograph.contract.chat_job import BatchInput, BatchJobSpec, ChatJobSpec
+from actograph.contract.chat_job import BatchJobSpec, ChatJobSpec
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceUnavailable
 from actograph.contract.job_specs import validated
-from actograph.contract.models import ModelStructure
 from actograph.contract.openai import ChatCompletionRequest, CompletionBase, CompletionRequest
 from actograph.contract.openai_answers import BatchError, BatchLine, BatchRequest
-from actograph.contract.specs import SamplingSpec
-from api import submit
-from api.check import check_hooks, check_prompts
+from api import checks, submission
 from api.dependencies import Services
-from api.estimate import Submission
+from api.kinds import chat
 from api.middleware.bodies import nul_in
-from api.openai import chat_requests
+from api.submission import Submission, outlook, with_defaults, within_context
 from storage.files import files
 from storage.samples import NewSample
 from storage.submission import named
 
 #: a line can hold a prompt of the largest size
 MAX_LINE_BYTES = 16 << 20
+REQUESTS: dict[str, type[CompletionBase]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+}
 #: most errors reported for one file
 MOST_ERRORS = 100
-#: fields of a line's job that its samples store
-OWN_FIELDS = ("sampling", "capture", "interventions", "expires_after", "tags", "metadata")
+#: fields of a line's job that its input has
+OWN_FIELDS = ("capture", "interventions", "expires_after", "tags", "metadata")
 
 
 class InvalidBatch(Exception):
@@ -59,7 +60,7 @@ class _Fault(InvalidRequest):
 @contextmanager
 def submission_of(
     services: Services, batch_id: str, request: BatchRequest, owner: str
-) -> Iterator[Submission]:
+) -> Iterator[Submission[BatchJobSpec]]:
     """Check the job of a batch. Its samples can be read within the block.
 
     Raises:
@@ -67,7 +68,7 @@ def submission_of(
         ActographError: the job as a whole is refused, or a service is unreachable.
     """
     with TemporaryFile() as kept:
-        lines, errors = _Lines(services, request, kept), []
+        lines, errors = _Lines(services, request, batch_id, owner, kept), []
         for number, text in _numbered(services, request):
             try:
                 lines.add(number, text)
@@ -79,12 +80,12 @@ def submission_of(
                     break
         if not errors and not lines.requests:
             errors.append(BatchError(code="empty_file", message="the input file has no requests"))
-        if lines.samples > submit.MAX_SAMPLES:
-            message = f"{lines.samples} choices; one batch may have {submit.MAX_SAMPLES}"
+        if lines.samples > submission.MAX_SAMPLES:
+            message = f"{lines.samples} choices; one batch may have {submission.MAX_SAMPLES}"
             errors.append(BatchError(code="too_many_tasks", message=message))
         if errors:
             raise InvalidBatch(*errors)
-        yield lines.submission(batch_id, owner)
+        yield lines.submission()
 
 
 def _numbered(services: Services, request: BatchRequest) -> Iterator[tuple[int, bytes]]:
@@ -118,17 +119,18 @@ def _numbered(services: Services, request: BatchRequest) -> Iterator[tuple[int, 
 class _Lines:
     """Checked lines; their samples are in a temporary file, one JSON line per request."""
 
-    def __init__(self, services: Services, request: BatchRequest, kept: BinaryIO) -> None:
+    def __init__(
+        self, services: Services, request: BatchRequest, batch_id: str, owner: str, kept: BinaryIO
+    ) -> None:
         self._services = services
         self._request = request
+        self._batch_id, self._owner = batch_id, owner
         self._kept = kept
         self._seen: dict[str, int] = {}
-        #: canonical name of the model; "" before the first line
-        self._model = ""
-        self._structure: ModelStructure | None = None
+        #: the job so far; None before the first line, which names the model
+        self._job: Submission[BatchJobSpec] | None = None
         #: digest of capture and interventions -> canonical hooks
-        self._hooks: dict[str, list[str] | None] = {}
-        self._sampling = SamplingSpec()
+        self._hooks: dict[str, list[str]] = {}
         self._most_tokens = 0
         self.requests = 0
         self.samples = 0
@@ -149,88 +151,78 @@ class _Lines:
             message = f"custom_id {line.custom_id!r} is that of line {before} too"
             raise _Fault("duplicate_custom_id", message, "custom_id")
         try:
-            spec = self._spec(line)
-            self._check_hooks(spec)
+            spec = self._resolve(line)
+            self._check(spec)
         except ActographError as error:
-            # name the field of the body, not of the job
-            param = (error.param or "").replace("inputs.0.", "").removeprefix("sampling.")
-            error.param = f"body.{param}".removesuffix(".")
+            # the field of the body, not of the job
+            error.param = f"body.{chat.request_field(error.param) or ''}".removesuffix(".")
             raise
         self._keep(line.custom_id, spec)
 
-    def _spec(self, line: BatchLine) -> ChatJobSpec:
+    def _resolve(self, line: BatchLine) -> ChatJobSpec:
         """The request of a line as a job of its own."""
-        services, is_chat = self._services, line.url == "/v1/chat/completions"
-        kind: type[CompletionBase] = ChatCompletionRequest if is_chat else CompletionRequest
-        request = validated(kind, line.body)
+        services, request = self._services, validated(REQUESTS[line.url], line.body)
         model = services.models.require(request.model)
-        if not self._model:
-            self._model = model
-            with services.database.read() as session:
-                self._structure = services.structures.find(session, model)
-        spec = chat_requests.job_spec(request, services, self._structure)
-        if len(spec.inputs) != 1:
+        if self._job is None:
+            spec = BatchJobSpec(model=model, batch_id=self._batch_id, endpoint=line.url)
+            self._job = outlook(services, spec, self._owner)
+        found = chat.spec_of(services, request, self._job.structure)
+        if len(found.inputs) != 1:
             raise InvalidRequest("one prompt for each line; write a line for each prompt", param="prompt")
         if request.stream:
             raise InvalidRequest("a batch does not stream; leave stream out", param="stream")
-        if model != self._model:
-            message = f"a batch is for one model; the first line's is {self._model}"
+        if model != self._job.spec.model:
+            message = f"a batch is for one model; the first line's is {self._job.spec.model}"
             raise _Fault("model_mismatch", message, "model")
-        return spec.model_copy(update={"model": model})
+        return found.model_copy(update={"model": model})
 
-    def _check_hooks(self, spec: ChatJobSpec) -> None:
-        check_prompts(spec, self._structure)
+    def _check(self, spec: ChatJobSpec) -> None:
+        """Like a chat's check, but lines alike in capture and interventions are checked once."""
+        assert self._job is not None
+        line = replace(cast(Submission[Any], self._job), spec=spec)
+        checks.sampling(line)
+        checks.messages(line)
         key = canonical_digest(spec.model_dump(mode="json", include={"capture", "interventions"}))
         if key not in self._hooks:
             with self._services.database.read() as session:
-                stored = named.stored_vectors(session, spec)
-            self._hooks[key] = check_hooks(spec, self._structure, stored)
+                line = checks.captured(replace(line, vectors=named.stored_vectors(session, spec)))
+            checks.interventions(line)
+            self._hooks[key] = line.hooks or []
 
     def _keep(self, custom_id: str, spec: ChatJobSpec) -> None:
         own = {name: getattr(spec, name) for name in OWN_FIELDS}
-        given = BatchInput(**spec.inputs[0].model_dump(), **own, custom_id=custom_id, choices=spec.epochs)
-        stored = given.model_dump(mode="json", exclude_none=True)
-        self._kept.write(json.dumps(stored, separators=(",", ":")).encode() + b"\n")
+        changes = own | {"custom_id": custom_id, "choices": spec.epochs}
+        given = spec.inputs[0].model_copy(update=changes)
+        self._kept.write(json.dumps(given.stored, separators=(",", ":")).encode() + b"\n")
         if not self.requests:
-            self._sampling = spec.sampling
+            self._first = given.sampling
         self.requests += 1
-        self.samples += given.choices
+        self.samples += spec.epochs
         self._most_tokens = max(self._most_tokens, given.most_tokens)
 
-    def submission(self, batch_id: str, owner: str) -> Submission:
+    def submission(self) -> Submission[BatchJobSpec]:
         """The job of all lines."""
-        services, request = self._services, self._request
-        spec = BatchJobSpec(
-            model=self._model,
-            sampling=self._sampling,
-            priority=request.priority,
-            tags=request.tags,
-            metadata=request.metadata or {},
-            deadline_seconds=request.window_seconds,
+        assert self._job is not None
+        changes = {
+            "sampling": self._first,
+            "priority": self._request.priority,
+            "tags": self._request.tags,
+            "metadata": self._request.metadata or {},
+            "deadline_seconds": self._request.window_seconds,
             # failures of one request say nothing about others
-            max_consecutive_failures=0,
-            batch_id=batch_id,
-            endpoint=request.endpoint,
-            requests=self.requests,
-        )
+            "max_consecutive_failures": 0,
+            "requests": self.requests,
+        }
+        spec = with_defaults(self._services, self._job.spec.model_copy(update=changes))
         # a line above the context fails alone
-        spec = submit.within_context(submit.with_defaults(services, spec), self._structure, self._most_tokens)
-        names = list(dict.fromkeys(name for some in self._hooks.values() for name in some or ()))
-        with services.database.read() as session:
-            ahead = submit.outlook(services, session, spec, owner)
-        hooks = names if self._structure else None
-        return replace(ahead, hooks=hooks, samples=self._new_samples, total=self.samples)
+        job = within_context(replace(self._job, spec=spec), self._most_tokens)
+        names = list(dict.fromkeys(name for some in self._hooks.values() for name in some))
+        hooks = None if job.structure is None else names
+        return replace(job, hooks=hooks).with_samples(self._expand, self.samples)
 
-    def _new_samples(self) -> Iterator[NewSample]:
-        """The samples of all lines. The choices of a line have the seeds s, s + 1, s + 2, ..."""
+    def _expand(self) -> Iterator[NewSample]:
+        """The samples of all lines."""
         self._kept.seek(0)
         for index, text in enumerate(self._kept):
             stored = json.loads(text)
-            for choice in range(stored["choices"]):
-                yield NewSample(
-                    sample_index=index,
-                    condition="",
-                    epoch=choice,
-                    input=stored,
-                    seed=(stored["sampling"]["seed"] + choice) % 2**63,
-                )
+            yield from chat.choices(index, stored, stored["choices"])

@@ -1,1 +1,0 @@
-"""Commands that install, check, save and restore a service."""

@@ -1,1 +1,0 @@
-"""Analyses of stored sessions: specs of their jobs, and their results."""

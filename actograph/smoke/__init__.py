@@ -1,1 +1,0 @@
-"""The smoke test of a running service."""

@@ -1,0 +1,119 @@
+"""Checks of a submission: its spec against the structure of its model. All take a submission alone.
+
+Without a structure, since no worker has loaded the model yet, the worker makes these checks.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from actograph.contract import hooks
+from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
+from actograph.contract.interventions import check_stored, check_width, each, resolve_hook
+from actograph.contract.job_specs import EvaluationSpec, InputJobSpec, check_capture, check_sampling
+from actograph.contract.specs import JobSpecBase
+from actograph.contract.tool_calls import NOT_OFFERED
+from api.submission import Submission
+
+M = TypeVar("M", bound=JobSpecBase)
+
+#: raises an ActographError that names the field
+Check = Callable[[Submission[Any]], None]
+
+
+def passed(submission: Submission[M], *checks: Check) -> Submission[M]:
+    """The submission with the names of its captured hooks, after the checks of every model and its own.
+
+    Raises:
+        UnknownHook, InvalidRequest, ContextLengthExceeded: the error names the field.
+    """
+    submission = captured(submission)
+    for check in (interventions, length, sampling, *checks):
+        check(submission)
+    return submission
+
+
+def captured(submission: Submission[M]) -> Submission[M]:
+    """The submission with the canonical names of its captured hooks. Raises UnknownHook, InvalidRequest."""
+    capture, structure = submission.spec.capture, submission.structure
+    if capture is None:
+        return replace(submission, hooks=[])
+    if structure is None:
+        return submission
+    try:
+        names = hooks.expand(capture.points, capture.layers, capture.hooks, structure)
+    except UnknownHook as error:
+        raise UnknownHook(error.message, param=f"capture.{error.param or 'hooks'}") from None
+    check_capture(capture, names, structure)
+    return replace(submission, hooks=names)
+
+
+def interventions(submission: Submission[Any]) -> None:
+    """Raises UnknownHook, or InvalidRequest for a vector of another model or width."""
+    spec, structure = submission.spec, submission.structure
+    for param, one in each(spec.interventions, spec.conditions):
+        vector = submission.vectors.get(param)
+        if vector is not None:
+            check_stored(one.op, vector, spec.model, f"{param}.vector_id")
+        if structure is None:
+            continue
+        hook = resolve_hook(one.hook, structure, f"{param}.hook")
+        known = structure.tensor_of(hook)
+        if known is None:
+            continue  # only the worker knows the width
+        if vector is not None:
+            check_width(hook, vector.width, known.width, f"{param}.vector_id")
+        elif one.vector is not None:
+            check_width(hook, len(one.vector), known.width, f"{param}.vector")
+
+
+def length(submission: Submission[Any]) -> None:
+    """Raises ContextLengthExceeded if `max_tokens` leaves no room for a prompt."""
+    spec, structure = submission.spec, submission.structure
+    if structure is not None and spec.max_tokens >= structure.context_length:
+        raise ContextLengthExceeded(
+            f"max_tokens {spec.max_tokens} leaves no room for a prompt: {spec.model} has a "
+            f"context of {structure.context_length} tokens",
+            param="sampling.max_tokens",
+        )
+
+
+def sampling(submission: Submission[Any]) -> None:
+    """Raises InvalidRequest if the model lacks a token that is named, or its engine."""
+    if submission.structure is not None:
+        check_sampling(submission.spec.sampling, submission.structure)
+        submission.structure.engine_for(submission.spec.engine)
+
+
+def messages(submission: Submission[Any]) -> None:
+    """Raises InvalidRequest for a conversation if the model has no chat template."""
+    spec: InputJobSpec = submission.spec
+    if submission.structure is None or submission.structure.chat_template:
+        return
+    for place, given in enumerate(getattr(spec, "inputs", None) or ()):
+        if given.messages is not None:
+            raise InvalidRequest(
+                f"{spec.model} has no chat template; send a prompt instead", param=f"inputs.{place}.messages"
+            )
+
+
+def task_messages(submission: Submission[Any]) -> None:
+    """Raises InvalidRequest if conditions or tools need a chat template, and there is none."""
+    spec: EvaluationSpec = submission.spec
+    structure = submission.structure
+    lacks_template = structure is not None and not structure.chat_template
+    why = f"{spec.model} has no chat template"
+    if spec.apply_chat_template and lacks_template:
+        raise InvalidRequest(f"{why}; leave apply_chat_template out", param="apply_chat_template")
+    if spec.uses_tools and lacks_template:
+        raise InvalidRequest(f"{why}, and tools are offered through one", param="tools")
+    if spec.apply_chat_template is False:
+        lacks_template, why = True, "apply_chat_template is false"
+    for place, condition in enumerate(spec.conditions):
+        if condition.system is not None and lacks_template:
+            raise InvalidRequest(
+                f"a system message needs a chat template, and {why}; use prefix or suffix instead",
+                param=f"conditions.{place}.system",
+            )
+    if spec.uses_tools and structure is not None and structure.tool_calls is False:
+        raise InvalidRequest(NOT_OFFERED, param="tools")

@@ -1,0 +1,55 @@
+"""Analyses of stored sessions: jobs of one sample, which need no model."""
+
+from functools import partial
+
+from actograph.contract.analyses import AnalysisSpec
+from actograph.contract.errors import InvalidRequest, NotFound
+from api.dependencies import Services
+from api.submission import Submission, with_expiry
+from storage.accounts import quotas
+from storage.analyses import queries
+from storage.jobs import jobs
+from storage.samples import NewSample
+
+
+def resolve(services: Services, body: AnalysisSpec) -> AnalysisSpec:
+    """Set the defaults."""
+    return with_expiry(services, body)
+
+
+def check(services: Services, spec: AnalysisSpec, owner: str) -> Submission[AnalysisSpec]:
+    """Find what the analysis reads, among the jobs that the caller may see.
+
+    Raises:
+        InvalidRequest: a job is unknown, or no session matches.
+        UnknownHook: the sessions have none of a hook.
+    """
+    surveys = []
+    with services.database.read() as session:
+        for field, query in spec.queries.items():
+            for place, job_id in enumerate(query.jobs):
+                try:
+                    jobs.get(session, job_id)
+                except NotFound:
+                    raise InvalidRequest(f"there is no job {job_id}", param=f"{field}.jobs.{place}") from None
+            try:
+                surveys.append(
+                    queries.survey(session, query, spec.hooks, kind=spec.kind, with_stream=spec.attributes)
+                )
+            except InvalidRequest as error:
+                if error.param == "sessions":
+                    raise InvalidRequest(error.message, param=field) from None
+                raise
+        return Submission(
+            spec=spec,
+            owner=owner,
+            quotas=quotas.read(session, services.settings),
+            surveys=tuple(surveys),
+            hooks=list(dict.fromkeys(name for one in surveys for name in one.tensors)),
+        )
+
+
+def expand(services: Services, submission: Submission[AnalysisSpec]) -> Submission[AnalysisSpec]:
+    """The one sample, whose input is the job's spec."""
+    sample = NewSample(sample_index=0, condition="", epoch=0, input={}, seed=0)
+    return submission.with_samples(partial(list, [sample]), 1)
