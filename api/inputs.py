@@ -63,7 +63,7 @@ def rows(services: Services, spec: D, form: RowForm) -> list[DatasetRow]:
     Raises:
         InvalidDataset: a row is not valid, or there are too few for the few-shot examples.
     """
-    most = submission.MAX_SAMPLES // per_row(spec) + 1
+    most = submission.MAX_SAMPLES // submission.samples_of_each(spec) + 1
     limit = most if spec.limit is None else min(spec.limit, most)
     offset = min(spec.offset, FARTHEST_ROW)
     if not isinstance(spec, EvaluationSpec) or not spec.num_fewshot or spec.own_examples:
@@ -88,11 +88,6 @@ def rows(services: Services, spec: D, form: RowForm) -> list[DatasetRow]:
             param="num_fewshot",
         )
     return chosen
-
-
-def per_row(spec: D) -> int:
-    """Samples of each row or input."""
-    return max(1, len(spec.conditions)) * spec.epochs
 
 
 def _read(

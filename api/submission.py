@@ -8,7 +8,7 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import StoredVector
 from actograph.contract.job_specs import AnyJobSpec
 from actograph.contract.models import ModelStructure
-from actograph.contract.specs import ExpiresAfter, JobSpecBase, QueuedSpec
+from actograph.contract.specs import ExpiresAfter, HubDataset, JobSpecBase, QueuedSpec
 from api.dependencies import Services
 from storage.accounts import quotas
 from storage.accounts.quotas import Quotas
@@ -48,16 +48,21 @@ class Submission(Generic[S]):
     #: number of samples; None if only the worker can read the dataset
     total: int | None = None
 
-    def with_samples(
-        self, samples: Callable[[], Iterable[NewSample]], count: int, *, is_known: bool = True
-    ) -> "Submission[S]":
-        """Add the samples. `count` is their number, as far as `is_known`. Raises InvalidRequest."""
+    def with_samples(self, samples: Callable[[], Iterable[NewSample]], inputs: int) -> "Submission[S]":
+        """Add the samples of so many inputs or rows. Raises InvalidRequest if they are too many."""
+        count = inputs * samples_of_each(self.spec)
         if count > MAX_SAMPLES:
             raise InvalidRequest(
                 f"the job has {count} samples or more, one job may have {MAX_SAMPLES}; split it with "
                 "offset and limit"
             )
+        is_known = not isinstance(getattr(self.spec, "dataset", None), HubDataset)
         return replace(self, samples=samples, total=count if is_known else None)
+
+
+def samples_of_each(spec: QueuedSpec) -> int:
+    """Samples of each input or row: one for each condition and epoch."""
+    return max(1, len(getattr(spec, "conditions", ()))) * getattr(spec, "epochs", 1)
 
 
 def with_expiry(services: Services, spec: S) -> S:

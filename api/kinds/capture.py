@@ -3,7 +3,6 @@
 from functools import partial
 
 from actograph.contract.job_specs import CaptureJobSpec
-from actograph.contract.specs import HubDataset
 from api import checks, inputs
 from api.dependencies import Services
 from api.submission import Submission, outlook, with_defaults
@@ -25,8 +24,4 @@ def expand(services: Services, submission: Submission[CaptureJobSpec]) -> Submis
     """One sample for each input or row, condition and epoch. Raises InvalidDataset, InvalidRequest."""
     spec = submission.spec
     rows = inputs.rows(services, spec, Texts(spec.text_field))
-    return submission.with_samples(
-        partial(capture_samples, spec, rows),
-        len(spec.inputs or rows) * inputs.per_row(spec),
-        is_known=not isinstance(spec.dataset, HubDataset),
-    )
+    return submission.with_samples(partial(capture_samples, spec, rows), len(spec.inputs or rows))

@@ -43,7 +43,7 @@ def check(services: Services, spec: ChatJobSpec, owner: str) -> Submission[ChatJ
 def expand(services: Services, submission: Submission[ChatJobSpec]) -> Submission[ChatJobSpec]:
     """One sample for each choice of each prompt. Raises InvalidRequest: there are too many."""
     spec = submission.spec
-    return submission.with_samples(partial(samples, spec), len(spec.inputs) * spec.epochs)
+    return submission.with_samples(partial(samples, spec), len(spec.inputs))
 
 
 def samples(spec: ChatJobSpec) -> Iterator[NewSample]:

@@ -4,7 +4,7 @@ from functools import partial
 
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.job_specs import EvaluationSpec, validated
-from actograph.contract.specs import BUILT_IN_TOOLS, HubDataset
+from actograph.contract.specs import BUILT_IN_TOOLS
 from actograph.contract.task_files import read_task_file, task_from
 from actograph.contract.tasks import TaskFile, TaskPath
 from actograph.settings import functions_of
@@ -60,8 +60,4 @@ def expand(services: Services, submission: Submission[EvaluationSpec]) -> Submis
             scorers.check_target(row.answer)
         except InvalidDataset as error:
             raise InvalidDataset(f"row {row.index}: {error.message}", param="dataset") from None
-    return submission.with_samples(
-        partial(evaluation_samples, spec, rows),
-        len(rows) * inputs.per_row(spec),
-        is_known=not isinstance(spec.dataset, HubDataset),
-    )
+    return submission.with_samples(partial(evaluation_samples, spec, rows), len(rows))
