@@ -29,6 +29,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import NotFound
 from storage.index.ids import among
+from storage.index.visible import of_everyone
 from storage.tables.models import Base
 
 _LOCKED, _UNREAD = "actograph_locked", "actograph_unread"
@@ -75,8 +76,12 @@ def wait_for(session: Session, table: type[Base], key: str) -> None:
     session.scalars(statement.execution_options(populate_existing=True)).all()
 
 
+@of_everyone
 def lock_matching(session: Session, table: type[Base], *where: sa.ColumnElement[bool]) -> None:
-    """Lock all rows that meet conditions, in the order of their ids, without reading them."""
+    """Lock all rows that meet conditions, in the order of their ids, without reading them.
+
+    Of every owner: name the rows by a job that the caller has locked.
+    """
     if session.get_bind().dialect.name != "sqlite":
         key = sa.inspect(table).primary_key[0]
         locked = sa.select(key).where(*where).order_by(key).with_for_update(of=table, key_share=True)

@@ -6,6 +6,7 @@ Only Celery is missing: a thread runs the drain for every job that waits.
 import threading
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ class Service:
     database: Database
     store: ArtifactStore
     engine: Engine
+    #: a copy of the model, since a run that has not ended has its hooks on the engine's own
+    plain: Any
     #: cleared, nothing is begun
     works: threading.Event
     app: FastAPI
@@ -76,7 +79,7 @@ class Service:
     def forward(self, ids: list[int]) -> torch.Tensor:
         """Log probabilities [tokens, vocab] of one plain forward."""
         with torch.inference_mode():
-            logits: torch.Tensor = self.engine.model.hf(torch.tensor([ids])).logits[0]
+            logits: torch.Tensor = self.plain(torch.tensor([ids])).logits[0]
         return logits.float().log_softmax(-1)
 
 
@@ -96,7 +99,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
         workers.register(session, WORKER, hostname="here", pid=1, model=MODEL)
         workers.set_ready(session, WORKER, engine.structure)
     store = open_store(settings.effective_artifact_url)
-    stop = StopSignal()
+    stop, plain = StopSignal(), deepcopy(engine.model.hf)
     drain = Drain(
         settings=settings,
         database=database,
@@ -124,7 +127,7 @@ def service(tmp_path: Path, redis_url: str, engine: Engine) -> Iterator[Service]
     while not server.started:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    yield Service(f"http://127.0.0.1:{port}", settings, database, store, engine, works, app)
+    yield Service(f"http://127.0.0.1:{port}", settings, database, store, engine, plain, works, app)
     server.should_exit = True
     over.set()
     stop.set()

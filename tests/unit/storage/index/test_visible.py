@@ -10,7 +10,7 @@ from actograph.contract.job_specs import CaptureJobSpec
 from storage.index import visible
 from storage.index.database import Database
 from storage.index.visible import Unnarrowable, of_everyone
-from storage.jobs import control
+from storage.jobs import control, jobs
 from storage.tables.models import EventRow, JobRow, JobTagRow, SampleRow, SessionRow
 from tests.support import leasing
 from tests.support.submitting import insert
@@ -103,3 +103,18 @@ def test_doomed_rows_are_seen_only_by_who_asks(database: Database, own: dict[str
         assert session.get(SessionRow, lease.session_id) is None
     with database.restricted_to("alice").read() as session, visible.doomed(session):
         assert seen(session, own) == everywhere("alice"), "asking shows no other owner's"
+
+
+def test_an_owner_may_do_all_that_a_service_does_with_a_job(database: Database, own: dict[str, str]) -> None:
+    """No statement on the way is one to which no owner can be added."""
+    restricted, job = database.restricted_to("alice"), own["alice"]
+    with restricted.write() as session:
+        assert jobs.cancel(session, job).status == "cancelled"
+    with restricted.write() as session:
+        assert control.retry(session, job).status == "queued"
+    assert control.cancel_matching(restricted, {}) == 1
+    with restricted.write() as session:
+        control.delete(session, job)
+        assert jobs.find(session, {}, limit=10)[0] == []
+    with database.read() as session:
+        assert jobs.get(session, own["bob"]).status == "queued"
