@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,6 +115,8 @@ class Pass:
         self.counts: Counter[str] = Counter()
         #: the same, inside the model's forward alone
         self.inside: Counter[str] = Counter()
+        #: of each wait of the host, how many passes it had launched after the one that it waited for
+        self.late: list[int] = []
 
     @property
     def stalls(self) -> int:
@@ -328,14 +331,18 @@ def _stream(device: Any = None, **_: Any) -> Any:
         synchronize=lambda: card().event("wait", "stream"),
         wait_stream=lambda _: None,
         wait_event=lambda _: None,
-        record_event=lambda: SimpleNamespace(synchronize=_awaited),
+        record_event=lambda: SimpleNamespace(synchronize=partial(_awaited, card().now)),
         device=device,
     )
 
 
-def _awaited() -> None:
-    if not card().elsewhere:
-        card().event("wait", "event")
+def _awaited(of: Pass) -> None:
+    if card().elsewhere:
+        return
+    card().event("wait", "event")
+    now, passes = card().now, card().passes
+    launched = bool(now.inside["launch"] or now.counts["replay"])
+    now.late.append(passes.index(now) - passes.index(of) - (not launched) if of in passes else 0)
 
 
 @contextmanager

@@ -192,6 +192,7 @@ def counts(shape: str, *, captures: bool = False, dtype: torch.dtype = torch.bfl
 def stalls() -> dict[str, Any]:
     """Blocking copies and waits of a decode pass of 8 and of 64 requests, and launches beside the forward.
 
+    "passes late": of each wait, how many passes the host had launched after the one that it waited for.
     By the requests' sampling; in "mixed" each one has another, and every second one asks for log
     probabilities.
     """
@@ -204,12 +205,13 @@ def stalls() -> dict[str, Any]:
                 for i in range(rows):
                     mixed = {"top_logprobs": (None, 5)[i % 2], **ways[i % len(ways)]}
                     asked.append(ask(i, prompt=2, hooks=points(hooks), **SAMPLING.get(name, mixed)))
-                run(engine_of(hooks), asked, turns=3)
-                last = decode_passes()[-1]
+                run(engine_of(hooks), asked, turns=4)
+                last = decode_passes()[-2]  # the tokens of the last one are read when the run ends
                 found.setdefault(name, {})[rows] = {
                     "all": last.stalls,
                     "inside": last.stalls_inside,
                     "launches beside": last.counts["launch"] - last.inside["launch"],
+                    "passes late": last.late,
                 }
     return found
 
@@ -283,7 +285,7 @@ def leaving() -> dict[str, Any]:
             shard = 1 << 14 if name == "early" else 256 << 20
             made = run(engine_of(hooks), asked, turns=99, shard_bytes=shard)
             costs = _host_costs(on, made)
-            found[name] = costs | {"waits": costs["waits"] - plain["waits"]}
+            found[name] = costs | {what: costs[what] - plain[what] for what in ("waits", "copies")}
     return found
 
 

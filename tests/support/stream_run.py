@@ -78,6 +78,9 @@ class StreamRun:
         arrivals: key -> turn of the loop at which a request arrives; 0 if absent.
     """
 
+    #: whether the loop reads tokens late, if a run does not say
+    late: bool | None = None
+
     def __init__(self, requests: Sequence[Request], arrivals: Mapping[str, int] | None = None) -> None:
         self.waiting, self._arrivals = list(requests), arrivals or {}
         self.turn = 0
@@ -122,6 +125,7 @@ class StreamRun:
             prepare(forward)
         else:
             forward = TracedForward(hooks, budget, tokens=arena, token_bytes=sizes)
+        options = {"late": self.late} | options
         loop = Loop(forward, budget, source=self, control=self, results=self, sink=self, **options)
         self.statistics, self.running = loop.statistics, lambda: len(loop._slots.running)
         loop.run()

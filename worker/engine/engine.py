@@ -91,6 +91,8 @@ class Engine:
                 most=self.forwards.slots(options),
                 urgent=options.urgent,
                 shard_bytes=options.shard_bytes,
+                # the other ranks are told the tokens of a pass, so they have to be read
+                late=None if self.lead is None else False,
             )
             done = loop.run()
             if self.lead is not None:

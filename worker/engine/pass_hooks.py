@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -40,6 +40,14 @@ class _Site:
     reads: list[tuple[LayoutCopies, Tensor, Tensor]] = field(default_factory=list)  # see its `writes`
     #: places in the tensor by order and change
     writes: dict[tuple[int, Change], list[int]] = field(default_factory=dict)
+
+
+class Written(NamedTuple):
+    """Rows of one layout that a pass has written: of these tokens."""
+
+    record: Record
+    own: LayoutRows
+    tokens: Sequence[int]
 
 
 class PassHooks:
@@ -176,18 +184,24 @@ class PassHooks:
         for copies, target, index in site.reads:
             copies.take(target, index, rows if rows.ndim == 2 else rows.reshape(count, -1))
 
-    def note(self) -> dict[Record, Exception]:
-        """Count the rows of a good pass, and let full blocks leave the device.
+    def wrote(self) -> list[Written]:
+        """Rows of the launched pass: they keep their places, and count when they are noted."""
+        written = [Written(*owner) for copies in self.copies for owner in copies.owners]
+        for one in written:
+            one.own.wrote(len(one.tokens))
+        return written
+
+    def note(self, written: Sequence[Written]) -> dict[Record, Exception]:
+        """Count rows of a good pass, and let full blocks leave the device.
 
         Returns: errors of the records that could not take their rows.
         """
         failed: dict[Record, Exception] = {}
-        for copies in self.copies:
-            for record, own, tokens in copies.owners:
-                try:
-                    self._pool.leave(own.note(tokens))
-                except Exception as error:  # noqa: BLE001 (it fails this request alone)
-                    failed[record] = error
+        for record, own, tokens in written:
+            try:
+                self._pool.leave(own.note(tokens))
+            except Exception as error:  # noqa: BLE001 (it fails this request alone)
+                failed[record] = error
         return failed
 
     @property

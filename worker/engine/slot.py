@@ -32,7 +32,9 @@ class Slot:
         prefix: it reads a shared prefix and has no result of its own.
         tokens: prompt and answer; the newest token of an answer is not computed.
         generated: ids of the answer, the one that ended it included.
-        computed: tokens whose keys and values are kept.
+        computed: tokens that passes have run, whose keys and values are kept.
+        chosen: tokens of the answer that passes have chosen; the host has not read the last one yet if
+            `generated` is shorter.
         cached: first tokens of the prompt that another slot had computed.
         cache: of the forward: a range of the arena, or a cache of its own.
         record: takes the rows.
@@ -48,6 +50,7 @@ class Slot:
         logits: of how many of the last of these the logits are computed.
         rows: numbers of those whose rows are captured.
         writes: edits of these.
+        ended: it has its result, or a prefix is read.
     """
 
     request: Request
@@ -56,6 +59,7 @@ class Slot:
     tokens: list[int] = field(init=False)
     generated: list[int] = field(default_factory=list)
     computed: int = 0
+    chosen: int = 0
     cached: int = 0
     cache: Any = None
     record: Record | None = None
@@ -72,6 +76,7 @@ class Slot:
     logits: int = 0
     rows: Sequence[int] = ()
     writes: Sequence[Write] = ()
+    ended: bool = False
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
@@ -105,7 +110,32 @@ class Slot:
     def prefills(self) -> bool:
         return self.computed < self.prompt
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether the host has not read the newest token."""
+        return self.chosen > len(self.generated)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host must read the newest token before it plans the next pass.
+
+        A token that ends the request, by its id or its text, is no reason: what the next pass has then run of
+        the request is left out.
+        """
+        request, record = self.request, self.record
+        return (
+            self.grammar is not None
+            or bool(self.processors)
+            or (record is not None and (record.kept.scattered or record.kept.newest_only))
+            or any(edit.rule is not None for edit in request.edits)
+        )
+
     # the next pass
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a token to run."""
+        return self.prefills or (not self.reads and self.chosen < self.request.most_generated)
 
     @property
     def count(self) -> int:

@@ -48,7 +48,8 @@ def test_launches_and_stalls_of_decode_passes_are_as_written_down(subtests: pyte
     for name, one in found["stalls"].items():
         with subtests.test(f"the choice of tokens, {name}"):
             assert one["8"] == one["64"], "it costs the same for any number of requests"
-            assert one["64"]["all"] == found["stalls"]["greedy"]["64"]["all"], "one copy, as for greedy ones"
+            assert one["64"]["all"] == found["stalls"]["greedy"]["64"]["all"], "one wait, as for greedy ones"
+            assert one["64"]["passes late"] == [1], "the next pass was launched before it"
     assert not any(one["hidden temporaries"] for one in PASSES.values())
     plain, captured = PASSES["0.6b"], PASSES["0.6b-capture"]
     assert captured["launches per layer"] == plain["launches per layer"] + 2, "one for each point"

@@ -214,7 +214,7 @@ def test_the_sampler_chooses_as_on_the_cpu_and_for_each_row_alone() -> None:
             rows = [SampledRow(slot, step, token) for slot, token in zip(slots, tokens, strict=True)]
             groups = [[i] for i in range(len(ways))] if name == "alone" else [list(range(len(ways)))]
             for some in groups:
-                made = sampler.choose(of_step[some], [rows[i] for i in some])
+                made = sampler.choose(of_step[some], [rows[i] for i in some]).read()
                 for i, token in zip(some, made, strict=True):
                     tokens[i] = token.token
             chosen[name] += tokens

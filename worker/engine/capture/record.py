@@ -55,8 +55,9 @@ class Shard(NamedTuple):
 class LayoutRows:
     """Rows of one layout of one request.
 
-    Rows of a pass are written to the places of `segments`, and count when the pass is good: `note`. So a pass
-    that fails and runs again writes to the same places.
+    Rows of a pass are written to the places of `segments`. They keep these when it is launched (`wrote`), and
+    count when its tokens are known (`note`). So a pass that fails and runs again writes to the same places,
+    and rows of a request that had ended before are left out.
 
     Args:
         newest_only: only the newest row counts, and takes the place of the one before.
@@ -71,27 +72,34 @@ class LayoutRows:
         self._summaries = summaries if self.layout.summed else None
         self.blocks: list[Block] = []  # with rows, or ready for them
         self.rows = 0  # in the blocks
+        self.unread = 0  # further rows there, of passes whose tokens are not known yet
         self.delivered = 0
 
     def missing(self, rows: int) -> int:
         """Blocks that `rows` more rows need."""
         if self._newest_only:
             return int(not self.blocks)
-        return max(0, -(-(self.rows + rows) // BLOCK) - len(self.blocks))
+        return max(0, -(-(self.rows + self.unread + rows) // BLOCK) - len(self.blocks))
 
     def segments(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """Places of the next rows: a block's place, the first row there, and how many rows."""
         if self._newest_only:
             yield _place(self.blocks[0]), 0, 1
             return
-        at, stop = self.rows, self.rows + rows
+        at = self.rows + self.unread
+        stop = at + rows
         while at < stop:
             count = min(stop - at, BLOCK - at % BLOCK)
             yield _place(self.blocks[at // BLOCK]), at % BLOCK, count
             at += count
 
+    def wrote(self, rows: int) -> None:
+        """Keep the places of rows that a launched pass writes."""
+        self.unread += rows
+
     def note(self, tokens: Sequence[int]) -> list[Block]:
         """Count rows that a good pass has written; returns blocks that are full and can leave the device."""
+        self.unread -= len(tokens)
         if self._newest_only:
             self.blocks[0].tokens[:] = tokens
             self.rows = 1
@@ -254,7 +262,8 @@ class Record:
         return [block for own in self.rows if not own.layout.tail for block in own.blocks]
 
     def leave(self) -> Shard:
-        """All rows so far; they are no longer the record's."""
+        """All rows so far; they are no longer the record's. No launched pass may have rows in its blocks."""
+        assert not any(own.unread for own in self.rows)
         for own in self.rows:
             own.settle()
         return self._shard()
@@ -267,6 +276,7 @@ class Record:
         """
         extra: dict[str, Rows] = {}
         for own in self.rows:
+            own.unread = 0  # the request had ended before them
             own.settle()
             if not own.layout.kept or own.delivered or own.rows:
                 continue

@@ -88,6 +88,26 @@ def pinned_bytes(size: int) -> torch.Tensor:
     return pages.tensor
 
 
+class HostCopy:
+    """Copies of tensors on the host, begun now and read later; on a CPU the tensors themselves."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self._copies, self._event = list(tensors), None
+        device = tensors[0].device
+        if device.type == "cuda":
+            targets = [torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in tensors]
+            self._copies = [
+                target.copy_(one, non_blocking=True) for target, one in zip(targets, tensors, strict=True)
+            ]
+            self._event = torch.cuda.current_stream(device).record_event()
+
+    def read(self) -> list[list[Any]]:
+        """The numbers of each. Waits for the device's work up to the copies, and for none that came after."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [copy.tolist() for copy in self._copies]
+
+
 def to_device(numbers: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
     """A copy on the device, which does not wait for a GPU; on a CPU the array's own memory."""
     if device.type == "cpu":

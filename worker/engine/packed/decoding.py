@@ -1,7 +1,7 @@
 """Decode passes of fixed shapes, which a CUDA graph can replay.
 
 A pass of one token per request is filled up to a bucket of rows. All that changes between two passes stands
-in tensors that stay where they are: ids, positions, arena places, and the range of each row. So a pass makes
+in tensors that stay where they are: newest tokens, positions, arena places, and ranges. So a pass makes
 the same calls on the same memory every time, and neither its shapes nor its calls depend on data.
 
 A graph is captured when a bucket and the copies of its hooks are first seen, and verified against the same
@@ -36,24 +36,36 @@ class FixedPass:
 
     Args:
         run: the model with its hooks.
+        next_ids: the newest token of each slot, by the number of its sampler's entry.
         most: rows of the largest pass.
         context: most tokens of a request.
     """
 
-    def __init__(self, run: RunModel, arena: Arena, device: torch.device, *, most: int, context: int) -> None:
+    def __init__(
+        self,
+        run: RunModel,
+        arena: Arena,
+        next_ids: Callable[[], Tensor],
+        device: torch.device,
+        *,
+        most: int,
+        context: int,
+    ) -> None:
         self._run, self._arena, self._device, self._context = run, arena, device, context
+        self._next_ids = next_ids
         self._most = most
         self._buckets = [*(bucket for bucket in _BUCKETS if bucket < most), most]
         pinned = device.type == "cuda"
-        self._host = torch.zeros(5, most + 1, dtype=torch.int64, pin_memory=pinned)
+        # two, in turns: when a pass is filled in, the last one's numbers may still be on their way
+        self._hosts = [torch.zeros(5, most + 1, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._numbers = torch.zeros(5, most + 1, dtype=torch.int64, device=device)
         self._queries = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._logits: Tensor | None = None
 
     def takes(self, slots: Sequence[Slot]) -> bool:
-        """Whether a pass has one token of each request, whose logits are wanted and which no edit changes."""
+        """Whether a pass takes the newest token of each slot, which no edit changes."""
         return 0 < len(slots) <= self._most and all(
-            slot.count == slot.logits == 1 and not slot.writes for slot in slots
+            slot.count == slot.logits == 1 and not slot.prefills and not slot.writes for slot in slots
         )
 
     def bucket(self, slots: Sequence[Slot]) -> int:
@@ -62,12 +74,14 @@ class FixedPass:
 
     def fill(self, slots: Sequence[Slot], rows: int) -> None:
         """Write a pass's numbers; rows without a request read and write the arena's unused place."""
-        host, count, unused = self._host.numpy(), len(slots), self._arena.tokens
+        self._hosts.reverse()
+        host, count, unused = self._hosts[0].numpy(), len(slots), self._arena.tokens
         host[:, count : rows + 1] = [[0], [0], [unused], [unused], [1]]
         for row, slot in enumerate(slots):
             begin, number = slot.cache.start, slot.computed
-            host[:, row] = slot.tokens[number], number, begin + number, begin, slot.stop
-        self._numbers.copy_(self._host, non_blocking=True)
+            assert slot.sampler is not None
+            host[:, row] = slot.sampler.number, number, begin + number, begin, slot.stop
+        self._numbers.copy_(self._hosts[0], non_blocking=True)
 
     def forward(self, rows: int) -> Tensor:
         """Run the pass that was filled in. Returns logits [rows, vocabulary], until the next pass."""
@@ -88,7 +102,8 @@ class FixedPass:
             known_places={self._device: numbers[2, :rows]},
             known_lengths={self._device: lengths},
         )
-        logits = self._run(numbers[:1, :rows], numbers[1:2, :rows], step)
+        ids = self._next_ids().index_select(0, numbers[0, :rows])
+        logits = self._run(ids[None], numbers[1:2, :rows], step)
         if self._logits is None:
             self._logits = logits.new_empty(self._most, logits.shape[-1])
         return self._logits[:rows].copy_(logits)

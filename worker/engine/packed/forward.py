@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -79,10 +80,13 @@ class PackedForward:
         self.windows: set[int] = set()
         self.ways: set[str] = set()
         self._handles: dict[str, Any] = {}
+        self.next_ids = torch.empty(0, dtype=torch.int64, device=hooks.model.device)
         self.decoding: Replays | None = None
         if replayed and fused:
             device, context = hooks.model.device, hooks.model.context_length
-            fixed = FixedPass(self.logits, self.arena, device, most=replayed, context=context)
+            fixed = FixedPass(
+                self.logits, self.arena, lambda: self.next_ids, device, most=replayed, context=context
+            )
             self.decoding = Replays(fixed, device)
 
     def refusal(self, request: Request) -> str | None:
@@ -130,11 +134,12 @@ class PackedForward:
                 spans.append((begin, begin + slot.stop))
             else:
                 chunks.append(Chunk(slot.first, slot.first + slot.count, begin, slot.computed))
-        ids = [token for slot in slots for token in slot.tokens[slot.computed : slot.stop]]
+        ids = [token for slot in slots for token in _ids(slot)]
         positions = [number for slot in slots for number in range(slot.computed, slot.stop)]
         kept = list(in_pack(slots))
         device = self.hooks.model.device
         inputs = to_device(np.array([ids, positions]), device)
+        newest = self._with_unread(inputs[0], slots)
         self.hook(at_hooks)
         arena = self.arena
         step = Step(arena.keys, arena.values, spans, chunks, self.fused, self.windows, self.ways)
@@ -143,7 +148,7 @@ class PackedForward:
         if self._lead is not None:
             self._lead.passes(ids, step, places, at_hooks.changes())
         try:
-            logits = self.logits(inputs[:1], inputs[1:], step, keep)
+            logits = self.logits(newest[None], inputs[1:], step, keep)
         except Exception as error:
             if self._lead is None:
                 raise
@@ -198,6 +203,17 @@ class PackedForward:
             self.decoding.close()
             self.decoding = None  # it refers back to this, and so would keep the arena
 
+    def _with_unread(self, ids: Tensor, slots: Sequence[Slot]) -> Tensor:
+        """The ids of a pass, those that the host has not read from where the last pass has left them."""
+        unread = [
+            (slot.first, slot.sampler.number) for slot in slots if slot.is_unread and slot.sampler is not None
+        ]
+        if not unread:
+            return ids
+        places, numbers = to_device(np.array(unread).T.copy(), ids.device)
+        found = self.next_ids.index_select(0, numbers)
+        return found if len(unread) == len(ids) else ids.index_copy_(0, places, found)
+
     def _room(self, request: Request) -> int:
         return self.arena.tokens if request.priority else self.arena.tokens - self._spare
 
@@ -214,3 +230,8 @@ class PackedForward:
                 place = place_of(location)
                 module = self.hooks.model.hf.get_submodule(place.path)
                 self._handles[location] = at_module(module, place, partial(at, location))
+
+
+def _ids(slot: Slot) -> list[int]:
+    """Ids of a slot's next tokens; 0 for one that the host has not read."""
+    return [0] if slot.is_unread else slot.tokens[slot.computed : slot.stop]

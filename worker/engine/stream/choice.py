@@ -11,15 +11,19 @@ from worker.engine.model.loaded import LoadedModel
 from worker.engine.slot import Slot
 from worker.engine.tokens import checkpoint_processors
 from worker.engine.tokens.grammar import Grammar, ruled_out
-from worker.engine.tokens.sampler import ChosenToken, RuledOut, SampledRow, Sampler
+from worker.engine.tokens.sampler import Choice, RuledOut, SampledRow, Sampler
 
 
 class TokenChoice:
-    """Chooses tokens for requests at different steps. A pass that is run again chooses the same."""
+    """Chooses tokens for requests at different steps. A pass that is run again chooses the same.
 
-    def __init__(self, model: LoadedModel) -> None:
+    Args:
+        slots: requests at once, at most.
+    """
+
+    def __init__(self, model: LoadedModel, slots: int) -> None:
         self._model = model
-        self._sampler = Sampler(model.device, int(model.text_config.vocab_size))
+        self._sampler = Sampler(model.device, int(model.text_config.vocab_size), slots)
 
     def open(self, slot: Slot) -> None:
         """Give a request its entry in the sampler, its grammar and the checkpoint's processors."""
@@ -47,24 +51,36 @@ class TokenChoice:
             self._sampler.close(slot.sampler)
             slot.sampler = None
 
-    def choose(self, logits: Tensor, rows: Sequence[Slot]) -> list[ChosenToken]:
-        """The next token of each row.
+    @property
+    def next_ids(self) -> Tensor:
+        """The newest token of each request by its entry's number, on the device."""
+        return self._sampler.next_ids
+
+    def set_newest(self, slots: Sequence[Slot]) -> None:
+        """Put the tokens that the host has read where the next pass reads them."""
+        known = [(slot.sampler, slot.generated[-1]) for slot in slots if slot.sampler and slot.generated]
+        if known:
+            entries, tokens = zip(*known, strict=True)
+            self._sampler.set_newest(entries, tokens)
+
+    def choose(self, logits: Tensor, slots: Sequence[Slot]) -> Choice:
+        """Choose the next token of each slot.
 
         Args:
-            logits: as the model computes them, [rows, vocabulary].
+            logits: as the model computes them, [slots, vocabulary].
         """
         sampled = []
-        for row in rows:
-            assert row.sampler is not None
-            newest = row.generated[-1] if row.generated else -1
-            sampled.append(SampledRow(row.sampler, len(row.generated), newest))
-        guided = [(i, row.grammar) for i, row in enumerate(rows) if row.grammar is not None]
+        for slot in slots:
+            assert slot.sampler is not None
+            newest = None if slot.is_unread else slot.generated[-1] if slot.generated else -1
+            sampled.append(SampledRow(slot.sampler, slot.chosen, newest))
+        guided = [(i, slot.grammar) for i, slot in enumerate(slots) if slot.grammar is not None]
         hidden = None
         if guided:
             masks = ruled_out([grammar for _, grammar in guided], logits.shape[-1], logits.device)
             hidden = RuledOut([i for i, _ in guided], masks)
         return self._sampler.choose(
-            logits, sampled, processed=self._processed(logits, rows), ruled_out=hidden
+            logits, sampled, processed=self._processed(logits, slots), ruled_out=hidden
         )
 
     def _processed(self, logits: Tensor, rows: Sequence[Slot]) -> Tensor | None:

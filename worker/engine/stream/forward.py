@@ -20,6 +20,8 @@ class Forward(Protocol):
         forks: a slot can take over another one's first tokens.
         chunks: a prompt may be read in several passes.
         budget: of the device's memory.
+        next_ids: where a pass reads newest tokens that the host has not read, by the numbers of the sampler's
+            entries.
     """
 
     together: bool
@@ -27,6 +29,7 @@ class Forward(Protocol):
     chunks: bool
     hooks: ModelHooks
     budget: Budget
+    next_ids: Tensor
 
     def refusal(self, request: Request) -> str | None:
         """Why a request can never run; None if it can."""

@@ -2,6 +2,10 @@
 
 Requests come and go between passes. A pass takes one token of each text that is being written, and chunks of
 the prompts that are being read.
+
+On a GPU the host is one pass late: it launches the next pass before it reads the tokens of the last one,
+which the device hands on itself. What the next pass has run of a request that the last token ends is left
+out. If a pass cannot be planned without a newest token (a grammar, a rule of tokens), the host reads first.
 """
 
 import gc
@@ -9,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +26,7 @@ from worker.engine.model.device_errors import is_device_lost, is_out_of_memory, 
 from worker.engine.model.host_memory import to_device
 from worker.engine.model.memory import memory_snapshot
 from worker.engine.model_state import ModelState
+from worker.engine.pass_hooks import Written
 from worker.engine.slot import Slot, unread
 from worker.engine.stream.choice import TokenChoice
 from worker.engine.stream.delivery import Delivery
@@ -28,7 +34,7 @@ from worker.engine.stream.endings import Endings
 from worker.engine.stream.forward import Forward
 from worker.engine.stream.slots import Slots
 from worker.engine.tokens.prompt_scores import scored_tokens
-from worker.engine.tokens.sampler import ChosenToken
+from worker.engine.tokens.sampler import Choice, ChosenToken
 
 #: passes of single requests that may fail one after the other before the run does
 _BAD_PASSES = 8
@@ -38,6 +44,23 @@ STEP_TOKENS = 512
 _LEAST_TOKENS = 16
 #: tokens left to prompts however many requests decode
 _LEAST_OF_PROMPTS = 16
+
+
+class _Launched(NamedTuple):
+    """A pass whose tokens the host has not read.
+
+    Attributes:
+        counts: its slots, each with the tokens that it runs.
+        choosing: slots for which it chooses a token.
+        read: slots whose prompts, which are only read, it ends.
+        written: rows that it writes.
+    """
+
+    counts: Sequence[tuple[Slot, int]]
+    choosing: Sequence[Slot]
+    choice: Choice | None
+    read: Sequence[Slot]
+    written: Sequence[Written]
 
 
 class Loop:
@@ -50,6 +73,7 @@ class Loop:
         most, urgent: see `Slots`.
         step_tokens: tokens of one pass.
         shard_bytes: rows of a request that are gathered before they leave.
+        late: whether the host reads the tokens of a pass after it has launched the next one; None: on a GPU.
         clock: seconds, for time limits.
     """
 
@@ -67,6 +91,7 @@ class Loop:
         urgent: int = 2,
         step_tokens: int = STEP_TOKENS,
         shard_bytes: int = 256 << 20,
+        late: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         model = forward.hooks.model
@@ -74,7 +99,10 @@ class Loop:
         self._step_tokens = self._tokens = step_tokens
         self._shard_bytes = shard_bytes
         self._scored = scored_tokens(int(model.text_config.vocab_size))
-        self._choice = TokenChoice(model)
+        self._late = forward.together and (model.device.type == "cuda" if late is None else late)
+        self._unread: _Launched | None = None
+        self._choice = TokenChoice(model, most + urgent)
+        forward.next_ids = self._choice.next_ids
         self._endings = Endings(model.eos_token_ids, model.tokenizer, clock)
         self._delivery = Delivery(sink, results)
         self._slots = Slots(
@@ -105,6 +133,7 @@ class Loop:
             with torch.inference_mode():
                 while self._turn():
                     self._delivery.check()
+                self._read()
         except BaseException as raised:
             error = raised
             raise
@@ -147,19 +176,38 @@ class Loop:
         slots.fill(self._control.dropped, self._started)
         if not slots.running and not slots.waiting:
             self._settle()  # no other pass will tell
+        if self._unread is not None and any(slot.waits for slot in self._unread.choosing if not slot.ended):
+            self._read()
+        self._send_full_shards()
         before = len(slots.running)
         planned: list[Slot] = []
         for slot in self._planned():
-            if self._prepare(slot, planned):
+            if not slot.ended and self._prepare(slot, planned):
                 planned.append(slot)
+        planned = [slot for slot in planned if not slot.ended]  # by a token that had to be read
         for group in [planned] if self._forward.together else [[slot] for slot in planned]:
             if group:
                 self._run(group)
-        if not planned and (slots.running or slots.waiting):
+        if not planned and self._unread is not None:
+            self._read()
+        elif not planned and (slots.running or slots.waiting):
             self.statistics.waits += 1
             self._wait(stuck=before > 0 and len(slots.running) == before)
         self._control.beat()
         return bool(slots.running or slots.waiting) or not self._source.exhausted
+
+    def _send_full_shards(self) -> None:
+        """Let the rows of requests leave that have many; no pass may be writing to their blocks."""
+        full = [
+            slot
+            for slot in self._slots.running
+            if not slot.prefix and slot.record is not None and slot.record.bytes >= self._shard_bytes
+        ]
+        if full:
+            self._read()
+        for slot in full:
+            if not slot.ended:
+                self._slots.send(slot)
 
     def _wait(self, *, stuck: bool) -> None:
         """Wait for the sink; if it has nothing to write and all are `stuck`, a prefix gives up."""
@@ -196,7 +244,8 @@ class Loop:
         """
         decoding, waiting, chunks = list[Slot](), list[Slot](), list[Slot]()
         for slot in self._slots.running:
-            (waiting if slot.prefills else decoding).append(slot)
+            if slot.goes_on:
+                (waiting if slot.prefills else decoding).append(slot)
         for slot in decoding:
             slot.stop = slot.computed + 1
         left, scored = max(_LEAST_OF_PROMPTS, self._tokens - len(decoding)), self._scored
@@ -228,7 +277,11 @@ class Loop:
                 first = max(stop - slot.logits, slot.record.tail_from)
                 tail = sum(token >= first for token in slot.rows)
                 while not (fits := slot.record.reserve(len(slot.rows), tail)):
-                    if not self._slots.make_room(slot.record, planned):
+                    if self._unread is not None:
+                        self._read()  # rows that leave early must be counted, and requests may have ended
+                        if slot.ended:
+                            return False
+                    elif not self._slots.make_room(slot.record, planned):
                         break
                 if fits:
                     return True
@@ -248,38 +301,71 @@ class Loop:
         for slot in slots:
             slot.first = place
             place += slot.count
-        choosing = [slot for slot in slots if slot.chooses]
         failure: tuple[Exception, dict[str, int]] | None = None
-        chosen: list[ChosenToken] = []
+        launched: _Launched | None = None
         try:
             if again:
                 self._recompute(slots[0])
-            chosen = self._chosen(slots, choosing)
+            launched = self._launch(slots)
         except Exception as raised:
             if is_device_lost(raised):
                 raise
             # memory is measured while the failed pass holds its tensors, which its frames do
             seen = memory_snapshot(self._forward.hooks.model.devices) if is_out_of_memory(raised) else {}
             failure = raised.with_traceback(None), seen
+        self._read()  # of the last pass: its tokens are there, or nearly
         if failure is not None:
-            self._split(slots, *failure, again=again)
+            left = [slot for slot in slots if not slot.ended]
+            self._choice.set_newest(left)
+            if left:
+                self._split(left, *failure, again=again)
             return
-        unkept = self._slots.at_hooks.note()
+        self._unread = launched
         self._bad = 0
         self._settle()
         self._tokens = min(self._step_tokens, self._tokens + 16)
         self.statistics.passes += 1
-        self.statistics.computed += place
-        self.statistics.generated += len(chosen)
+        if not self._late:
+            self._read()
+
+    def _launch(self, slots: Sequence[Slot]) -> _Launched:
+        """Run a pass and choose the next tokens, on a GPU without waiting for either."""
+        choosing = [slot for slot in slots if slot.chooses]
+        choice = self._chosen(slots, choosing)
+        launched = _Launched(
+            counts=[(slot, slot.count) for slot in slots],
+            choosing=choosing,
+            choice=choice,
+            read=[slot for slot in slots if slot.reads and slot.stop == slot.prompt],
+            written=self._slots.at_hooks.wrote(),
+        )
         for slot in slots:
             slot.computed = slot.stop
+        for slot in choosing:
+            slot.chosen += 1
+        return launched
+
+    def _read(self) -> None:
+        """Read the tokens of the launched pass: requests take them, and may end; its rows count."""
+        launched, self._unread = self._unread, None
+        if launched is None:
+            return
+        chosen = [] if launched.choice is None else launched.choice.read()
+        ended = {slot.record for slot, _ in launched.counts if slot.ended}
+        unkept = self._slots.at_hooks.note([one for one in launched.written if one.record not in ended])
+        for slot, count in launched.counts:
+            if slot.ended:
+                continue
+            self.statistics.computed += count
             error = unkept.get(slot.record) if slot.record is not None else None
             if error is not None:
                 self._end(slot, "error", error)
-            elif slot.reads and slot.stop == slot.prompt:
+        for slot in launched.read:
+            if not slot.ended:
                 self._end(slot, "stop")
-        for slot, token in zip(choosing, chosen, strict=True):
-            if slot.record not in unkept:
+        for slot, token in zip(launched.choosing, chosen, strict=True):
+            if not slot.ended:
+                self.statistics.generated += 1
                 self._take(slot, token)
 
     def _recompute(self, slot: Slot) -> None:
@@ -298,8 +384,8 @@ class Loop:
         slot.run_to(stop)
         slot.rows = rows
 
-    def _chosen(self, slots: Sequence[Slot], choosing: Sequence[Slot]) -> list[ChosenToken]:
-        """Run a pass: the next token of each slot that chooses; scored prompts take their logits."""
+    def _chosen(self, slots: Sequence[Slot], choosing: Sequence[Slot]) -> Choice | None:
+        """Run a pass, and choose the next tokens; scored prompts take their logits."""
         logits = self._forward.run(slots, self._slots.at_hooks)
         at, last = 0, []
         for slot in slots:
@@ -309,7 +395,7 @@ class Loop:
             if slot.chooses:
                 last.append(at - 1)
         if not choosing:
-            return []
+            return None
         if len(last) < len(logits):
             logits = logits.index_select(0, to_device(np.array(last), logits.device))
         return self._choice.choose(logits, choosing)
@@ -370,8 +456,6 @@ class Loop:
             return
         if reason is not None:
             self._end(slot, reason)
-        elif slot.record is not None and slot.record.bytes >= self._shard_bytes:
-            self._slots.send(slot)
 
     def _end(self, slot: Slot, reason: FinishReason, error: BaseException | None = None) -> None:
         """Let a request's rows and result leave, and free its slot."""

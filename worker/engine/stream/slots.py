@@ -133,6 +133,7 @@ class Slots:
     def leave(self, slot: Slot, *, failed: bool = False) -> None:
         """Free a slot; a prefix that is computed stays for its forks."""
         self.running.remove(slot)
+        slot.ended = True
         if not slot.prefix:
             self._free(slot)
             return

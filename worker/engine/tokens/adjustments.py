@@ -25,6 +25,8 @@ from worker.engine.tokens.table_rows import TableRows, widened
 _ID, _BIAS, _PROMPT, _COUNT, _FROM = range(5)
 #: columns of a pass's numbers: row of the logits, slot, generated tokens, the newest one or -1
 NUMBERS = 4
+#: counted tokens of a request whose tokens do not count: more than it can have
+_ENDLESS = 1 << 40
 #: width of the table, at least
 _LEAST_WIDTH = 64
 
@@ -66,7 +68,9 @@ class Adjustments:
         ended = ends if sampling.min_tokens else ()
         repeated = prompt if sampling.repetition_penalty != 1.0 else ()
         ids = list(dict.fromkeys([*sampling.logit_bias, *ended, *repeated]))
-        width = len(ids) + (most if counts_tokens(sampling) else 0)
+        counts = counts_tokens(sampling)
+        width = len(ids) + (most if counts else 0)
+        counted = 0 if counts else _ENDLESS
         slot = self._slots.take()
         self._reserve(self._slots.size, width + 1)
         row = np.zeros((5, self._table.shape[2]), np.int32)
@@ -80,7 +84,7 @@ class Adjustments:
         penalties = [sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty]
         self._table[:, slot].copy_(to_device(row, self._device))
         self._penalties[:, slot].copy_(to_device(np.array(penalties, np.float32), self._device))
-        self._listed[:, slot].copy_(to_device(np.array([len(ids), 0]), self._device))
+        self._listed[:, slot].copy_(to_device(np.array([len(ids), counted]), self._device))
         self._first[slot] = len(ids)
         return slot
 
@@ -93,14 +97,14 @@ class Adjustments:
         """Listed tokens of a slot, at most."""
         return self._first[slot] + generated
 
-    def apply(self, scores: Tensor, numbers: Tensor, most: int) -> None:
+    def apply(self, scores: Tensor, numbers: Sequence[Tensor], most: int) -> None:
         """Count the newest tokens, and change logits in place.
 
         A pass that is run again counts nothing twice.
 
         Args:
             scores: float32 [rows, vocabulary], contiguous.
-            numbers: int64 [NUMBERS, changed rows], on the device.
+            numbers: NUMBERS columns, int64 [changed rows] each, on the device.
             most: listed tokens of a slot, at most.
         """
         rows, slots, steps, newest = numbers
@@ -109,7 +113,7 @@ class Adjustments:
         listed, counted = self._listed.index_select(1, slots)
         place = torch.arange(width, device=self._device)
 
-        fresh = (newest >= 0) & (steps > counted)
+        fresh = steps > counted
         known = (table[_ID] == newest[:, None]) & (place < listed[:, None])
         at = torch.where(known.any(-1), known.int().argmax(-1), listed)[:, None]
         token = torch.where(fresh[:, None], newest[:, None].int(), table[_ID].gather(1, at))

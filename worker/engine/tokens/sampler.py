@@ -1,8 +1,9 @@
 """The next token of each row of logits, in one vectorised pass with tables per slot on the device.
 
 What a request asks of its sampling is written into its slot once, when it starts. A pass brings a few numbers
-of each row, makes the same calls for any number of rows, and reads the chosen tokens, with their log
-probabilities, in one transfer. It skips what no row asks for, so greedy rows stay cheap.
+of each row, and makes the same calls for any number of rows. It skips what no row asks for, so greedy rows
+stay cheap. The tokens stay on the device, where the next pass reads them (`next_ids`). A copy for the host is
+begun, and read when the host needs it.
 
 The order: log probabilities, bias and penalties, ruled out tokens, then temperature, min-p, top-k, top-p and
 the draw, whose noise depends on seed, step and token alone. A row's token does not depend on the other rows.
@@ -19,10 +20,10 @@ from torch import Tensor
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.specs import SamplingSpec
 from worker.engine.messages import TokenLogprobs
-from worker.engine.model.host_memory import to_device
+from worker.engine.model.host_memory import HostCopy, to_device
 from worker.engine.tokens.adjustments import NUMBERS, Adjustments, adjusts, counts_tokens
 from worker.engine.tokens.sampling import Look, Warps, draw, look_of, signed
-from worker.engine.tokens.table_rows import TableRows, widened
+from worker.engine.tokens.table_rows import TableRows
 
 #: rows of the tables of numbers: temperature, top_p, min_p's logarithm; and: seed, top_k
 _FLOATS, _WHOLES = 3, 2
@@ -39,7 +40,7 @@ class SamplerEntry(NamedTuple):
     """The place of a request in the sampler's tables.
 
     Attributes:
-        number: in the table of draws; None for greedy decoding.
+        number: its row of the tables, and its place in `next_ids`.
         look: tokens that its draws look at; None for greedy decoding.
         top_k: number of tokens that it chooses from; 0: all.
         bounded: whether it has a min-p.
@@ -48,7 +49,7 @@ class SamplerEntry(NamedTuple):
         top_logprobs: likeliest tokens that it asks for; None: no log probabilities.
     """
 
-    number: int | None = None
+    number: int
     look: Look | None = None
     top_k: int = 0
     bounded: bool = False
@@ -56,18 +57,23 @@ class SamplerEntry(NamedTuple):
     counts: bool = False
     top_logprobs: int | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Whether it takes the likeliest token and asks for nothing else."""
+        return self.look is None and self.adjusted is None and self.top_logprobs is None
+
 
 class SampledRow(NamedTuple):
     """A row of logits.
 
     Attributes:
         step: tokens that the request has generated.
-        newest: the last of them; -1 before the first.
+        newest: the last of them; -1 before the first; None: it is in `next_ids` alone.
     """
 
     entry: SamplerEntry
     step: int
-    newest: int
+    newest: int | None
 
 
 class RuledOut(NamedTuple):
@@ -77,20 +83,62 @@ class RuledOut(NamedTuple):
     tokens: Tensor
 
 
+class Choice:
+    """The tokens that a pass has chosen, on their way to the host.
+
+    Args:
+        tokens: int64 [rows]; peaks: the largest logit of each, which is no number if one of them is none.
+        logprobs: float64: of the rows that ask, each one's log probability, ids and values of the likeliest.
+    """
+
+    def __init__(
+        self, rows: Sequence[SampledRow], tokens: Tensor, peaks: Tensor, logprobs: Tensor | None = None
+    ) -> None:
+        self._rows = rows
+        self._copy = HostCopy(tokens, peaks, *([] if logprobs is None else [logprobs]))
+
+    def read(self) -> list[ChosenToken]:
+        """The next token of each row, with log probabilities where a row asks for them."""
+        tokens, peaks, *logprobs = self._copy.read()
+        tokens = [-1 if math.isnan(peak) else token for token, peak in zip(tokens, peaks, strict=True)]
+        if not logprobs:
+            return [ChosenToken(token) for token in tokens]
+        (flat,), made, at = logprobs, [], 0
+        n = sum(row.entry.top_logprobs is not None for row in self._rows)
+        wide = (len(flat) // n - 1) // 2
+        own, likeliest, their = flat[:n], flat[n : n + n * wide], flat[n + n * wide :]
+        for token, row in zip(tokens, self._rows, strict=True):
+            top = row.entry.top_logprobs
+            if top is None or token < 0:
+                made.append(ChosenToken(token))
+            else:
+                some = slice(at * wide, at * wide + min(top, wide))
+                best = tuple(zip(map(int, likeliest[some]), their[some], strict=True))
+                made.append(ChosenToken(token, TokenLogprobs(token, own[at], best)))
+            at += top is not None
+        return made
+
+
 class Sampler:
     """Chooses tokens.
 
     Args:
         device: of the logits.
         vocabulary: columns of the logits.
+        rows: requests at once, at most.
+
+    Attributes:
+        next_ids: the newest token of each entry, int64 [rows + 1]; the last number is -1, of no entry.
     """
 
-    def __init__(self, device: torch.device, vocabulary: int) -> None:
+    def __init__(self, device: torch.device, vocabulary: int, rows: int = 64) -> None:
         self._device, self._vocabulary = device, vocabulary
-        self._slots = TableRows()
-        self._floats = torch.zeros(_FLOATS, 0, device=device)
-        self._wholes = torch.zeros(_WHOLES, 0, dtype=torch.int64, device=device)
+        self._entries = TableRows()
+        self._floats = torch.zeros(_FLOATS, rows, device=device)
+        self._wholes = torch.zeros(_WHOLES, rows, dtype=torch.int64, device=device)
         self._adjustments = Adjustments(device)
+        self.next_ids = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        self.next_ids[rows:].fill_(-1)
 
     def open(
         self,
@@ -117,36 +165,38 @@ class Sampler:
                 f"logit_bias names token {largest}; this model's ids are from 0 to {vocabulary - 1}",
                 param="sampling.logit_bias",
             )
-        number = look = adjusted = None
+        look = adjusted = None
+        number = self._entries.take()
         if sampling.temperature > 0:
-            number, look = (
-                self._draws(sampling, seed),
-                look_of(sampling.top_k, sampling.top_p, self._vocabulary),
-            )
+            look = look_of(sampling.top_k, sampling.top_p, vocabulary)
+            self._write(number, sampling, seed)
         if adjusts(sampling):
             last = [one for one in (*ends, *sampling.stop_token_ids) if one < vocabulary]
             adjusted = self._adjustments.open(sampling, prompt, most, last)
-        bounded = number is not None and sampling.min_p > 0
-        top_k = 0 if number is None else sampling.top_k or 0
+        bounded = look is not None and sampling.min_p > 0
+        top_k = 0 if look is None else sampling.top_k or 0
         return SamplerEntry(number, look, top_k, bounded, adjusted, counts_tokens(sampling), top_logprobs)
 
     def close(self, entry: SamplerEntry) -> None:
         """Free an entry."""
-        if entry.number is not None:
-            self._slots.give(entry.number)
+        self._entries.give(entry.number)
         if entry.adjusted is not None:
             self._adjustments.close(entry.adjusted)
 
-    def _draws(self, sampling: SamplingSpec, seed: int) -> int:
-        number = self._slots.take()
-        self._floats, self._wholes = (widened(one, self._slots.size) for one in (self._floats, self._wholes))
+    def set_newest(self, entries: Sequence[SamplerEntry], tokens: Sequence[int]) -> None:
+        """Put these tokens where the next pass reads them: what a failed pass wrote there is wrong."""
+        numbers = np.array([[entry.number for entry in entries], tokens], np.int64)
+        where, ids = to_device(numbers, self._device)
+        self.next_ids.index_copy_(0, where, ids)
+
+    def _write(self, number: int, sampling: SamplingSpec, seed: int) -> None:
+        """Write what draws depend on into the tables."""
         top_p = sampling.top_p if sampling.top_p < 1 else math.inf
         min_p = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
         floats = np.array([sampling.temperature, top_p, min_p], np.float32)
         top_k = self._vocabulary if sampling.top_k is None else min(sampling.top_k, self._vocabulary)
         self._floats[:, number].copy_(to_device(floats, self._device))
         self._wholes[:, number].copy_(to_device(np.array([signed(seed), top_k]), self._device))
-        return number
 
     def choose(
         self,
@@ -155,28 +205,42 @@ class Sampler:
         *,
         processed: Tensor | None = None,
         ruled_out: RuledOut | None = None,
-    ) -> list[ChosenToken]:
-        """The next token of each row.
+    ) -> Choice:
+        """Choose the next token of each row, and write it to `next_ids`.
 
         Args:
             logits: as the model computes them, [rows, vocabulary]; they stay as they are.
             processed: the same after the checkpoint's own processors, float32; None: it has none.
         """
-        if processed is None and ruled_out is None and all(row.entry == _PLAIN for row in rows):
-            best = logits.argmax(-1, keepdim=True)  # a NaN, if there is one
-            bad = logits.gather(-1, best).isnan()
-            return [ChosenToken(token) for token in best.masked_fill_(bad, -1)[:, 0].tolist()]
-        numbers = _Numbers(rows, ruled_out, self._device)
-        bad = logits.amax(-1).isnan()
+        numbers = _Numbers(rows, ruled_out, self.next_ids)
+        if processed is None and ruled_out is None and all(row.entry.plain for row in rows):
+            best = logits.argmax(-1, keepdim=True)  # of a NaN, if there is one
+            return self._kept(rows, numbers, best[:, 0], logits.gather(-1, best)[:, 0])
+        peaks = logits.amax(-1)
         logits = logits if processed is None else processed
         asking = numbers.asking
         table = None if asking is None else _some(logits, asking).to(torch.float32).log_softmax(-1)
         scores = self._adjusted(logits, numbers, ruled_out)
         tokens = self._chosen(scores, numbers)
-        tokens.masked_fill_(bad, -1)
         if table is None or asking is None:
-            return [ChosenToken(token) for token in tokens.tolist()]
-        return _with_logprobs(table, tokens, _some(tokens, asking), rows)
+            return self._kept(rows, numbers, tokens, peaks)
+        wide = min(max(row.entry.top_logprobs or 0 for row in rows), table.shape[-1])
+        values, ids = table.topk(wide, dim=-1)
+        own = table.gather(-1, _some(tokens, asking)[:, None])
+        # float64 holds tokens and float32 exactly, so one transfer takes all
+        found = torch.cat([part.to(torch.float64).view(-1) for part in (own, ids, values)])
+        return self._kept(rows, numbers, tokens, peaks, found)
+
+    def _kept(
+        self,
+        rows: Sequence[SampledRow],
+        numbers: "_Numbers",
+        tokens: Tensor,
+        peaks: Tensor,
+        logprobs: Tensor | None = None,
+    ) -> Choice:
+        self.next_ids.index_copy_(0, numbers.entries, tokens)
+        return Choice(rows, tokens, peaks, logprobs)
 
     def _adjusted(self, logits: Tensor, numbers: "_Numbers", ruled_out: RuledOut | None) -> Tensor:
         """Logits [rows, vocabulary] in float32 after bias, penalties and ruled out tokens."""
@@ -215,9 +279,6 @@ class Sampler:
         return tokens
 
 
-_PLAIN = SamplerEntry()
-
-
 class _Members(NamedTuple):
     """Rows that choose in one way: int64 [members] each, on the device."""
 
@@ -233,6 +294,7 @@ class _Numbers:
     """Numbers of a pass, brought to the device in one copy.
 
     Attributes:
+        entries: the number of each row's entry.
         adjusted: see `Adjustments.apply`.
         listed: slot and counted tokens of each adjusted row.
         ways: rows by what their draws look at; None: greedy.
@@ -240,22 +302,36 @@ class _Numbers:
         ruled: rows that cannot choose some tokens.
     """
 
-    def __init__(self, rows: Sequence[SampledRow], ruled_out: RuledOut | None, device: torch.device) -> None:
-        adjusted = [
-            (i, entry.adjusted, step, newest if entry.counts else -1)
-            for i, (entry, step, newest) in enumerate(rows)
-            if entry.adjusted is not None
-        ]
+    def __init__(self, rows: Sequence[SampledRow], ruled_out: RuledOut | None, next_ids: Tensor) -> None:
+        adjusted: list[tuple[int, int, int, int, int]] = []
+        nobody = len(next_ids) - 1
+        for i, (entry, step, newest) in enumerate(rows):
+            if entry.adjusted is not None:
+                known = newest if entry.counts and newest is not None else -1
+                unread = entry.number if entry.counts and newest is None else nobody
+                adjusted.append((i, entry.adjusted, step, known, unread))
         ways: dict[Look | None, list[tuple[int, int, int]]] = {}
         for i, (entry, step, _) in enumerate(rows):
-            ways.setdefault(entry.look, []).append((i, entry.number or 0, step))
+            ways.setdefault(entry.look, []).append((i, entry.number, step))
         asking = [i for i, row in enumerate(rows) if row.entry.top_logprobs is not None]
-        blocks: list[list[int]] = [_flat(adjusted), *map(_flat, ways.values()), asking]
+        blocks: list[list[int]] = [[row.entry.number for row in rows], _flat(adjusted)]
+        blocks += [*map(_flat, ways.values()), asking]
         blocks.append([] if ruled_out is None else list(ruled_out.rows))
-        whole = to_device(np.array([one for block in blocks for one in block], np.int64), device)
-        first, *middle, asked, ruled = torch.split(whole, [len(block) for block in blocks])
-        self.adjusted = first.view(NUMBERS, -1) if adjusted else None
-        self.listed = [(slot, step if newest >= 0 else 0) for _, slot, step, newest in adjusted]
+        flat = np.array([one for block in blocks for one in block], np.int64)
+        whole = to_device(flat, next_ids.device)
+        self.entries, first, *middle, asked, ruled = torch.split(whole, [len(block) for block in blocks])
+        self.adjusted: Sequence[Tensor] | None = None
+        if adjusted:
+            *others, known_ids, unread_ids = first.view(NUMBERS + 1, -1)
+            if any(row.newest is None for row in rows):
+                known = known_ids
+                known_ids = next_ids.index_select(0, unread_ids)
+                if any(one[3] >= 0 for one in adjusted):
+                    known_ids = torch.maximum(known, known_ids)
+            self.adjusted = (*others, known_ids)
+        self.listed = [
+            (slot, step if known >= 0 or unread != nobody else 0) for _, slot, step, known, unread in adjusted
+        ]
         self.asking = asked if asking else None
         self.ruled = ruled if ruled_out is not None else None
         self.ways = {}
@@ -276,35 +352,3 @@ def _flat(columns: Sequence[tuple[int, ...]]) -> list[int]:
 def _some(rows: Tensor, index: Tensor) -> Tensor:
     """Rows by their numbers; all of them without a copy."""
     return rows if len(index) == len(rows) else rows.index_select(0, index)
-
-
-def _with_logprobs(
-    table: Tensor, tokens: Tensor, asking: Tensor, rows: Sequence[SampledRow]
-) -> list[ChosenToken]:
-    """Chosen tokens, with log probabilities where a row asks for them.
-
-    Args:
-        table: log probabilities of the rows that ask, before bias and penalties, [asking, vocabulary].
-        tokens: of all rows; asking: of the rows that ask.
-    """
-    tops = [row.entry.top_logprobs for row in rows if row.entry.top_logprobs is not None]
-    wide = min(max(tops), table.shape[-1])
-    values, ids = table.topk(wide, dim=-1)
-    own = table.gather(-1, asking.clamp_min(0)[:, None])
-    # float64 holds tokens and float32 exactly, so one transfer takes all
-    parts = [tokens, own, ids, values]
-    flat = torch.cat([part.to(torch.float64).view(-1) for part in parts]).tolist()
-    n = len(tops)
-    chosen, flat = [int(token) for token in flat[: len(rows)]], flat[len(rows) :]
-    logprobs, likeliest, their = flat[:n], flat[n : n + n * wide], flat[n + n * wide :]
-    made, at = [], 0
-    for token, row in zip(chosen, rows, strict=True):
-        top = row.entry.top_logprobs
-        if top is None or token < 0:
-            made.append(ChosenToken(token))
-        else:
-            some = slice(at * wide, at * wide + min(top, wide))
-            best = tuple(zip(map(int, likeliest[some]), their[some], strict=True))
-            made.append(ChosenToken(token, TokenLogprobs(token, logprobs[at], best)))
-        at += top is not None
-    return made

@@ -7,6 +7,7 @@ forward's interface, so the loop, the choice of tokens, edits, capture and deliv
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from nnsight.intervention.util import first_input
 from torch import Tensor
 
@@ -65,6 +66,7 @@ class TracedForward:
 
     def __init__(self, hooks: ModelHooks, budget: Budget, *, tokens: int, token_bytes: int) -> None:
         self.hooks, self.budget = hooks, budget
+        self.next_ids = torch.empty(0)  # never read: each pass waits for the tokens of the last one
         self._tokens = self._left = tokens
         if not budget.take(tokens * token_bytes):
             raise MemoryError(f"{tokens} tokens do not fit in {budget.free:,} bytes")

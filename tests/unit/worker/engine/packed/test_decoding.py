@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.stream_run import StreamRun, ask, plan_of, prompts, stream_model
 from tests.support.varlen import varlen
+from worker.engine.capture.budget import Budget
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import Edit, Request
 from worker.engine.packed import attention
@@ -19,6 +20,7 @@ from worker.engine.packed.decoding import FixedPass
 from worker.engine.packed.forward import PackedForward
 from worker.engine.pass_hooks import PassHooks
 from worker.engine.slot import Slot
+from worker.engine.tokens.sampler import SamplerEntry
 
 #: calls whose result or shape depends on values
 _DATA_DEPENDENT = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "repeat_interleave")
@@ -47,7 +49,12 @@ class EveryCall:
     def __init__(self, forward: PackedForward, *, most: int) -> None:
         model = forward.hooks.model
         self._fixed = FixedPass(
-            forward.logits, forward.arena, model.device, most=most, context=model.context_length
+            forward.logits,
+            forward.arena,
+            lambda: forward.next_ids,
+            model.device,
+            most=most,
+            context=model.context_length,
         )
         self.passes: list[tuple[int, int, tuple[object, ...], Recorder]] = []
 
@@ -110,8 +117,8 @@ def _requests(hooks: ModelHooks) -> list[Request]:
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("name", ["llama", "tiny-qwen3"])
-def test_fixed_passes_give_the_tokens_and_rows_of_others(shared: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "late"), [("llama", False), ("llama", True), ("tiny-qwen3", True)])
+def test_fixed_passes_give_the_tokens_and_rows_of_others(shared: Path, name: str, late: bool) -> None:
     hooks = stream_model(shared, name)
     if name == "tiny-qwen3":
         hooks.model.hf.generation_config.eos_token_id = None
@@ -123,7 +130,7 @@ def test_fixed_passes_give_the_tokens_and_rows_of_others(shared: Path, name: str
 
     items = _requests(hooks)
     plain = StreamRun(items).run(hooks, most=6)
-    run = StreamRun(items).run(hooks, most=6, prepare=fixed)
+    run = StreamRun(items).run(hooks, most=6, prepare=fixed, late=late)
     (decoding,) = made
     assert {(live, rows) for live, rows, *_ in decoding.passes} >= {(1, 1), (2, 2), (3, 4)}
     for item in items:
@@ -155,3 +162,23 @@ def test_passes_with_the_same_copies_make_the_same_calls(shared: Path) -> None:
         assert len(first.calls) > 20
         assert all(other.calls == first.calls for other in others)
         assert not [call for call, *_ in first.calls if any(name in str(call) for name in _DATA_DEPENDENT)]
+
+
+def test_the_numbers_of_a_pass_stay_until_the_one_after_the_next_is_filled_in(shared: Path) -> None:
+    """The copy to the device may still read them: the host waits for the pass before the last one alone."""
+    hooks = stream_model(shared, "llama")
+    forward = PackedForward(hooks, Budget(1 << 24), tokens=200)
+    made = EveryCall(forward, most=2)._fixed
+    slots = []
+    for number in range(2):
+        slot = Slot(ask(str(number), (5, 6, 7), 9), generated=[9])
+        slot.computed, slot.chosen, slot.sampler = 3, 1, SamplerEntry(number)
+        assert forward.place(slot)
+        slot.run_to(4)
+        slots.append(slot)
+    before: list[tuple[Tensor, Tensor]] = []
+    for some in (slots[:1], slots, slots[1:]):
+        made.fill(some, 2)
+        now = made._hosts[0]
+        assert all(now is not host and torch.equal(host, numbers) for host, numbers in before[-1:])
+        before.append((now, now.clone()))

@@ -120,6 +120,7 @@ def test_every_member_equals_its_run_alone(shared: Path, name: str, subtests: py
     block = 64 * 4 * sum(info.width for info in hooks.structure.hooks.values())
     runs = {
         "packed": StreamRun(items, arrivals).run(hooks, most=9, step_tokens=48, shard_bytes=20_000),
+        "late": StreamRun(items, arrivals).run(hooks, most=9, step_tokens=48, shard_bytes=20_000, late=True),
         "little room": StreamRun(items).run(hooks, most=6, arena=450, rows=3 * block, step_tokens=64),
         "traced": StreamRun(items[::3]).run(hooks, "traced", most=5),
     }

@@ -44,6 +44,11 @@ class _Request:
     def row(self) -> SampledRow:
         return SampledRow(self.slot, len(self.generated), self.generated[-1] if self.generated else -1)
 
+    @property
+    def unread(self) -> SampledRow:
+        """The same, if the host has not read its newest token."""
+        return self.row._replace(newest=None) if self.generated else self.row
+
     def logits(self) -> torch.Tensor:
         """The logits of its next token; in half precision many are equal."""
         generator = torch.Generator().manual_seed(1000 * self.number + len(self.generated))
@@ -67,7 +72,7 @@ def _run(
     for _ in range(STEPS):
         for some in arranged(requests):
             logits = torch.stack([one.logits() for one in some])
-            made = sampler.choose(logits, [one.row for one in some])
+            made = sampler.choose(logits, [one.row for one in some]).read()
             for one, token in zip(some, made, strict=True):
                 chosen[one.number].append(token)
         for one, tokens in zip(requests, chosen, strict=True):
@@ -114,13 +119,28 @@ def test_a_gpu_chooses_by_calls_of_its_own_and_the_same_tokens(monkeypatch: pyte
     ]
 
 
+def test_tokens_that_the_host_has_not_read_count_too() -> None:
+    """Some rows, or all of them, take their newest token from where the last pass has left it."""
+    due = _run(lambda requests: [requests])
+    for some in (1, 2):
+        sampler = Sampler(torch.device("cpu"), VOCAB)
+        requests = _all(sampler)
+        for step in range(STEPS):
+            logits = torch.stack([one.logits() for one in requests])
+            rows = [one.row if i % some else one.unread for i, one in enumerate(requests)]
+            made = sampler.choose(logits, rows).read()
+            assert made == [tokens[step] for tokens in due], (some, step)
+            for one, token in zip(requests, made, strict=True):
+                one.generated.append(token.token)
+
+
 def test_a_pass_that_is_run_again_chooses_the_same_and_leaves_the_logits(subtests: pytest.Subtests) -> None:
     sampler = Sampler(torch.device("cpu"), VOCAB)
     requests = _all(sampler)
     for step in range(4):
         logits = torch.stack([one.logits() for one in requests]).float()
         before, rows = logits.clone(), [one.row for one in requests]
-        first, second = sampler.choose(logits, rows), sampler.choose(logits, rows)
+        first, second = (sampler.choose(logits, rows).read() for _ in range(2))
         with subtests.test(step=step):
             assert first == second
             assert torch.equal(logits, before)
@@ -138,7 +158,7 @@ def test_a_slot_begins_anew_and_tables_grow() -> None:
         tokens = list[int]()
         for step in range(many):
             row = SampledRow(slot, step, tokens[-1] if tokens else -1)
-            tokens.append(sampler.choose(logits, [row])[0].token)
+            tokens.append(sampler.choose(logits, [row]).read()[0].token)
         sampler.close(slot)
         return tokens
 
@@ -154,17 +174,17 @@ def test_logits_that_are_not_numbers_end_their_row_alone(subtests: pytest.Subtes
     requests = _all(sampler)
     rows = [one.row for one in requests]
     logits = torch.stack([one.logits() for one in requests])
-    due = sampler.choose(logits, rows)
+    due = sampler.choose(logits, rows).read()
     for bad in range(len(rows)):
         spoilt = logits.clone()
         spoilt[bad, 17] = torch.nan
         with subtests.test(list(WAYS)[bad]):
-            made = sampler.choose(spoilt, rows)
+            made = sampler.choose(spoilt, rows).read()
             assert made[bad] == ChosenToken(-1)
             assert made[:bad] + made[bad + 1 :] == due[:bad] + due[bad + 1 :]
     plain = [SampledRow(sampler.open(SamplingSpec()), 0, -1)] * 2
     spoilt = torch.tensor([[1.0, 2.0], [torch.nan, 3.0]])
-    assert [one.token for one in sampler.choose(spoilt, plain)] == [1, -1]
+    assert [one.token for one in sampler.choose(spoilt, plain).read()] == [1, -1]
 
 
 def test_ruled_out_tokens_are_never_chosen() -> None:
@@ -174,10 +194,10 @@ def test_ruled_out_tokens_are_never_chosen() -> None:
     logits = torch.stack([one.logits() for one in requests])
     hidden = torch.ones(2, VOCAB, dtype=torch.bool)
     hidden[0, 5] = hidden[1, 2000:] = False
-    made = sampler.choose(logits, rows, ruled_out=RuledOut([0, 3], hidden))
+    made = sampler.choose(logits, rows, ruled_out=RuledOut([0, 3], hidden)).read()
     assert made[0].token == 5 and made[3].token >= 2000
     others = [i for i in range(len(rows)) if i not in (0, 3)]
-    due = sampler.choose(logits, rows)
+    due = sampler.choose(logits, rows).read()
     assert [made[i] for i in others] == [due[i] for i in others]
 
 
@@ -188,5 +208,7 @@ def test_tokens_that_the_model_does_not_have_reach_no_other_row() -> None:
     early = sampler.open(SamplingSpec(min_tokens=3, stop_token_ids=[VOCAB + 7]), ends=[VOCAB, 1], most=4)
     logits = torch.zeros(2, VOCAB)
     logits[:, [0, 1, 7]] = torch.tensor([1.0, 3.0, 2.0])
-    made = sampler.choose(logits, [SampledRow(early, 0, -1), SampledRow(sampler.open(SamplingSpec()), 0, -1)])
+    made = sampler.choose(
+        logits, [SampledRow(early, 0, -1), SampledRow(sampler.open(SamplingSpec()), 0, -1)]
+    ).read()
     assert [one.token for one in made] == [7, 1]
