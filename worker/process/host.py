@@ -56,7 +56,7 @@ class Host:
             self._database,
             self.worker_id,
             seconds=min(HEARTBEAT_SECONDS, settings.lease_seconds / 3),
-            memory=self._models.memory,
+            memory=self._numbers,
             forgotten=self._forgotten,
             check_leases=self._check_leases,
         )
@@ -104,7 +104,7 @@ class Host:
 
     @cached_property
     def _store(self) -> ArtifactStore:
-        return open_store(self._settings.effective_artifact_url)
+        return open_store(self._settings.effective_artifact_url, settings=self._settings)
 
     @cached_property
     def drain(self) -> Drain:
@@ -130,6 +130,10 @@ class Host:
         if not self._has_failed:
             with self._database.write() as session:
                 workers.set_offline(session, self.worker_id)
+
+    def _numbers(self) -> dict[str, int]:
+        """Memory, and what waits for the store."""
+        return self._models.memory() | (self.drain.numbers() if "drain" in vars(self) else {})
 
     def _check_leases(self, session: Session) -> None:
         if "drain" in vars(self):
