@@ -19,6 +19,7 @@ from storage.artifacts.store import InvalidKey
 from storage.sessions.manifest import StoredTensor
 from storage.sessions.writer import SessionReader, SessionWriter, TensorRows
 from tests.support.samples import manifest_of
+from tests.support.servers.faulty_proxy import FaultyProxy
 from tests.support.servers.s3 import S3Server
 from tests.support.servers.strict_s3 import StrictS3
 
@@ -71,6 +72,39 @@ def test_a_session_is_written_and_read_by_range(store: S3Store, cuts: tuple[int,
     assert keys(store) == []
     with pytest.raises(NotFound):
         _ = SessionReader(store, session_id).manifest
+
+
+def test_a_session_takes_two_requests_and_a_long_one_is_uploaded_while_it_is_written(
+    s3_bucket: str, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing asks whether the id exists, and no file is on disk."""
+    rows = np.zeros((1, 4), "<f4")
+    with FaultyProxy(s3_server.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
+        store = S3Store(s3_bucket, spool=tmp_path / "spool")
+        for shards in (1, 3):
+            session_id = f"ses_{secrets.token_hex(16)}"
+            tensors = {"resid_post.0": StoredTensor(shape=(shards, 4), dtype="F32")}
+            manifest = manifest_of(session_id, tensors, prompt_tokens=shards, generated_tokens=1)
+            with SessionWriter(store, session_id) as writer:
+                for number in range(shards):
+                    writer.write_shard([TensorRows("resid_post.0", "F32", (1, 4), number, rows)])
+                if shards > 1:
+                    for thread in writer._stage._early:  # type: ignore[attr-defined]
+                        thread.join()
+                    assert store.size(f"sessions/{session_id}/activations-00001.safetensors")
+                    proxy.take_requests()
+                writer.finish(manifest, list(range(shards + 1)))
+            asked = [(one.method, one.target.rpartition("/")[2]) for one in proxy.take_requests()]
+            if shards == 1:
+                assert asked == [("PUT", "activations.safetensors"), ("PUT", "manifest.json")]
+            else:
+                assert ("PUT", "activations-00001.safetensors") not in asked
+                assert asked[-1] == ("PUT", "manifest.json")
+            SessionReader(store, session_id).verify()
+            proxy.take_requests()
+        assert store.staged_bytes() == 0
+        assert not store.spool.exists()
 
 
 def test_large_files_go_in_parts(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
