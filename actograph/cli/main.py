@@ -11,7 +11,7 @@ from actograph import __version__
 from actograph.cli import analysis, batches, experiment, job_flags, jobs, models, sessions, up
 from actograph.cli.chat import chat
 from actograph.cli.demo import demo
-from actograph.cli.operate import deploy, ops, upkeep
+from actograph.cli.operate import deploy, ops, upkeep, worker
 from actograph.cli.shell import ERROR, INTERRUPTED, OK, GlobalOptions, command, emit, error_code, note
 from actograph.contract.errors import ActographError
 
@@ -26,6 +26,7 @@ _EXAMPLES = {
         "actograph up --home ~/lab --model q=Qwen/Qwen3-0.6B --data-root ~/data",
         "actograph up --model ./my-model --workers 2 --device cuda:0,cuda:1",
     ),
+    "worker": ("actograph worker --model Qwen/Qwen3-0.6B --drain --max-idle 600",),
     "drain": ("actograph drain night.yaml --model Qwen/Qwen3-0.6B --out /outputs/night",),
     "eval": (
         "actograph eval gsm8k --dataset test.jsonl --limit 100 --capture resid_post@all",
@@ -77,6 +78,7 @@ app.command(
     epilog="Examples:\n\n$ actograph lm-eval --model_args model=demo,capture=resid_post@all --tasks gsm8k",
 )(jobs.lm_eval)
 command(app, "smoke", None, ["actograph smoke http://box:8420"], panel=OPERATE)(ops.smoke)
+command(app, "worker", None, _EXAMPLES["worker"], panel=OPERATE, formats=False)(worker.worker)
 command(app, "workers", panel=OPERATE)(ops.workers)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)
 app.add_typer(ops.queue, name="queue", rich_help_panel=OPERATE)

@@ -21,6 +21,7 @@ from storage.index.ids import new_worker_id
 from storage.queue import model_loads, workers
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
+from worker.process.ending import Ending, IdleWatch
 from worker.process.entry import enter
 from worker.process.listening import Listening
 from worker.process.periodic import FORGOTTEN, Periodic, heartbeat, idle_look
@@ -39,7 +40,10 @@ def served_models(settings: Settings) -> list[str]:
 class Host:
     """What a worker's process holds beside the engine's own process."""
 
-    def __init__(self, settings: Settings, stop: StopSignal, served: Sequence[str]) -> None:
+    def __init__(
+        self, settings: Settings, stop: StopSignal, served: Sequence[str], ending: Ending | None = None
+    ) -> None:
+        """`ending`: when the worker ends by itself; None: never."""
         self._settings = settings
         self._stop = stop
         self._served = list(served)
@@ -52,6 +56,8 @@ class Host:
         self._hints = Hints()
         self._listening = Listening(settings, self._hints, served)
         self._models = ModelHolder(settings, self._loaded, self._options_of)
+        self._ending = ending or Ending()
+        self._idle = IdleWatch(self._ending, self._database, self._served, self._end)
         self._heartbeat = heartbeat(
             self._database,
             self.worker_id,
@@ -100,7 +106,12 @@ class Host:
 
     @cached_property
     def _idle_look(self) -> Periodic:
-        return idle_look(self.drain.look, self._hints, seconds=self._settings.idle_poll_seconds)
+        return idle_look(self._look, self._hints, seconds=self._settings.idle_poll_seconds)
+
+    def _look(self) -> None:
+        has_worked = self.drain.look()
+        if self._ending.is_wanted and not self._stop.is_set():
+            self._idle.note(has_worked)
 
     @cached_property
     def _store(self) -> ArtifactStore:
@@ -140,8 +151,12 @@ class Host:
             self.drain.check_leases(session)
 
     def _forgotten(self) -> None:
+        self._end(FORGOTTEN)
+
+    def _end(self, failure: str = "") -> None:
+        """Stop the process."""
         if not self._stop.is_set():
-            self._stop.set(FORGOTTEN)
+            self._stop.set(failure)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _options_of(self, model: str) -> ModelLoadOptions:
