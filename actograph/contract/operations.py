@@ -35,7 +35,7 @@ class Queue(Resource):
     workers: dict[str, int] = Field(description="Number of workers in each status.")
     sessions_to_store: int = Field(0, description="Sessions of ended samples that the store has not yet.")
     waiting_reason: str | None = Field(
-        None, description="Why live workers start no samples: the store is slow or unavailable."
+        None, description="Why live workers start no samples: a store that is slow or away, a migration."
     )
 
 

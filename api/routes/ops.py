@@ -133,7 +133,7 @@ def get_queue(services: ServicesDep) -> Queue:
             messages=messages,
             workers=view.worker_counts(known),
             sessions_to_store=view.sessions_to_store(known),
-            waiting_reason=view.waiting_reason(known),
+            waiting_reason=view.waiting_reason(session, known),
         )
 
 

@@ -10,7 +10,7 @@ from actograph.contract.analyses.specs import ANALYSIS
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.accounts.quotas import Quotas
-from storage.index import events, tallies
+from storage.index import events, rollout, tallies
 from storage.index.database import now
 from storage.index.visible import of_everyone
 from storage.jobs import jobs
@@ -168,8 +168,10 @@ def waiting_workers(known: Sequence[WorkerRow]) -> Sequence[WorkerRow]:
     return [row for row in live if row.error or (row.memory or {}).get("waits_for_store")]
 
 
-def waiting_reason(known: Sequence[WorkerRow]) -> str | None:
+def waiting_reason(session: Session, known: Sequence[WorkerRow]) -> str | None:
     """Why live workers start no samples; None if all do."""
+    if migration := rollout.waiting_reason(session):
+        return migration
     waiting = waiting_workers(known)
     if not waiting:
         return None

@@ -25,6 +25,7 @@ from worker.process.ending import Ending, IdleWatch
 from worker.process.entry import enter
 from worker.process.listening import Listening
 from worker.process.periodic import FORGOTTEN, Periodic, heartbeat, idle_look
+from worker.process.rollout import SchemaWatch
 from worker.signals.hints import HEARTBEAT_SECONDS, Hints
 from worker.signals.stop_signal import StopSignal
 
@@ -57,6 +58,7 @@ class Host:
         self._listening = Listening(settings, self._hints, served)
         self._models = ModelHolder(settings, self._loaded, self._options_of)
         self._ending = ending or Ending()
+        self._schema = SchemaWatch(self._end)
         self._idle = IdleWatch(self._ending, self._database, self._served, self._end)
         self._heartbeat = heartbeat(
             self._database,
@@ -64,7 +66,7 @@ class Host:
             seconds=min(HEARTBEAT_SECONDS, settings.lease_seconds / 3),
             memory=self._numbers,
             forgotten=self._forgotten,
-            check_leases=self._check_leases,
+            check_leases=self._check,
         )
 
     def start(self) -> None:
@@ -146,7 +148,8 @@ class Host:
         """Memory, and what waits for the store."""
         return self._models.memory() | (self.drain.numbers() if "drain" in vars(self) else {})
 
-    def _check_leases(self, session: Session) -> None:
+    def _check(self, session: Session) -> None:
+        self._schema.check(session)
         if "drain" in vars(self):
             self.drain.check_leases(session)
 
