@@ -36,7 +36,6 @@ from actograph.contract.errors import (
     RangeNotSatisfiable,
     ServiceUnavailable,
 )
-from storage.artifacts.local import sweep_folder
 from storage.artifacts.store import (
     MANIFEST,
     STREAM_CHUNK,
@@ -311,9 +310,8 @@ class S3Store:
         return self.space.is_crowded
 
     def sweep_staging(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
-        """Abort abandoned uploads, and clear this machine's temporary folder."""
-        oldest = time.time() - older_than_seconds
-        removed = sweep_folder(self.spool, oldest, dry_run=dry_run)
+        """Abort abandoned uploads. Nothing is left on this machine: its temporary files have no name."""
+        oldest, removed = time.time() - older_than_seconds, 0
         with self._failures(self.bucket):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self.bucket, Prefix=f"{self.prefix}/" if self.prefix else ""
