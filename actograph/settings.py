@@ -103,11 +103,20 @@ class Settings(BaseSettings):
     submit_priority_floor: int = Field(1, ge=0, le=9, description="Most urgent priority for `submit` keys.")
     model_hold_seconds: float = Field(600.0, ge=0, description="Most delay by jobs of the loaded model.")
     stall_seconds: float = Field(600.0, gt=0, description="A worker is restarted after so long a stall.")
+    stop_grace_seconds: float = Field(
+        15.0, gt=0, description="Time to end and store running samples after SIGTERM; the rest is given back."
+    )
     sample_timeout_seconds: float = Field(0.0, ge=0, description="Default limit of a sample; 0: none.")
     max_consecutive_failures: int = Field(10, ge=0, description="Failures that stop a job; 0: never.")
     reconcile_seconds: float = Field(5.0, gt=0, description="Interval of the search for silent workers.")
     idle_poll_seconds: float = Field(3.0, gt=0, description="Interval in which idle workers look for jobs.")
     host_buffer_bytes: int = Field(2 << 30, gt=0, description="Memory for rows before they are on disk.")
+    upload_memory_bytes: int = Field(
+        1 << 30, gt=0, description="S3: most memory for session files that wait for their upload."
+    )
+    upload_disk_bytes: int = Field(
+        8 << 30, ge=0, description="S3: most bytes in `TMPDIR` of those that do not fit in this memory."
+    )
     shard_bytes: int = Field(256 << 20, gt=0, description="Approximate size of session files.")
     disk_floor_bytes: int = Field(2 << 30, ge=0, description="The queue pauses below this space; 0: never.")
     store_quota_bytes: int = Field(0, ge=0, description="Quota of sessions and uploads; 0: no limit.")

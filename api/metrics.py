@@ -36,6 +36,8 @@ COUNTERS = {
 GAUGES = {
     "oldest_queued_job_age_seconds": "Since the queued job that has waited longest was submitted.",
     "queue_paused": "1 while the queue is paused.",
+    "sessions_to_store": "Sessions of ended samples that the store has not yet.",
+    "workers_waiting_for_store": "Live workers that start no samples: the store is slow or unavailable.",
     "upkeep_age_seconds": "Since the last round of upkeep began.",
     "stored_sessions": "Sessions in the store.",
     "stored_session_rows": "Rows of activations in the store.",
@@ -95,7 +97,7 @@ def _standing(session: Session) -> Iterator[Metric]:
         ("workers", "Workers known.", view.worker_counts(known)),
     ):
         yield _gauge(name, text, {(status,): count for status, count in counts.items()}, ("status",))
-    values = view.gauges(session) | {"upkeep_age_seconds": healing.age(session)}
+    values = view.gauges(session, known) | {"upkeep_age_seconds": healing.age(session)}
     for name, value in values.items():
         yield _gauge(name, GAUGES[name], {(): value})
     ages: dict[tuple[str, ...], float] = {}

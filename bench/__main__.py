@@ -85,6 +85,13 @@ PROGRAMS = (
         limit_minutes=15,
     ),
     Program(
+        module="slow_store",
+        arguments=("--samples", "300", "--rate", "10"),
+        quick=("--samples", "60", "--rounds", "1", "--outage", "5"),
+        minutes=6,
+        limit_minutes=15,
+    ),
+    Program(
         module="chat_clients",
         arguments=("--chats", "4000", "--baseline-chats", "192"),
         quick=("--chats", "128", "--alone", "4", "--rounds", "1", "--baseline-chats", "0"),

@@ -5,6 +5,7 @@ the drain does it. Each process has several of them, since the machine has few c
 """
 
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -39,7 +40,14 @@ SWITCH_SECONDS = 0.0005
 
 
 def measure(
-    database_url: str, count: int, *, samples: int, seconds: float, group: int, capture: bool
+    database_url: str,
+    count: int,
+    *,
+    samples: int,
+    seconds: float,
+    group: int,
+    capture: bool,
+    run: float = 0.0,
 ) -> dict[str, Any]:
     """Drain a job of `samples` samples with `count` workers for so many seconds.
 
@@ -47,12 +55,13 @@ def measure(
         database_url: an index at the newest schema.
         group: samples of a claim, and of its commit.
         capture: whether each sample has a session.
+        run: seconds between a claim and its commit, as if a model ran.
     """
     database = Database(database_url)
     job_id = _insert(database, samples, capture=capture)
     processes = min(count, PROCESSES)
     shares = [count // processes + (i < count % processes) for i in range(processes)]
-    options = {"url": database_url, "group": group, "seconds": seconds}
+    options = {"url": database_url, "group": group, "seconds": seconds, "run": run}
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "bench.null_workers", json.dumps(options | {"workers": share})],
@@ -159,6 +168,8 @@ class _Worker:
         self.commits: list[float] = []
         self.kept = 0
         self._busy_with: str | None = None
+        #: workers do not all begin together
+        self._waits = random.uniform(0.0, options["run"])
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -168,7 +179,7 @@ class _Worker:
     def _run(self) -> None:
         self._may_begin.wait()
         ends = self._options["begin"] + self._options["seconds"]
-        time.sleep(max(0.0, self._options["begin"] - time.time()))
+        time.sleep(max(0.0, self._options["begin"] - time.time()) + self._waits)
         while time.time() < ends:
             begun = time.perf_counter()
             found = self._claim()
@@ -178,6 +189,7 @@ class _Worker:
             if found is None or not found.samples:
                 time.sleep(0.05)
                 continue
+            time.sleep(self._options["run"])
             ended = [_ended(lease) for lease in found.samples]
             begun = time.perf_counter()
             self.kept += len(commit.store(self._database, ended, seconds=0.1).kept)

@@ -13,7 +13,10 @@ than cores do not help, and on a machine that others use too the ratios say litt
 
 `--null` measures the queue alone, with workers without a model (bench/null_workers.py): samples a second of
 one large job, and how long claims and commits take. Every worker asks for its next samples as soon as its
-last ones are committed, so the machine is always full.
+last ones are committed, so the machine is always full, and the times are those of a queue of workers for its
+cores: N workers that commit S samples a second in groups of G take N * G / S seconds for a claim and a commit
+together, whatever the index does. `--run 2` lets each group run for two seconds first, as a model would: then
+the times are those of the index.
 """
 
 import argparse
@@ -110,6 +113,7 @@ def drain_null(arguments: argparse.Namespace) -> int:
                     seconds=arguments.seconds,
                     group=arguments.group,
                     capture=not arguments.no_capture,
+                    run=arguments.run,
                 )
                 for count in counts
             ]
@@ -144,6 +148,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="with --null: time of a measurement")
     parser.add_argument("--samples", type=int, default=200_000, help="with --null: samples of the job")
     parser.add_argument("--group", type=int, default=16, help="with --null: samples of a claim")
+    parser.add_argument("--run", type=float, default=0.0, help="with --null: seconds that samples run")
     parser.add_argument("--no-capture", action="store_true", help="with --null: samples without sessions")
     parser.add_argument("--workers", default="1,2,4", help="numbers of workers; the first is the measure")
     parser.add_argument("--rounds", type=int, default=3)

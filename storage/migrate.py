@@ -1,5 +1,9 @@
-"""Bring the database to the schema of this version: `python -m storage.migrate`; `--check` only compares."""
+"""Bring the database to the schema of this version: `python -m storage.migrate`; `--check` only compares.
 
+A migration is announced first, and waits until workers of other versions have ended; `--now` does not wait.
+"""
+
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -14,14 +18,24 @@ from sqlalchemy.exc import DBAPIError
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import settings_or_exit
+from storage.index import rollout
 from storage.index.database import Database
 
 MIGRATIONS = Path(__file__).parent / "index" / "migrations"
+log = logging.getLogger(__name__)
+
 _POLL_SECONDS = 0.1
+#: longest wait for workers: one that hangs does not hold up an upgrade for ever
+PATIENCE_SECONDS = 120.0
 
 
-def upgrade(database: Database, revision: str = "head") -> None:
+def upgrade(
+    database: Database, revision: str = "head", *, patience_seconds: float = PATIENCE_SECONDS
+) -> None:
     """Run the missing migrations up to a revision, each in its own transaction; one process at a time.
+
+    Args:
+        patience_seconds: longest wait for workers of other versions to end.
 
     Raises:
         ServiceUnavailable: the database is at a schema that this version does not know.
@@ -29,9 +43,38 @@ def upgrade(database: Database, revision: str = "head") -> None:
     while True:
         with database.alone("migrate") as is_alone:
             if is_alone:
-                _upgrade(database, revision)
+                _upgrade_after_workers(database, revision, patience_seconds)
                 return
         time.sleep(_POLL_SECONDS)
+
+
+def _upgrade_after_workers(database: Database, revision: str, patience_seconds: float) -> None:
+    found, target = current(database), head() if revision == "head" else revision
+    require_known(found)
+    is_due = found is not None and target is not None and found != target
+    if is_due:
+        assert target is not None
+        _announce(database, target, is_done=False)
+        deadline, has_said = time.monotonic() + patience_seconds, False
+        while time.monotonic() < deadline and (count := _living(database)):
+            if not has_said:
+                log.warning("the migration to %s waits for %d workers to end", target, count)
+            has_said = True
+            time.sleep(_POLL_SECONDS)
+    _upgrade(database, revision)
+    if is_due:
+        assert target is not None
+        _announce(database, target, is_done=True)
+
+
+def _announce(database: Database, revision: str, *, is_done: bool) -> None:
+    with database.write() as session:
+        rollout.announce(session, revision, is_done=is_done)
+
+
+def _living(database: Database) -> int:
+    with database.read() as session:
+        return rollout.living_workers(session)
 
 
 def _upgrade(database: Database, revision: str) -> None:
@@ -94,7 +137,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         if "--check" in arguments:
             require_current(database)
         else:
-            upgrade(database)
+            upgrade(database, patience_seconds=0.0 if "--now" in arguments else PATIENCE_SECONDS)
     except ServiceUnavailable as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -1,18 +1,21 @@
-"""`python -m worker`: the Celery worker in the foreground, configured by ACTOGRAPH_* variables.
+"""`python -m worker`: a worker in the foreground, configured by ACTOGRAPH_* variables.
 
-It is the host of an engine's process. Celery's thread takes wake-ups, others run the queue. No torch here.
+It is the host of an engine's process. Celery's thread takes wake-ups, unless there is no broker; others run
+the queue. No torch here. `actograph worker` sets the variables and starts it.
 """
 
+import argparse
 import logging
 import os
 import signal
 import sys
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 from actograph.contract.errors import ActographError
 from actograph.settings import settings_or_exit
 from storage import redaction
+from worker.process.ending import Ending
 from worker.process.host import Host, served_models
 from worker.process.wake_ups import take_wake_ups
 from worker.signals.stop_signal import StopSignal
@@ -20,8 +23,12 @@ from worker.signals.stop_signal import StopSignal
 logger = logging.getLogger(__name__)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the worker. Returns 0 after an orderly stop, 1 if the model could not be loaded."""
+    parser = argparse.ArgumentParser(prog="python -m worker", description="Run a worker until SIGTERM.")
+    parser.add_argument("--drain", action="store_true", help="exit once no job of the models is open")
+    parser.add_argument("--max-idle", type=float, metavar="SECONDS", help="exit after so long without work")
+    given = parser.parse_args(arguments)
     # Celery would put the working directory first, before our packages `worker` and `storage`
     here = str(Path.cwd())
     if here not in sys.path:
@@ -32,11 +39,15 @@ def main() -> int:
     for noisy in ("alembic", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     stop, served = StopSignal(), served_models(settings)
-    signal.signal(signal.SIGTERM, lambda *_: _end_early(stop))
-    host = Host(settings, stop, served)
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, lambda *_: _end_early(stop))
+    host = Host(settings, stop, served, Ending(drain=given.drain, max_idle=given.max_idle))
     try:
         host.start()
-        take_wake_ups(settings, served, host.wake, stop)
+        if settings.broker_url:
+            take_wake_ups(settings, served, host.wake, stop)
+        while not stop.is_set():  # SIGTERM ends it
+            signal.pause()
     except SystemExit as ended:
         if ended.code not in (None, 0) and not stop.failure():
             return int(ended.code) if isinstance(ended.code, int) else 1
@@ -55,7 +66,7 @@ def main() -> int:
 
 
 def _end_early(stop: StopSignal) -> None:
-    """A stop while the model is loaded."""
+    """A stop while the model is loaded, or without Celery."""
     stop.set()
     raise SystemExit(0)
 

@@ -20,6 +20,7 @@ from actograph.cli import (
     sessions,
     up,
     upkeep,
+    worker,
 )
 from actograph.cli.chat import chat
 from actograph.cli.demo import demo
@@ -37,6 +38,7 @@ _EXAMPLES = {
         "actograph up --home ~/lab --model q=Qwen/Qwen3-0.6B --data-root ~/data",
         "actograph up --model ./my-model --workers 2 --device cuda:0,cuda:1",
     ),
+    "worker": ("actograph worker --model Qwen/Qwen3-0.6B --drain --max-idle 600",),
     "drain": ("actograph drain night.yaml --model Qwen/Qwen3-0.6B --out /outputs/night",),
     "eval": (
         "actograph eval gsm8k --dataset test.jsonl --limit 100 --capture resid_post@all",
@@ -82,6 +84,7 @@ app.command(
     epilog="Examples:\n\n$ actograph lm-eval --model_args model=demo,capture=resid_post@all --tasks gsm8k",
 )(jobs.lm_eval)
 command(app, "smoke", None, ["actograph smoke http://box:8420"], panel=OPERATE)(ops.smoke)
+command(app, "worker", None, _EXAMPLES["worker"], panel=OPERATE, formats=False)(worker.worker)
 command(app, "workers", panel=OPERATE)(ops.workers)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)
 app.add_typer(ops.queue, name="queue", rich_help_panel=OPERATE)

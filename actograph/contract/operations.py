@@ -33,6 +33,10 @@ class Queue(Resource):
     next: list[str] = Field(description="Ids of the next queued jobs, in order.")
     messages: int | None = Field(description="Waiting in the broker; null if it cannot be reached.")
     workers: dict[str, int] = Field(description="Number of workers in each status.")
+    sessions_to_store: int = Field(0, description="Sessions of ended samples that the store has not yet.")
+    waiting_reason: str | None = Field(
+        None, description="Why live workers start no samples: a store that is slow or away, a migration."
+    )
 
 
 class WorkerStatus(StrEnum):

@@ -190,12 +190,12 @@ class Stack:
 
     def _program(self, name: str, module: str, is_ready: Callable[[int], bool], **changes: Any) -> Child:
         """Return a program of ours; `changes` are settings of this one."""
-        environment = _environment(self._settings.model_copy(update=changes))
+        environment = environment_of(self._settings.model_copy(update=changes))
         log = self._settings.home / "logs" / f"{name}.log"
         return Child(name, [sys.executable, "-m", module], environment, log, is_ready)
 
 
-def _environment(settings: Settings) -> dict[str, str]:
+def environment_of(settings: Settings) -> dict[str, str]:
     """Return the environment of a program: that of this process, overridden by the settings."""
     environment = dict(os.environ)
     for name in settings.model_fields_set:

@@ -122,6 +122,7 @@ def get_queue(services: ServicesDep) -> Queue:
         messages = services.broker.messages()
     with services.database.read() as session:
         held = pause.active(session, services.store, services.settings)
+        known = workers.find(session)
         return Queue(
             paused=bool(held),
             paused_reason=pause.in_words(held),
@@ -130,7 +131,9 @@ def get_queue(services: ServicesDep) -> Queue:
             samples=view.open_samples(session),
             next=list(view.next_jobs(session, SHOWN_JOBS)),
             messages=messages,
-            workers=view.worker_counts(workers.find(session)),
+            workers=view.worker_counts(known),
+            sessions_to_store=view.sessions_to_store(known),
+            waiting_reason=view.waiting_reason(session, known),
         )
 
 

@@ -90,6 +90,8 @@ def servers(stack: str, home: Path) -> Iterator[Servers]:
                 "ACTOGRAPH_ARTIFACT_URL": f"s3://{bucket}/chaos",
                 "AWS_ENDPOINT_URL_S3": proxy.url,
                 "TMPDIR": str(spool),
+                # less than two sessions: the others wait on the disk, which the faults fill
+                "ACTOGRAPH_UPLOAD_MEMORY_BYTES": "262144",
             },
             database=database,
             store=S3Store(bucket, "chaos", spool=spool),

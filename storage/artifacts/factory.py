@@ -3,15 +3,19 @@
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from actograph.settings import Settings
 from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore, PublicEndpoint
 
 
-def open_store(url: str, public: PublicEndpoint | None = None) -> ArtifactStore:
+def open_store(
+    url: str, public: PublicEndpoint | None = None, settings: Settings | None = None
+) -> ArtifactStore:
     """The store at `file:///folder` or `s3://bucket/prefix`.
 
     Args:
         public: address of an S3 store in presigned URLs.
+        settings: bounds of the memory and the disk for uploads; by default those of `Settings`.
 
     Raises:
         ValueError: any other URL.
@@ -25,5 +29,12 @@ def open_store(url: str, public: PublicEndpoint | None = None) -> ArtifactStore:
         # boto3 is slow to import
         from storage.artifacts.s3 import S3Store
 
-        return S3Store(parts.netloc, parts.path.strip("/"), public=public)
+        bounds = settings or Settings.model_construct()
+        return S3Store(
+            parts.netloc,
+            parts.path.strip("/"),
+            public=public,
+            upload_memory_bytes=bounds.upload_memory_bytes,
+            upload_disk_bytes=bounds.upload_disk_bytes,
+        )
     raise ValueError(f"{url}: an artifact URL is file:///folder or s3://bucket/prefix")

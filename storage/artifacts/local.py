@@ -5,22 +5,28 @@ of a killed writer have names that begin with `.staging-`.
 """
 
 import errno
+import io
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
+from typing_extensions import Buffer
+
 from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable, ServiceUnavailable
 from storage.artifacts.store import (
+    MANIFEST,
+    PIECE_BYTES,
     STREAM_CHUNK,
     StagedPrefix,
     StoredPrefix,
     check_key,
+    check_name,
     check_parent,
     check_prefix,
     is_prefix,
@@ -156,6 +162,12 @@ class LocalStore:
     def free_bytes(self) -> int | None:
         return shutil.disk_usage(self.root).free
 
+    def staged_bytes(self) -> int:
+        return 0
+
+    def is_crowded(self) -> bool:
+        return False
+
     def sweep_staging(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
         oldest = time.time() - older_than_seconds
         parents = ("sessions", "files")
@@ -177,8 +189,22 @@ class LocalStage(StagedPrefix):
     """Files in a folder beside their final place; `commit` renames the folder."""
 
     def __init__(self, target: Path, folder: Path) -> None:
-        super().__init__(folder)
+        super().__init__()
         self._target = target
+        self._folder = folder
+        folder.mkdir()
+
+    def create(self, name: str) -> BinaryIO:
+        return _ReportingFile(self._folder / check_name(name), self.on_progress)
+
+    def rename(self, old: str, new: str) -> None:
+        target = self._folder / check_name(new)
+        if target.exists():
+            raise Conflict(f"{new} was created already")
+        (self._folder / check_name(old)).rename(target)
+
+    def remove(self, name: str) -> None:
+        (self._folder / check_name(name)).unlink()
 
     def start_writeback(self, file: BinaryIO) -> None:
         file.flush()
@@ -187,19 +213,48 @@ class LocalStage(StagedPrefix):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def commit(self) -> None:
-        self.check_complete()
-        for path in self.folder.iterdir():
+        if not (self._folder / MANIFEST).exists():
+            raise ValueError(f"{MANIFEST} must be created before the commit")
+        for path in self._folder.iterdir():
             fsync(path)
-        fsync(self.folder)
+        fsync(self._folder)
         try:
             # One rename shows all files. The system refuses if the target is a folder with files in it.
-            self.folder.rename(self._target)
+            self._folder.rename(self._target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise Conflict(f"{self._target.name} is stored already") from error
             raise
         self._ended = True
         fsync(self._target.parent)
+
+    def discard(self) -> None:
+        if not self._ended:
+            self._ended = True
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _ReportingFile(io.BufferedRandom):
+    """A new file that reports every piece written or read."""
+
+    def __init__(self, path: Path, report: Callable[[], None]) -> None:
+        super().__init__(io.FileIO(path, "x+"))
+        self._report = report
+
+    def write(self, data: Buffer, /) -> int:
+        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        for start in range(0, len(view), PIECE_BYTES):
+            super().write(view[start : start + PIECE_BYTES])
+            self._report()
+        return len(view)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._report()
+        return super().read(size)
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        self._report()
+        return super().readinto(buffer)
 
 
 def staging_path(target: Path) -> Path:

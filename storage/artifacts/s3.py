@@ -1,13 +1,15 @@
 """Artifacts in an S3 bucket, or anything that speaks S3.
 
 Credentials, region and endpoint come from the usual AWS environment (`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`,
-`AWS_REGION`, `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` ...). Everything is first written to the machine's
-temporary folder (`TMPDIR`), then uploaded, a session with its manifest last: a session without a manifest
-does not exist for readers. botocore retries each request with back-off and sends a CRC32 with every upload,
-which the server checks. A server that refuses checksum headers gets a Content-MD5 instead, which all servers
-check. An interrupted download resumes where it ended.
+`AWS_REGION`, `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` ...). Files of sessions wait in memory for their
+upload, or in the machine's temporary folder (`TMPDIR`) if they do not fit there; both are bounded. A session
+is uploaded with its manifest last: a session without a manifest does not exist for readers. botocore retries
+each request with back-off and sends a CRC32 with every upload, which the server checks. A server that refuses
+checksum headers gets a Content-MD5 instead, which all servers check. An interrupted download resumes where it
+ended.
 """
 
+import io
 import logging
 import os
 import tempfile
@@ -15,11 +17,11 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from hashlib import md5, sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 from uuid import uuid4
 
 import boto3.session
@@ -34,7 +36,6 @@ from actograph.contract.errors import (
     RangeNotSatisfiable,
     ServiceUnavailable,
 )
-from storage.artifacts.local import staging_path, sweep_folder
 from storage.artifacts.store import (
     MANIFEST,
     STREAM_CHUNK,
@@ -42,16 +43,23 @@ from storage.artifacts.store import (
     StagedPrefix,
     StoredPrefix,
     check_key,
+    check_name,
     check_parent,
     check_prefix,
     is_prefix,
 )
+from storage.artifacts.upload_space import StagedFile, UploadSpace
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 PART_BYTES = 16 << 20  # S3 takes 10,000 parts, so files of up to 160 GB
+#: a smaller file takes one request instead of three in a row
+ONE_REQUEST_BYTES = 64 << 20
+#: defaults of ACTOGRAPH_UPLOAD_MEMORY_BYTES and ACTOGRAPH_UPLOAD_DISK_BYTES
+UPLOAD_MEMORY_BYTES, UPLOAD_DISK_BYTES = 1 << 30, 8 << 30
 PRESIGNED_SECONDS = 900
+MOST_CONNECTIONS = 80
 _DELETE_BATCH = 1000  # keys that one DeleteObjects request may name
 _BODY_ATTEMPTS = 6  # requests for one download, each resuming the one before
 _ABSENT = ("404", "NoSuchKey", "NotFound")
@@ -92,22 +100,32 @@ class S3Store:
         spool: Path | None = None,
         attempts: int = 6,
         public: PublicEndpoint | None = None,
+        upload_memory_bytes: int = UPLOAD_MEMORY_BYTES,
+        upload_disk_bytes: int = UPLOAD_DISK_BYTES,
     ) -> None:
+        """
+        Args:
+            spool: folder of temporary files.
+            attempts: of each request.
+            upload_memory_bytes: most memory for files of sessions that wait for their upload ...
+            upload_disk_bytes: ... and most bytes of those that do not fit there, in `spool`.
+        """
         self.bucket = bucket
         self.prefix = prefix.strip("/")
         self.spool = spool or Path(tempfile.gettempdir())
+        self.space = UploadSpace(self.spool, memory_bytes=upload_memory_bytes, disk_bytes=upload_disk_bytes)
         # Self-hosted servers rarely answer under <bucket>.<host>.
         own = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         config = Config(
             retries={"mode": "standard", "total_max_attempts": attempts},
             connect_timeout=5,
             read_timeout=60,
-            max_pool_connections=32,
+            max_pool_connections=MOST_CONNECTIONS,
             signature_version="s3v4",
             s3={"addressing_style": "path" if own else "auto"},
         )
         self._transfer = TransferConfig(
-            multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4
+            multipart_threshold=ONE_REQUEST_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4
         )
         with self._failures(bucket):
             # A session of our own: boto3's default one must not be shared between threads.
@@ -268,15 +286,7 @@ class S3Store:
             for chunk in chunks:
                 digest.update(chunk)
                 size += file.write(chunk)
-            full = self._key(key)
-
-            def send() -> None:
-                file.seek(0)
-                # s3transfer closes what it was given
-                with os.fdopen(os.dup(file.fileno()), "rb") as given:
-                    self._client.upload_fileobj(given, self.bucket, full, Config=self._transfer)
-
-            self._send(key, send)
+            self.upload(key, cast(BinaryIO, file))
         return size, digest.hexdigest()
 
     def presigned_url(self, key: str) -> str | None:
@@ -293,10 +303,15 @@ class S3Store:
     def free_bytes(self) -> int | None:
         return None
 
+    def staged_bytes(self) -> int:
+        return self.space.memory + self.space.disk
+
+    def is_crowded(self) -> bool:
+        return self.space.is_crowded
+
     def sweep_staging(self, older_than_seconds: float, *, dry_run: bool = False) -> int:
-        """Abort abandoned uploads, and clear this machine's temporary folder."""
-        oldest = time.time() - older_than_seconds
-        removed = sweep_folder(self.spool, oldest, dry_run=dry_run)
+        """Abort abandoned uploads. Nothing is left on this machine: its temporary files have no name."""
+        oldest, removed = time.time() - older_than_seconds, 0
         with self._failures(self.bucket):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self.bucket, Prefix=f"{self.prefix}/" if self.prefix else ""
@@ -312,19 +327,21 @@ class S3Store:
                         )
         return removed
 
-    def upload(self, key: str, path: Path, on_progress: Callable[[], None] = lambda: None) -> None:
-        """Store a file; a large one in parallel parts."""
-        full = self._key(key)
-        self._send(
-            key,
-            lambda: self._client.upload_file(
-                str(path),
-                self.bucket,
-                full,
-                Config=self._transfer,
-                Callback=lambda _sent: on_progress(),
-            ),
-        )
+    def upload(self, key: str, file: BinaryIO, on_progress: Callable[[], None] = lambda: None) -> None:
+        """Store a file: in one request, or a large one in parallel parts. The file stays open."""
+        full, size = self._key(key), file.seek(0, os.SEEK_END)
+
+        def send() -> None:
+            file.seek(0)
+            body: Any = _Unclosed(file)
+            if size <= ONE_REQUEST_BYTES:
+                self._client.put_object(Bucket=self.bucket, Key=full, Body=body)
+            else:
+                self._client.upload_fileobj(
+                    body, self.bucket, full, Config=self._transfer, Callback=lambda _sent: on_progress()
+                )
+
+        self._send(key, send)
 
     def _delete_listed(self, listed: Any) -> Any:
         return self._client.delete_objects(Bucket=self.bucket, Delete=listed)
@@ -401,26 +418,98 @@ class S3Store:
 
 
 class S3Stage(StagedPrefix):
-    """Files on this machine's disk until `commit` uploads them."""
+    """Files of a session in memory or on this machine's disk, until they are uploaded."""
 
     def __init__(self, store: S3Store, prefix: str) -> None:
-        super().__init__(staging_path(store.spool / prefix.rpartition("/")[2]), mode=0o700)
+        super().__init__()
         self._store = store
         self._prefix = prefix
+        self._files: dict[str, StagedFile] = {}
+        self._early: list[threading.Thread] = []
+        #: files that the bucket has, or may have
+        self._sent: set[str] = set()
+
+    def create(self, name: str) -> BinaryIO:
+        self._refuse_twice(check_name(name))
+        made = self._files[name] = StagedFile(self._store.space, self._report)
+        return cast(BinaryIO, made)
+
+    def _report(self) -> None:
+        self.on_progress()
+
+    def rename(self, old: str, new: str) -> None:
+        self._refuse_twice(check_name(new))
+        self._files[new] = self._files.pop(old)
+
+    def _refuse_twice(self, name: str) -> None:
+        if name in self._files or name in self._sent:
+            raise Conflict(f"{name} was created already")
+
+    def remove(self, name: str) -> None:
+        self._files.pop(name).drop()
+
+    def start_upload(self, name: str) -> None:
+        def upload() -> None:
+            with suppress(ServiceUnavailable):  # `commit` tries again
+                self._upload(name)
+
+        thread = threading.Thread(target=upload, name="early-upload", daemon=True)
+        self._early.append(thread)
+        thread.start()
 
     def commit(self) -> None:
-        self.check_complete()
-        if self._store.exists(self._prefix):
-            raise Conflict(f"{self._prefix} is stored already")
-        others = sorted(path.name for path in self.folder.iterdir() if path.name != MANIFEST)
-        try:
-            for name in (*others, MANIFEST):
-                self._store.upload(f"{self._prefix}/{name}", self.folder / name, self.on_progress)
-        except BaseException:
-            # The reaper removes files that cannot be removed now.
-            self._store.delete_many({self._prefix: None})
-            raise
-        self.discard()
+        if MANIFEST not in self._files:
+            raise ValueError(f"{MANIFEST} must be created before the commit")
+        for thread in self._early:
+            thread.join()
+        for name in sorted(self._files, key=lambda name: (name == MANIFEST, name)):
+            self._upload(name)
+        self._ended = True
+
+    def _upload(self, name: str) -> None:
+        """Upload a file and free its memory."""
+        self._sent.add(name)
+        with self._store.space.uploading():
+            file = self._files[name]
+            self._store.upload(f"{self._prefix}/{name}", cast(BinaryIO, file), self.on_progress)
+            del self._files[name]
+            file.drop()
+
+    def discard(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        for thread in self._early:
+            thread.join()
+        while self._files:
+            self._files.popitem()[1].drop()
+        if self._sent:
+            # the reaper removes what cannot be removed now
+            self._store.delete_many({self._prefix: sorted(self._sent)})
+
+
+class _Unclosed(io.RawIOBase):
+    """A file that stays open when its reader closes it, as s3transfer does."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
 
 
 def _send_at_once(params: dict[str, Any], **_: object) -> None:

@@ -5,9 +5,7 @@ A prefix (`sessions/ses_<32 hex>`) is a folder of files that appears as a whole.
 refused before it becomes part of a path.
 """
 
-import io
 import re
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Protocol, Self
 
-from typing_extensions import Buffer
-
-from actograph.contract.errors import Conflict
+from actograph.contract.errors import ServiceUnavailable
 
 MANIFEST = "manifest.json"
 STREAM_CHUNK = 1 << 20
 #: bytes written between two reports of progress
-_PIECE_BYTES = 32 << 20
+PIECE_BYTES = 32 << 20
 
 _PREFIX = re.compile(r"(?:sessions/ses|files/file)_[0-9a-f]{32}")
 _PARENT = re.compile(r"sessions|files")
@@ -85,17 +81,17 @@ class PublicEndpoint:
 
 
 class StagedPrefix(ABC):
-    """Files in a local folder that become visible together at `commit`, or never.
+    """Files that become visible together at `commit`, or never.
 
-    Leaving the `with` block without a commit discards them.
+    Leaving the `with` block without a commit discards them. Errors of a full disk are OSErrors.
     """
 
-    def __init__(self, folder: Path, *, mode: int = 0o777) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         #: called, from any thread, for every piece that is written, read or uploaded
         self.on_progress: Callable[[], None] = lambda: None
+        #: takes the reason for which nothing can be stored now; True once another attempt makes sense
+        self.waits: Callable[[ServiceUnavailable], bool] = lambda reason: False
         self._ended = False
-        folder.mkdir(mode=mode)
 
     def __enter__(self) -> Self:
         return self
@@ -105,67 +101,40 @@ class StagedPrefix(ABC):
     ) -> None:
         self.discard()
 
+    @abstractmethod
     def create(self, name: str) -> BinaryIO:
         """A new file to write, read and seek in; close it before `rename` and `commit`."""
-        return _ReportingFile(self.folder / check_name(name), self.on_progress)
 
     def start_writeback(self, file: BinaryIO) -> None:  # noqa: B027 (most stores need none)
         """Start writing `file` to the disk, if `commit` waits for the disk; a hint that makes it faster."""
 
+    def start_upload(self, name: str) -> None:  # noqa: B027 (a local store has none)
+        """Start uploading a closed file, which is not changed any more; a hint that frees its memory."""
+
+    @abstractmethod
     def rename(self, old: str, new: str) -> None:
         """Rename a closed file that was created here. Raises Conflict if `new` exists."""
-        target = self.folder / check_name(new)
-        if target.exists():
-            raise Conflict(f"{new} was created already")
-        (self.folder / check_name(old)).rename(target)
 
+    @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a file that was created here."""
-        (self.folder / check_name(name)).unlink()
+        """Remove a closed file that was created here."""
 
     @abstractmethod
     def commit(self) -> None:
         """Make every file durable, then visible; the manifest never before the others.
 
+        After ServiceUnavailable it may be called again.
+
         Raises:
             ValueError: the manifest was not created.
-            Conflict: the prefix exists already. It is left as it was.
+            Conflict: the prefix exists already. It is left as it was. An S3 store does not look: ids of
+                sessions are drawn at random for each claim.
             ServiceUnavailable: the store cannot be written to.
         """
 
-    def check_complete(self) -> None:
-        """Raises ValueError if the manifest was not created."""
-        if not (self.folder / MANIFEST).exists():
-            raise ValueError(f"{MANIFEST} must be created before the commit")
-
+    @abstractmethod
     def discard(self) -> None:
         """Remove the staged files. Does nothing after a commit."""
-        if not self._ended:
-            self._ended = True
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class _ReportingFile(io.BufferedRandom):
-    """A new file that reports every piece written or read."""
-
-    def __init__(self, path: Path, report: Callable[[], None]) -> None:
-        super().__init__(io.FileIO(path, "x+"))
-        self._report = report
-
-    def write(self, data: Buffer, /) -> int:
-        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
-        for start in range(0, len(view), _PIECE_BYTES):
-            super().write(view[start : start + _PIECE_BYTES])
-            self._report()
-        return len(view)
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        self._report()
-        return super().read(size)
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        self._report()
-        return super().readinto(buffer)
 
 
 class ArtifactStore(Protocol):
@@ -238,6 +207,14 @@ class ArtifactStore(Protocol):
 
     def free_bytes(self) -> int | None:
         """Free bytes; None if unknown."""
+        ...
+
+    def staged_bytes(self) -> int:
+        """Bytes of files that wait on this machine for their upload; 0 for a local store."""
+        ...
+
+    def is_crowded(self) -> bool:
+        """Whether files come faster than they are uploaded, so that no more should be begun."""
         ...
 
     def sweep_staging(self, older_than_seconds: float, *, dry_run: bool = False) -> int:

@@ -21,13 +21,16 @@ class HintSender:
     """Sends notices. A failure needs no answer: workers read the index anyway."""
 
     def __init__(self, url: str) -> None:
-        self._redis: redis.Redis = redis.Redis.from_url(
-            url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
-        )
+        """`url`: "" sends nothing."""
+        self._redis: redis.Redis | None = None
+        if url:
+            self._redis = redis.Redis.from_url(
+                url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
+            )
         self._paused_until = float("-inf")
 
     def __call__(self, models: Sequence[str]) -> None:
-        if time.monotonic() < self._paused_until:
+        if self._redis is None or time.monotonic() < self._paused_until:
             return
         try:
             for model in models:
@@ -36,7 +39,8 @@ class HintSender:
             self._paused_until = time.monotonic() + PAUSE_SECONDS
 
     def close(self) -> None:
-        self._redis.close()
+        if self._redis is not None:
+            self._redis.close()
 
 
 @contextmanager

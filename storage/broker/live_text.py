@@ -48,9 +48,12 @@ class LiveTextWriter:
     """Writes the text of samples; used by workers."""
 
     def __init__(self, url: str) -> None:
-        self._redis: redis.Redis = redis.Redis.from_url(
-            url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
-        )
+        """`url`: "" writes nothing."""
+        self._redis: redis.Redis | None = None
+        if url:
+            self._redis = redis.Redis.from_url(
+                url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
+            )
         self._outage = _Outage("text of chats is not sent while it is generated")
 
     def write(self, pieces: Sequence[tuple[str, int, bytes]]) -> set[str]:
@@ -84,7 +87,7 @@ class LiveTextWriter:
 
     def _send(self, put: Callable[["redis.client.Pipeline"], None]) -> list[Any]:
         """Redis's answers to the commands of `put`; empty if Redis does not answer."""
-        if self._outage.holds():
+        if self._redis is None or self._outage.holds():
             return []
         try:
             with self._redis.pipeline(transaction=False) as pipe:
@@ -95,7 +98,8 @@ class LiveTextWriter:
             return []
 
     def close(self) -> None:
-        self._redis.close()
+        if self._redis is not None:
+            self._redis.close()
 
 
 class LiveTextReader:

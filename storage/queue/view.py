@@ -10,7 +10,7 @@ from actograph.contract.analyses import ANALYSIS
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.accounts.quotas import Quotas
-from storage.index import events, tallies
+from storage.index import events, rollout, tallies
 from storage.index.database import now
 from storage.index.visible import of_everyone
 from storage.jobs import jobs
@@ -138,8 +138,8 @@ def open_samples(session: Session) -> dict[str, int]:
     return {str(SampleStatus.PENDING): pending, str(SampleStatus.LEASED): leased}
 
 
-def gauges(session: Session) -> dict[str, float]:
-    """Numbers of queue and store for monitoring, by name. Indexes count them."""
+def gauges(session: Session, known: Sequence[WorkerRow]) -> dict[str, float]:
+    """Numbers of queue, store and `known` workers for monitoring, by name. Indexes count them."""
     queued = sa.select(sa.func.min(JobRow.created_at)).where(JobRow.status == JobStatus.QUEUED)
     oldest = session.scalar(queued)
     stored = sessions.totals(session, SessionFilter())
@@ -147,12 +147,37 @@ def gauges(session: Session) -> dict[str, float]:
     return {
         "oldest_queued_job_age_seconds": max(0.0, now(session) - oldest) if oldest is not None else 0.0,
         "queue_paused": pause.holds(session),
+        "sessions_to_store": sessions_to_store(known),
+        "workers_waiting_for_store": len(waiting_workers(known)),
         "stored_sessions": stored.sessions,
         "stored_session_rows": stored.rows,
         "stored_session_bytes": stored.bytes,
         "stored_files": files[0],
         "stored_file_bytes": int(files[1] or 0),
     }
+
+
+def sessions_to_store(known: Sequence[WorkerRow]) -> int:
+    """Sessions of ended samples that live workers have still to store, as of their heartbeats."""
+    return sum((row.memory or {}).get("sessions_to_store", 0) for row in known if row.status in workers.LIVE)
+
+
+def waiting_workers(known: Sequence[WorkerRow]) -> Sequence[WorkerRow]:
+    """Live workers that start no samples, because the store is slow or unavailable."""
+    live = [row for row in known if row.status in workers.LIVE]
+    return [row for row in live if row.error or (row.memory or {}).get("waits_for_store")]
+
+
+def waiting_reason(session: Session, known: Sequence[WorkerRow]) -> str | None:
+    """Why live workers start no samples; None if all do."""
+    if migration := rollout.waiting_reason(session):
+        return migration
+    waiting = waiting_workers(known)
+    if not waiting:
+        return None
+    told = next((str(row.error["message"]) for row in waiting if row.error), None)
+    count = sessions_to_store(known)
+    return told or f"the store is slow: {count} sessions wait for it, {len(waiting)} workers start no samples"
 
 
 def worker_counts(known: Sequence[WorkerRow]) -> dict[str, int]:

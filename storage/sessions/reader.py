@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from actograph import tensor_files
 from actograph.contract.errors import NotFound, StoreDamaged
@@ -72,10 +72,17 @@ class SessionReader:
         self.session_id = session_id
         self._store = store
         self._recorded = recorded
+        self._manifest: SessionManifest | None = None
         self._headers: dict[str, TensorFileHeader] = {}
 
-    @cached_property
+    @property
     def manifest(self) -> SessionManifest:
+        # not a `cached_property`: before Python 3.12 it lets one reader at a time read its manifest
+        if self._manifest is None:
+            self._manifest = self._read_manifest()
+        return self._manifest
+
+    def _read_manifest(self) -> SessionManifest:
         recorded, key = self._recorded, self._key(MANIFEST_NAME)
         if recorded is None:
             return self._decoded(b"".join(self._store.stream(key)))

@@ -46,14 +46,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class SealedShard:
-    """A complete file under its temporary name, and its content."""
+    """A complete file and its content."""
 
     file: SessionFile
     parts: Mapping[str, TensorPart]
 
 
 class ShardFile:
-    """Writes the rows of `blocks` at once; `seal` completes the file."""
+    """Writes the rows of `blocks` at once; `seal` completes the file. A failure leaves no file."""
 
     def __init__(self, stage: StagedPrefix, name: str, blocks: Sequence[Block]) -> None:
         self._stage, self._name = stage, name
@@ -73,6 +73,7 @@ class ShardFile:
             stage.start_writeback(self._file)
         except BaseException:
             self.close()
+            stage.remove(name)
             raise
         # without their rows, which belong to the caller
         self._blocks = [Block(b.hook, b.dtype, b.shape, b.start) for b in blocks]
@@ -84,15 +85,17 @@ class ShardFile:
 
     def seal(
         self,
+        name: str,
         *,
         sharded: bool,
         metadata: Mapping[str, str],
         numbers: Mapping[str, NDArray[np.int64]],
         empty: Iterable[Block],
     ) -> SealedShard:
-        """Write `numbers` (by name, such as token ids) after the rows, then the header. Hash the file.
+        """Write `numbers` (by name, such as token ids) after the rows, then the header. Hash and name it.
 
         Args:
+            name: of the complete file.
             sharded: append the range of rows to the name of each tensor.
             empty: tensors without rows.
         """
@@ -101,35 +104,39 @@ class ShardFile:
             (b.name(sharded=sharded), b.dtype, b.shape) for b in blocks
         ]
         parts = {
-            b.hook: TensorPart(file=self._name, name=entry[0], start=b.start, stop=b.stop)
+            b.hook: TensorPart(file=name, name=entry[0], start=b.start, stop=b.stop)
             for b, entry in zip(blocks, entries, strict=True)
         }
-        for name, values in numbers.items():
-            entries.append((name, "I64", values.shape))
-            parts[name] = TensorPart(file=self._name, name=name, start=0, stop=len(values))
+        for key, values in numbers.items():
+            entries.append((key, "I64", values.shape))
+            parts[key] = TensorPart(file=name, name=key, start=0, stop=len(values))
         with self._file as file:
             file.seek(self._data_start + self._data_bytes)
             for values in numbers.values():
                 file.write(values.astype("<i8").tobytes())
             header = tensor_files.encode_header(entries, metadata, at_least=self._data_start)
-            if len(header) <= self._data_start:
+            if is_longer := len(header) > self._data_start:
+                header = tensor_files.encode_header(entries, metadata, at_least=self._aligned(len(header)))
+                with self._stage.create(name) as copy:
+                    copy.write(header)
+                    file.seek(self._data_start)
+                    shutil.copyfileobj(file, copy, 1 << 20)
+                    sealed = _sealed(name, copy, parts)
+            else:
                 file.seek(0)
                 file.write(header)
-                return self._sealed(file, parts)
-            longer = tensor_files.encode_header(entries, metadata, at_least=self._aligned(len(header)))
-            with self._stage.create(f"{self._name}.longer") as copy:
-                copy.write(longer)
-                file.seek(self._data_start)
-                shutil.copyfileobj(file, copy, 1 << 20)
-                sealed = self._sealed(copy, parts)
-        self._stage.remove(self._name)
-        self._stage.rename(f"{self._name}.longer", self._name)
+                sealed = _sealed(name, file, parts)
+        if is_longer:
+            self._stage.remove(self._name)
+        else:
+            self._stage.rename(self._name, name)
         return sealed
 
     def _aligned(self, data_start: int) -> int:
         return data_start + -(data_start + self._data_bytes) % tensor_files.ALIGNMENT
 
-    def _sealed(self, file: BinaryIO, parts: Mapping[str, TensorPart]) -> SealedShard:
-        file.seek(0)
-        sha256 = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
-        return SealedShard(SessionFile(name=self._name, bytes=file.tell(), sha256=sha256), parts)
+
+def _sealed(name: str, file: BinaryIO, parts: Mapping[str, TensorPart]) -> SealedShard:
+    file.seek(0)
+    sha256 = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+    return SealedShard(SessionFile(name=name, bytes=file.tell(), sha256=sha256), parts)

@@ -2,7 +2,7 @@
 
 A session of one shard is `activations.safetensors`: one tensor `[rows, width]` per hook, `token_ids`, and
 `row_positions` if rows were selected individually. A longer session is split along its rows into
-`activations-00001-of-0000N.safetensors`. Each of its tensors is named `<hook>[start:stop]`, the numbers are
+`activations-00001.safetensors` and so on. Each of its tensors is named `<hook>[start:stop]`, the numbers are
 in the last shard, and an index JSON has the form of sharded models on the Hugging Face Hub. `manifest.json`
 is written last.
 """
@@ -34,6 +34,7 @@ __all__ = ["SessionReader", "SessionWriter", "TensorRows", "TensorSlice", "sessi
 
 SINGLE_FILE = "activations.safetensors"
 INDEX_FILE = "activations.safetensors.index.json"
+_UNSEALED = "shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,10 @@ def session_prefix(session_id: str) -> str:
 class SessionWriter:
     """Writes one session, which becomes visible when `finish` returns.
 
-    Every `write_shard` with rows writes a file at once, from the caller's buffers without a copy. A violation
-    discards the session and raises CaptureFailed with the reason. Leaving the `with` block without `finish`
-    discards it too. Safe to call from any thread.
+    Every `write_shard` with rows writes a file at once, from the caller's buffers without a copy. A shard
+    that another one follows is uploaded meanwhile. A full disk or an unavailable store is tried again as long
+    as the stage `waits`. A violation discards the session and raises CaptureFailed with the reason. Leaving
+    the `with` block without `finish` discards it too. Safe to call from any thread.
     """
 
     def __init__(self, store: ArtifactStore, session_id: str) -> None:
@@ -106,7 +108,7 @@ class SessionWriter:
         Raises:
             CaptureFailed: rows that do not follow on, a changed width or dtype, bytes that do not fit the
                 shape, or a name twice.
-            ServiceUnavailable: a file could not be written; the disk may be full.
+            ServiceUnavailable: a file could not be written, and the stage waits no longer.
         """
         with self._lock, self._discarding():
             names = [t.name for t in tensors]
@@ -119,8 +121,29 @@ class SessionWriter:
                 if tensor.shape[0]:
                     blocks.append(Block(tensor.name, tensor.dtype, tensor.shape, start, views))
             if blocks:
-                self._seal(sharded=True)
-                self._current = ShardFile(self._stage, f"shard-{len(self._sealed)}", blocks)
+                if self._current is not None:
+                    shard = self._seal(self._current, sharded=True)
+                    self._stage.start_upload(shard.file.name)
+                self._current = self._written(blocks)
+
+    def _written(self, blocks: Sequence[Block]) -> ShardFile:
+        """A new shard's rows in a file; waits while the disk is full."""
+        while True:
+            try:
+                return ShardFile(self._stage, _UNSEALED, blocks)
+            except (OSError, StorageFull) as error:
+                reason = _unwritten(self.session_id, error) if isinstance(error, OSError) else error
+                if not isinstance(reason, StorageFull) or not self._stage.waits(reason):
+                    raise
+
+    def _commit(self) -> None:
+        """Commit; waits while the store is unavailable."""
+        while True:
+            try:
+                return self._stage.commit()
+            except ServiceUnavailable as reason:
+                if not self._stage.waits(reason):
+                    raise
 
     def finish(
         self,
@@ -147,11 +170,17 @@ class SessionWriter:
             if row_positions is not None:
                 numbers[ROW_POSITIONS] = np.array(row_positions, dtype="<i8")
             if self._current is None:  # no hook has any row
-                self._current = ShardFile(self._stage, "shard-0", [])
+                self._current = ShardFile(self._stage, _UNSEALED, [])
             empty = [Block(name, h.dtype, (0, h.width), 0) for name, h in self._hooks.items() if not h.rows]
             about = _file_metadata(manifest)
-            self._seal(sharded=bool(self._sealed), metadata=about, numbers=numbers, empty=empty)
-            files, parts = self._name_shards()
+            self._seal(
+                self._current, sharded=bool(self._sealed), metadata=about, numbers=numbers, empty=empty
+            )
+            files = [shard.file for shard in self._sealed]
+            parts: dict[str, list[TensorPart]] = {}
+            for shard in self._sealed:
+                for name, part in shard.parts.items():
+                    parts.setdefault(name, []).append(part)
             tensors = {hook: t.placed(parts[hook]) for hook, t in manifest.tensors.items()}
             if len(files) > 1:
                 total = sum(t.nbytes for t in tensors.values()) + sum(n.nbytes for n in numbers.values())
@@ -168,7 +197,7 @@ class SessionWriter:
                 }
             )
             files.append(self._write_text(MANIFEST_NAME, self.manifest.encode()))
-            self._stage.commit()
+            self._commit()
             self._open = False
             return files
 
@@ -279,34 +308,21 @@ class SessionWriter:
 
     def _seal(
         self,
+        current: ShardFile,
         *,
         sharded: bool,
         metadata: Mapping[str, str] | None = None,
         numbers: Mapping[str, NDArray[np.int64]] | None = None,
         empty: Sequence[Block] = (),
-    ) -> None:
-        """Complete the current shard, now that the number of shards is known."""
-        if self._current is not None:
-            about = {"format": "pt", "schema_version": str(FORMAT_VERSION), "session_id": self.session_id}
-            self._sealed.append(
-                self._current.seal(
-                    sharded=sharded, metadata=about | dict(metadata or {}), numbers=numbers or {}, empty=empty
-                )
-            )
-            self._current = None
-
-    def _name_shards(self) -> tuple[list[SessionFile], dict[str, list[TensorPart]]]:
-        """Name the shards, now that their number is known. Returns the places of each hook's rows too."""
-        files: list[SessionFile] = []
-        parts: dict[str, list[TensorPart]] = {}
-        count = len(self._sealed)
-        for number, shard in enumerate(self._sealed, start=1):
-            name = SINGLE_FILE if count == 1 else f"activations-{number:05d}-of-{count:05d}.safetensors"
-            self._stage.rename(shard.file.name, name)
-            files.append(shard.file.model_copy(update={"name": name}))
-            for hook, part in shard.parts.items():
-                parts.setdefault(hook, []).append(part.model_copy(update={"file": name}))
-        return files, parts
+    ) -> SealedShard:
+        """Complete the current shard, now that it is known whether there are several."""
+        name = f"activations-{len(self._sealed) + 1:05d}.safetensors" if sharded else SINGLE_FILE
+        about = {"format": "pt", "schema_version": str(FORMAT_VERSION), "session_id": self.session_id}
+        about |= metadata or {}
+        sealed = current.seal(name, sharded=sharded, metadata=about, numbers=numbers or {}, empty=empty)
+        self._current = None
+        self._sealed.append(sealed)
+        return sealed
 
     def _write_text(self, name: str, text: str) -> SessionFile:
         data = text.encode()

@@ -6,12 +6,15 @@ import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import typer
 import yaml
 
 from actograph.cli.main import app
+from actograph.contract.operations import Queue
+from actograph.contract.resources import SampleStatus
 from actograph.settings import Settings
 
 REPO = Path(__file__).resolve().parents[2]
@@ -74,25 +77,135 @@ def test_the_dockerfile_copies_and_runs_what_exists() -> None:
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
 
 
+def _command(words: str) -> dict[str, Any]:
+    """Parameters of a command line of ours, as its own parser reads them."""
+    name, *given = shlex.split(words)
+    found = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    parameters: dict[str, Any] = found.make_context(name, given).params
+    return parameters
+
+
 def test_tasks_of_rented_machines_name_flags_settings_and_extras_that_exist(
     subtests: pytest.Subtests,
 ) -> None:
     """tests/soak/packaging has them read by SkyPilot and dstack."""
-    sky = yaml.safe_load((REPO / "deploy/sky.yaml").read_text())
-    dstack = yaml.safe_load((REPO / "deploy/dstack.yml").read_text())
-    extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    tasks = {
-        "sky": (sky["setup"] + sky["run"], {*sky["envs"], *sky["secrets"]}),
-        "dstack": ("\n".join(dstack["commands"]), {line.partition("=")[0] for line in dstack["env"]}),
+    read = {
+        name: yaml.safe_load((REPO / "deploy" / name).read_text())
+        for name in ("sky-night.yaml", "sky.yaml", "sky-worker.yaml", "dstack-night.yml", "dstack.yml")
     }
-    for name, (script, known) in tasks.items():
+    extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name, task in read.items():
         with subtests.test(name):
+            script = "\n".join([task.get("setup", ""), task.get("run", ""), *task.get("commands", ())])
+            known = {*task.get("envs", ()), *task.get("secrets", ())}
+            known |= {line.partition("=")[0] for line in task.get("env", ())}
             assert set(re.findall(r"\$([A-Z_]+)", script)) <= known
             ours = {one.removeprefix("ACTOGRAPH_").lower() for one in known if one.startswith("ACTOGRAPH_")}
-            assert ours and ours <= set(Settings.model_fields)
-            [installed] = re.findall(r"-e '\.\[([\w,]+)\]'", script)
-            assert set(installed.split(",")) <= set(extras)
-            [words] = re.findall(r"actograph drain (.+)", script)
-            drain = typer.main.get_command(app).commands["drain"]  # type: ignore[attr-defined]
-            given = drain.make_context("drain", shlex.split(words)).params
-            assert (str(given["file"]), str(given["folder"])) == ("$EXPERIMENT", "~/results")
+            assert ours <= set(Settings.model_fields)
+            for installed in re.findall(r"-e '\.\[([\w,]+)\]'", script):
+                assert set(installed.split(",")) <= set(extras)
+            for words in re.findall(r"actograph (drain .+)", script):
+                given = _command(words)
+                assert (str(given["file"]), str(given["folder"])) == ("$EXPERIMENT", "~/results")
+            for words in re.findall(r"actograph (worker .+)", script):
+                assert {"model", "database_url", "artifact_url"} <= ours
+                assert _command(words)["drain"]
+    assert (
+        read["sky.yaml"]["resources"]["accelerators"] == read["sky-worker.yaml"]["resources"]["accelerators"]
+    )
+
+
+def test_the_slurm_script_runs_a_command_that_exists() -> None:
+    """tests/soak/e2e/test_slurm.py runs it."""
+    script = (REPO / "deploy/slurm.sbatch").read_text()
+    subprocess.run(["bash", "-n", str(REPO / "deploy/slurm.sbatch")], check=True)
+    [words] = re.findall(r"^actograph (worker .+) &$", script, re.MULTILINE)
+    given = _command(re.sub(r"\$\{\w+:-(\d+)\}", r"\1", words))
+    [before] = re.findall(r"--signal=B:USR1@(\d+)", script)
+    assert given["drain"]
+    assert given["grace"] < int(before), "a task is queued again before its time is over"
+
+
+@pytest.fixture(scope="module")
+def manifests() -> list[dict[str, Any]]:
+    """The manifests that the kustomization names."""
+    folder = REPO / "deploy/kubernetes"
+    named = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert {*named["resources"], "kustomization.yaml"} == {path.name for path in folder.iterdir()}
+    read = [one for name in named["resources"] for one in yaml.safe_load_all((folder / name).read_text())]
+    return [named, *read]
+
+
+def _of_kind(manifests: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
+    return {one["metadata"]["name"]: one for one in manifests if one["kind"] == kind}
+
+
+def test_kubernetes_manifests_agree_with_one_another_and_with_the_product(
+    manifests: list[dict[str, Any]], subtests: pytest.Subtests
+) -> None:
+    deployments, services = _of_kind(manifests, "Deployment"), _of_kind(manifests, "Service")
+    [settings] = _of_kind(manifests, "ConfigMap").values()
+    [secret] = _of_kind(manifests, "Secret").values()
+    assert set(deployments) == {"redis", "api", "upkeep", "analysis", "worker"}
+    images = {one["name"] for one in manifests[0]["images"]}
+    volumes_of_secrets = {"actograph_api_keys", "actograph_database_url", "aws_credentials", "hf_token"}
+    assert volumes_of_secrets < set(secret["stringData"])
+    assert not any(secret["stringData"].values()), "no secret is in the repository"
+    for name, found in deployments.items():
+        with subtests.test(name):
+            template = found["spec"]["template"]
+            assert found["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+            [container] = template["spec"]["containers"]
+            if name == "redis":
+                continue
+            assert container["image"] in images
+            variables = {*settings["data"], *(one["name"] for one in container["env"])}
+            ours = {
+                one.removeprefix("ACTOGRAPH_").lower() for one in variables if one.startswith("ACTOGRAPH_")
+            }
+            assert ours <= set(Settings.model_fields)
+            assert {one["configMapRef"]["name"] for one in container["envFrom"]} == {
+                settings["metadata"]["name"]
+            }
+            mounted = {one["name"]: one for one in template["spec"]["volumes"]}
+            assert {one["name"] for one in container["volumeMounts"]} == set(mounted)
+            assert mounted["secrets"]["secret"]["secretName"] == secret["metadata"]["name"]
+            match container.get("command", []):
+                case ["python", "-m", module]:
+                    assert (REPO.joinpath(*module.split(".")) / "__main__.py").is_file()
+                case ["actograph", *words]:
+                    given = _command(shlex.join(words))
+                    assert given["grace"] < template["spec"]["terminationGracePeriodSeconds"]
+                case other:
+                    assert (name, other) == ("api", [])
+    for name, found in services.items():
+        assert found["spec"]["selector"] == deployments[name]["spec"]["template"]["metadata"]["labels"]
+    [worker] = deployments["worker"]["spec"]["template"]["spec"]["containers"]
+    assert "nvidia.com/gpu" in worker["resources"]["limits"]
+    [temporary] = [
+        one["emptyDir"]["sizeLimit"]
+        for one in deployments["worker"]["spec"]["template"]["spec"]["volumes"]
+        if one["name"] == "temporary"
+    ]
+    assert int(temporary.removesuffix("Gi")) << 30 > Settings.model_fields["upload_disk_bytes"].default
+
+
+def test_kubernetes_scales_by_numbers_that_the_queue_has(manifests: list[dict[str, Any]]) -> None:
+    [scaled] = _of_kind(manifests, "ScaledObject").values()
+    [access] = _of_kind(manifests, "TriggerAuthentication").values()
+    [reference] = access["spec"]["secretTargetRef"]
+    [secret] = _of_kind(manifests, "Secret").values()
+    assert reference["key"] in secret["stringData"]
+    assert scaled["spec"]["scaleTargetRef"]["name"] in _of_kind(manifests, "Deployment")
+    shown = Queue(
+        jobs={}, samples={str(status): 1 for status in SampleStatus}, next=[], messages=0, workers={}
+    )
+    for trigger in scaled["spec"]["triggers"]:
+        assert trigger["authenticationRef"]["name"] == access["metadata"]["name"]
+        url = urlsplit(trigger["metadata"]["url"])
+        assert url.hostname is not None
+        assert (url.hostname.split(".")[0], url.port, url.path) == ("api", 8420, "/v1/queue")
+        found: Any = shown.model_dump(mode="json")
+        for part in trigger["metadata"]["valueLocation"].split("."):
+            found = found[part]
+        assert found == 1

@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 
+from sqlalchemy.orm import Session
+
 from actograph.contract.analyses import ANALYSIS
 from actograph.contract.errors import ActographError
 from actograph.settings import Settings, settings_or_exit
@@ -22,6 +24,7 @@ from worker.analysis.drain import AnalysisDrain
 from worker.process.entry import enter
 from worker.process.listening import Listening
 from worker.process.periodic import FORGOTTEN, heartbeat, idle_look
+from worker.process.rollout import SchemaWatch
 from worker.process.wake_ups import take_wake_ups
 from worker.signals.hints import HEARTBEAT_SECONDS, Hints
 from worker.signals.stop_signal import StopSignal
@@ -52,19 +55,27 @@ class AnalysisWorker:
             stop=stop,
             hints=hints,
         )
+        self._schema = SchemaWatch(self._end)
         self._heartbeat = heartbeat(
             self._database,
             self.worker_id,
             seconds=min(HEARTBEAT_SECONDS, settings.lease_seconds / 3),
             memory=dict,
             forgotten=self._forgotten,
-            check_leases=self._drain.check_leases,
+            check_leases=self._check,
         )
         self._look = idle_look(self._drain.look, hints, seconds=settings.idle_poll_seconds)
 
+    def _check(self, session: Session) -> None:
+        self._schema.check(session)
+        self._drain.check_leases(session)
+
     def _forgotten(self) -> None:
+        self._end(FORGOTTEN)
+
+    def _end(self, failure: str) -> None:
         if not self._stop.is_set():
-            self._stop.set(FORGOTTEN)
+            self._stop.set(failure)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def start(self) -> None:

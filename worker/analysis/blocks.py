@@ -1,11 +1,12 @@
 """Rows of several hooks over many sessions, in blocks of bounded size."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from actograph import tensor_files
+from actograph.concurrency import each_of
 from actograph.contract.errors import NotFound, StoreDamaged
 from actograph.contract.row_selection import Positions, consecutive
 from actograph.tensor_files import Array
@@ -15,6 +16,8 @@ from storage.sessions.reader import SessionReader
 
 #: bytes of the stored rows of one block
 BLOCK_BYTES = 16 << 20
+#: blocks that are read at once
+READERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +51,83 @@ def blocks(
     block_bytes: int = BLOCK_BYTES,
     with_token_ids: bool = False,
 ) -> Iterator[Block]:
-    """Read the selected rows of sessions in order, from the number `first` on."""
-    for number in range(first, len(ids)):
+    """Read the selected rows of sessions in order, from the number `first` on, a few blocks ahead."""
+
+    def opened(number: int) -> _Opened | Block:
         try:
             reader = SessionReader(store, ids[number])
             token_ids = reader.token_ids() if with_token_ids else ()
-            for block in _of_session(reader, number, hooks, positions, block_bytes):
-                yield replace(block, token_ids=token_ids)
+            return _selected(reader, number, hooks, positions, token_ids=token_ids, block_bytes=block_bytes)
         except (NotFound, StoreDamaged) as error:
-            yield Block(session=number, skipped=error.message)
+            return Block(session=number, skipped=error.message)
+
+    parts: Iterator[Block | _Part] = (
+        part
+        for one in each_of(opened, range(first, len(ids)), READERS)
+        for part in ((one,) if isinstance(one, Block) else one.parts())
+    )
+    skipped = -1
+    for block in each_of(_block, parts, READERS):
+        if block.session == skipped:
+            continue  # the rest of a damaged session
+        if block.skipped is not None:
+            skipped = block.session
+        yield block
 
 
-def _of_session(
-    reader: SessionReader, number: int, hooks: Sequence[str], positions: Positions, block_bytes: int
-) -> Iterator[Block]:
+@dataclass(frozen=True, kw_only=True)
+class _Opened:
+    """A session whose rows are selected but not read."""
+
+    reader: SessionReader
+    number: int
+    token_ids: Sequence[int]
+    tokens: Sequence[int]
+    #: hook -> rows of its tensor
+    chosen: Mapping[str, Sequence[int]]
+    #: tokens of a block
+    size: int
+
+    def parts(self) -> Iterator["_Part"]:
+        for low in range(0, len(self.tokens), self.size):
+            yield _Part(self, low)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The tokens of one block, from `low` on."""
+
+    opened: _Opened
+    low: int
+
+
+def _block(part: Block | _Part) -> Block:
+    """Read a block; one that cannot be read says so."""
+    if isinstance(part, Block):
+        return part
+    opened, high = part.opened, part.low + part.opened.size
+    try:
+        rows = {hook: _read(opened.reader, hook, at[part.low : high]) for hook, at in opened.chosen.items()}
+    except (NotFound, StoreDamaged) as error:
+        return Block(session=opened.number, skipped=error.message)
+    return Block(
+        session=opened.number,
+        token_ids=opened.token_ids,
+        tokens=opened.tokens[part.low : high],
+        rows=rows,
+        is_last=high >= len(opened.tokens),
+    )
+
+
+def _selected(
+    reader: SessionReader,
+    number: int,
+    hooks: Sequence[str],
+    positions: Positions,
+    *,
+    token_ids: Sequence[int],
+    block_bytes: int,
+) -> _Opened | Block:
     chosen: dict[str, list[int]] = {}
     tokens_of: dict[str, list[int]] = {}
     row_bytes = 0
@@ -72,15 +138,13 @@ def _of_session(
         row_bytes += info.shape[1] * tensor_files.itemsize(info.dtype)
     selected = tokens_of[hooks[0]]
     if any(tokens != selected for tokens in tokens_of.values()):
-        yield Block(session=number, skipped="the hooks were stored at different tokens")
-        return
+        return Block(session=number, skipped="the hooks were stored at different tokens")
     if not selected:
-        yield Block(session=number, skipped=f"no row at positions {positions}")
+        return Block(session=number, token_ids=token_ids, skipped=f"no row at positions {positions}")
     size = max(1, block_bytes // max(1, row_bytes))
-    for low in range(0, len(selected), size):
-        rows = {hook: _read(reader, hook, chosen[hook][low : low + size]) for hook in hooks}
-        is_last = low + size >= len(selected)
-        yield Block(session=number, tokens=selected[low : low + size], rows=rows, is_last=is_last)
+    return _Opened(
+        reader=reader, number=number, token_ids=token_ids, tokens=selected, chosen=chosen, size=size
+    )
 
 
 def _read(reader: SessionReader, hook: str, rows: Sequence[int]) -> Array:

@@ -1,8 +1,9 @@
 """The desk: one run of the engine, as its source, control, results and sink.
 
-While the run goes on, a thread claims samples for it and builds their prompts. Talks that end are scored and
-stored by a pool and committed by a thread of their own. So the engine waits for neither index nor store. A
-sample that fails has its reason in its outcome; the others go on.
+While the run goes on, a thread claims samples for it and builds their prompts. Talks that end are scored by a
+pool, stored by writers and committed by a thread of their own. So the engine waits for the index never, and
+for the store only when sessions come faster than it takes them: then nothing is claimed. A sample that fails
+has its reason in its outcome; the others go on.
 """
 
 import logging
@@ -11,17 +12,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
 from actograph.contract.errors import ServiceUnavailable
 from storage.artifacts.store import ArtifactStore
 from storage.queue.leases import SUSPECT_AFTER, LeasedSample
+from storage.sessions.writer import session_prefix
+from worker.drain import session_writers
 from worker.drain.commits import Commits
 from worker.drain.leases import LeaseKeeper
+from worker.drain.session_writers import SessionWriters
+from worker.drain.store_outage import StoreOutage
 from worker.engine.messages import Generation, Request, Rows
 from worker.sample.live_text import LiveText
 from worker.sample.open_job import OpenJob
-from worker.sample.outcome import Interrupted
+from worker.sample.outcome import Interrupted, Outcome
 from worker.sample.talk import Talk
 from worker.sample.unforeseen import unforeseen
 from worker.sample.watched_store import watched
@@ -29,8 +35,8 @@ from worker.signals.hints import Hints, Looks
 
 logger = logging.getLogger(__name__)
 
-#: sessions that are stored at once
-WRITERS = 4
+#: samples that are scored at once
+SCORERS = 4
 #: samples whose tools are called at once
 CALLERS = 4
 #: time between two looks for chats, without hints that there are any
@@ -67,12 +73,14 @@ class Desk:
         keeper: LeaseKeeper,
         commits: Commits,
         store: ArtifactStore,
+        outage: StoreOutage | None = None,
         hints: Hints | None = None,
     ) -> None:
         """
         Args:
             more: claims samples that join the run; None: nothing joins. Suspects run without company.
             slots: samples that run at once.
+            outage: of the store; sessions wait for its end.
         """
         self._first_work, self._more = first, more
         #: one of the jobs; all have the same engine and sizes
@@ -84,7 +92,8 @@ class Desk:
         self._ahead = max(1, slots // 8)
         self._keeper, self._commits = keeper, commits
         self._hints = hints or Hints()
-        self._store = watched(store, keeper.progress)
+        self._outage = outage or StoreOutage(store)
+        self._plain_store, self._store = store, watched(store, keeper.progress, self._waits)
         #: sample -> talk that has not ended
         self._running: dict[str, Talk] = {}
         #: urgent talks, talks that wait for a further turn, and for their first one
@@ -97,7 +106,8 @@ class Desk:
         self._closed = False
         self._changed = threading.Condition()
         self._feeder = threading.Thread(target=self._feed, name="claims", daemon=True)
-        self._finishing = ThreadPoolExecutor(WRITERS, thread_name_prefix="session-writer")
+        self._finishing = ThreadPoolExecutor(SCORERS, thread_name_prefix="scores")
+        self._writers = SessionWriters(self._store_session, self._commit, self._remove_late)
         self._calling = ThreadPoolExecutor(CALLERS, thread_name_prefix="tools")
         self._decoding = threading.Lock()
         #: the store's error, once it is away
@@ -134,11 +144,22 @@ class Desk:
                 talk.fail(Interrupted())
                 self._end(talk)
         self._finishing.shutdown()
+        self._writers.close(self._keeper.gives_up)
         if self._live is not None:
             self._live.stop()
         failure = failure or self._error
         if failure is not None:
             raise failure
+
+    @property
+    def sessions_to_store(self) -> int:
+        """Sessions of ended samples that are stored or wait for it."""
+        return self._writers.waiting
+
+    @property
+    def waits_for_store(self) -> bool:
+        """Whether nothing is claimed because sessions come faster than the store takes them."""
+        return self._writers.waiting >= session_writers.MOST_WAITING or self._plain_store.is_crowded()
 
     # claims
 
@@ -168,7 +189,8 @@ class Desk:
                 found = more(for_chats, True)
                 if found is None:
                     chats.found_nothing()
-            if found is None and room > self._ahead // 2 and (idle or others.is_due()):
+            has_room = room > self._ahead // 2 and not self.waits_for_store
+            if found is None and has_room and (idle or others.is_due()):
                 others.begin()
                 found = more(room, False)
                 if found is None:
@@ -278,32 +300,53 @@ class Desk:
         """Score, store and commit an ended talk, in a thread of the pool."""
         # a commit waits for others that end soon, if there are any
         at_once = talk.live is not None or len(self._running) == 1
-        self._finishing.submit(self._finish, talk, at_once=at_once)
+        talk.at_once = at_once
+        self._finishing.submit(self._finish, talk)
         if talk.sums is not None:
             self._engine.forget(talk.sums)
         with self._changed:
             del self._running[talk.lease.key]
         self._wake()
 
-    def _finish(self, talk: Talk, *, at_once: bool) -> None:
+    def _finish(self, talk: Talk) -> None:
+        """Decode and score a talk; its session is stored by a writer."""
         self._keeper.progress()
         try:
             with self._decoding:
                 talk.decode()
             talk.score()  # before its session is stored: a sample that cannot be scored keeps none
             self._keeper.progress()
-            if self._away is not None and talk.outcome.error is None:
-                talk.fail(self._away)  # each would wait for the store in vain
-            else:
-                talk.store()
-            if isinstance(talk.outcome.error, ServiceUnavailable):
-                self._away = talk.outcome.error
+            if talk.has_session:
+                self._writers.add(talk)
+                return
             talk.discard()
         except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
             talk.fail(unforeseen(error, f"while sample {talk.lease.id} was finished"))
-        self._commits.add(talk.outcome, at_once=at_once)
+        self._commit(talk.outcome, talk.at_once)
+
+    def _store_session(self, talk: Talk) -> None:
+        if self._away is not None:
+            talk.fail(self._away)  # each would wait for the store in vain
+        else:
+            talk.store()
+        if isinstance(talk.outcome.error, ServiceUnavailable):
+            self._away = talk.outcome.error
+        talk.discard()
+
+    def _commit(self, outcome: Outcome, at_once: bool) -> None:
+        self._commits.add(outcome, at_once=at_once)
         if self._live is not None:
-            self._live.end(talk.lease.id)
+            self._live.end(outcome.lease.id)
+
+    def _remove_late(self, talk: Talk) -> None:
+        """Remove a session whose sample was given back before it was stored."""
+        if talk.outcome.recorded is not None:
+            with suppress(ServiceUnavailable, OSError):
+                self._plain_store.delete_many({session_prefix(talk.outcome.recorded.session_id): None})
+
+    def _waits(self, reason: ServiceUnavailable) -> bool:
+        """Wait for the end of an outage of the store."""
+        return self._outage.wait(reason, gives_up=self._keeper.gives_up, progress=self._keeper.progress)
 
 
 def _take(most: int, *queues: deque[Talk]) -> list[Talk]:

@@ -85,6 +85,7 @@ class Drain:
         self._left: dict[str, float] = {}
         #: of the last run
         self._keeper: LeaseKeeper | None = None
+        self._desk: Desk | None = None
         #: held while a job runs: wake-ups and looks come in their own threads
         self._turn = threading.Lock()
 
@@ -93,6 +94,16 @@ class Drain:
         keeper = self._keeper
         if keeper is not None:
             keeper.check(session)
+
+    def numbers(self) -> dict[str, int]:
+        """What waits for the store, for the heartbeat."""
+        desk = self._desk
+        waits = self._pauses.outage.reason is not None or (desk is not None and desk.waits_for_store)
+        return {
+            "sessions_to_store": 0 if desk is None else desk.sessions_to_store,
+            "upload_bytes": self._store.staged_bytes(),
+            "waits_for_store": int(waits),
+        }
 
     def load(self, model: str) -> None:
         """Load a model before the first job asks for it. Raises ModelRefused."""
@@ -319,19 +330,21 @@ class Drain:
             stall_seconds=self._settings.stall_seconds,
             stalled=engine.kill,
             hints=self._hints,
+            grace_seconds=self._settings.stop_grace_seconds,
         )
         commits = Commits(
             self._database, self._worker_id, stored=self._note_stored, give_up=self._stop.is_set
         )
         first = self._work_of(found)
         more = partial(self._more, first.samples[0][0]) if joins else None
-        desk = Desk(
+        desk = self._desk = Desk(
             first,
             more,
             slots=self._slots,
             keeper=keeper,
             commits=commits,
             store=self._store,
+            outage=self._pauses.outage,
             hints=self._hints,
         )
         self._may_hold = True
@@ -348,7 +361,7 @@ class Drain:
             self._give_back(keeper, unforeseen(error, "while the engine ran this sample and others"))
             raise
         finally:
-            self._keeper = None
+            self._keeper = self._desk = None
 
     def _give_back(self, keeper: LeaseKeeper, reason: ActographError) -> None:
         """Give back the samples that ran, which counts a loss of each."""

@@ -24,7 +24,7 @@ from worker.signals.stop_signal import StopSignal
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-#: seconds for running samples to end by themselves after a stop
+#: most seconds for running samples to end by themselves after a stop
 STOP_GRACE_SECONDS = 5.0
 
 
@@ -40,11 +40,14 @@ class LeaseKeeper:
         stall_seconds: float = math.inf,
         stalled: Callable[[WorkerStalled], None] = lambda reason: None,
         hints: Hints | None = None,
+        grace_seconds: float = 2 * STOP_GRACE_SECONDS,
     ) -> None:
         """
         Args:
             stalled: ends the engine's process for this reason.
+            grace_seconds: time to end and store running samples after a stop.
         """
+        self._grace_seconds = grace_seconds
         self._database = database
         self._worker_id = worker_id
         self._stop = stop
@@ -92,7 +95,11 @@ class LeaseKeeper:
 
     def should_stop(self) -> bool:
         """Whether running samples end now: the worker stops."""
-        return self._stop.seconds_since_set() > STOP_GRACE_SECONDS
+        return self._stop.seconds_since_set() > min(STOP_GRACE_SECONDS, self._grace_seconds / 2)
+
+    def gives_up(self) -> bool:
+        """Whether ended samples that are not stored are given back now: the worker stops."""
+        return self._stop.seconds_since_set() > self._grace_seconds
 
     def has_lost(self, lease: LeasedSample) -> bool:
         """Whether this sample is the worker's no more: its job has ended, or its lease is lost."""

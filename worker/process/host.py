@@ -21,9 +21,11 @@ from storage.index.ids import new_worker_id
 from storage.queue import model_loads, workers
 from worker.drain.drain import Drain
 from worker.drain.model_holder import ModelHolder
+from worker.process.ending import Ending, IdleWatch
 from worker.process.entry import enter
 from worker.process.listening import Listening
 from worker.process.periodic import FORGOTTEN, Periodic, heartbeat, idle_look
+from worker.process.rollout import SchemaWatch
 from worker.signals.hints import HEARTBEAT_SECONDS, Hints
 from worker.signals.stop_signal import StopSignal
 
@@ -39,7 +41,10 @@ def served_models(settings: Settings) -> list[str]:
 class Host:
     """What a worker's process holds beside the engine's own process."""
 
-    def __init__(self, settings: Settings, stop: StopSignal, served: Sequence[str]) -> None:
+    def __init__(
+        self, settings: Settings, stop: StopSignal, served: Sequence[str], ending: Ending | None = None
+    ) -> None:
+        """`ending`: when the worker ends by itself; None: never."""
         self._settings = settings
         self._stop = stop
         self._served = list(served)
@@ -52,13 +57,16 @@ class Host:
         self._hints = Hints()
         self._listening = Listening(settings, self._hints, served)
         self._models = ModelHolder(settings, self._loaded, self._options_of)
+        self._ending = ending or Ending()
+        self._schema = SchemaWatch(self._end)
+        self._idle = IdleWatch(self._ending, self._database, self._served, self._end)
         self._heartbeat = heartbeat(
             self._database,
             self.worker_id,
             seconds=min(HEARTBEAT_SECONDS, settings.lease_seconds / 3),
-            memory=self._models.memory,
+            memory=self._numbers,
             forgotten=self._forgotten,
-            check_leases=self._check_leases,
+            check_leases=self._check,
         )
 
     def start(self) -> None:
@@ -100,11 +108,16 @@ class Host:
 
     @cached_property
     def _idle_look(self) -> Periodic:
-        return idle_look(self.drain.look, self._hints, seconds=self._settings.idle_poll_seconds)
+        return idle_look(self._look, self._hints, seconds=self._settings.idle_poll_seconds)
+
+    def _look(self) -> None:
+        has_worked = self.drain.look()
+        if self._ending.is_wanted and not self._stop.is_set():
+            self._idle.note(has_worked)
 
     @cached_property
     def _store(self) -> ArtifactStore:
-        return open_store(self._settings.effective_artifact_url)
+        return open_store(self._settings.effective_artifact_url, settings=self._settings)
 
     @cached_property
     def drain(self) -> Drain:
@@ -131,13 +144,22 @@ class Host:
             with self._database.write() as session:
                 workers.set_offline(session, self.worker_id)
 
-    def _check_leases(self, session: Session) -> None:
+    def _numbers(self) -> dict[str, int]:
+        """Memory, and what waits for the store."""
+        return self._models.memory() | (self.drain.numbers() if "drain" in vars(self) else {})
+
+    def _check(self, session: Session) -> None:
+        self._schema.check(session)
         if "drain" in vars(self):
             self.drain.check_leases(session)
 
     def _forgotten(self) -> None:
+        self._end(FORGOTTEN)
+
+    def _end(self, failure: str = "") -> None:
+        """Stop the process."""
         if not self._stop.is_set():
-            self._stop.set(FORGOTTEN)
+            self._stop.set(failure)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _options_of(self, model: str) -> ModelLoadOptions:

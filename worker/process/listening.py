@@ -44,13 +44,13 @@ class Listening:
         self._thread.join(timeout=2 * RETRY_SECONDS)
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.is_set() and (self._postgres is not None or self._broker_url):
             try:
                 with self._source() as wait:
                     self._follow(wait)
             except NoSession as error:
                 logger.warning(
-                    "%s; Redis wakes this worker instead. Name Postgres itself in "
+                    "%s; Redis wakes this worker instead, if there is one. Name Postgres itself in "
                     "ACTOGRAPH_LISTEN_DATABASE_URL",
                     error.message,
                 )

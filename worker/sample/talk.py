@@ -38,6 +38,7 @@ class Talk:
         calls_tools: `follow` may take seconds.
         sampling: of every turn; None if the prompt is only read.
         urgent: an urgent chat.
+        at_once: its outcome is committed without waiting for others.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Talk:
         self.outcome = Outcome(lease=lease, provenance=job.provenance)
         self.sampling: SamplingSpec | None = None
         self.urgent = urgent
+        self.at_once = False
         self.calls_tools = self._runner.takes_turns
         self.running = False
         #: the turn that runs
@@ -266,10 +268,20 @@ class Talk:
             scores = self._runner.score(self.lease, completion, self.outcome.generated_tokens)
             self.outcome = replace(self.outcome, scores=scores)
 
+    @property
+    def has_session(self) -> bool:
+        """Whether a session of this ended talk is to be stored."""
+        return (
+            self._recorder is not None
+            and self.outcome.error is None
+            and self.outcome.conversation is not None
+        )
+
     def store(self) -> None:
         """Store the session of a scored talk; without it the sample fails."""
-        if self._recorder is None or self.outcome.error is not None or self.outcome.conversation is None:
+        if self._recorder is None or not self.has_session:
             return
+        assert self.outcome.conversation is not None
         with self._failing("while the session of sample {} was stored"):
             recorded = self._recorder.finish(self.outcome.conversation)
             self.outcome = replace(self.outcome, recorded=recorded)

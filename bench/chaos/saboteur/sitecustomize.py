@@ -42,8 +42,12 @@ class FullDisk(io.FileIO):
 
 def _open_on_disk(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
     """`open`, with files that are new on the disk in question written through `FullDisk`."""
-    if "b" in mode and "x" in mode and os.fspath(file).startswith(_DISK):
-        raw = FullDisk(file, mode.replace("b", ""))
+    # a temporary file without a name is opened by its folder
+    is_new = "x" in mode or "opener" in options
+    if "b" in mode and is_new and not isinstance(file, int) and os.fspath(file).startswith(_DISK):
+        raw = FullDisk(file, mode.replace("b", ""), opener=options.get("opener"))
+        if options.get("buffering", -1) == 0:
+            return raw
         return io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
     return _open(file, mode, *arguments, **options)
 

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from actograph import __version__
+from actograph.concurrency import each_of
 from actograph.contract import resources
 from actograph.contract.errors import NotFound, StoreDamaged
 from actograph.contract.resources import Sample, SampleStatus
@@ -19,12 +20,14 @@ from storage.results.export.inspect_log import InspectLog
 from storage.results.export.lm_eval_files import LmEvalFiles
 from storage.results.export.of_condition import Origin, runs
 from storage.results.export.plan import ExportPlan
-from storage.results.export.sample import Held, json_file, json_line, line, write
+from storage.results.export.sample import Held, Prepared, json_file, json_line, line, prepare, write
 from storage.sessions import damage, sessions
 from storage.tables.models import SampleRow
 
 #: samples in memory at once; each may have a megabyte of text
 PAGE = 32
+#: samples whose sessions are read at once, ahead of what is sent
+READERS = 8
 FORMAT_VERSION = 1
 
 
@@ -73,13 +76,19 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore) -> Iterat
             name: (LmEvalFiles(run, spools), InspectLog(run, spools))
             for name, run in runs(plan.job, plan.results.conditions).items()
         }
-        for sample, session in _samples(plan, database):
+
+        def prepared(found: tuple[Sample, resources.Session | None]) -> Prepared:
+            sample, session = found
             name = plan.name_of(sample.index, sample.condition, sample.epoch)
             held = Held.of(store, session, plan.detail)
+            return prepare(sample, held, name=name, task=plan.task, detail=plan.detail)
+
+        for one in each_of(prepared, _samples(plan, database), READERS):
+            sample, held, name = one.sample, one.held, one.name
             dataset.write(json_line(line(sample, name)))
             for framework in conditions.get(sample.condition or "", ()):
                 framework.add(sample)
-            yield from write(tar, sample, held, name=name, task=plan.task, detail=plan.detail)
+            yield from write(tar, one, detail=plan.detail)
             totals.count(sample, held)
             if isinstance(held.error, StoreDamaged):
                 damage.record(database, held.error)

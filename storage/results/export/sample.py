@@ -61,10 +61,32 @@ class Held:
         return self.session.hooks if self.session is not None else {}
 
 
-def write(tar: TarGz, sample: Sample, held: Held, *, name: str, task: str, detail: Detail) -> Iterator[bytes]:
-    """Add the files of a sample. An error of unreadable rows is stored in `held`."""
-    with new_spool() as spool:
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A sample whose session is read."""
+
+    sample: Sample
+    name: str
+    held: Held
+    #: content of its record, closed by `write`
+    record: IO[bytes]
+
+
+def prepare(sample: Sample, held: Held, *, name: str, task: str, detail: Detail) -> Prepared:
+    """Read what the record of a sample shows. An error of unreadable rows is stored in `held`."""
+    spool = new_spool()
+    try:
         _write_record(spool, _named(sample, name, task), held, detail)
+    except BaseException:
+        spool.close()
+        raise
+    return Prepared(sample=sample, name=name, held=held, record=spool)
+
+
+def write(tar: TarGz, prepared: Prepared, *, detail: Detail) -> Iterator[bytes]:
+    """Add the files of a sample."""
+    sample, held, name = prepared.sample, prepared.held, prepared.name
+    with prepared.record as spool:
         if held.session is not None and detail != "none":
             yield from tar.add(f"agent_states/{name}.json", json_file(_agent_state(held.session, held)))
         lines = b"".join(json_line(turn) for turn in turns(sample, held.manifest))

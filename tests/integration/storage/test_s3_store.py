@@ -1,23 +1,25 @@
 """The S3 store against a real server: whole sessions or none, byte ranges, deletes, refusals."""
 
+import io
 import secrets
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 from botocore.exceptions import ClientError
 
-from actograph.contract.errors import Conflict, NotFound, RangeNotSatisfiable, ServiceUnavailable
+from actograph.contract.errors import NotFound, RangeNotSatisfiable, ServiceUnavailable
 from storage.artifacts.factory import open_store
 from storage.artifacts.s3 import PART_BYTES, S3Store
 from storage.artifacts.store import InvalidKey
 from storage.sessions.manifest import StoredTensor
 from storage.sessions.writer import SessionReader, SessionWriter, TensorRows
 from tests.support.samples import manifest_of
+from tests.support.servers.faulty_proxy import FaultyProxy
 from tests.support.servers.s3 import S3Server
 from tests.support.servers.strict_s3 import StrictS3
 
@@ -54,7 +56,7 @@ def test_a_session_is_written_and_read_by_range(store: S3Store, cuts: tuple[int,
         for start, stop in pairwise(ends):
             part = np.ascontiguousarray(values[start:stop])
             writer.write_shard([TensorRows("resid_post.0", "F32", (stop - start, 5), start, part)])
-        assert keys(store) == []
+        assert not any(key.endswith("manifest.json") for key in keys(store))
         tensors = {"resid_post.0": StoredTensor(shape=(12, 5), dtype="F32")}
         manifest = manifest_of(session_id, tensors, prompt_tokens=12, generated_tokens=1)
         writer.finish(manifest, list(range(13)))
@@ -72,7 +74,42 @@ def test_a_session_is_written_and_read_by_range(store: S3Store, cuts: tuple[int,
         _ = SessionReader(store, session_id).manifest
 
 
-def test_large_files_go_in_parts(store: S3Store) -> None:
+def test_a_session_takes_two_requests_and_a_long_one_is_uploaded_while_it_is_written(
+    s3_bucket: str, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing asks whether the id exists, and no file is on disk."""
+    rows = np.zeros((1, 4), "<f4")
+    with FaultyProxy(s3_server.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
+        store = S3Store(s3_bucket, spool=tmp_path / "spool")
+        for shards in (1, 3):
+            session_id = f"ses_{secrets.token_hex(16)}"
+            tensors = {"resid_post.0": StoredTensor(shape=(shards, 4), dtype="F32")}
+            manifest = manifest_of(session_id, tensors, prompt_tokens=shards, generated_tokens=1)
+            with SessionWriter(store, session_id) as writer:
+                for number in range(shards):
+                    writer.write_shard([TensorRows("resid_post.0", "F32", (1, 4), number, rows)])
+                if shards > 1:
+                    for thread in writer._stage._early:  # type: ignore[attr-defined]
+                        thread.join()
+                    assert store.size(f"sessions/{session_id}/activations-00001.safetensors")
+                    proxy.take_requests()
+                writer.finish(manifest, list(range(shards + 1)))
+            asked = [(one.method, one.target.rpartition("/")[2]) for one in proxy.take_requests()]
+            if shards == 1:
+                assert asked == [("PUT", "activations.safetensors"), ("PUT", "manifest.json")]
+            else:
+                assert ("PUT", "activations-00001.safetensors") not in asked
+                assert asked[-1] == ("PUT", "manifest.json")
+            SessionReader(store, session_id).verify()
+            proxy.take_requests()
+        assert store.staged_bytes() == 0
+        assert not store.spool.exists()
+
+
+def test_large_files_go_in_parts(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.artifacts.s3.ONE_REQUEST_BYTES", PART_BYTES)
+    store = S3Store(s3_bucket, "lab/actograph", spool=tmp_path)
     data = np.random.default_rng(0).bytes(2 * PART_BYTES + 12345)
     put(store, big=data)
     assert store.size(f"{SESSION}/big") == len(data)
@@ -106,10 +143,10 @@ def test_the_manifest_is_uploaded_last(store: S3Store, monkeypatch: pytest.Monke
     order = []
     upload = store.upload
 
-    def recorded(key: str, path: Path, on_progress: Callable[[], None]) -> None:
+    def recorded(key: str, file: BinaryIO, on_progress: Callable[[], None]) -> None:
         assert not store.exists(SESSION)
-        order.append(path.name)
-        upload(key, path, on_progress)
+        order.append(key.rpartition("/")[2])
+        upload(key, file, on_progress)
 
     monkeypatch.setattr(store, "upload", recorded)
     put(store, z=b"1", a=b"2")
@@ -120,10 +157,10 @@ def test_the_manifest_is_uploaded_last(store: S3Store, monkeypatch: pytest.Monke
 def test_an_upload_that_fails_leaves_nothing(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
     upload = store.upload
 
-    def failing(key: str, path: Path, on_progress: Callable[[], None]) -> None:
-        if path.name == "manifest.json":
+    def failing(key: str, file: BinaryIO, on_progress: Callable[[], None]) -> None:
+        if key.endswith("manifest.json"):
             raise ServiceUnavailable("the network is gone")
-        upload(key, path, on_progress)
+        upload(key, file, on_progress)
 
     monkeypatch.setattr(store, "upload", failing)
     with pytest.raises(ServiceUnavailable):
@@ -134,19 +171,10 @@ def test_an_upload_that_fails_leaves_nothing(store: S3Store, monkeypatch: pytest
 
 def test_an_upload_that_broke_off_is_listed_but_not_there(store: S3Store) -> None:
     """What a kill between the files and the manifest leaves."""
-    path = store.spool / "a"
-    path.write_bytes(b"abc")
-    store.upload(f"{SESSION}/a", path)
+    store.upload(f"{SESSION}/a", io.BytesIO(b"abc"))
     assert not store.exists(SESSION)
     assert [(p.prefix, p.bytes) for p in store.list_prefixes("sessions")] == [(SESSION, 3)]
     assert store.delete_many({SESSION: None}) == {}
-
-
-def test_what_is_stored_is_not_replaced(store: S3Store) -> None:
-    put(store, a=b"first")
-    with pytest.raises(Conflict):
-        put(store, a=b"second")
-    assert store.read(f"{SESSION}/a", 0, 5) == b"first"
 
 
 @pytest.mark.parametrize("size", [0, 3, PART_BYTES, 2 * PART_BYTES + 1])

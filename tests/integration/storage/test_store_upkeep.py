@@ -144,7 +144,8 @@ def test_clearing_takes_what_nothing_refers_to_and_what_has_expired(place: Place
     sessions_before = {kept, expired, pinned, written, abandoned, unknown}
     dry = clear(place, dry_run=True)
     assert (place.stored(), place.stored("files")) == (sessions_before, {lost, wanted})
-    assert (dry.expired_sessions, dry.leftovers) == (1, 1)
+    # files that wait for an upload have no name
+    assert (dry.expired_sessions, dry.leftovers) == (1, 1 if isinstance(place.store, LocalStore) else 0)
     assert {one.id for one in check(place).problems} == {unknown, lost}
     done = clear(place, dry_run=False)
     assert done.model_dump(exclude={"dry_run"}) == dry.model_dump(exclude={"dry_run"})

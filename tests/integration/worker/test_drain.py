@@ -125,7 +125,7 @@ def test_what_was_done_is_counted_once_by_the_workers_that_did_it(bench: "Bench"
     done = [s for s in bench.samples(job_id) if s.status is SampleStatus.COMPLETED]
     with bench.database.read() as session:
         found = tallies.totals(session)
-        stored = view.gauges(session)
+        stored = view.gauges(session, [])
     assert found.pop(Counter("busy_seconds")) > 0
     assert found == {
         Counter("samples", "evaluation", "completed"): 3,

@@ -1,5 +1,6 @@
 """The store or the database goes away in mid-work: no sample fails of it, and nothing is done twice."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import view, workers
 from storage.tables.models import WorkerRow
+from tests.support.engine_double import Watched
+from tests.support.waiting import wait_until
+from worker.drain.drain import Drain
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -34,6 +38,8 @@ class BadStore:
         self.at_commit: Exception | None = None
         self.at_check: Exception | None = None
         self.begun = 0
+        self.may_commit = threading.Event()
+        self.may_commit.set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -43,14 +49,19 @@ class BadStore:
         if self.at_begin is not None:
             raise self.at_begin
         stage = self._store.stage(prefix)
-        if self.at_commit is not None:
-            reason = self.at_commit
+        real = stage.commit
 
-            def commit(*_: Any, **__: Any) -> None:
-                raise reason
+        def commit() -> None:
+            self.may_commit.wait()
+            if self.at_commit is not None:
+                raise self.at_commit
+            real()
 
-            stage.commit = commit  # type: ignore[method-assign]
+        stage.commit = commit  # type: ignore[method-assign]
         return stage
+
+    def mend(self) -> None:
+        self.at_begin = self.at_commit = self.at_check = None
 
     def check(self) -> None:
         if self.at_check is not None:
@@ -83,7 +94,7 @@ def test_samples_that_the_store_does_not_take_are_given_back(
         drain.look()
     assert bad.begun == begun, "nothing is generated for a store that is known to be away"
     assert _waiting_reason(bench, job_id) == str(drain._pauses.outage.reason)
-    bad.at_begin = bad.at_commit = bad.at_check = None
+    bad.mend()
     while bench.status(job_id) is JobStatus.IN_PROGRESS:  # until the pause is over
         drain.look()
     assert bench.status(job_id) is JobStatus.COMPLETED
@@ -159,3 +170,69 @@ def test_a_database_that_goes_away_costs_nothing_that_was_done(
                 sa.text("SELECT completed, failed FROM jobs WHERE id = :id"), {"id": job_id}
             )
             assert tuple(row.one()) == (5, 0)
+
+
+def test_samples_keep_their_sessions_until_the_store_is_back(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost and nothing generated twice by an outage in the middle of a drain."""
+    monkeypatch.setattr("worker.drain.store_outage.FIRST_PAUSE_SECONDS", 0.001)
+    bad, asked = BadStore(bench.store), list[str]()
+    bench.store = bad
+    bench.engine = Watched(bench.engine, lambda some: asked.extend(one.key for one in some))  # type: ignore[assignment]
+    bad.at_commit = bad.at_check = ServiceUnavailable("S3 answers 503")
+    job_id = bench.submit(capture=CAPTURE)
+    drain = bench.drain(slots=2)
+    with looking(drain):
+        wait_until(lambda: all(drain.numbers()[name] for name in ("sessions_to_store", "waits_for_store")))
+        assert bench.stored_sessions() == set()
+        bad.mend()
+    while bench.status(job_id) is JobStatus.IN_PROGRESS:
+        drain.look()
+    assert {(s.status, s.losses) for s in bench.samples(job_id)} == {(SampleStatus.COMPLETED, 0)}
+    assert len(asked) == len(set(asked)) == 5
+    assert bench.stored_sessions() == bench.indexed_sessions()
+    assert drain.numbers() == {"sessions_to_store": 0, "upload_bytes": 0, "waits_for_store": 0}
+
+
+def test_a_stop_gives_back_what_the_store_does_not_take_in_time(bench: "Bench") -> None:
+    bad = BadStore(bench.store)
+    bench.store = bad
+    bad.at_commit = bad.at_check = ServiceUnavailable("S3 answers 503")
+    job_id = bench.submit(capture=CAPTURE)
+    drain = bench.drain(slots=2, stop_grace_seconds=0.01)
+    with looking(drain):
+        wait_until(lambda: drain.numbers()["sessions_to_store"] > 0)
+        bench.stop.set()
+    assert {(s.status, s.losses) for s in bench.samples(job_id)} == {(SampleStatus.PENDING, 0)}
+    assert bench.stored_sessions() == set()
+
+
+def test_sessions_that_wait_for_the_store_count_as_running(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.drain.session_writers.MOST_WAITING", 2)
+    slow, asked = BadStore(bench.store), list[str]()
+    bench.store = slow
+    bench.engine = Watched(bench.engine, lambda some: asked.extend(one.key for one in some))  # type: ignore[assignment]
+    slow.may_commit.clear()
+    rows = [{"question": f"{a}+1?", "answer": f"#### {a}"} for a in range(20)]
+    job_id = bench.submit(rows, capture=CAPTURE)
+    drain = bench.drain(slots=1)
+    with looking(drain):
+        wait_until(lambda: drain.numbers()["waits_for_store"] == 1)
+        assert len(asked) <= 2 + 1 + 1 + 1, "claims go on while nothing is stored"
+        slow.may_commit.set()
+    assert bench.status(job_id) is JobStatus.COMPLETED
+    assert len(asked) == len(set(asked)) == 20
+    assert len(bench.stored_sessions()) == 20
+
+
+@contextmanager
+def looking(drain: Drain) -> Iterator[None]:
+    """A drain runs, and ends by itself."""
+    thread = threading.Thread(target=drain.look, daemon=True)
+    thread.start()
+    yield
+    thread.join(timeout=120)
+    assert not thread.is_alive()

@@ -16,15 +16,23 @@ from tests.support.servers import Unavailable
 
 SKY = """
 import json, sky
-task = sky.Task.from_yaml("deploy/sky.yaml")
-[first, *_] = task.resources
-print(json.dumps({"run": task.run, "gpus": len(task.resources), "down": first.autostop_config.down}))
+found = {}
+for name in ("sky-night", "sky", "sky-worker"):
+    task = sky.Task.from_yaml(f"deploy/{name}.yaml")
+    [first, *_] = task.resources
+    down = first.autostop_config.down if first.autostop_config else False
+    pool = task.service.min_replicas if task.service else 0
+    found[name] = {"run": task.run or "", "gpus": len(task.resources), "down": down, "pool": pool}
+print(json.dumps(found))
 """
 DSTACK = """
 import json, yaml
 from dstack._internal.core.models.configurations import parse_run_configuration
-found = parse_run_configuration(yaml.safe_load(open("deploy/dstack.yml")))
-print(json.dumps({"kind": found.type, "commands": found.commands, "idle": found.idle_duration}))
+found = {}
+for name in ("dstack-night", "dstack"):
+    one = parse_run_configuration(yaml.safe_load(open(f"deploy/{name}.yml")))
+    found[name] = {"kind": one.type, "commands": one.commands, "idle": one.idle_duration}
+print(json.dumps(found))
 """
 
 
@@ -42,14 +50,17 @@ def ask(build: Callable[[], Path], script: str, home: Path) -> dict[str, Any]:
     return found
 
 
-def test_skypilot_reads_its_task(tmp_path: Path) -> None:
+def test_skypilot_reads_its_tasks(tmp_path: Path) -> None:
     found = ask(other_programs.sky, SKY, tmp_path)
-    assert "actograph drain" in found["run"]
-    assert (found["gpus"], found["down"]) == (3, True)
+    assert "actograph drain" in found["sky-night"]["run"]
+    assert (found["sky-night"]["gpus"], found["sky-night"]["down"]) == (3, True)
+    assert (found["sky"]["pool"], found["sky"]["run"]) == (4, "")
+    assert "actograph worker --drain" in found["sky-worker"]["run"]
 
 
 @pytest.mark.timeout(3000)
-def test_dstack_reads_its_task(tmp_path: Path) -> None:
+def test_dstack_reads_its_tasks(tmp_path: Path) -> None:
     found = ask(other_programs.dstack, DSTACK, tmp_path)
-    assert (found["kind"], found["idle"]) == ("task", 300)
-    assert any("actograph drain" in command for command in found["commands"])
+    for name, command in (("dstack-night", "actograph drain"), ("dstack", "actograph worker --drain")):
+        assert (found[name]["kind"], found[name]["idle"]) == ("task", 300)
+        assert any(command in one for one in found[name]["commands"])

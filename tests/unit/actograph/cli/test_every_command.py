@@ -13,7 +13,7 @@ from actograph.cli.main import app
 from tests.support.command_line import Run
 
 #: `up` and `demo` run a service, `open` a browser, `lm-eval` another program; `chat` and logs are text
-WITHOUT_ANSWER = {"up", "open", "demo", "chat", "deploy logs", "lm-eval"}
+WITHOUT_ANSWER = {"up", "worker", "open", "demo", "chat", "deploy logs", "lm-eval"}
 #: always JSON, for other programs
 ALWAYS_JSON = {"batches results", "schema"}
 

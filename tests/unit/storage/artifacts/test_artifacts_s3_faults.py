@@ -1,5 +1,6 @@
 """The S3 store on a bad line, against a small server of ours that fails as it is told to."""
 
+import io
 import os
 import re
 import threading
@@ -112,8 +113,7 @@ def test_an_upload_fails_where_the_answer_breaks_off_and_never_hangs(
     server: FlakyServer, tmp_path: Path, answer: bytes
 ) -> None:
     server.answer = answer
-    (tmp_path / "file").write_bytes(b"x" * 1000)
     with pytest.raises(ServiceUnavailable):
-        S3Store("bucket", spool=tmp_path, attempts=2).upload(KEY, tmp_path / "file")
+        S3Store("bucket", spool=tmp_path, attempts=2).upload(KEY, io.BytesIO(b"x" * 1000))
     assert len(server.puts) == 2
     assert not any("expect" in headers for headers in server.puts)

@@ -1,13 +1,12 @@
 """Session files: what goes in comes out, here and in other readers; what is wrong is not stored."""
 
 import json
-import resource
 import secrets
 import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -24,10 +23,10 @@ from actograph.contract.errors import (
     NotFound,
     RangeNotSatisfiable,
     ServiceUnavailable,
+    StorageFull,
     StoreDamaged,
 )
-from storage.artifacts.local import LocalStore
-from storage.artifacts.s3 import S3Store
+from storage.artifacts.local import LocalStage, LocalStore
 from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.writer import SessionReader, SessionWriter, TensorRows
 from tests.support.samples import manifest_of
@@ -134,7 +133,7 @@ def test_shards_open_through_the_hub_index(store: LocalStore, tensors: dict[str,
     session_id = store_session(store, tensors, cuts=[2, 7])
     folder = store.root / "sessions" / session_id
     index = json.loads((folder / "activations.safetensors.index.json").read_text())
-    shards = [f"activations-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    shards = [f"activations-0000{i}.safetensors" for i in (1, 2, 3)]
     assert sorted(p.name for p in folder.iterdir()) == sorted(
         [*shards, "activations.safetensors.index.json", "manifest.json"]
     )
@@ -321,17 +320,30 @@ def test_a_full_disk_is_a_reason(store: LocalStore, monkeypatch: pytest.MonkeyPa
     assert not staged(store)
 
 
-def test_files_that_a_full_disk_refuses_can_still_be_discarded(tmp_path: Path) -> None:
-    writer = SessionWriter(S3Store("bucket", spool=tmp_path), new_id())
-    writer.write_shard([part()])
-    assert list(tmp_path.iterdir())
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        writer.discard()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not list(tmp_path.iterdir())
+def test_a_full_disk_is_tried_again_while_the_stage_waits(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: list[str] = []
+    create = LocalStage.create
+
+    def full(stage: LocalStage, name: str) -> BinaryIO:
+        if len(reasons) < 2:
+            raise OSError(28, "No space left on device")
+        return create(stage, name)
+
+    def waits(reason: ServiceUnavailable) -> bool:
+        assert isinstance(reason, StorageFull)
+        reasons.append(reason.message)
+        return True
+
+    monkeypatch.setattr(LocalStage, "create", full)
+    session_id = new_id()
+    with SessionWriter(store, session_id) as writer:
+        writer._stage.waits = waits
+        writer.write_shard([part()])
+        writer.finish(manifest(session_id, TWO_ROWS), TOKENS)
+    assert len(reasons) == 2
+    SessionReader(store, session_id).verify()
 
 
 # --- reading, also what was damaged since
@@ -374,7 +386,7 @@ def test_only_the_rows_are_read(store: LocalStore, monkeypatch: pytest.MonkeyPat
 
 
 def shard(store: LocalStore, session: str, number: int) -> Path:
-    return store.root / "sessions" / session / f"activations-0000{number}-of-00002.safetensors"
+    return store.root / "sessions" / session / f"activations-0000{number}.safetensors"
 
 
 def test_damage_is_found_by_verify(store: LocalStore, session: str) -> None:

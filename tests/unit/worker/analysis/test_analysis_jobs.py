@@ -101,6 +101,7 @@ def test_a_point_names_its_layers_and_positions_select_tokens(world: World, plan
     assert len(world.result(everything)["hooks"]) == LAYERS
 
 
+@pytest.mark.usefixtures("one_reader")
 def test_a_killed_analysis_resumes_after_its_last_save(
     world_on_both: World, planted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_killed_analysis_resumes_after_its_last_save(
     assert not list(world.store.list_prefixes("files")), "the state is gone"
 
 
+@pytest.mark.usefixtures("one_reader")
 def test_sessions_in_s3_are_read_by_range_and_a_killed_analysis_resumes_there(
     sqlite: Database, tmp_path: Path, planted: Any, s3_bucket: str
 ) -> None:
@@ -153,6 +155,7 @@ def test_sessions_in_s3_are_read_by_range_and_a_killed_analysis_resumes_there(
     assert world.result(analysis)["outlier_features"] == json.loads(json.dumps(expected))
 
 
+@pytest.mark.usefixtures("one_reader")
 def test_a_cancelled_analysis_leaves_nothing_and_can_be_retried(world_on_both: World, planted: Any) -> None:
     world = world_on_both
     job_id = store_sessions(world.database, world.store, planted)
@@ -175,6 +178,7 @@ def test_a_cancelled_analysis_leaves_nothing_and_can_be_retried(world_on_both: W
     assert world.job(analysis).status == JobStatus.COMPLETED
 
 
+@pytest.mark.usefixtures("one_reader")
 def test_the_use_of_experts_is_that_of_the_rows_also_after_a_kill(world: World, planted: Any) -> None:
     generator = np.random.default_rng(2)
     for rows in planted:
@@ -339,6 +343,7 @@ def test_a_probe_without_two_labels_fails_with_the_reason(world: World, problems
     assert "no session has the label 'correct'" in failed.error["message"]
 
 
+@pytest.mark.usefixtures("one_reader")
 def test_conditions_are_compared_problem_by_problem_and_finished_hooks_are_kept(
     world: World, problems: Any
 ) -> None:

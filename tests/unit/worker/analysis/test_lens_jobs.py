@@ -151,6 +151,7 @@ def test_components_are_what_lies_between_stored_points(
             assert [one["component"] for one in found] == [*due, "bias"]
 
 
+@pytest.mark.usefixtures("one_reader")
 def test_a_killed_lens_resumes_with_the_listed_rows(world: World, folder: Path, stored: Any) -> None:
     body = {"kind": "lens", "sessions": {"jobs": [recorded(world, folder, stored)]}, "token": 3}
     undisturbed = world.run(**body)

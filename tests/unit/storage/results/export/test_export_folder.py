@@ -2,12 +2,14 @@
 
 import io
 import tarfile
+import threading
 import time
 import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from storage.artifacts.local import LocalStore
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.results.export import folder, plan
+from storage.results.export.sample import Held
 from storage.samples.expansion import evaluation_samples
 from storage.tables.models import SampleRow
 from tests.support.submitting import insert
@@ -64,6 +67,23 @@ def inflated(pieces: Iterable[bytes]) -> int:
             left = gzip.unconsumed_tail
     assert gzip.eof
     return size
+
+
+def test_manifests_of_an_export_are_read_side_by_side(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, together = finished_job(database, 4), threading.Barrier(2)
+    of = Held.of.__func__  # type: ignore[attr-defined]
+
+    def meet(cls: type[Held], *given: Any) -> Held:
+        together.wait(60)
+        held: Held = of(cls, *given)
+        return held
+
+    monkeypatch.setattr(Held, "of", classmethod(meet))
+    assert inflated(
+        folder.stream(plan.prepare(database, job_id, "meta"), database, LocalStore(tmp_path / "s"))
+    )
 
 
 @pytest.mark.soak
