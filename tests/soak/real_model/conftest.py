@@ -1,0 +1,31 @@
+"""A service with SmolLM2-135M-Instruct in float32, which all tests of a module share."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actograph.client import Client
+from tests.e2e.conftest import module_up
+from tests.support import real_model
+from tests.support.availability import unavailable
+from tests.support.servers import Unavailable
+
+__all__ = ["module_up"]
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    try:
+        return real_model.smollm2()
+    except Unavailable as error:
+        unavailable(str(error))
+
+
+@pytest.fixture(scope="module")
+def client(module_up: Callable[..., Any], smollm2: Path) -> Iterator[Client]:
+    service = module_up("--dtype=float32", model=f"smollm2={smollm2}")
+    service.await_ready()
+    with Client(service.url) as made:
+        yield made
