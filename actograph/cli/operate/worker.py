@@ -8,8 +8,6 @@ import typer
 
 from actograph.cli.shell import Shell, load_settings
 from actograph.contract.errors import InvalidRequest
-from actograph.settings import Settings
-from actograph.stack.up import environment_of, require_installed
 
 
 def worker(
@@ -40,6 +38,9 @@ def worker(
     Makes outgoing connections only. ACTOGRAPH_* variables set the defaults. SIGTERM stops it: samples that
     do not end within --grace are given back, and other workers run them.
     """
+    from actograph.settings import Settings
+    from actograph.stack.up import environment_of, require_installed
+
     require_installed()
     given: dict[str, Any] = {
         "model": model,

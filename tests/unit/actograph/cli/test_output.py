@@ -37,7 +37,8 @@ def test_a_resource_is_described_by_its_fields_and_tables(monkeypatch: pytest.Mo
         pauses=[pause], jobs={"queued": 2, "running": 0}, samples={}, next=["job_1", "job_2"], messages=None,
         workers={},
     )  # fmt: skip
-    assert describe(queue, ["paused"], expires_at=4600, session_bytes=2048).splitlines() == [
+    hidden = ["paused", "sessions_to_store"]
+    assert describe(queue, hidden, expires_at=4600, session_bytes=2048).splitlines() == [
         *("jobs:          2 queued", "next:          job_1, job_2", "expires at:    in 1h0m"),
         *("session bytes: 2.0 kB", "", "KIND   REASON   SINCE", "disk   full     1m"),
     ]
