@@ -150,6 +150,8 @@ class Service:
                 revision=order["revision"],
             )
             tokenizer = json.dumps(_crossing(engine)).encode()
+            self._resting = memory_snapshot(engine.model.devices)
+            engine.keep(usual)
         except Exception as error:
             self._unload()
             if is_device_lost(error):
@@ -160,7 +162,6 @@ class Service:
             self.send({"m": "refused", "error": messages.error_record(error)})
             return
         self._engine = engine
-        self._resting = memory_snapshot(engine.model.devices)
         self.send_memory()
         loaded = {
             "m": "loaded",
@@ -170,6 +171,8 @@ class Service:
         self.send(loaded, tokenizer)
 
     def _unload(self) -> None:
+        if self._engine is not None:
+            self._engine.forwards.release()
         self._engine = None
         self._vectors.clear()
         gc.unfreeze()
