@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     )
     slots: int = Field(0, ge=0, description="Most samples at once; 0: 64 on a CPU, 256 on a GPU.")
     cuda_graphs: bool = Field(
-        False, description="Replay decode passes as CUDA graphs, each verified at its first use."
+        False, description="Replay decode passes as CUDA graphs, each verified when it is captured."
     )
     allowed_models: CommaList = Field((), description="Further models of jobs, comma-separated.")
     model_switching: bool = Field(True, description="Load allowed models; false serves only `model`.")

@@ -23,7 +23,7 @@ from worker.signals.stop_signal import StopSignal
 logger = logging.getLogger(__name__)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Run the worker. Returns 0 after an orderly stop, 1 if the model could not be loaded."""
     parser = argparse.ArgumentParser(prog="python -m worker", description="Run a worker until SIGTERM.")
     parser.add_argument("--drain", action="store_true", help="exit once no job of the models is open")
@@ -85,4 +85,4 @@ def tune_for_cpu(environment: MutableMapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

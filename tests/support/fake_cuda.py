@@ -149,6 +149,8 @@ class Card(TorchDispatchMode):
         #: what runs now runs in the delivery thread
         self.elsewhere = False
         self.graphs: list[Any] = []
+        #: a pass of the loop runs; and graphs that were captured meanwhile
+        self.in_pass, self.captured_in_passes = False, 0
         self.unnamed: list[str] = []
         self.current: list[Any] = []
         self._known: dict[int, int] = {}
@@ -318,6 +320,7 @@ def _graph(graph: Any, pool: Any = None, stream: Any = None, **_: Any) -> Iterat
     finally:
         card().capturing = False
     card().graphs.append(graph)
+    card().captured_in_passes += card().in_pass
 
 
 def _named(call: str, device: Any) -> None:
@@ -456,7 +459,11 @@ def _watched_run(inner: Callable[..., None]) -> Callable[..., None]:
         singles = sum(slot.count == 1 for slot in slots)
         kind = "decode" if singles == len(slots) else "mixed" if singles else "prefill"
         card().begin(kind, len(slots))
-        inner(self, slots, **options)
+        card().in_pass = True
+        try:
+            inner(self, slots, **options)
+        finally:
+            card().in_pass = False
 
     return run
 

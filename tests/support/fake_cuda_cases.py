@@ -52,6 +52,7 @@ def engine_of(hooks: ModelHooks) -> Engine:
     engine = Engine.__new__(Engine)
     engine.model, engine.hooks, engine.structure = hooks.model, hooks, hooks.structure
     engine.forwards, engine.state, engine._lock = Forwards(hooks), ModelState(hooks), threading.Lock()
+    engine.lead = None
     return engine
 
 
@@ -132,11 +133,19 @@ def run(
     graphs: bool = False,
     slots: int = 0,
     shard_bytes: int = 256 << 20,
+    keep: bool = False,
 ) -> Requests:
+    """Run requests.
+
+    Args:
+        keep: the engine keeps the memory of its runs.
+    """
     card().passes.clear()
     requests = Requests(waves, turns)
     options = RunOptions(slots=slots, cuda_graphs=graphs, shard_bytes=shard_bytes)
     engine.run(source=requests, control=requests, results=requests, sink=requests, options=options)
+    if not keep:
+        engine.forwards.release()
     return requests
 
 
@@ -152,6 +161,7 @@ def admission(shape: str, slots: int = 256) -> list[dict[str, Any]]:
         sizes = [size for size in (16, 24, 80) if on.live < (size - 2) * GB]
         for size in sizes:
             on.size = size * GB
+            engine.forwards.release()
             if size == sizes[0]:  # a pass takes the same on all cards
                 engine.forwards.plan(RunOptions(slots=slots))
             captures: dict[str, Hooks] = {"nothing": (), "one": points(hooks)[:1], "all": points(hooks)}
@@ -222,8 +232,11 @@ def graphs() -> dict[str, Any]:
     with world("0.6b", layers=1) as (hooks, on):
         one, two = points(hooks)[:1], points(hooks)
         engine = engine_of(hooks)
+        engine.keep(RunOptions(cuda_graphs=True))
+        found["at load"] = len(on.graphs)
+        on.graphs.clear()
         waves = [[ask(8 * w + i, tokens=6, hooks=two) for i in range(8)] for w in range(4)]
-        made = run(engine, *waves, turns=60, graphs=True)
+        made = run(engine, *waves, turns=60, graphs=True, keep=True)
         found["waves"] = _replays(on, made)
         on.graphs.clear()
         # the plans of a pass come in another order, as requests end and others begin
@@ -232,7 +245,7 @@ def graphs() -> dict[str, Any]:
         ]
         found["orders"] = _replays(on, run(engine, *waves, turns=60, graphs=True))
         found["unnamed"] = on.unnamed
-        found["captures while a drain runs"] = found["waves"]["captures"]
+        found["captures while a drain runs"] = on.captured_in_passes
     return found
 
 
@@ -262,7 +275,7 @@ def kept_rows() -> dict[str, Any]:
                 way[name] = {
                     "inside": sorted({one.inside["launch"] for one in passes if one.inside["launch"]}),
                     "replays": sum(one.counts["replay"] for one in passes),
-                    "captures": len(on.graphs),
+                    "captures in passes": on.captured_in_passes,
                 }
     return found
 
@@ -320,19 +333,25 @@ def failed_capture() -> dict[str, Any]:
 
 
 def returned_bytes() -> dict[str, Any]:
-    """Bytes that a run and a model leave on the card, without a collection of garbage."""
+    """Bytes that a run, and a model's memory for runs, leave on the card, without a collection of garbage."""
     found: dict[str, Any] = {}
     gc.collect()
     gc.disable()
     with world("0.6b", layers=2) as (hooks, on):
         for name, replayed in (("eager", False), ("graphs", True)):
             before = on.live
-            made = run(
-                engine_of(hooks), [ask(i, tokens=3, hooks=points(hooks)) for i in range(4)], graphs=replayed
-            )
-            assert not made.errors, made.errors
-            del made
-            found[name] = on.live - before
+            engine = engine_of(hooks)
+            engine.keep(RunOptions(cuda_graphs=replayed))
+            kept = on.live
+            for _ in range(2):
+                asked = [ask(i, tokens=3, hooks=points(hooks)) for i in range(4)]
+                made = run(engine, asked, graphs=replayed, keep=True)
+                assert not made.errors, made.errors
+                del made
+            found[f"runs, {name}"] = on.live - kept
+            assert kept > before
+            engine.forwards.release()
+            found[f"unload, {name}"] = on.live - before
         engine = engine_of(hooks)
         before = on.live
         engine.forwards.plan(RunOptions())

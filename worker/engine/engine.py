@@ -99,6 +99,11 @@ class Engine:
                 self.lead.closed()
             return done
 
+    def keep(self, usual: RunOptions) -> None:
+        """On a GPU, take the memory of most runs now, see `Forwards.keep`. Raises MemoryError."""
+        with self._lock, current(self.model.device):
+            self.forwards.keep(usual)
+
     def forget(self, sums: str) -> None:
         """Drop the summaries under this name."""
         self.state.forget(sums)

@@ -6,12 +6,14 @@ pass; `reason` says why.
 
 import logging
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
 from actograph.contract.errors import ModelRefused
 from evals.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes, run_memory
 from worker.engine.capture.budget import Budget
+from worker.engine.capture.pool import Pool
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import RunOptions
 from worker.engine.model import group
@@ -23,11 +25,26 @@ from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.registration import ONE_BY_ONE
 from worker.engine.packed.verification import texts_for, verify
+from worker.engine.pass_hooks import PassHooks
 from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure
 from worker.engine.stream.forward import Forward
 from worker.engine.traced.forward import TracedForward
 
 log = logging.getLogger(__name__)
+
+
+class _Kept(NamedTuple):
+    """A forward that serves one run after the other.
+
+    Attributes:
+        key: of the runs that it serves.
+        total: bytes that a run divides, those of its arena included.
+    """
+
+    key: tuple[int, bool, bool]
+    total: int
+    forward: PackedForward
+    arena_bytes: int
 
 
 class Forwards:
@@ -40,6 +57,7 @@ class Forwards:
     def __init__(self, hooks: ModelHooks) -> None:
         self._hooks = hooks
         self.pass_bytes: int | None = None
+        self._kept: _Kept | None = None
 
     @property
     def reason(self) -> str | None:
@@ -112,6 +130,7 @@ class Forwards:
                     Budget(tokens * self._token_bytes),
                     tokens=tokens,
                     fused=self._fused,
+                    slots=slots,
                 )
                 peak = -group.least(-measure(forward, slots, tokens - least))
             except Exception as error:
@@ -133,30 +152,62 @@ class Forwards:
                 f"{self._token_bytes:,}; set fewer ACTOGRAPH_SLOTS, or use a smaller dtype or a larger device"
             )
 
-    def open(self, options: RunOptions) -> tuple[Forward, Budget]:
-        """The forward of a run, and the budget of its rows, which on a CPU is the forward's too.
+    def keep(self, usual: RunOptions) -> None:
+        """On a GPU, take the memory of most runs now: the arena, and the graphs of passes without captures.
 
         Raises:
             MemoryError: there is no memory for a single request.
         """
+        if self.on_gpu and self.reason is None:
+            forward, rows = self.open(usual)
+            with torch.inference_mode():
+                forward.prepare(PassHooks(self._hooks, Pool(self._hooks.model.device, forward.budget, rows)))
+            forward.close()
+
+    def release(self) -> None:
+        """Give back the memory that is kept between runs."""
+        if self._kept is not None:
+            self._kept.forward.release()
+            self._kept = None
+
+    def open(self, options: RunOptions) -> tuple[Forward, Budget]:
+        """The forward of a run, and the budget of its rows, which on a CPU is the forward's too.
+
+        On a GPU packed runs with equal options have one forward, and so one arena, and graphs that read it.
+
+        Raises:
+            MemoryError: there is no memory for a single request.
+        """
+        slots = self.slots(options) + options.urgent
+        key, kept = (slots, options.cuda_graphs, options.traced), self._kept
+        if kept is not None and kept.key == key and kept.forward.arena.is_empty:
+            kept.forward.budget = Budget(kept.total)
+            kept.forward.budget.take(kept.arena_bytes)
+            return kept.forward, Budget(options.row_bytes)
+        self.release()
         room = self._memory(options)
         rows = Budget(room.for_rows)
         if self.on_gpu:
             device = Budget(room.total)
         else:
             device = rows = Budget(room.for_keys + room.for_rows)
-        if self.reason is None and not options.traced:
-            replays = options.cuda_graphs and self._one_gpu and self.attends_together
-            replayed = self.slots(options) + options.urgent if replays else 0
-            return PackedForward(
-                self._hooks,
-                device,
-                tokens=room.tokens,
-                fused=self._fused,
-                block=flex.BLOCK if flex.NAME in self._verified[1] else 1,
-                replayed=replayed,
+        if self.reason is not None or options.traced:
+            token_bytes = self._token_bytes
+            return TracedForward(
+                self._hooks, device, tokens=room.tokens, token_bytes=token_bytes, slots=slots
             ), rows
-        return TracedForward(self._hooks, device, tokens=room.tokens, token_bytes=self._token_bytes), rows
+        forward = PackedForward(
+            self._hooks,
+            device,
+            tokens=room.tokens,
+            fused=self._fused,
+            block=flex.BLOCK if flex.NAME in self._verified[1] else 1,
+            slots=slots,
+            replays=options.cuda_graphs and self._one_gpu and self.attends_together,
+        )
+        if self.on_gpu:
+            self._kept = _Kept(key, room.total, forward, device.used)
+        return forward, rows
 
     @property
     def _token_bytes(self) -> int:

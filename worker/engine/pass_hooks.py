@@ -55,13 +55,14 @@ class PassHooks:
 
     Attributes:
         copies: those that write rows in this pass.
+        opened: number of captures that have opened.
     """
 
     def __init__(self, hooks: ModelHooks, pool: Pool) -> None:
         self._hooks, self._pool = hooks, pool
         self._order = {location: i for i, location in enumerate(hooks.structure.module_locations)}
         self._points: dict[tuple[object, ...], Points] = {}
-        self._opened = 0
+        self.opened = self._made_points = 0
         self._sites: dict[str, _Site] = {}
         self._counts = {False: 0, True: 0}  # rows at a location in this pass, by `tail`
         self.copies: list[LayoutCopies] = []
@@ -74,7 +75,7 @@ class PassHooks:
         """
         key = likeness_of(capture)
         points = self._points.get(key)
-        if points is not None and all(map(self._pool.holds, points.regions)):
+        if points is not None and self._holds(points):
             layouts = [region.layout for region in points.regions]
         else:
             points, layouts = None, layouts_of(self._hooks, capture)
@@ -94,6 +95,8 @@ class PassHooks:
         if points is None or len(regions) < len(layouts):
             return None
         points.users += 1
+        self.opened += not points.is_open
+        points.is_open = True
         return points
 
     def close(self, points: Points) -> None:
@@ -102,14 +105,23 @@ class PassHooks:
         for region in points.regions:
             self._pool.close(region)
 
+    def close_idle(self) -> None:
+        """Close the captures that no request has now; the next request with one opens it again."""
+        for points in self._points.values():
+            points.is_open = points.users > 0
+
+    def _holds(self, points: Points) -> bool:
+        """Whether the blocks of a capture still have their memory."""
+        return all(map(self._pool.holds, points.regions))
+
     def _made(self, key: tuple[object, ...], capture: Capture, regions: Sequence[Region]) -> Points:
         for old in [one for one in self._points.values() if not one.users]:
-            if not all(map(self._pool.holds, old.regions)):
+            if not self._holds(old):
                 del self._points[old.key]
         columns = Columns(capture.columns)
-        self._opened += 1
+        self._made_points += 1
         copies = [LayoutCopies(region, columns) for region in regions]
-        self._points[key] = Points(key, copies, self._opened)
+        self._points[key] = Points(key, copies, self._made_points)
         return self._points[key]
 
     @property
@@ -122,7 +134,7 @@ class PassHooks:
 
         Args:
             padded: rows of a pass of single tokens with further rows that are nobody's; 0 for any other. Its
-                calls and their memory depend on the captures of its requests alone.
+                calls and their memory depend on the captures that are open alone.
         """
         kept = {place: i for i, place in enumerate(in_pack(slots))}
         whole = padded or sum(slot.count for slot in slots)
@@ -130,6 +142,11 @@ class PassHooks:
         spread = padded > 0 or (self._pool.on_gpu and all(slot.count == 1 for slot in slots))
         self._sites = {}
         used: dict[int, Points] = {}
+        if padded:  # all that are open, whoever takes part
+            used = {one.number: one for one in self._points.values() if one.is_open and self._holds(one)}
+            for one in used.values():
+                for copies in one.copies:
+                    copies.begin(self._counts[copies.layout.tail])
         for slot in slots:
             record, points = slot.record, slot.points
             if record is not None and points is not None and (slot.rows or padded):

@@ -93,5 +93,5 @@ def measure(forward: Forward, slots: int, longest: int) -> int:
 
     requests = [ask(i, _SHORT_PROMPT, max_tokens=_CHOSEN) for i in range(slots)]
     run = _ListedRequests([*requests, ask(slots, _SCORED_PROMPT, score=True), ask(slots + 1, longest)])
-    loop = Loop(forward, Budget(0), source=run, control=run, results=run, most=slots)
+    loop = Loop(forward, Budget(0), source=run, control=run, results=run, most=slots, urgent=0)
     return peak_over(forward.hooks.model.devices, loop.run)

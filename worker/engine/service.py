@@ -145,6 +145,8 @@ class Service:
             engine = load_as_ordered(order)
             engine.lead = self._lead
             tokenizer = json.dumps(_crossing(engine)).encode()
+            self._resting = memory_snapshot(engine.model.devices)
+            engine.keep(usual_options(order))
         except Exception as error:
             self._unload()
             if is_device_lost(error):
@@ -155,7 +157,6 @@ class Service:
             self.send({"m": "refused", "error": messages.error_record(error)})
             return
         self._engine = engine
-        self._resting = memory_snapshot(engine.model.devices)
         self.send_memory()
         loaded = {
             "m": "loaded",
@@ -165,6 +166,8 @@ class Service:
         self.send(loaded, tokenizer)
 
     def _unload(self) -> None:
+        if self._engine is not None:
+            self._engine.forwards.release()
         self._engine = None
         self._vectors.clear()
         if self._lead is not None:

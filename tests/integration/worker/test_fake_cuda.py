@@ -1,6 +1,6 @@
 """The engine on a GPU that is not there, see `tests/support/fake_cuda.py`.
 
-A goal that the engine misses is an expected failure with its figure. It is strict: reaching it is noticed.
+Goals stand with their figures of today. One that the engine misses would be a strict expected failure.
 """
 
 import json
@@ -23,9 +23,7 @@ REACHED = [
     ("hidden temporaries of a pass", max(one["hidden temporaries"] for one in PASSES.values()), 0),
     ("stalls of a pass of 64 requests", max(rows["64"]["all"] for rows in STALLS.values()), 1),
     ("blocking copies inside the forward", max(one["stalls inside"] for one in PASSES.values()), 0),
-]
-GOALS = [
-    ("graphs captured while a drain runs", COUNTS["captures while a drain runs"], 0),
+    ("graphs captured by passes of a drain", COUNTS["captures while a drain runs"], 0),
 ]
 
 
@@ -67,7 +65,7 @@ def test_decode_passes_make_the_same_launches_whatever_is_kept(subtests: pytest.
             assert (launches in one["inside"]) == (kept != "none")
     for kept, one in replayed.items():
         with subtests.test("replayed", kept=kept):
-            assert one == {"inside": [], "replays": 3, "captures": 1}
+            assert one == {"inside": [], "replays": 3, "captures in passes": 0}
     for name, one in found["leaving"].items():
         with subtests.test("rows leave and nobody waits for them", rows=name):
             # "rows": three blocks of 64, each in one copy and one of what tells that its numbers are finite
@@ -82,10 +80,12 @@ def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.S
         with subtests.test(name):
             one: dict[str, Any] = found["graphs"][name]
             assert (one["errors"], one["requests"]) == ([], 32)
-            assert one["captures"] == COUNTS["captures while a drain runs"] == 1, (
-                "one bucket, one set of plans"
-            )
+            # for each number of rows, when the captures of the run open: all of them in its first turn
+            assert one["captures"] == found["graphs"]["at load"]
             assert one["replays"] == one["passes"] > 0
+    with subtests.test("a pass captures no graph"):
+        captured = found["graphs"]["captures while a drain runs"]
+        assert captured == COUNTS["captures while a drain runs"] and found["graphs"]["at load"] > 1
     with subtests.test("each call names the model's device, which need not be the first"):
         assert found["graphs"]["unnamed"] == []
     with subtests.test("a graph that cannot be captured means eager passes"):
@@ -95,23 +95,11 @@ def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.S
         assert "a pass of 258 requests does not fit" in passes
         assert "0 bytes are left for keys, values and rows" in keys
     with subtests.test("a run and a plan give their bytes back"):
-        assert found["returned-bytes"] == {"eager": 0, "graphs": 0, "plan": 0}
+        assert len(found["returned-bytes"]) == 5 and not any(found["returned-bytes"].values())
 
 
 @pytest.mark.parametrize(
-    ("figure", "goal"),
-    [
-        *(pytest.param(figure, goal, id=what) for what, figure, goal in REACHED),
-        *(
-            pytest.param(
-                figure,
-                goal,
-                id=what,
-                marks=pytest.mark.xfail(strict=True, reason=f"{what}: {figure}, should be {goal} at most"),
-            )
-            for what, figure, goal in GOALS
-        ),
-    ],
+    ("figure", "goal"), [pytest.param(figure, goal, id=what) for what, figure, goal in REACHED]
 )
 def test_a_goal_is_reached(figure: int, goal: int) -> None:
     assert figure <= goal

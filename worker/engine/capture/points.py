@@ -92,12 +92,12 @@ class LayoutCopies:
     def written(self) -> list[tuple[Tensor, Tensor]]:
         """Slabs of all groups as rows [.., width], and the numbers of rows that this pass writes.
 
-        The spare block is left out: several rows may go to the same place there.
+        Rows of nobody are among them: those that go to one place of the spare block are equal.
         """
         found = []
         for group, targets in enumerate(self._targets):
             slab, size = self.region.slabs[group], self._sizes[group]
-            own = [row + p for row in targets if row // size != SPARE for p in range(0, size, BLOCK)]
+            own = [row + p for row in targets for p in range(0, size, BLOCK)]
             found.append((slab.view(-1, slab.shape[-1]), index_on(own, self._device)))
         return found
 
@@ -110,6 +110,7 @@ class Points:
     copies: list[LayoutCopies]
     number: int  # in the order in which captures came
     users: int = 0
+    is_open: bool = False  # passes of fixed shape write its rows, whoever takes part
 
     @property
     def regions(self) -> list[Region]:

@@ -76,6 +76,11 @@ class Arena(Cache):
     def free(self) -> int:
         return self.tokens - sum(r.size for r in self._ranges)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request has a place."""
+        return not self._ranges
+
     def size_of(self, tokens: int) -> int:
         """Places that a range of so many tokens takes."""
         return -(-tokens // self._block) * self._block

@@ -4,8 +4,8 @@ A pass of one token per request is filled up to a bucket of rows. All that chang
 in tensors that stay where they are: newest tokens, positions, arena places, and ranges. So a pass makes
 the same calls on the same memory every time, and neither its shapes nor its calls depend on data.
 
-A graph is captured when a bucket and the copies of its hooks are first seen, and verified against the same
-pass run eagerly (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+A graph is captured for each bucket when the model is loaded, and with copies of hooks when a capture opens.
+It is verified against the same pass run eagerly (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
 """
 
 import logging
@@ -24,8 +24,6 @@ from worker.engine.structure.comparison import alike
 log = logging.getLogger(__name__)
 
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-#: graphs that are kept
-_MOST_GRAPHS = 64
 
 #: ids and positions, [1, rows] each, and the step -> logits [rows, vocabulary]
 RunModel = Callable[[Tensor, Tensor, Step], Tensor]
@@ -39,13 +37,16 @@ class FixedPass:
         next_ids: the newest token of each slot, by the number of its sampler's entry.
         most: rows of the largest pass.
         context: most tokens of a request.
+
+    Attributes:
+        buckets: numbers of rows, ascending.
     """
 
     def __init__(
         self,
         run: RunModel,
         arena: Arena,
-        next_ids: Callable[[], Tensor],
+        next_ids: Tensor,
         device: torch.device,
         *,
         most: int,
@@ -54,7 +55,7 @@ class FixedPass:
         self._run, self._arena, self._device, self._context = run, arena, device, context
         self._next_ids = next_ids
         self._most = most
-        self._buckets = [*(bucket for bucket in _BUCKETS if bucket < most), most]
+        self.buckets = [*(bucket for bucket in _BUCKETS if bucket < most), most]
         pinned = device.type == "cuda"
         # two, in turns: when a pass is filled in, the last one's numbers may still be on their way
         self._hosts = [torch.zeros(5, most + 1, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
@@ -70,7 +71,7 @@ class FixedPass:
 
     def bucket(self, slots: Sequence[Slot]) -> int:
         """Rows of the pass that these fill."""
-        return next(bucket for bucket in self._buckets if bucket >= len(slots))
+        return next(bucket for bucket in self.buckets if bucket >= len(slots))
 
     def fill(self, slots: Sequence[Slot], rows: int) -> None:
         """Write a pass's numbers; rows without a request read and write the arena's unused place."""
@@ -102,7 +103,7 @@ class FixedPass:
             known_places={self._device: numbers[2, :rows]},
             known_lengths={self._device: lengths},
         )
-        ids = self._next_ids().index_select(0, numbers[0, :rows])
+        ids = self._next_ids.index_select(0, numbers[0, :rows])
         logits = self._run(ids[None], numbers[1:2, :rows], step)
         if self._logits is None:
             self._logits = logits.new_empty(self._most, logits.shape[-1])
@@ -116,54 +117,67 @@ class _Graph(NamedTuple):
 
 
 class Replays:
-    """Decode passes as CUDA graphs, as long as they give what the eager pass gives."""
+    """Decode passes as CUDA graphs, as long as they give what the eager pass gives.
+
+    A graph belongs to a number of rows and to the captures that are open. Graphs are captured when a model is
+    loaded and when a capture opens, and never by a pass: a pass without a graph runs eagerly.
+    """
 
     def __init__(self, fixed: FixedPass, device: torch.device) -> None:
         self._fixed, self._device = fixed, device
-        self._graphs: dict[tuple[object, ...], _Graph] = {}  # the least recently used first
+        self._graphs: dict[tuple[object, ...], _Graph] = {}
         self._pool: Any = None
         self._broken = False
 
     def takes(self, slots: Sequence[Slot]) -> bool:
         return not self._broken and self._fixed.takes(slots)
 
-    def run(
-        self, slots: Sequence[Slot], at_hooks: PassHooks, hook: Callable[[PassHooks], None]
-    ) -> Tensor | None:
-        """Run a pass; `hook` puts the hooks of the pass on the model, which only a capture needs.
-
-        Returns: the slots' logits; None if graphs do not serve, and the pass is still to run.
-        """
+    def run(self, slots: Sequence[Slot], at_hooks: PassHooks) -> Tensor | None:
+        """Run a pass. Returns the slots' logits; None if it has no graph, and is still to run."""
         rows = self._fixed.bucket(slots)
         at_hooks.begin(slots, padded=rows)
-        self._fixed.fill(slots, rows)
-        key = (rows, *at_hooks.memory)
-        graph = self._graphs.pop(key, None) or self._captured(rows, at_hooks, hook)
+        graph = self._graphs.get((rows, *at_hooks.memory))
         if graph is None:
             return None
-        while len(self._graphs) >= _MOST_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
-        self._graphs[key] = graph
+        self._fixed.fill(slots, rows)
         graph.graph.replay()
         return graph.logits[: len(slots)]
+
+    def prepare(self, at_hooks: PassHooks, hook: Callable[[PassHooks], None]) -> None:
+        """Capture the graphs of all numbers of rows, with the captures that are open now.
+
+        Args:
+            hook: puts the hooks of a pass on the model.
+        """
+        for rows in reversed(self._fixed.buckets):  # the largest one decides about the memory of all
+            if self._broken:
+                return
+            at_hooks.begin((), padded=rows)
+            if rows == self._fixed.buckets[-1]:  # passes with other captures come no more
+                self._graphs = {
+                    key: graph for key, graph in self._graphs.items() if graph.copies in ([], at_hooks.copies)
+                }
+            key = (rows, *at_hooks.memory)
+            if key not in self._graphs:
+                self._fixed.fill((), rows)
+                try:
+                    hook(at_hooks)
+                    self._graphs[key] = self._capture(rows, at_hooks)
+                except Exception as error:  # noqa: BLE001 (the eager pass serves)
+                    # the error of a failed capture reads like that of a lost device, which alone fails here
+                    torch.cuda.synchronize(self._device)
+                    log.warning("decode passes are not replayed as CUDA graphs: %s", error)
+                    self._broken = True
+                    self.close()
+
+    def forget_captures(self) -> None:
+        """Let go of the graphs with captures, and of their blocks."""
+        self._graphs = {key: graph for key, graph in self._graphs.items() if not graph.copies}
 
     def close(self) -> None:
         """Let go of all graphs and their memory."""
         self._graphs.clear()
         self._pool = None
-
-    def _captured(self, rows: int, at_hooks: PassHooks, hook: Callable[[PassHooks], None]) -> _Graph | None:
-        """The graph of a pass; None if it cannot be captured, or gives other numbers than the eager pass."""
-        try:
-            hook(at_hooks)
-            return self._capture(rows, at_hooks)
-        except Exception as error:  # noqa: BLE001 (the eager pass serves)
-            # the error of a failed capture reads like that of a lost device, which alone fails here too
-            torch.cuda.synchronize(self._device)
-            log.warning("decode passes are not replayed as CUDA graphs: %s", error)
-        self._broken = True
-        self.close()
-        return None
 
     def _capture(self, rows: int, at_hooks: PassHooks) -> _Graph:
         """Capture the pass, and hold it against the eager one. Raises RuntimeError if they differ."""

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from worker.engine.packed.registration import arena_attention, layer_shapes, ref
 from worker.engine.packed.step import Chunk, Step, running
 from worker.engine.pass_hooks import PassHooks, PlannedChange
 from worker.engine.slot import Slot, in_pack
+from worker.engine.tokens.sampler import new_next_ids
 
 
 class PassLead(Mirror, Protocol):
@@ -41,7 +41,8 @@ class PackedForward:
         spare: tokens of the arena that only priority requests take.
         fused: one call attends for all requests, where the device has it.
         block: places of the arena at which ranges begin, see `flex`.
-        replayed: most rows of decode passes that are replayed as CUDA graphs, with `fused`; 0: none are.
+        slots: requests at once, at most.
+        replays: decode passes are replayed as CUDA graphs, with `fused`.
 
     Attributes:
         windows: windows of the masks that its attention was given so far; 0 for a mask without one.
@@ -65,7 +66,8 @@ class PackedForward:
         spare: int = 0,
         fused: bool = True,
         block: int = 1,
-        replayed: int = 0,
+        slots: int = 64,
+        replays: bool = False,
     ) -> None:
         self.hooks, self.budget = hooks, budget
         self._spare, self.fused = spare, fused
@@ -80,13 +82,11 @@ class PackedForward:
         self.windows: set[int] = set()
         self.ways: set[str] = set()
         self._handles: dict[str, Any] = {}
-        self.next_ids = torch.empty(0, dtype=torch.int64, device=hooks.model.device)
+        self.next_ids = new_next_ids(slots, hooks.model.device)
         self.decoding: Replays | None = None
-        if replayed and fused:
+        if replays and fused:
             device, context = hooks.model.device, hooks.model.context_length
-            fixed = FixedPass(
-                self.logits, self.arena, lambda: self.next_ids, device, most=replayed, context=context
-            )
+            fixed = FixedPass(self.logits, self.arena, self.next_ids, device, most=slots, context=context)
             self.decoding = Replays(fixed, device)
 
     def refusal(self, request: Request) -> str | None:
@@ -122,7 +122,7 @@ class PackedForward:
             Logits of the last `slot.logits` tokens of each, [tokens, vocabulary].
         """
         if self.decoding is not None and self.decoding.takes(slots):
-            replayed = self.decoding.run(slots, at_hooks, self.hook)
+            replayed = self.decoding.run(slots, at_hooks)
             if replayed is not None:
                 return self._ran(slots, replayed)
         at_hooks.begin(slots)
@@ -196,9 +196,20 @@ class PackedForward:
             slot.cache.filled = slot.stop
         return logits
 
+    def prepare(self, at_hooks: PassHooks) -> None:
+        """Capture the graphs of decode passes with the captures that are open now."""
+        if self.decoding is not None:
+            self.decoding.prepare(at_hooks, self.hook)
+
     def close(self) -> None:
-        """Remove all hooks from the model, and let go of the graphs."""
+        """End a run: remove all hooks from the model, and let go of the graphs of its captures."""
         self._hook_at(())
+        if self.decoding is not None:
+            self.decoding.forget_captures()
+
+    def release(self) -> None:
+        """Let go of all memory; it runs nothing afterwards."""
+        self.close()
         if self.decoding is not None:
             self.decoding.close()
             self.decoding = None  # it refers back to this, and so would keep the arena

@@ -13,7 +13,7 @@ from worker.engine.capture.pool import Pool
 from worker.engine.channel import Channel
 from worker.engine.edits import Change
 from worker.engine.engine import Engine
-from worker.engine.loading import load_as_ordered
+from worker.engine.loading import load_as_ordered, usual_options
 from worker.engine.model import group
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.step import Chunk, Step
@@ -33,6 +33,7 @@ def follow(channel: Channel, receive: Callable[[], _Message]) -> None:
     group.join(order["rank"], order["ranks"], order["file"])
     try:
         engine = load_as_ordered(order)
+        engine.keep(usual_options(order))
     except Exception as error:  # noqa: BLE001 (rank 0 passes it on)
         if not isinstance(error, ActographError):
             error = ModelRefused(

@@ -18,12 +18,12 @@ class TokenChoice:
     """Chooses tokens for requests at different steps. A pass that is run again chooses the same.
 
     Args:
-        slots: requests at once, at most.
+        next_ids: of the forward.
     """
 
-    def __init__(self, model: LoadedModel, slots: int) -> None:
+    def __init__(self, model: LoadedModel, next_ids: Tensor) -> None:
         self._model = model
-        self._sampler = Sampler(model.device, int(model.text_config.vocab_size), slots)
+        self._sampler = Sampler(model.device, int(model.text_config.vocab_size), next_ids)
 
     def open(self, slot: Slot) -> None:
         """Give a request its entry in the sampler, its grammar and the checkpoint's processors."""
@@ -50,11 +50,6 @@ class TokenChoice:
         if slot.sampler is not None:
             self._sampler.close(slot.sampler)
             slot.sampler = None
-
-    @property
-    def next_ids(self) -> Tensor:
-        """The newest token of each request by its entry's number, on the device."""
-        return self._sampler.next_ids
 
     def set_newest(self, slots: Sequence[Slot]) -> None:
         """Put the tokens that the host has read where the next pass reads them."""

@@ -62,6 +62,10 @@ class Forward(Protocol):
         """
         ...
 
+    def prepare(self, at_hooks: PassHooks) -> None:
+        """Make ready for passes with the captures that are open now."""
+        ...
+
     def close(self) -> None:
-        """Remove all hooks from the model."""
+        """End a run: remove all hooks from the model, and let go of what its captures had."""
         ...

@@ -101,8 +101,12 @@ class Loop:
         self._scored = scored_tokens(int(model.text_config.vocab_size))
         self._late = forward.together and (model.device.type == "cuda" if late is None else late)
         self._unread: _Launched | None = None
-        self._choice = TokenChoice(model, most + urgent)
-        forward.next_ids = self._choice.next_ids
+        if len(forward.next_ids) <= most + urgent:
+            raise ValueError(
+                f"the forward has room for {len(forward.next_ids) - 1} slots, of {most + urgent}"
+            )
+        self._choice = TokenChoice(model, forward.next_ids)
+        self._opened = -1  # captures that the forward has prepared for
         self._endings = Endings(model.eos_token_ids, model.tokenizer, clock)
         self._delivery = Delivery(sink, results)
         self._slots = Slots(
@@ -179,6 +183,11 @@ class Loop:
         if self._unread is not None and any(slot.waits for slot in self._unread.choosing if not slot.ended):
             self._read()
         self._send_full_shards()
+        if self._slots.at_hooks.opened != self._opened:
+            self._read()
+            self._slots.at_hooks.close_idle()
+            self._opened = self._slots.at_hooks.opened
+            self._forward.prepare(self._slots.at_hooks)
         before = len(slots.running)
         planned: list[Slot] = []
         for slot in self._planned():

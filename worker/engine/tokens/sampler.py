@@ -119,26 +119,30 @@ class Choice:
         return made
 
 
+def new_next_ids(entries: int, device: torch.device) -> Tensor:
+    """Room for the newest token of each entry, int64 [entries + 1]; the last number is -1, of no entry."""
+    made = torch.zeros(entries + 1, dtype=torch.int64, device=device)
+    made[entries:].fill_(-1)
+    return made
+
+
 class Sampler:
     """Chooses tokens.
 
     Args:
         device: of the logits.
         vocabulary: columns of the logits.
-        rows: requests at once, at most.
-
-    Attributes:
-        next_ids: the newest token of each entry, int64 [rows + 1]; the last number is -1, of no entry.
+        next_ids: takes the newest token of each entry, see `new_next_ids`; None: its own, for 64 entries.
     """
 
-    def __init__(self, device: torch.device, vocabulary: int, rows: int = 64) -> None:
+    def __init__(self, device: torch.device, vocabulary: int, next_ids: Tensor | None = None) -> None:
         self._device, self._vocabulary = device, vocabulary
         self._entries = TableRows()
+        self.next_ids = new_next_ids(64, device) if next_ids is None else next_ids
+        rows = len(self.next_ids) - 1
         self._floats = torch.zeros(_FLOATS, rows, device=device)
         self._wholes = torch.zeros(_WHOLES, rows, dtype=torch.int64, device=device)
         self._adjustments = Adjustments(device)
-        self.next_ids = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-        self.next_ids[rows:].fill_(-1)
 
     def open(
         self,

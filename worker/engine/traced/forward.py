@@ -7,7 +7,6 @@ forward's interface, so the loop, the choice of tokens, edits, capture and deliv
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from nnsight.intervention.util import first_input
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from worker.engine.messages import Request
 from worker.engine.pass_hooks import PassHooks
 from worker.engine.slot import Slot, in_pack
 from worker.engine.tokens.model_inputs import cached_inputs, new_cache
+from worker.engine.tokens.sampler import new_next_ids
 from worker.engine.traced import tracing
 
 
@@ -55,6 +55,7 @@ class TracedForward:
         budget: of the device's memory.
         tokens: of all live requests together.
         token_bytes: keys and values of one token.
+        slots: requests at once, at most.
 
     Raises:
         MemoryError: so many tokens do not fit.
@@ -64,9 +65,11 @@ class TracedForward:
     forks = False
     chunks = False
 
-    def __init__(self, hooks: ModelHooks, budget: Budget, *, tokens: int, token_bytes: int) -> None:
+    def __init__(
+        self, hooks: ModelHooks, budget: Budget, *, tokens: int, token_bytes: int, slots: int = 64
+    ) -> None:
         self.hooks, self.budget = hooks, budget
-        self.next_ids = torch.empty(0)  # never read: each pass waits for the tokens of the last one
+        self.next_ids = new_next_ids(slots, hooks.model.device)  # no pass reads them
         self._tokens = self._left = tokens
         if not budget.take(tokens * token_bytes):
             raise MemoryError(f"{tokens} tokens do not fit in {budget.free:,} bytes")
@@ -118,6 +121,9 @@ class TracedForward:
         finally:
             handle.remove()
         return box[-1][-len(kept) :] if kept else box[-1][:0]
+
+    def prepare(self, at_hooks: PassHooks) -> None:
+        """Nothing: each pass is a trace of its own."""
 
     def close(self) -> None:
         """Nothing is left on the model."""

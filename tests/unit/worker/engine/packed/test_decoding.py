@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from tests.support.stream_run import StreamRun, ask, plan_of, prompts, stream_mo
 from tests.support.varlen import varlen
 from worker.engine.capture.budget import Budget
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import Edit, Request
+from worker.engine.messages import Capture, Edit, Request
 from worker.engine.packed import attention
-from worker.engine.packed.decoding import FixedPass
+from worker.engine.packed.decoding import FixedPass, Replays, _Graph
 from worker.engine.packed.forward import PackedForward
 from worker.engine.pass_hooks import PassHooks
 from worker.engine.slot import Slot
@@ -47,11 +48,11 @@ class EveryCall:
     """Has the interface of `Replays`, and makes the calls that a graph would."""
 
     def __init__(self, forward: PackedForward, *, most: int) -> None:
-        model = forward.hooks.model
+        model, self._forward = forward.hooks.model, forward
         self._fixed = FixedPass(
             forward.logits,
             forward.arena,
-            lambda: forward.next_ids,
+            forward.next_ids,
             model.device,
             most=most,
             context=model.context_length,
@@ -61,11 +62,11 @@ class EveryCall:
     def takes(self, slots: Sequence[Slot]) -> bool:
         return self._fixed.takes(slots)
 
-    def run(self, slots: Sequence[Slot], at_hooks: PassHooks, hook: Callable[[PassHooks], None]) -> Tensor:
+    def run(self, slots: Sequence[Slot], at_hooks: PassHooks) -> Tensor:
         rows = self._fixed.bucket(slots)
         at_hooks.begin(slots, padded=rows)
         self._fixed.fill(slots, rows)
-        hook(at_hooks)
+        self._forward.hook(at_hooks)
         recorder = Recorder()
         _now[:] = [recorder]
         with recorder:
@@ -74,8 +75,11 @@ class EveryCall:
         self.passes.append((len(slots), rows, at_hooks.memory, recorder))
         return logits[: len(slots)]
 
-    def close(self) -> None:
+    def prepare(self, at_hooks: PassHooks, hook: Callable[[PassHooks], None]) -> None:
         """It holds no graphs."""
+
+    def forget_captures(self) -> None:
+        """The same."""
 
 
 #: the recorder of the pass that runs; one pass runs at a time
@@ -182,3 +186,62 @@ def test_the_numbers_of_a_pass_stay_until_the_one_after_the_next_is_filled_in(sh
         now = made._hosts[0]
         assert all(now is not host and torch.equal(host, numbers) for host, numbers in before[-1:])
         before.append((now, now.clone()))
+
+
+class Called(Replays):
+    """Makes the calls of a graph's pass where the graph would be replayed."""
+
+    def __init__(self, forward: PackedForward, *, most: int) -> None:
+        model, self._forward = forward.hooks.model, forward
+        fixed = FixedPass(
+            forward.logits,
+            forward.arena,
+            forward.next_ids,
+            model.device,
+            most=most,
+            context=model.context_length,
+        )
+        super().__init__(fixed, model.device)
+        self.captured, self.replayed = list[int](), 0
+
+    def _capture(self, rows: int, at_hooks: PassHooks) -> _Graph:
+        self.captured.append(rows)
+
+        def replay() -> None:
+            self.replayed += 1
+            self._forward.hook(at_hooks)
+            self._fixed.forward(rows)
+
+        return _Graph(SimpleNamespace(replay=replay), self._fixed.forward(rows), at_hooks.copies)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_graphs_are_captured_as_captures_open_and_by_no_pass(shared: Path) -> None:
+    """Requests of three captures come and go; passes with edits run eagerly."""
+    hooks, made = stream_model(shared, "llama"), list[Called]()
+
+    def replays(forward: PackedForward) -> None:
+        made.append(Called(forward, most=6))
+        forward.decoding = made[-1]
+
+    every, one = plan_of(hooks), Capture(hooks=("resid_post.1",))
+    items = [
+        ask(f"r{i}", prompt, 12, capture=(every, one, None, Capture(hooks=("embed",), columns=3))[i % 4])
+        for i, prompt in enumerate(prompts((21, 3, 40, 9, 12, 5, 30, 7), vocabulary=500))
+    ]
+    edit = Edit(hook="resid_post.0", op="scale", coefficient=0.5)
+    items.append(ask("edited", (5, 6, 7), 3, edits=(edit,), capture=one))
+    arrivals = {f"r{i}": 3 * i for i in range(8)} | {"edited": 9}
+    for late in (False, True):
+        plain = StreamRun(items, arrivals).run(hooks, most=6)
+        run = StreamRun(items, arrivals).run(hooks, most=6, prepare=replays, late=late)
+        decoding = made[-1]
+        assert decoding.captured == [6, 4, 2, 1] * (len(decoding.captured) // 4)
+        assert 4 <= len(decoding.captured) <= 5 * 4, "for none, and as each of three opens"
+        assert decoding.replayed > 20 and not [one for one in decoding._graphs.values() if one.copies]
+        for item in items:
+            assert run.made[item.key].error is None and run.ids(item.key) == plain.ids(item.key)
+            for hook in item.capture.hooks if item.capture is not None else ():
+                assert run.tokens(item.key, hook) == plain.tokens(item.key, hook)
+                got, due = run.rows(item.key, hook), plain.rows(item.key, hook)
+                torch.testing.assert_close(got, due, atol=1e-4, rtol=1e-4)
