@@ -47,7 +47,7 @@ def differing(engine: Engine, generation: Generation) -> tuple[int, int]:
 def two_nights(
     engine: Engine, requests: list[Request], sampling: SamplingSpec, *, repeatable: bool
 ) -> dict[str, float]:
-    """Texts that differ between a run of all problems and one in reverse with fewer slots, and the seconds."""
+    """Texts that differ between a run of all problems and one in reverse with fewer slots; the seconds."""
     slots = len(requests)
     started = time.perf_counter()
     first = generate(
