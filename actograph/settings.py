@@ -79,6 +79,9 @@ class Settings(BaseSettings):
         1, ge=1, le=64, description="Ranks that share the model, each with a GPU of its own."
     )
     threads: int = Field(0, ge=0, description="CPU threads of torch; 0 is torch's default.")
+    repeatable: bool = Field(
+        False, description="Numbers of a sample do not depend on what runs beside it: bit-equal runs, slower."
+    )
     slots: int = Field(0, ge=0, description="Most samples at once; 0: 64 on a CPU, 256 on a GPU.")
     cuda_graphs: bool = Field(
         False, description="Replay decode passes as CUDA graphs, each verified when it is captured."

@@ -31,6 +31,7 @@ _SETTINGS: dict[str, tuple[Any, str]] = {
     "device": (str, "cpu, cuda, cuda:1; commas assign one per worker. (default: auto)"),
     "dtype": (str, "float32, float16, bfloat16 or auto. (default: auto)"),
     "tensor_parallel": (int, "Ranks that share the model, each with a GPU of its own. (default: 1)"),
+    "repeatable": (bool, "Bit-equal results whatever runs beside a sample; slower. (default: off)"),
     "threads": (int, "CPU threads per worker. (default: torch's)"),
     "log_level": (str, "debug, info, warning or error."),
 }

@@ -15,7 +15,7 @@ from actograph.contract.errors import InvalidRequest
 
 #: the fields that change the activations, in the order of messages
 _DECISIVE = (
-    "weights_sha256", "dtype", "attn_implementation", "tokenizer_sha256", "template_sha256",
+    "weights_sha256", "dtype", "attn_implementation", "tokenizer_sha256", "template_sha256", "repeatable",
 )  # fmt: skip
 _SHORT = 12
 
@@ -40,6 +40,7 @@ class ModelIdentity(Resource):
     tokenizer_sha256: str
     template_sha256: str | None = None
     tensor_parallel: int = Field(1, description="Ranks that share each layer; rounding depends on it.")
+    repeatable: bool = Field(False, description="Rounding does not depend on what runs beside a sample.")
 
     @property
     def sha256(self) -> str:

@@ -174,6 +174,7 @@ class EngineProcess:
                 "revision": settings.revision,
                 "slots": settings.slots,
                 "cuda_graphs": settings.cuda_graphs,
+                "repeatable": settings.repeatable,
                 "threads": settings.threads,
                 "ranks": settings.tensor_parallel,
             }

@@ -21,7 +21,7 @@ from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.memory import available_bytes, spread_bytes
 from worker.engine.packed import flex
-from worker.engine.packed.forward import PackedForward
+from worker.engine.packed.forward import REPEATABLE_ROWS, PackedForward
 from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.registration import ONE_BY_ONE
 from worker.engine.packed.verification import texts_for, verify
@@ -41,7 +41,7 @@ class _Kept(NamedTuple):
         total: bytes that a run divides, those of its arena included.
     """
 
-    key: tuple[int, bool, bool]
+    key: tuple[int, bool, bool, bool]
     total: int
     forward: PackedForward
     arena_bytes: int
@@ -179,7 +179,7 @@ class Forwards:
             MemoryError: there is no memory for a single request.
         """
         slots = self.slots(options) + options.urgent
-        key, kept = (slots, options.cuda_graphs, options.traced), self._kept
+        key, kept = (slots, options.cuda_graphs, options.traced, options.repeatable), self._kept
         if kept is not None and kept.key == key and kept.forward.arena.is_empty:
             kept.forward.budget = Budget(kept.total)
             kept.forward.budget.take(kept.arena_bytes)
@@ -203,7 +203,11 @@ class Forwards:
             fused=self._fused,
             block=flex.BLOCK if flex.NAME in self._verified[1] else 1,
             slots=slots,
-            replays=options.cuda_graphs and self._one_gpu and self.attends_together,
+            replays=options.cuda_graphs
+            and self._one_gpu
+            and self.attends_together
+            and not options.repeatable,
+            rows=REPEATABLE_ROWS if options.repeatable else 0,
         )
         if self.on_gpu:
             self._kept = _Kept(key, room.total, forward, device.used)

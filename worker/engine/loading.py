@@ -19,6 +19,7 @@ from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.placement import weights_by_device
 from worker.engine.model.weight_files import Stamp
 from worker.engine.packed.weights import pack
+from worker.engine.repeatable import prove
 from worker.text.chat_template import template_sha256
 from worker.text.tokenizer import tokenizer_sha256
 
@@ -69,9 +70,11 @@ def load_engine(
             f"{model.name}: several ranks cannot share it, since it is traced: "
             f"{engine.structure.engine_reason}; set ACTOGRAPH_TENSOR_PARALLEL to 1"
         )
+    if usual.repeatable:
+        prove(engine, usual)
     found = {
         "kv_bytes_per_token": kv_bytes_per_token(loaded),
-        "identity": _identity(model, loaded, before),
+        "identity": _identity(model, loaded, before, usual),
     }
     engine.structure = with_savepoints(
         engine.structure.model_copy(update=found), resolve_savepoints(options, engine.structure)
@@ -97,10 +100,12 @@ def load_as_ordered(order: Mapping[str, Any]) -> Engine:
 
 def usual_options(order: Mapping[str, Any]) -> RunOptions:
     """Options of most runs of a model that a host wants."""
-    return RunOptions(slots=order["slots"], cuda_graphs=order["cuda_graphs"])
+    return RunOptions(slots=order["slots"], cuda_graphs=order["cuda_graphs"], repeatable=order["repeatable"])
 
 
-def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Stamp]) -> ModelIdentity:
+def _identity(
+    model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Stamp], usual: RunOptions
+) -> ModelIdentity:
     """Identify a loaded model by its files.
 
     Args:
@@ -126,6 +131,7 @@ def _identity(model: ServedModel, loaded: LoadedModel, before: Mapping[Path, Sta
         tokenizer_sha256=tokenizer_sha256(loaded.tokenizer),
         template_sha256=template_sha256(loaded.tokenizer),
         tensor_parallel=group.size(),
+        repeatable=usual.repeatable,
     )
 
 

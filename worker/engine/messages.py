@@ -260,6 +260,7 @@ class RunOptions:
         shard_bytes: rows of a request that are gathered before they leave.
         traced: whether the passes run under nnsight, also if the model suits packed ones.
         cuda_graphs: whether decode passes are replayed as CUDA graphs, where device and model allow it.
+        repeatable: whether the numbers of a request have the same bits whatever runs beside it.
     """
 
     slots: int = 0
@@ -268,6 +269,7 @@ class RunOptions:
     shard_bytes: int = 256 << 20
     traced: bool = False
     cuda_graphs: bool = False
+    repeatable: bool = False
 
 
 @dataclass(slots=True)

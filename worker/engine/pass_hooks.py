@@ -129,16 +129,17 @@ class PassHooks:
         """Locations of this pass in execution order."""
         return sorted(self._sites, key=self._order.__getitem__)
 
-    def begin(self, slots: Sequence[Slot], *, padded: int = 0) -> None:
+    def begin(self, slots: Sequence[Slot], *, padded: int = 0, rows: int = 0) -> None:
         """Plan the edits and copies of a pass.
 
         Args:
+            rows: of the pass, of which those before the slots' are nobody's; 0: it has no further rows.
             padded: rows of a pass of single tokens with further rows that are nobody's; 0 for any other. Its
                 calls and their memory depend on the captures that are open alone.
         """
         kept = {place: i for i, place in enumerate(in_pack(slots))}
-        whole = padded or sum(slot.count for slot in slots)
-        self._counts = {False: whole, True: padded or max(1, len(kept))}
+        whole = padded or rows or sum(slot.count for slot in slots)
+        self._counts = {False: whole, True: padded or (rows if kept else 0) or max(1, len(kept))}
         spread = padded > 0 or (self._pool.on_gpu and all(slot.count == 1 for slot in slots))
         self._sites = {}
         used: dict[int, Points] = {}

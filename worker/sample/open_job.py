@@ -62,6 +62,7 @@ class OpenJob:
             shard_bytes=settings.shard_bytes,
             traced=traced,
             cuda_graphs=settings.cuda_graphs,
+            repeatable=settings.repeatable,
         )
         self.capture: Capture | None = None if provenance is None else provenance.asked
 

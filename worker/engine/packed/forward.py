@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.engine.capture.budget import Budget
+from worker.engine.capture.layouts import BLOCK
 from worker.engine.capture.modules import at_module
 from worker.engine.locations import ModelHooks, place_of
 from worker.engine.messages import Request
@@ -22,6 +23,9 @@ from worker.engine.packed.step import Chunk, Step, running
 from worker.engine.pass_hooks import PassHooks, PlannedChange
 from worker.engine.slot import Slot, in_pack
 from worker.engine.tokens.sampler import new_next_ids
+
+#: rows of every pass of a run whose numbers repeat
+REPEATABLE_ROWS = BLOCK
 
 
 class PassLead(Mirror, Protocol):
@@ -43,6 +47,7 @@ class PackedForward:
         block: places of the arena at which ranges begin, see `flex`.
         slots: requests at once, at most.
         replays: decode passes are replayed as CUDA graphs, with `fused`.
+        rows: of every pass; 0: as many as there are tokens.
 
     Attributes:
         windows: windows of the masks that its attention was given so far; 0 for a mask without one.
@@ -68,8 +73,9 @@ class PackedForward:
         block: int = 1,
         slots: int = 64,
         replays: bool = False,
+        rows: int = 0,
     ) -> None:
-        self.hooks, self.budget = hooks, budget
+        self.hooks, self.budget, self.rows = hooks, budget, rows
         self._spare, self.fused = spare, fused
         self._lead: PassLead | None = None
         reason = refusal(hooks.model)
@@ -125,8 +131,13 @@ class PackedForward:
             replayed = self.decoding.run(slots, at_hooks)
             if replayed is not None:
                 return self._ran(slots, replayed)
-        at_hooks.begin(slots)
-        spans: list[tuple[int, int]] = []
+        unused, filling = self.arena.tokens, 0
+        if self.rows:  # tokens that are nobody's come first, in the place that belongs to none
+            filling = self.rows - sum(slot.count for slot in slots)
+            for slot in slots:
+                slot.first += filling
+        at_hooks.begin(slots, rows=self.rows)
+        spans = [(unused, unused + 1)] * filling
         chunks: list[Chunk] = []
         for slot in slots:
             begin = slot.cache.start
@@ -134,8 +145,8 @@ class PackedForward:
                 spans.append((begin, begin + slot.stop))
             else:
                 chunks.append(Chunk(slot.first, slot.first + slot.count, begin, slot.computed))
-        ids = [token for slot in slots for token in _ids(slot)]
-        positions = [number for slot in slots for number in range(slot.computed, slot.stop)]
+        ids = [0] * filling + [token for slot in slots for token in _ids(slot)]
+        positions = [0] * filling + [n for slot in slots for n in range(slot.computed, slot.stop)]
         kept = list(in_pack(slots))
         device = self.hooks.model.device
         inputs = to_device(np.array([ids, positions]), device)
@@ -144,6 +155,8 @@ class PackedForward:
         arena = self.arena
         step = Step(arena.keys, arena.values, spans, chunks, self.fused, self.windows, self.ways)
         places = None if len(kept) == len(ids) else kept or [0]
+        if kept and self.rows:
+            places = None if places is None else kept + [0] * (self.rows - len(kept))
         keep = 0 if places is None else to_device(np.array(places), device)
         if self._lead is not None:
             self._lead.passes(ids, step, places, at_hooks.changes())
@@ -153,7 +166,7 @@ class PackedForward:
             if self._lead is None:
                 raise
             raise RankFailed(f"a pass of several ranks has failed: {error}") from error
-        return self._ran(slots, logits if kept else logits[:0])
+        return self._ran(slots, logits[: len(kept)])
 
     def lead(self, lead: PassLead) -> None:
         """Let other ranks run the same passes from now on."""

@@ -19,6 +19,8 @@ class Forward(Protocol):
         together: a pass takes several slots.
         forks: a slot can take over another one's first tokens.
         chunks: a prompt may be read in several passes.
+        rows: of every pass, so that the numbers of a row do not depend on how many there are; 0: as many as
+            there are tokens.
         budget: of the device's memory.
         next_ids: where a pass reads newest tokens that the host has not read, by the numbers of the sampler's
             entries.
@@ -27,6 +29,7 @@ class Forward(Protocol):
     together: bool
     forks: bool
     chunks: bool
+    rows: int
     hooks: ModelHooks
     budget: Budget
     next_ids: Tensor

@@ -194,9 +194,8 @@ class Loop:
             if not slot.ended and self._prepare(slot, planned):
                 planned.append(slot)
         planned = [slot for slot in planned if not slot.ended]  # by a token that had to be read
-        for group in [planned] if self._forward.together else [[slot] for slot in planned]:
-            if group:
-                self._run(group)
+        for group in self._passes(planned):
+            self._run(group)
         if not planned and self._unread is not None:
             self._read()
         elif not planned and (slots.running or slots.waiting):
@@ -261,7 +260,10 @@ class Loop:
         for slot in [slot for slot in waiting if slot.priority] or waiting:
             rest = slot.prompt - slot.computed
             count = min(left, rest)
-            if slot.needs_all_logits:
+            if self._forward.rows:
+                count = self._aligned(slot, rest)
+                count = count if count <= left or not chunks else 0
+            elif slot.needs_all_logits:
                 count = min(count, scored)
                 scored -= count
             if count > 0:
@@ -271,6 +273,27 @@ class Loop:
                 # a chunk of one token is a single token too
                 (decoding if count == 1 else chunks).append(slot)
         return decoding + chunks
+
+    def _aligned(self, slot: Slot, rest: int) -> int:
+        """Tokens of a prompt in its next pass, if passes have fixed rows: up to a multiple of a number.
+
+        So a prompt is always read in the same pieces, also after a shared prefix, which ends at one too.
+        """
+        size = self._forward.rows
+        if slot.needs_all_logits:
+            size = min(size, 1 << (self._scored.bit_length() - 1))
+        return min(rest, size - slot.computed % size)
+
+    def _passes(self, planned: Sequence[Slot]) -> list[Sequence[Slot]]:
+        """The passes that run these slots."""
+        if not self._forward.together:
+            return [[slot] for slot in planned]
+        most = self._forward.rows
+        if not most:
+            return [planned] if planned else []
+        single = [slot for slot in planned if slot.count == 1]
+        groups: list[Sequence[Slot]] = [single[at : at + most] for at in range(0, len(single), most)]
+        return groups + [[slot] for slot in planned if slot.count > 1]
 
     def _prepare(self, slot: Slot, planned: Sequence[Slot]) -> bool:
         """Plan a slot's edits and rows, and get blocks for them; False if it must wait.
@@ -423,7 +446,7 @@ class Loop:
             self._run(slots[len(slots) // 2 :])
             return
         (slot,) = slots
-        if full and self._forward.together and slot.count > _LEAST_TOKENS:
+        if full and self._forward.together and not self._forward.rows and slot.count > _LEAST_TOKENS:
             return  # the next pass takes fewer of its tokens
         if full and not again:  # with the memory that was freed above
             self._run(slots, again=True)

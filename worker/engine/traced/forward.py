@@ -64,6 +64,7 @@ class TracedForward:
     together = False
     forks = False
     chunks = False
+    rows = 0
 
     def __init__(
         self, hooks: ModelHooks, budget: Budget, *, tokens: int, token_bytes: int, slots: int = 64
