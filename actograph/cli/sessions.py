@@ -143,6 +143,29 @@ def remove(
     note(what)
 
 
+@command(app, "score", examples=["actograph sessions score labels.csv --job job_3fa2"])
+def score(
+    shell: Shell,
+    file: Path = typer.Argument(..., metavar="FILE.csv", exists=True, dir_okay=False),
+    *,
+    job: str | None = typer.Option(None, help="The file names samples of this job by their sample_index."),
+) -> None:
+    """Store scores of sessions, from a CSV file with a column for each score.
+
+    A column `session_id` names the sessions; with --job it is `sample_index`, and perhaps `condition` and
+    `epoch`. A column `correct` (true or false) sets the verdicts. Empty cells leave a score as it is.
+    Matrices and probes take the scores as labels.
+    """
+    from actograph.cli.score_files import read_scores
+
+    ours = shell.client.sessions
+    sessions = None if job is None else ours.list(job_id=shell.id("job", job))
+    count = ours.score(read_scores(file, sessions))
+    if shell.json:
+        emit(json.dumps({"sessions": count}))
+    note(f"scored: {count} sessions")
+
+
 @command(app, "update", FILTERS, ["actograph sessions update --job job_3fa2 --set-tag keep --expires-in 30d"])
 def update(
     shell: Shell,

@@ -25,7 +25,8 @@ Dataset = str | Path | Fields
 #: tokens, as in a capture spec
 Positions = str | int | Sequence[int] | Sequence[str] | Fields
 #: texts, or conversations as lists of messages
-Prompts = str | Sequence[str | Sequence[Mapping[str, str]]]
+#: texts, conversations, or inputs of a capture job as they are sent, with a label or a group
+Prompts = str | Sequence[str | Sequence[Mapping[str, str]] | Mapping[str, Any] | BaseModel]
 #: each `NAME`, `NAME:FIELD=VALUE` or a spec; or name -> suffix of the question
 Conditions = Sequence[str | Fields] | Mapping[str, str]
 
@@ -224,9 +225,16 @@ def _condition(text: str) -> dict[str, Any]:
 
 
 def inputs_of(prompts: Prompts) -> list[dict[str, Any]]:
-    """Return prompts and conversations as inputs of a capture job."""
-    listed = [prompts] if isinstance(prompts, str) else prompts
-    return [{"prompt": one} if isinstance(one, str) else {"messages": list(one)} for one in listed]
+    """Return prompts and conversations as inputs of a capture job; inputs stay as they are."""
+    return [_input(one) for one in ([prompts] if isinstance(prompts, str) else prompts)]
+
+
+def _input(given: str | Sequence[Mapping[str, str]] | Mapping[str, Any] | BaseModel) -> dict[str, Any]:
+    if isinstance(given, str):
+        return {"prompt": given}
+    if isinstance(given, Mapping | BaseModel):
+        return dict(_plain(given))
+    return {"messages": list(given)}
 
 
 def _tools(given: Tools) -> Tools:

@@ -163,7 +163,7 @@ def test_models_and_workers(service: Any, run: Run) -> None:
     assert len(run("workers")[1].splitlines()) == 2
     assert len(run("workers", "--all")[1].splitlines()) == 3
     _, out, _ = run("models", "structure")
-    assert "num layers:     2" in out
+    assert "num layers:      2" in out
     assert "embed      96   float32   no          model.embed_tokens.output" in out
     assert "router_logits   dense" in out
     assert "model.norm.output" not in out

@@ -16,7 +16,8 @@ from actograph.contract import base, resources
 def matrix(**changes: Any) -> Matrix:
     arrays = {
         "hook": "resid_post.1", "features": np.ones((2, 4), np.float32), "labels": np.array([1.0, 0.0]),
-        "tokens": np.arange(2), "sample_index": np.arange(2), "epoch": np.zeros(2, int),
+        "tokens": np.arange(2), "sample_index": np.arange(2), "groups": np.arange(2),
+        "epoch": np.zeros(2, int),
         "condition": np.array(["a", "b"]), "session_id": np.array(["ses_1", "ses_2"]),
         "skipped": json.dumps([{"session_id": "ses_3", "reason": "no rows"}]),
     }  # fmt: skip
@@ -32,7 +33,8 @@ def test_torch_and_pandas_on_request() -> None:
     assert features.shape == (2, 4)
     assert labels.dtype == torch.float32
     frame = found.frame()
-    assert list(frame.columns) == ["session_id", "sample_index", "condition", "epoch", "token", "label"]
+    about = ["session_id", "sample_index", "condition", "epoch", "group", "token", "label"]
+    assert list(frame.columns) == about
     assert frame.label.sum() == 1
     dataset = found.to_dataset().with_format("numpy")
     assert set(dataset.column_names) == {*frame.columns, "features"}

@@ -329,7 +329,7 @@ def test_rows_of_one_value_of_a_column_stay_together(world: World) -> None:
     by_topic = world.result(world.run(**body, c=1.0, groups="column:topic"))
     assert by_topic["hooks"]["resid_post.0"]["groups"] == 40
     failed = world.job(world.run(**body, groups="column:subject"))
-    assert "has no stored column 'subject'; it has prompt, topic" in failed.error["message"]
+    assert "has no column 'subject'. Known: prompt, topic" in failed.error["message"]
 
 
 def test_a_probe_without_two_labels_fails_with_the_reason(world: World, problems: Any) -> None:
