@@ -128,7 +128,7 @@ def samples(
     """List a job's samples: texts, verdicts and errors. JSON includes all fields."""
     width = max(100, shutil.get_terminal_size((120, 24)).columns)
     columns: Columns = (
-        "index", "condition", "epoch", "status", ("correct", verdict), "tokens=generated_tokens",
+        "sample_index", "condition", "epoch", "status", ("correct", verdict), "tokens=generated_tokens",
         "session_id", ("completion or error", lambda sample: cut(_text(sample), width)),
     )  # fmt: skip
     found = _job(shell, job).samples(status=status, condition=condition)

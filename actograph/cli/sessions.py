@@ -37,7 +37,7 @@ FILTERS: dict[str, Any] = {
     ],
 }
 COLUMNS: Columns = (
-    "session id=id", "job_id", "index=sample_index", "condition", "prompt=prompt_tokens",
+    "session id=id", "job_id", "sample_index", "condition", "prompt=prompt_tokens",
     "generated=generated_tokens", "rows", ("hooks", lambda session: len(session.hooks)), "dtype",
     "size=bytes", "correct", "age=created_at",
 )  # fmt: skip

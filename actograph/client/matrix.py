@@ -41,8 +41,8 @@ class MatrixOptions(SessionFilters, JobMatrixOptions, total=False):
 
 
 _SAMPLE_COLUMNS = (
-    "id", "index", "condition", "epoch", "status", "prompt", "completion", "finish_reason", "prompt_tokens",
-    "generated_tokens", "seed", "losses", "session_id", "started_at", "finished_at",
+    "id", "sample_index", "condition", "epoch", "status", "prompt", "completion", "finish_reason",
+    "prompt_tokens", "generated_tokens", "seed", "losses", "session_id", "started_at", "finished_at",
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ class Matrix:
     one. `groups` [n] are values of the chosen column, by default `sample_index`: keep rows of one group on
     one side of a split, as `GroupKFold` does. `tokens` [n] is the token index of the row, -1 for a summary of
     several tokens. `condition` and `session_id` are strings, `sample_index` and `epoch` int64. Rows are in
-    the order of their sessions, oldest first.
+    the order of problem, condition and epoch.
     """
 
     hook: str

@@ -50,7 +50,7 @@ class SessionQuery(Spec):
     sample_index: int | None = Field(None, ge=0, le=2**31 - 1)
     correct: bool | None = Field(None, description="Result of the task's first scorer.")
     tag: str | None = Field(None, max_length=64)
-    limit: int | None = Field(None, ge=1, description="Most sessions of each job, oldest first.")
+    limit: int | None = Field(None, ge=1, description="Most sessions of each job, by their order in it.")
 
 
 class AnalysisSpecBase(QueuedSpec):

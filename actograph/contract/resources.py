@@ -190,7 +190,7 @@ class Sample(Resource):
     id: str
     object: Literal["sample"] = "sample"
     job_id: str
-    index: int = Field(description="Row of the dataset, counted from 0.")
+    sample_index: int = Field(description="Row of the dataset, counted from 0.")
     condition: str | None = None
     epoch: int = 0
     status: SampleStatus

@@ -35,7 +35,7 @@ class RowsQuery(BaseModel):
     label: Label = Field(CORRECT, description=ABOUT_LABELS)
     groups: Groups = Field(SAMPLE, description=f"Value of `groups`: {ABOUT_GROUPS}.")
     epoch: int | None = Field(None, ge=0, le=2**31 - 1)
-    limit: int | None = Field(None, ge=1, description="Most sessions, oldest first.")
+    limit: int | None = Field(None, ge=1, description="Most sessions, by their order in the matrix.")
     max_bytes: int = Field(1 << 30, ge=1, le=4 << 30, description="Most bytes of rows.")
 
 

@@ -187,7 +187,7 @@ def _is_usable(name: str, info: TensorInfo, kind: str) -> bool:
 
 
 def session_ids(session: Session, query: SessionQuery) -> list[str]:
-    """Ids of the sessions, oldest first within each job.
+    """Ids of the sessions, in the order of the dataset within each job.
 
     Raises:
         MixedIdentities: sessions were recorded with different models.
@@ -195,8 +195,9 @@ def session_ids(session: Session, query: SessionQuery) -> list[str]:
     found: list[str] = []
     first: tuple[str, str | None] | None = None
     for one in filters(query):
-        statement = one.narrow(sa.select(SessionRow.id, SessionRow.identity_sha256))
-        statement = statement.order_by(SessionRow.created_at, SessionRow.id).limit(query.limit)
+        columns = sa.select(SessionRow.id, SessionRow.identity_sha256)
+        statement = one.narrow(columns.join(SampleRow, SampleRow.id == SessionRow.sample_id))
+        statement = statement.order_by(*matrix.in_order()).limit(query.limit)
         for session_id, identity in session.execute(statement):
             first = first or (session_id, identity)
             if identity != first[1]:
@@ -218,7 +219,7 @@ def identity(session: Session, session_id: str) -> ModelIdentity:
 
 
 def sources(session: Session, query: SessionQuery, hook: str) -> list[Source]:
-    """The sessions with the tensor of one hook, oldest first within each job."""
+    """The sessions with the tensor of one hook, in the order of the dataset within each job."""
     return [
         source
         for one in filters(query)

@@ -98,10 +98,19 @@ def models(session: Session, wanted: SessionFilter) -> Sequence[str]:
     return session.scalars(wanted.narrow(sa.select(SessionRow.model)).distinct()).all()
 
 
+def in_order() -> tuple[sa.ColumnElement[Any], ...]:
+    """Order of the rows of sessions: by problem, then as their jobs run them, conditions before epochs.
+
+    Of requests that name their samples, all first in their jobs, the names decide.
+    """
+    columns = (SessionRow.sample_index, SampleRow.position, SessionRow.condition, SessionRow.epoch)
+    return tuple(column.expression for column in (*columns, SessionRow.created_at, SessionRow.id))
+
+
 def sources(
     session: Session, wanted: SessionFilter, names: Sequence[str], *, epoch: int | None, limit: int | None
 ) -> list[Source]:
-    """Find the matching sessions, oldest first."""
+    """Find the matching sessions, in the order of `in_order`."""
     fields = (
         "id", "sample_id", "sample_index", "epoch", "condition", "correct", "prompt_tokens", "rows",
         "identity_sha256", "hooks",
@@ -111,7 +120,7 @@ def sources(
     statement = wanted.narrow(sa.select(*columns).select_from(SessionRow).join(SampleRow, of_sample))
     if epoch is not None:
         statement = statement.where(SessionRow.epoch == epoch)
-    statement = statement.order_by(SessionRow.created_at, SessionRow.id).limit(limit)
+    statement = statement.order_by(*in_order()).limit(limit)
     found = []
     for row in session.execute(statement, execution_options={"yield_per": _FETCHED}):
         about: dict[str, Any] = row._asdict()

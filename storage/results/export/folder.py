@@ -74,7 +74,7 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore) -> Iterat
             for name, run in runs(plan.job, plan.results.conditions).items()
         }
         for sample, session in _samples(plan, database):
-            name = plan.name_of(sample.index, sample.condition, sample.epoch)
+            name = plan.name_of(sample.sample_index, sample.condition, sample.epoch)
             held = Held.of(store, session, plan.detail)
             dataset.write(json_line(line(sample, name)))
             for framework in conditions.get(sample.condition or "", ()):

@@ -56,7 +56,7 @@ def test_samples_as_a_frame(service: Any, client: Client) -> None:
     job = service.add_job(1)
     service.samples[job.id] = [
         resources.Sample(
-            id=f"smp_{n:032x}", job_id=job.id, index=n, condition="ab"[n % 2],
+            id=f"smp_{n:032x}", job_id=job.id, sample_index=n, condition="ab"[n % 2],
             status=resources.SampleStatus.COMPLETED if n else resources.SampleStatus.FAILED, input={},
             scores={"exact_match,strict-match": resources.Score(value=1.0)} if n else {},
             error=None if n else base.ErrorRecord(type="x", message="it broke"),
@@ -64,7 +64,7 @@ def test_samples_as_a_frame(service: Any, client: Client) -> None:
         for n in range(3)
     ]  # fmt: skip
     frame = client.jobs.get(job.id).frame()
-    assert frame["index"].tolist() == [0, 1, 2]
+    assert frame["sample_index"].tolist() == [0, 1, 2]
     assert frame["status"].tolist() == ["failed", "completed", "completed"]
     assert frame["error"].tolist()[0] == "it broke"
     assert frame["exact_match,strict-match"].isna().tolist() == [True, False, False]
