@@ -10,6 +10,7 @@ import typer
 from actograph.cli.flags import IdArgument, names
 from actograph.cli.shell import Shell, command, emit, note, on_interrupt
 from actograph.cli.tables import Columns, describe, table
+from actograph.cli.vectors import note_saved
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.short_texts import shorten
 
@@ -37,7 +38,7 @@ _OF_ROWS = {
     "positions": _flag(str, f"{_POSITIONS}last_prompt)"),
     "reduce": _flag(Literal["none", "mean", "max", "last"], "Reduce each session's rows. (default: none)"),
     "seed": _flag(int, "Seed of folds, shuffles and resamples. (default: 0)"),
-    "save_vector_as": _flag(str, "Store each hook's direction as a vector.", metavar="NAME"),
+    "save_as": _flag(str, "Store each hook's direction as a vector.", metavar="NAME"),
 }
 _GROUPS = "sample|group|column:NAME"
 _READING = "A position counts if any layer has an outlier there, or layers are averaged. (default: union)"
@@ -129,7 +130,7 @@ def probe(shell: Shell, sources: SourcesArgument, **given: Any) -> None:
     optional. Rows with the label NaN or "" are left out. Its results are printed as JSON.
     """
     given = _typed(given)
-    if (file := _file(sources, given, "positions", "reduce", "label", "groups", "save_vector_as")) is None:
+    if (file := _file(sources, given, "positions", "reduce", "label", "groups", "save_as")) is None:
         _analyse(shell, "probe", sources, given)
     else:
         _probe_file(file, kind=given.pop("method", "logistic"), **given)
@@ -193,6 +194,10 @@ def _analyse(shell: Shell, kind: str, jobs: Sequence[str], given: Mapping[str, A
     with on_interrupt(f"job {job.id} continues; follow it with: {later}"):
         finished = shell.client.analysis.follow(job.id)
     shell.show(finished.result, _text)
+    if "save_as" in given:
+        saved = shell.client.vectors.list(name=given["save_as"])
+        of_job = {one.hook: one.id for one in saved if one.metadata.get("job_id") == job.id}
+        note_saved(shell, given["save_as"], of_job)
     note(f"files: actograph sessions pull {shorten(finished.session.id)} --out .")
 
 

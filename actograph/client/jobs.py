@@ -118,7 +118,7 @@ class JobHandle(Handle, resources.Job):
     def compare_activations(self, condition: str, **options: Any) -> ActivationComparison:
         """Subtract the baseline's mean activations per hook; see docs/guides/steering.md.
 
-        Options: `positions`, `hooks`, `baseline`, `limit` and `store_as`. The service reads every session.
+        Options: `positions`, `hooks`, `baseline`, `limit` and `save_as`. The service reads every session.
         """
         require_known(self.compare_activations, options, ActivationComparisonRequest)
         sent: Any = {"json": {**options, "condition": condition}, "timeout": LONG_SECONDS}

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from actograph.contract.base import HookList, Name, Resource, Spec, example
+from actograph.contract.base import HookList, Resource, Spec, example
+from actograph.contract.interventions import VectorName
 from actograph.contract.row_selection import Positions, Reduce
 from actograph.contract.specs import QueuedSpec
 
@@ -104,7 +105,7 @@ class RowsSpec(AnalysisSpecBase):
     reduce: Reduce = Field("none", description="Reduce each session's rows to one.")
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of folds, shuffles and resamples.")
     max_bytes: Bytes = Field(1 << 30, description="Most bytes of rows of one hook.")
-    save_vector_as: Name | None = Field(None, description="Store each hook's direction as a vector.")
+    save_as: VectorName | None = Field(None, description="Store each hook's direction as a vector.")
 
 
 class ProbeSpec(RowsSpec):
@@ -116,7 +117,7 @@ class ProbeSpec(RowsSpec):
         hooks=["resid_post"],
         positions="generated",
         reduce="mean",
-        save_vector_as="correctness",
+        save_as="correctness",
     )
 
     kind: Literal["probe"] = Field(description="Kind of the job.")

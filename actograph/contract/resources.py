@@ -20,6 +20,7 @@ from actograph.contract.base import (
     Text,
     example,
 )
+from actograph.contract.interventions import VectorName
 from actograph.contract.models import EngineName, ModelIdentity
 from actograph.contract.row_selection import Positions
 
@@ -387,7 +388,7 @@ class ActivationComparisonRequest(Spec):
     """Hooks and positions to average over tokens and to compare pair by pair."""
 
     model_config = example(
-        condition="ep02", hooks=["resid_post.12"], positions="last_prompt", store_as="career"
+        condition="ep02", hooks=["resid_post.12"], positions="last_prompt", save_as="career"
     )
 
     baseline: Name | None = Field(None, description="null is the job's first condition.")
@@ -395,7 +396,7 @@ class ActivationComparisonRequest(Spec):
     hooks: HookList = Field([], description="Empty: every hook of the job.")
     positions: Positions = Field("all", description="Tokens to average, as in a capture spec.")
     limit: int | None = Field(None, ge=1, description="Maximum number of pairs, in the order of the dataset.")
-    store_as: Name | None = Field(None, description="Name for the mean differences, stored as vectors.")
+    save_as: VectorName | None = Field(None, description="Name for the mean differences, stored as vectors.")
 
 
 class HookDifference(Resource):

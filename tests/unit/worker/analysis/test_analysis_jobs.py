@@ -237,7 +237,7 @@ def test_a_probe_equals_plain_scikit_learn(world: World, problems: Any) -> None:
     job_id = store_sessions(world.database, world.store, stored, correct=correct)
     analysis = world.run(
         kind="probe", sessions={"jobs": [job_id]}, positions="all", reduce="mean", c=0.5, resamples=20,
-        shuffles=9, save_vector_as="right",
+        shuffles=9, save_as="right",
     )  # fmt: skip
     found = world.result(analysis)["hooks"]
     labels = np.array(correct, int)
