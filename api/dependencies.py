@@ -1,5 +1,6 @@
 """Dependencies of the endpoints: services, pages and ids."""
 
+import inspect
 import threading
 import time
 from collections import Counter
@@ -9,10 +10,13 @@ from functools import partial, wraps
 from hashlib import sha256
 from typing import Annotated, Any, ParamSpec, TypeVar, get_origin
 
+import sqlalchemy as sa
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Header, Path, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from pydantic import BaseModel
+from sqlalchemy.orm import InstrumentedAttribute
 
 from actograph.contract.errors import Forbidden, InvalidRequest
 from actograph.contract.roles import Role
@@ -24,8 +28,10 @@ from storage.artifacts.store import ArtifactStore
 from storage.broker.broker import Broker
 from storage.index import disk_reserve
 from storage.index.database import Database
-from storage.index.pages import Order, PageOptions
+from storage.index.ids import is_beginning
+from storage.index.pages import Order, PageOptions, id_begins
 from storage.jobs.request_keys import RequestKey
+from storage.tables.models import ApiKeyRow, BatchRow, FileRow, JobRow, SampleRow, SessionRow
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -172,10 +178,40 @@ def _example(prefix: str) -> Any:
     return Path(examples=[f"{prefix}_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"])
 
 
-JobId = Annotated[str, _example("job")]
-SampleId = Annotated[str, _example("smp")]
-SessionId = Annotated[str, _example("ses")]
-FileId = Annotated[str, _example("file")]
+def _id(prefix: str, name: str, column: InstrumentedAttribute[str]) -> Any:
+    """A path parameter: an id, or the unique beginning of one, which becomes the full id.
+
+    Without a match the text stays as it is, and is not found.
+    """
+
+    async def full(services: Services, **given: str) -> str:
+        typed = given[name]
+        if not is_beginning(typed, prefix):
+            return typed
+        return await run_in_threadpool(_completed, services, typed, column)
+
+    ours = inspect.signature(full).parameters["services"]
+    path = inspect.Parameter(name, ours.kind, annotation=Annotated[str, _example(prefix)])
+    full.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [ours.replace(annotation=ServicesDep), path]
+    )
+    return Depends(full)
+
+
+def _completed(services: Services, typed: str, column: InstrumentedAttribute[str]) -> str:
+    """Raises InvalidRequest if several ids begin like this."""
+    with services.database.read() as session:
+        found = session.scalars(sa.select(column).where(id_begins(column, typed)).limit(2)).all()
+    if len(found) > 1:
+        raise InvalidRequest(f"{typed} is not unique: {found[0]} and {found[1]} begin with it")
+    return found[0] if found else typed
+
+
+JobId = Annotated[str, _id("job", "job_id", JobRow.id)]
+SampleId = Annotated[str, _id("smp", "sample_id", SampleRow.id)]
+SessionId = Annotated[str, _id("ses", "session_id", SessionRow.id)]
+FileId = Annotated[str, _id("file", "file_id", FileRow.id)]
+#: ids, their beginnings and names, see `storage.submission.vector_names`
 VectorId = Annotated[str, _example("vec")]
-BatchId = Annotated[str, _example("batch")]
-KeyId = Annotated[str, _example("key")]
+BatchId = Annotated[str, _id("batch", "batch_id", BatchRow.id)]
+KeyId = Annotated[str, _id("key", "key_id", ApiKeyRow.id)]

@@ -5,7 +5,7 @@ fewest tokens that its characters allow, and never refuses by an unknown number.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from actograph.contract.errors import InsufficientResources
@@ -16,6 +16,7 @@ from actograph.contract.specs import CaptureSpec
 from api.dependencies import Services
 from api.submission import Submission
 from evals import plans
+from evals.prompts import task_of
 from storage.queue import pause
 
 #: usual for English text and a vocabulary of 30,000 tokens or more
@@ -121,7 +122,9 @@ def _lengths(submission: Submission[Any], per_token: float) -> Lengths | None:
     if not submission.total:
         return None
     spec, shown, around = submission.spec, 0, {}
+    columns: Collection[str] = ()
     if isinstance(spec, EvaluationSpec):
+        columns = task_of(spec).prompt_columns
         around = {c.name: len(c.prefix) + len(c.suffix) + len(c.system or "") for c in spec.conditions}
         if spec.num_fewshot:
             # worked examples are about as long as the average problem
@@ -129,16 +132,17 @@ def _lengths(submission: Submission[Any], per_token: float) -> Lengths | None:
             shown = spec.num_fewshot * sum(sizes) // len(sizes)
     longest = total = 0
     for sample in submission.samples():
-        characters = _characters(sample.input) + around.get(sample.condition, 0) + shown
+        characters = _characters(sample.input, columns) + around.get(sample.condition, 0) + shown
         tokens = max(1, math.ceil(characters / per_token))
         longest, total = max(longest, tokens), total + tokens
     return math.ceil(total / submission.total), longest
 
 
-def _characters(given: Mapping[str, Any]) -> int:
-    """Characters of a prompt, without those of the chat template."""
+def _characters(given: Mapping[str, Any], columns: Collection[str]) -> int:
+    """Characters of a prompt with these columns, without those of the chat template."""
     if "question" in given:
-        return len(given["question"]) + sum(len(str(value)) for value in given.get("columns", {}).values())
+        others = (value for name, value in given.get("columns", {}).items() if name in columns)
+        return len(given["question"]) + sum(len(str(value)) for value in others)
     if "prompt" in given:
         return len(given["prompt"])
     if "prompt_token_ids" in given:

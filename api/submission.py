@@ -15,7 +15,7 @@ from storage.accounts.quotas import Quotas
 from storage.analyses.queries import Survey
 from storage.queue import workers
 from storage.samples import NewSample
-from storage.submission import named
+from storage.submission import named, vector_names
 
 S = TypeVar("S", bound=QueuedSpec)
 M = TypeVar("M", bound=JobSpecBase)
@@ -74,12 +74,25 @@ def with_expiry(services: Services, spec: S) -> S:
 
 
 def with_defaults(services: Services, spec: M) -> M:
-    """The spec with its canonical model and the defaults of the service. Raises UnknownModel."""
+    """The spec with its canonical model, full ids and the defaults of the service.
+
+    Raises:
+        UnknownModel
+        InvalidRequest: an intervention names no vector, or several.
+    """
     changes: dict[str, Any] = {"model": services.models.require(spec.model)}
     for name in ("sample_timeout_seconds", "max_consecutive_failures"):
         if getattr(spec, name) is None:
             changes[name] = getattr(services.settings, name)
-    return with_expiry(services, spec.model_copy(update=changes))
+    return with_vectors(services, with_expiry(services, spec.model_copy(update=changes)))
+
+
+def with_vectors(services: Services, spec: M) -> M:
+    """The spec with the full ids of stored vectors. Raises InvalidRequest."""
+    if not vector_names.has_short_ones(spec):
+        return spec
+    with services.database.read() as session:
+        return vector_names.with_full_ids(session, spec)
 
 
 def outlook(services: Services, spec: M, owner: str) -> Submission[M]:

@@ -23,6 +23,8 @@ MAX_ROW_GROUP_BYTES = 256 << 20
 #: a dictionary can expand rows further, so few are decoded at a time
 _BATCH_ROWS = 64
 _READ_BYTES = 1 << 20
+#: average bytes of the values of a Parquet column that is read for labels and groups, and of its headers
+_SHORT_BYTES, _COLUMN_BYTES = 256, 4096
 _FORMATS: dict[str, DatasetFormat] = {".csv": "csv", ".parquet": "parquet"}
 _BOM = b"\xef\xbb\xbf"
 
@@ -49,7 +51,8 @@ def records_of(
 
     Args:
         written: the format.
-        columns: the columns of a Parquet file to decode, if it has them; None decodes all.
+        columns: the columns of a Parquet file to decode, if it has them, beside those with short values;
+            None decodes all.
         required: columns that a CSV or Parquet file must have.
 
     Raises:
@@ -170,7 +173,7 @@ def parquet_records(
         opened: Any = parquet.ParquetFile(file, pre_buffer=False, buffer_size=_READ_BYTES)
         present = opened.schema_arrow.names
         _require_columns(required, present)
-        chosen = [name for name in present if columns is None or name in columns]
+        chosen = [name for name in present if columns is None or name in columns or _is_short(opened, name)]
         for number in range(opened.metadata.num_row_groups):
             _check_row_group(number, opened.metadata.row_group(number), chosen)
         for batch in opened.iter_batches(_BATCH_ROWS, columns=chosen, use_threads=False):
@@ -181,6 +184,24 @@ def parquet_records(
             raise  # an error of the disk; pyarrow's errors about damaged files have no number
         reason = " ".join(str(error).split())[:300]
         raise InvalidDataset(f"not a Parquet file that can be read: {reason}", param="dataset") from error
+
+
+def _is_short(opened: Any, name: str) -> bool:
+    """Whether a column of a Parquet file has texts, numbers or booleans that take few bytes on average."""
+    from pyarrow import types
+
+    kind = opened.schema_arrow.field(name).type
+    checks = (types.is_boolean, types.is_integer, types.is_floating, types.is_string, types.is_large_string)
+    if not any(check(kind) for check in checks):
+        return False
+    groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
+    size = sum(
+        group.column(i).total_uncompressed_size
+        for group in groups
+        for i in range(group.num_columns)
+        if group.column(i).path_in_schema == name
+    )
+    return bool(size <= _SHORT_BYTES * max(1, opened.metadata.num_rows) + _COLUMN_BYTES)
 
 
 def _check_row_group(number: int, group: Any, columns: Collection[str]) -> None:

@@ -1,11 +1,12 @@
 """Rows of a dataset: questions and answers in GSM8K's form, rows of your own task, or texts.
 
 The API reads a dataset at submission, so that it refuses bad rows before the job is queued; the worker reads
-it again. Only the task's columns are kept.
+it again. A row keeps the task's columns, and the short values of all others for labels and groups.
 Source of GSM8K's form: https://github.com/openai/grade-school-math.
 """
 
 import json
+import math
 import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -20,6 +21,8 @@ from evals.dataset_readers import at_most, json_records
 MAX_REPORTED = 10
 #: of all rows of a job together
 MAX_HELD_CHARS = 1 << 28
+#: longest text that a row keeps of a column that its prompt does not use, and longest name of such a column
+MAX_SHORT_CHARS = 256
 
 #: an answer in GSM8K's form, by lm-eval's strict-match filter
 GOLD = re.compile(r"#### (-?[0-9.,]+)")
@@ -33,7 +36,7 @@ class DatasetRow:
     index: int
     question: str
     answer: str = ""
-    #: other columns in the prompt of a task of your own
+    #: other columns in the prompt of a task of your own, and short values of the rest, see `short_values`
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -72,7 +75,8 @@ class Problems(RowForm):
             faults.append("answer does not end with a gold number (#### N)")
         if faults:
             raise InvalidDataset(", ".join(faults))
-        return DatasetRow(index=index, question=record["question"], answer=record["answer"])
+        columns = short_values(record, self.columns)
+        return DatasetRow(index=index, question=record["question"], answer=record["answer"], columns=columns)
 
 
 class Texts(RowForm):
@@ -85,7 +89,29 @@ class Texts(RowForm):
     def __call__(self, index: int, record: Mapping[str, Any], /) -> DatasetRow:
         for fault in _field_faults(record, self.required):
             raise InvalidDataset(fault)
-        return DatasetRow(index=index, question=record[self._column])
+        columns = short_values(record, self.columns)
+        return DatasetRow(index=index, question=record[self._column], columns=columns)
+
+
+def short_values(record: Mapping[str, Any], used: Collection[str]) -> dict[str, Any]:
+    """Values of the columns that a prompt does not use, for labels and groups.
+
+    Kept are texts of up to `MAX_SHORT_CHARS` characters, numbers and booleans. Longer and nested values, and
+    numbers that JSON lacks, are left out.
+    """
+    return {
+        name: value
+        for name, value in record.items()
+        if name not in used and len(name) <= MAX_SHORT_CHARS and text_fault(name) is None and _is_short(value)
+    }
+
+
+def _is_short(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_SHORT_CHARS and text_fault(value) is None
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, bool | int) and abs(value) < 1 << 63
 
 
 def read_rows(lines: Iterable[bytes], *, limit: int | None = None, offset: int = 0) -> list[DatasetRow]:

@@ -114,7 +114,7 @@ class FewshotSampler:
     requested row. So row i gets exactly lm-eval's examples on every worker, for any `limit` and `offset`.
     """
 
-    def __init__(self, examples: Sequence[DatasetRow], count: int, *, same_dataset: bool) -> None:
+    def __init__(self, task: Task, examples: Sequence[DatasetRow], count: int, *, same_dataset: bool) -> None:
         """`same_dataset`: examples come from the tested rows, so the tested row is left out.
 
         Raises:
@@ -126,7 +126,7 @@ class FewshotSampler:
                 f"num_fewshot {count} needs {needed} rows to choose from; there are {len(examples)}",
                 param="num_fewshot",
             )
-        self._examples, self._count, self._draw = examples, count, needed
+        self._task, self._examples, self._count, self._draw = task, examples, count, needed
         self._same_dataset = same_dataset
         self._random = random.Random(FEWSHOT_SEED)
         self._draws: list[list[int]] = []
@@ -141,11 +141,12 @@ class FewshotSampler:
         drawn = [self._examples[i] for i in self._draws[row.index]]
         if not self._same_dataset:
             return drawn
-        kept = [example for example in drawn if example.input != row.input][: self._count]
+        shown = self._task.shown(row)
+        kept = [example for example in drawn if self._task.shown(example) != shown][: self._count]
         if len(kept) == self._count:
             return kept
         # the dataset repeats this problem, and several copies were drawn
-        others = [example for example in self._examples if example.input != row.input]
+        others = [example for example in self._examples if self._task.shown(example) != shown]
         if len(others) < self._count:
             raise InvalidRequest(
                 f"num_fewshot is {self._count}, but only {len(others)} rows differ from row {row.index}",

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from actograph.contract.base import MAX_PROMPT_CHARS
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.tasks import TaskSpec
-from evals.dataset_rows import DatasetRow, Problems, RowForm, text_fault
+from evals.dataset_rows import DatasetRow, Problems, RowForm, short_values, text_fault
 
 #: steps of all loops of one rendering
 MAX_STEPS = 100_000
@@ -118,20 +118,23 @@ class Task(RowForm):
         self.spec = spec
         self._prompt = RowTemplate(spec.prompt, param="task.prompt")
         self._target = RowTemplate(spec.target, param="task.target")
-        self._kept = self._prompt.columns
+        self.prompt_columns = self._prompt.columns
         self.columns = self._prompt.columns | self._target.columns
         #: used instead of rows of a dataset
         self.examples = [self._example(index, sample) for index, sample in enumerate(spec.fewshot.samples)]
 
     def __call__(self, index: int, record: Mapping[str, Any], /) -> DatasetRow:
         columns = {
-            str(name): _as_json(str(name), record[name]) for name in sorted(self._kept) if name in record
+            str(name): _as_json(str(name), record[name])
+            for name in sorted(self.prompt_columns)
+            if name in record
         }
         answer = self._target.render(record)
         for name, text in (("prompt", self._prompt.render(record)), ("target", answer)):
             if (fault := text_fault(text)) is not None:
                 raise InvalidDataset(f"the {name} {fault}")
         question = columns.pop(self.spec.question, "")
+        columns |= short_values(record, self.prompt_columns)
         return DatasetRow(index=index, question=str(question), answer=answer, columns=columns)
 
     def prompt(self, row: DatasetRow, vary: Callable[[str], str] = str) -> str:
@@ -140,9 +143,14 @@ class Task(RowForm):
         Raises:
             InvalidDataset: the template fails on the row.
         """
-        if self.spec.question not in self._kept:
+        if self.spec.question not in self.prompt_columns:
             return vary(self._prompt.render(row.columns))
         return self._prompt.render({**row.columns, self.spec.question: vary(row.question)})
+
+    def shown(self, row: DatasetRow) -> tuple[object, ...]:
+        """What a prompt shows of a row: rows for which it is equal are one problem."""
+        columns = {name: value for name, value in row.columns.items() if name in self.prompt_columns}
+        return row.question, row.answer, columns
 
     def stop_strings(self, requested: Sequence[str]) -> list[str]:
         """Stop strings of the job and the task, also for chats, as in lm-eval.

@@ -90,8 +90,7 @@ def compare_rows(
         raise InvalidRequest(f"rows of shapes {first.shape} and {second.shape} cannot be compared")
     left, right = _by_problem(first, first_problems), _by_problem(second, second_problems)
     common = [problem for problem in left if problem in right]
-    if len(common) < 2:
-        raise InvalidRequest(f"{len(common)} problems are common to both sides; a comparison needs 2")
+    require_common(len(common))
     a, b = (np.stack([side[problem] for problem in common]) for side in (left, right))
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise InvalidRequest("rows contain NaN or infinite values")
@@ -115,6 +114,12 @@ def compare_rows(
         features=_largest(differences, top),
         mean_difference=mean,
     )
+
+
+def require_common(problems: int) -> None:
+    """Raises InvalidRequest if the two sides have too few problems in common."""
+    if problems < 2:
+        raise InvalidRequest(f"{problems} problems are common to both sides; a comparison needs 2")
 
 
 def linear_cka(x: Array, y: Array) -> float | None:

@@ -19,6 +19,7 @@ from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.pipeline import Pipeline
 
 from actograph.analysis.probe_fit import Fitted, ProbeKind, classifier, fit
+from actograph.analysis.probe_labels import predicts, require_groups
 from actograph.analysis.probe_scores import Scores, interval, mean_auroc, score
 from actograph.contract.errors import InvalidRequest
 
@@ -121,14 +122,14 @@ class ProbeResult:
         Raises:
             InvalidRequest: the width differs, or a label is of neither class.
         """
-        features, values = _matrix(features, "features"), np.asarray(labels)
+        features, values = as_matrix(features, "features"), np.asarray(labels)
         if features.shape[1] != self.width:
             raise InvalidRequest(f"the probe has width {self.width}, the features have {features.shape[1]}")
-        _same_length(values, len(features), "labels")
+        require_length(values, len(features), "labels")
         if not np.isin(values, self.classes).all():
             raise InvalidRequest(f"labels must be {self.classes[0]!r} or {self.classes[1]!r}")
         numbers = (values == self.classes[1]).astype(np.int64)
-        of_group = _group_numbers(features, groups)
+        of_group = group_numbers(features, groups)
         return score(numbers, self.direction.chances(features), np.zeros(len(numbers), int), of_group)
 
 
@@ -170,7 +171,8 @@ def probe(
         labels: two different values, [n]; the larger one is the positive class.
         groups: rows of one group, such as a problem, stay on one side of every split, [n]. Default: equal
             rows are a group.
-        kind: logistic regression, ridge regression, or the difference of means; see `probe_fit.fit`.
+        kind: logistic regression, ridge regression, or the difference of means; see `probe_fit.fit`. For
+            labels that are numbers of more values see `regression`.
         c: scikit-learn's C (ridge: alpha = 1 / (2 C)); None chooses it per fold on held-out training groups.
         resamples: resamples of the bootstrap over groups, at fixed probes.
         shuffles: shuffles of the labels among the groups, for `shuffled_labels` and the p-value; each fits a
@@ -187,9 +189,9 @@ def probe(
         raise InvalidRequest(f"unknown probe {kind!r}; one of: {', '.join(get_args(ProbeKind))}")
     if c is not None and not (np.isfinite(c) and c > 0):
         raise InvalidRequest(f"c is {c}; it must be a positive number")
-    features = _matrix(features, "features")
+    features = as_matrix(features, "features")
     classes, numbers = two_classes(labels, len(features))
-    of_group = _group_numbers(features, groups)
+    of_group = group_numbers(features, groups)
     fold_of = _folds(numbers, of_group, folds, seed)
     splits = _Splits(of_group=of_group, fold_of=fold_of, resamples=resamples, level=level, seed=seed)
 
@@ -287,6 +289,7 @@ def shuffle_groups(targets: Array, of_group: Array, generator: np.random.Generat
     """Give each group the labels of another one, [n]; a larger group repeats them, a smaller one takes some.
 
     Args:
+        targets: values of any kind, [n].
         of_group: number of each row's group, from 0 on without gaps, [n].
     """
     rows_of = np.split(np.argsort(of_group, kind="stable"), np.cumsum(np.bincount(of_group))[:-1])
@@ -321,13 +324,10 @@ def two_classes(labels: Array | Sequence[Any], rows: int) -> tuple[tuple[Any, An
         InvalidRequest: there are not exactly two different labels, or one is NaN.
     """
     values = np.asarray(labels)
-    _same_length(values, rows, "labels")
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        raise InvalidRequest("a label is NaN; leave out rows without a label")
+    require_length(values, rows, "labels")
+    if predicts(values, "logistic") != "classes":
+        raise InvalidRequest("labels must have two different values")
     found = np.unique(values)
-    if len(found) != 2:
-        shown = ", ".join(map(str, found[:5].tolist())) + (", ..." if len(found) > 5 else "")
-        raise InvalidRequest(f"labels must have two different values; found {len(found)}: {shown}")
     return (found[0].item(), found[1].item()), (values == found[1]).astype(np.int64)
 
 
@@ -341,9 +341,7 @@ def _direction(fitted: Fitted) -> Direction:
 
 def _folds(targets: Array, of_group: Array, folds: int, seed: int) -> Array:
     """Fold of each row: groups stay together, and folds are alike in their labels."""
-    least = min(len(np.unique(of_group[targets == one])) for one in (0, 1))
-    if folds < 2 or least < folds:
-        raise InvalidRequest(f"{folds} folds, and a class with {least} groups: choose 2 to {least} folds")
+    require_groups(targets, of_group, folds, "classes")
     split = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     fold_of = np.empty(len(targets), np.int64)
     for fold, (_, held_out) in enumerate(split.split(np.zeros(len(targets)), targets, of_group)):
@@ -377,26 +375,40 @@ def _further_baselines(
         return fit("logistic", rows, targets, groups, c=c, seed=splits.seed)
 
     def of_words(rows: Array, targets: Array, _: Array) -> Fitted:
-        vectors = TfidfVectorizer(max_features=WORDS, token_pattern=_WORD)
         last = LogisticRegression(C=c or 1.0, max_iter=2_000)
-        return Fitted(model=Pipeline([("words", vectors), ("last", last)]).fit(rows, targets))
+        return Fitted(model=Pipeline([("words", word_vectors()), ("last", last)]).fit(rows, targets))
 
-    given: dict[str, Any] = {} if lengths is None else {"length": np.asarray(lengths)[:, None]}
-    given |= dict(others) | ({} if texts is None else {"bag_of_words": texts})
     found = {}
-    for name, values in given.items():
-        _same_length(values, len(numbers), name)
+    for name, values in baseline_rows(lengths, texts, others).items():
+        require_length(values, len(numbers), name)
         if np.asarray(values).dtype.kind in "UO":
-            # a word for an empty text, since a training set of empty texts would have no words
-            filled = np.array([text if text.strip() else "(none)" for text in values], object)
-            chances, _ = splits.out_of_fold(filled, numbers, of_words)
+            chances, _ = splits.out_of_fold(words_of(values), numbers, of_words)
         else:
-            chances, _ = splits.out_of_fold(_matrix(values, name), numbers, of_rows)
+            chances, _ = splits.out_of_fold(as_matrix(values, name), numbers, of_rows)
         found[name] = splits.score(numbers, chances).brief()
     return found
 
 
-def _matrix(rows: Array, name: str) -> Array:
+def baseline_rows(
+    lengths: Array | None, texts: Sequence[str] | None, others: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Rows or texts of the baselines by their names."""
+    given: dict[str, Any] = {} if lengths is None else {"length": np.asarray(lengths)[:, None]}
+    return given | dict(others) | ({} if texts is None else {"bag_of_words": texts})
+
+
+def words_of(texts: Sequence[str]) -> Array:
+    """The texts [n], with a word for an empty one, since a training set of empty texts has no words."""
+    return np.array([text if text.strip() else "(none)" for text in texts], object)
+
+
+def word_vectors() -> TfidfVectorizer:
+    """Unfitted features of a bag of words."""
+    return TfidfVectorizer(max_features=WORDS, token_pattern=_WORD)
+
+
+def as_matrix(rows: Array, name: str) -> Array:
+    """The rows as numbers [n, width]. Raises InvalidRequest if they are not finite numbers."""
     rows = np.asarray(rows)
     if rows.ndim != 2 or rows.dtype.kind not in "fiub" or not rows.size:
         raise InvalidRequest(f"{name} must be numbers [n, width], not {rows.dtype} {list(rows.shape)}")
@@ -406,13 +418,15 @@ def _matrix(rows: Array, name: str) -> Array:
     return rows
 
 
-def _same_length(values: Any, rows: int, name: str) -> None:
+def require_length(values: Any, rows: int, name: str) -> None:
+    """Raises InvalidRequest unless there is a value for each row."""
     if len(values) != rows:
         raise InvalidRequest(f"{name} has {len(values)} rows, the features have {rows}")
 
 
-def _group_numbers(features: Array, groups: Array | Sequence[Hashable] | None) -> Array:
+def group_numbers(features: Array, groups: Array | Sequence[Hashable] | None) -> Array:
+    """Number of each row's group from 0 on, [n]; equal rows are a group by default."""
     if groups is None:
         groups = [blake2b(row.tobytes(), digest_size=16).hexdigest() for row in features]
-    _same_length(groups, len(features), "groups")
+    require_length(groups, len(features), "groups")
     return np.unique(np.asarray(groups), return_inverse=True)[1].ravel()

@@ -23,7 +23,7 @@ ProbeKind = Literal["logistic", "ridge", "mean_difference"]
 #: strengths that the inner validation tries; ridge has alpha = 1 / (2 C)
 C_GRID = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 #: folds of the training rows, for strength and calibration
-_INNER = 4
+INNER_FOLDS = 4
 
 
 class MeanDifference(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -136,7 +136,7 @@ def _inner_splits(labels: Array, groups: Array, seed: int) -> Iterator[Split]:
     """Training and held-out rows of each inner fold. Raises InvalidRequest for too few groups of a label."""
     least = min(len(np.unique(groups[labels == one])) for one in (0, 1))
     if least > 1:
-        split = StratifiedGroupKFold(min(_INNER, least), shuffle=True, random_state=seed)
+        split = StratifiedGroupKFold(min(INNER_FOLDS, least), shuffle=True, random_state=seed)
         found = list(split.split(np.zeros(len(labels)), labels, groups))
         if all(len(np.unique(labels[train])) == 2 for train, _ in found):
             yield from found

@@ -10,6 +10,7 @@ import typer
 from actograph.cli.flags import IdArgument, names
 from actograph.cli.shell import Shell, command, emit, note, on_interrupt
 from actograph.cli.tables import Columns, describe, table
+from actograph.cli.vectors import note_saved
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.short_texts import shorten
 
@@ -37,8 +38,9 @@ _OF_ROWS = {
     "positions": _flag(str, f"{_POSITIONS}last_prompt)"),
     "reduce": _flag(Literal["none", "mean", "max", "last"], "Reduce each session's rows. (default: none)"),
     "seed": _flag(int, "Seed of folds, shuffles and resamples. (default: 0)"),
-    "save_vector_as": _flag(str, "Store each hook's direction as a vector.", metavar="NAME"),
+    "save_as": _flag(str, "Store each hook's direction as a vector.", metavar="NAME"),
 }
+_GROUPS = "sample|group|column:NAME"
 _READING = "A position counts if any layer has an outlier there, or layers are averaged. (default: union)"
 _METHODS = Literal["logistic", "ridge", "mean_difference"]
 #: analysis -> flags, which are fields of its spec
@@ -55,17 +57,18 @@ _FLAGS = {
     },
     "probe": {
         **_OF_ROWS,
-        "label": _flag(str, "condition, or a metric key. (default: correct)"),
-        "method": _flag(_METHODS, "Kind of probe. (default: logistic)"),
-        "groups": _flag(
-            str, "Rows that stay together in splits. (default: sample)", metavar="sample|column:NAME"
+        "label": _flag(
+            str, "condition, label or group of the inputs, column:NAME, or a metric key. (default: correct)"
         ),
+        "method": _flag(_METHODS, "Kind of probe. (default: logistic)"),
+        "groups": _flag(str, "Rows that stay together in splits. (default: sample)", metavar=_GROUPS),
         "folds": _flag(int, "Number of folds. (default: 5)", min=2),
         "c": _flag(float, "C of scikit-learn. (default: chosen by inner validation)", "--c"),
         "shuffles": _flag(int, "Shuffles of the labels, for p-values. (default: 19)", min=0),
     },
     "compare": {
         **_OF_ROWS,
+        "groups": _flag(str, "Rows that are compared with each other. (default: sample)", metavar=_GROUPS),
         "permutations": _flag(int, "Permutations of the test. (default: 999)", min=1),
         "other_condition": _flag(str, "Condition of the other side."),
     },
@@ -122,12 +125,12 @@ def outliers(shell: Shell, sources: SourcesArgument, **given: Any) -> None:
 def probe(shell: Shell, sources: SourcesArgument, **given: Any) -> None:
     """Fit and score linear probes on the sessions of jobs, or on a file, beside their baselines.
 
-    A file has `features` [n, width] and `labels` [n] of two values; `groups` [n] (rows of one group stay
-    on one side of each split; by default `sample_index`, which the matrix of a job has), `lengths` [n] and
-    `texts` [n] are optional. Rows with the label NaN are left out. Its results are printed as JSON.
+    A file has `features` [n, width] and `labels` [n] of two values, or of numbers with --method ridge;
+    `groups` [n] (rows of one group stay on one side of each split), `lengths` [n] and `texts` [n] are
+    optional. Rows with the label NaN or "" are left out. Its results are printed as JSON.
     """
     given = _typed(given)
-    if (file := _file(sources, given, "positions", "reduce", "label", "groups", "save_vector_as")) is None:
+    if (file := _file(sources, given, "positions", "reduce", "label", "groups", "save_as")) is None:
         _analyse(shell, "probe", sources, given)
     else:
         _probe_file(file, kind=given.pop("method", "logistic"), **given)
@@ -191,6 +194,10 @@ def _analyse(shell: Shell, kind: str, jobs: Sequence[str], given: Mapping[str, A
     with on_interrupt(f"job {job.id} continues; follow it with: {later}"):
         finished = shell.client.analysis.follow(job.id)
     shell.show(finished.result, _text)
+    if "save_as" in given:
+        saved = shell.client.vectors.list(name=given["save_as"])
+        of_job = {one.hook: one.id for one in saved if one.metadata.get("job_id") == job.id}
+        note_saved(shell, given["save_as"], of_job)
     note(f"files: actograph sessions pull {shorten(finished.session.id)} --out .")
 
 
@@ -212,17 +219,20 @@ def _text(result: Any) -> str:
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a hook, and those of a probe's lists that people look for first."""
+    from actograph.contract.analyses import ranked_by
+
     numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
     if "baselines" in found:
-        low, high = found["auroc_interval"]
-        baselines = {name: one["auroc"] for name, one in found["baselines"].items()}
-        shown = ("auroc", "accuracy", "rows", "groups", "p_corrected")
+        score = ranked_by(found)
+        low, high = found[f"{score}_interval"]
+        baselines = {name: one[score] for name, one in found["baselines"].items()}
+        shown = ("auroc", "accuracy", "r2", "spearman", "rows", "groups", "p_corrected")
         known = {name: numbers[name] for name in shown if name in numbers}
         return known | {"low": low, "high": high} | baselines
     return numbers
 
 
-def _probe_file(file: Path, **options: Any) -> None:
+def _probe_file(file: Path, *, kind: Any, **options: Any) -> None:
     import numpy as np
 
     from actograph.analysis.files import read_arrays
@@ -230,19 +240,22 @@ def _probe_file(file: Path, **options: Any) -> None:
 
     package("scikit-learn", "a probe", module="sklearn")
     from actograph.analysis.probe import probe as fit
+    from actograph.analysis.probe_labels import predicts
+    from actograph.analysis.regression import regression
 
     arrays = read_arrays(file)
     if missing := [name for name in ("features", "labels") if name not in arrays]:
         raise InvalidDataset(f"{file}: no array {missing[0]!r}; the file has {', '.join(arrays)}")
-    if "groups" not in arrays and "sample_index" in arrays:  # a matrix of a job
-        arrays["groups"] = arrays["sample_index"]
     labels = arrays["labels"]
-    known = ~np.isnan(labels) if labels.dtype.kind == "f" else np.ones(len(labels), bool)
+    known = ~np.isnan(labels) if labels.dtype.kind == "f" else labels != ""
     if not known.all():
         note(f"{(~known).sum()} rows without a label are left out")
     given_names = ("features", "labels", "groups", "lengths", "texts")
     given: dict[str, Any] = {name: arrays[name][known] for name in given_names if name in arrays}
-    _print(fit(**given, **options).as_json())
+    if predicts(given["labels"], kind) == "numbers":
+        _print(regression(**given, **options).as_json())
+    else:
+        _print(fit(**given, kind=kind, **options).as_json())
 
 
 def _print(value: Any) -> None:

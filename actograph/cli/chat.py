@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from actograph.cli.job_flags import STEER
 from actograph.cli.shell import Shell, emit, note
 from actograph.contract.errors import InvalidRequest
 
@@ -26,6 +27,7 @@ def chat(
     top_p: float | None = typer.Option(None, min=0.0, max=1.0, help="Nucleus sampling probability."),
     seed: int | None = typer.Option(None, help="Seed: the same seed gives the same answer."),
     thinking: bool = typer.Option(False, "--thinking", help="Let the model think first."),
+    steer: list[str] = typer.Option([], help=STEER),
     capture: str | None = typer.Option(None, help="POINTS[@LAYERS] to store, such as resid_post@8,12,16."),
 ) -> None:
     """Chat with a model. The answer is printed while it is generated."""
@@ -39,6 +41,10 @@ def chat(
         "capture": capture,
     }
     fields = {name: value for name, value in fields.items() if value is not None}
+    if steer:
+        from actograph.contract.job_options import intervention_of
+
+        fields["interventions"] = [intervention_of(text) for text in steer]
     said: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     asked = [sys.stdin.read()] if question == ["-"] else [" ".join(question)] if question else None
     if asked is None and shell.json:

@@ -20,7 +20,11 @@ _DATASET = (
 )
 _CONDITION = (
     "Condition: `plain`, `EP02:suffix=This matters.` or `calc:tools=calculator`. Repeat for more; the first "
-    "is the baseline. Fields: system prefix suffix tools temperature top_p top_k."
+    "is the baseline. Fields: system prefix suffix tools steer temperature top_p top_k."
+)
+STEER = (
+    "VECTOR@HOOK*COEFFICIENT[@POSITIONS]: add a stored vector, by name or id, such as "
+    "truth@resid_post.12*4@generated. Repeat for more."
 )
 #: flag -> type, option of `client.evaluate` and `client.capture`, and help
 _FLAGS: dict[str, tuple[Any, str, str]] = {
@@ -40,6 +44,7 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
     "max_turns": (int, "max_turns", "Maximum number of turns with tools."),
     "condition": (list[str], "conditions", _CONDITION),
     "conditions": (Path, "", 'JSON file with a list of conditions, or {"stimuli": {NAME: SUFFIX}}.'),
+    "steer": (list[str], "interventions", STEER),
     "thinking": (bool, "enable_thinking", "Let the model think."),
     "chat_template": (bool, "apply_chat_template", "Default: apply it if the model has one."),
     "capture": (

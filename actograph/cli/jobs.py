@@ -25,6 +25,7 @@ from actograph.cli.shell import (
     on_interrupt,
 )
 from actograph.cli.tables import Columns, clean, cut
+from actograph.cli.vectors import note_saved
 from actograph.contract.errors import InvalidRequest
 from actograph.short_texts import shorten
 
@@ -128,7 +129,7 @@ def samples(
     """List a job's samples: texts, verdicts and errors. JSON includes all fields."""
     width = max(100, shutil.get_terminal_size((120, 24)).columns)
     columns: Columns = (
-        "index", "condition", "epoch", "status", ("correct", verdict), "tokens=generated_tokens",
+        "sample_index", "condition", "epoch", "status", ("correct", verdict), "tokens=generated_tokens",
         "session_id", ("completion or error", lambda sample: cut(_text(sample), width)),
     )  # fmt: skip
     found = _job(shell, job).samples(status=status, condition=condition)
@@ -205,7 +206,7 @@ def write_arrays(
     "compare",
     examples=[
         "actograph jobs compare job_3fa2",
-        "actograph jobs compare job_3fa2 --activations EP02 --positions last_prompt --store-as career",
+        "actograph jobs compare job_3fa2 --activations EP02 --positions last_prompt --save-as career",
     ],
 )
 def compare(
@@ -220,17 +221,20 @@ def compare(
     hooks: list[str] = typer.Option([], help="Hooks to compare (commas or repeated). Default: all."),
     positions: str = typer.Option("all", help="Tokens to average: all, generated, answer[-5:], 0,-1, ..."),
     limit: int | None = typer.Option(None, min=1, help="Maximum number of pairs."),
-    store_as: str | None = typer.Option(None, metavar="NAME", help="Store the mean differences as vectors."),
+    save_as: str | None = typer.Option(None, metavar="NAME", help="Store the mean differences as vectors."),
 ) -> None:
     """Compare a job's conditions problem by problem: scores and lengths, or activations."""
-    if activations is None and (hooks or store_as or limit):
-        raise InvalidRequest("--hooks, --limit and --store-as need --activations CONDITION")
+    if activations is None and (hooks or save_as or limit):
+        raise InvalidRequest("--hooks, --limit and --save-as need --activations CONDITION")
     compared = _job(shell, job)
     if activations is None:
         shell.show(compared.comparison(baseline=baseline, level=level), job_tables.scores_table)
         return
-    options = {"hooks": names(hooks), "positions": positions, "limit": limit, "store_as": store_as}
-    shell.show(compared.compare_activations(activations, baseline=baseline, **options))
+    options = {"hooks": names(hooks), "positions": positions, "limit": limit, "save_as": save_as}
+    found = compared.compare_activations(activations, baseline=baseline, **options)
+    shell.show(found)
+    if save_as is not None:
+        note_saved(shell, save_as, {hook: one.vector_id or "" for hook, one in found.hooks.items()})
 
 
 def estimate(

@@ -20,6 +20,7 @@ from actograph.cli import (
     sessions,
     up,
     upkeep,
+    vectors,
     worker,
 )
 from actograph.cli.chat import chat
@@ -71,6 +72,7 @@ command(app, "schema", None, ["actograph schema job"], panel=JOBS, formats=False
 app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
 app.add_typer(analysis.app, name="analyse", rich_help_panel=JOBS)
+app.add_typer(vectors.app, name="vectors", rich_help_panel=JOBS)
 app.add_typer(deploy.app, name="deploy", rich_help_panel=OPERATE)
 command(app, "doctor", up.FLAGS, ["actograph doctor --model ./my-model"], panel=OPERATE)(upkeep.doctor)
 command(app, "backup", None, ["actograph backup /mnt/backup/lab"], panel=OPERATE)(upkeep.backup)

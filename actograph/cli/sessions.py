@@ -37,7 +37,7 @@ FILTERS: dict[str, Any] = {
     ],
 }
 COLUMNS: Columns = (
-    "session id=id", "job_id", "index=sample_index", "condition", "prompt=prompt_tokens",
+    "session id=id", "job_id", "sample_index", "condition", "prompt=prompt_tokens",
     "generated=generated_tokens", "rows", ("hooks", lambda session: len(session.hooks)), "dtype",
     "size=bytes", "correct", "age=created_at",
 )  # fmt: skip
@@ -141,6 +141,29 @@ def remove(
     if shell.json:
         emit(found.model_dump_json())
     note(what)
+
+
+@command(app, "score", examples=["actograph sessions score labels.csv --job job_3fa2"])
+def score(
+    shell: Shell,
+    file: Path = typer.Argument(..., metavar="FILE.csv", exists=True, dir_okay=False),
+    *,
+    job: str | None = typer.Option(None, help="The file names samples of this job by their sample_index."),
+) -> None:
+    """Store scores of sessions, from a CSV file with a column for each score.
+
+    A column `session_id` names the sessions; with --job it is `sample_index`, and perhaps `condition` and
+    `epoch`. A column `correct` (true or false) sets the verdicts. Empty cells leave a score as it is.
+    Matrices and probes take the scores as labels.
+    """
+    from actograph.cli.score_files import read_scores
+
+    ours = shell.client.sessions
+    sessions = None if job is None else ours.list(job_id=shell.id("job", job))
+    count = ours.score(read_scores(file, sessions))
+    if shell.json:
+        emit(json.dumps({"sessions": count}))
+    note(f"scored: {count} sessions")
 
 
 @command(app, "update", FILTERS, ["actograph sessions update --job job_3fa2 --set-tag keep --expires-in 30d"])

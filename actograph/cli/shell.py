@@ -64,7 +64,12 @@ class Shell:
         return Client(self.options.url or settings.effective_url, key)
 
     def id(self, prefix: str, typed: str) -> str:
-        """Return the full id of a `job`, `ses`, `batch` or `key`. Raises the errors of `full_id`."""
+        """Return the full id of a `job`, `ses`, `batch` or `key`. Raises the errors of `full_id`.
+
+        Of a `vec` the text itself: the service finds vectors by id, prefix and name.
+        """
+        if prefix == "vec":
+            return typed
         client = self.client
         listed: dict[str, Callable[[str], Iterable[Any]]] = {
             "job": lambda start: client.jobs.list(id_prefix=start),

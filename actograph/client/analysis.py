@@ -114,7 +114,7 @@ class Analysis(Resource, path="/v1/jobs"):
         """Fit and score a linear probe on each hook.
 
         Options: `positions`, `reduce`, `label`, `method`, `groups`, `folds`, `c`, `seed`, `resamples`,
-        `level`, `shuffles`, `max_bytes`, `save_vector_as`.
+        `level`, `shuffles`, `max_bytes`, `save_as`.
         """
         return self._run("probe", sessions, hooks, progress, options)
 
@@ -129,7 +129,8 @@ class Analysis(Resource, path="/v1/jobs"):
     ) -> Finished[ComparisonResult]:
         """Compare two sets of sessions problem by problem; differences are `other` minus `sessions`.
 
-        Options: `positions`, `reduce`, `permutations`, `top`, `seed`, `max_bytes`, `save_vector_as`.
+        Options: `positions`, `reduce`, `groups`, `permutations`, `top`, `seed`, `max_bytes`,
+        `save_as`.
         """
         return self._run("compare", sessions, hooks, progress, options | {"other": _query(other)})
 

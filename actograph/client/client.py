@@ -95,7 +95,8 @@ class Client:
         Takes the options of `evaluate`; `mode="prefill"` generates nothing.
 
         Args:
-            prompts: texts, or conversations as lists of messages; by default the rows of `dataset`.
+            prompts: texts, conversations as lists of messages, or inputs such as `{"prompt": ..., "label":
+                ..., "group": ...}`; by default the rows of `dataset`.
 
         Raises:
             InvalidRequest: an option is not valid; nothing was sent.

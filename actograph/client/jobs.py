@@ -118,7 +118,7 @@ class JobHandle(Handle, resources.Job):
     def compare_activations(self, condition: str, **options: Any) -> ActivationComparison:
         """Subtract the baseline's mean activations per hook; see docs/guides/steering.md.
 
-        Options: `positions`, `hooks`, `baseline`, `limit` and `store_as`. The service reads every session.
+        Options: `positions`, `hooks`, `baseline`, `limit` and `save_as`. The service reads every session.
         """
         require_known(self.compare_activations, options, ActivationComparisonRequest)
         sent: Any = {"json": {**options, "condition": condition}, "timeout": LONG_SECONDS}
@@ -170,7 +170,11 @@ class JobHandle(Handle, resources.Job):
             InvalidRequest: the name has another ending, or the rows are reduced, or of different tokens.
             NotFound: there is no session, or one lacks a hook.
         """
-        sessions = sorted(self.sessions(), key=lambda one: (one.sample_index, one.condition or "", one.epoch))
+        names = [one["name"] for one in self.spec.get("conditions") or [{"name": None}]]
+        places = {name: place for place, name in enumerate(names)}
+        sessions = sorted(
+            self.sessions(), key=lambda one: (one.sample_index, places.get(one.condition, 0), one.epoch)
+        )
         with meter(show=progress) as update:
             return arrays.write(sessions, Path(path), hooks=hooks, sequence=sequence, on_progress=update)
 
@@ -183,9 +187,10 @@ class JobHandle(Handle, resources.Job):
             hook: a hook point, an alias, a savepoint, or a module path of the job's model.
             positions: tokens, as in a capture spec: `last_prompt` (the default), `answer[-5:]`, `[0, -1]`.
             reduce: `mean`, `max` or `last` reduces each session's rows to one.
-            label: `correct` (1 or 0, the default), or a metric key of the samples' scores
-                (`exact_match,strict-match`).
-            limit: maximum number of sessions, oldest first.
+            label: `correct` (1 or 0, the default), `condition`, `label` or `group` of the inputs,
+                `column:NAME`, or a metric key of the scores (`exact_match,strict-match`).
+            groups: value of `groups`: `sample` (the default), `group` of the inputs, or `column:NAME`.
+            limit: maximum number of sessions, in the order of the dataset.
             max_bytes: maximum size of the features; by default 1 GiB, at most 4 GiB.
             condition, epoch, sample_index, correct, tag: read only matching sessions.
 

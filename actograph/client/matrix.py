@@ -30,6 +30,7 @@ class JobMatrixOptions(TypedDict, total=False):
     positions: Positions
     reduce: Reduce
     label: str
+    groups: str
     epoch: int | None
     limit: int | None
     max_bytes: int | None
@@ -40,8 +41,8 @@ class MatrixOptions(SessionFilters, JobMatrixOptions, total=False):
 
 
 _SAMPLE_COLUMNS = (
-    "id", "index", "condition", "epoch", "status", "prompt", "completion", "finish_reason", "prompt_tokens",
-    "generated_tokens", "seed", "losses", "session_id", "started_at", "finished_at",
+    "id", "sample_index", "condition", "epoch", "status", "prompt", "completion", "finish_reason",
+    "prompt_tokens", "generated_tokens", "seed", "losses", "session_id", "started_at", "finished_at",
 )  # fmt: skip
 
 
@@ -57,14 +58,17 @@ class Skipped:
 class Matrix:
     """`features` [n, width] of one hook, and the origin of each of the n rows.
 
-    `labels` [n] is float64, NaN if the session has no verdict. `tokens` [n] is the token index of the row, -1
-    for a summary of several tokens. `condition` and `session_id` are strings, `sample_index` and `epoch`
-    int64. Rows are in the order of their sessions, oldest first.
+    `labels` [n] is float64, NaN if the session has no label; labels that are texts are strings, "" without
+    one. `groups` [n] are values of the chosen column, by default `sample_index`: keep rows of one group on
+    one side of a split, as `GroupKFold` does. `tokens` [n] is the token index of the row, -1 for a summary of
+    several tokens. `condition` and `session_id` are strings, `sample_index` and `epoch` int64. Rows are in
+    the order of problem, condition and epoch.
     """
 
     hook: str
     features: Array
-    labels: NDArray[np.float64]
+    labels: Array
+    groups: Array
     tokens: NDArray[np.int64]
     sample_index: NDArray[np.int64]
     epoch: NDArray[np.int64]
@@ -85,14 +89,6 @@ class Matrix:
 
     def __len__(self) -> int:
         return len(self.features)
-
-    @property
-    def groups(self) -> NDArray[np.int64]:
-        """The problem of each row [n]. Keep rows of one problem on one side of a split, as `GroupKFold` does.
-
-        It is `sample_index`: conditions and epochs of a problem share it, and so do all jobs on a dataset.
-        """
-        return self.sample_index
 
     def __repr__(self) -> str:
         skipped = f", {len(self.skipped)} sessions skipped" if self.skipped else ""
@@ -118,7 +114,8 @@ class Matrix:
 
     @property
     def _columns(self) -> dict[str, Array]:
-        columns = {name: getattr(self, name) for name in ("session_id", "sample_index", "condition", "epoch")}
+        names = ("session_id", "sample_index", "condition", "epoch", "groups")
+        columns = {name.removesuffix("s"): getattr(self, name) for name in names}
         return columns | {"token": self.tokens, "label": self.labels}
 
 

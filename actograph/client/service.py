@@ -146,17 +146,19 @@ class Vectors(Resource, path="/v1/vectors"):
         body = {"name": name, "hook": hook, "vector": numbers, "model": model, "metadata": metadata or {}}
         return self._call(VectorInfo, "POST", json=body)
 
-    def list(self, *, name: str | None = None, model: str | None = None) -> Listing[VectorInfo]:
+    def list(
+        self, *, name: str | None = None, hook: str | None = None, model: str | None = None
+    ) -> Listing[VectorInfo]:
         """List stored vectors without their numbers, newest first."""
-        return self._items(VectorInfo, name=name, model=model)
+        return self._items(VectorInfo, name=name, hook=hook, model=model)
 
-    def get(self, vector_id: str) -> StoredVector:
-        """Return one stored vector with its numbers."""
-        return self._call(StoredVector, "GET", vector_id)
+    def get(self, vector: str) -> StoredVector:
+        """Return one stored vector with its numbers, by id, the beginning of one, name, or `NAME@HOOK`."""
+        return self._call(StoredVector, "GET", vector)
 
-    def delete(self, vector_id: str) -> base.Deleted:
-        """Delete a vector that no active job uses."""
-        return self._call(base.Deleted, "DELETE", vector_id)
+    def delete(self, vector: str) -> base.Deleted:
+        """Delete a vector that no active job uses; `vector` is that of `get`."""
+        return self._call(base.Deleted, "DELETE", vector)
 
 
 class Workers(Resource, path="/v1/workers"):

@@ -123,8 +123,8 @@ class Sessions(Resource, path="/v1/activations/sessions"):
         """Store scores by another program, and verdicts. Returns the number of sessions.
 
         Args:
-            scores: for each session `session_id`, `scores` (name -> `value`, and perhaps the judged `answer`)
-                and perhaps `correct`.
+            scores: for each session `session_id`, `scores` (name -> a number, or its `value` and the judged
+                `answer`) and perhaps `correct`.
 
         Raises:
             ApiError: 404 if a session does not exist, 422 if it is an evaluation's. Of 1,000 sessions, which

@@ -3,18 +3,40 @@
 Such a job has one sample. A worker of its own runs it (`python -m worker.analysis`), without a model.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from actograph.contract.base import HookList, Name, Resource, Spec, example
+from actograph.contract.base import HookList, Resource, Spec, example
+from actograph.contract.interventions import VectorName
 from actograph.contract.row_selection import Positions, Reduce
 from actograph.contract.specs import QueuedSpec
 
 #: `model` of these jobs and of their workers; served models have no "=" in their names, see `parse_served`
 ANALYSIS = "=analysis"
-Label = Annotated[str, Field(min_length=1, max_length=256)]
-Groups = Annotated[str, Field(pattern=r"^(sample|column:.+)$", max_length=256)]
+#: labels of sessions beside scores, and groups; `column:NAME` is both
+CORRECT, CONDITION, SAMPLE, COLUMN = "correct", "condition", "sample", "column:"
+#: columns that are fields of a capture job's inputs, and need no `column:`
+OWN_COLUMNS = ("label", "group")
+ABOUT_LABELS = (
+    "`correct`, `condition`, `label` or `group` of the inputs, `column:NAME` of the dataset, or a metric key "
+    "of the scores."
+)
+ABOUT_GROUPS = (
+    "one `sample` (index in the dataset), one `group` of the inputs, or one value of a stored column, "
+    "`column:NAME`"
+)
+
+
+def _is_group(value: str) -> str:
+    if value in (SAMPLE, "group") or (value.startswith(COLUMN) and value != COLUMN):
+        return value
+    raise ValueError(f"{value!r} is no group. Write sample, group, or column:NAME for a stored column")
+
+
+Label = Annotated[str, Field(min_length=1, max_length=300)]
+Groups = Annotated[str, Field(max_length=300), AfterValidator(_is_group)]
 JobId = Annotated[str, Field(pattern=r"^job_[0-9a-f]{32}$")]
 Bytes = Annotated[int, Field(ge=1, le=4 << 30)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -29,7 +51,7 @@ class SessionQuery(Spec):
     sample_index: int | None = Field(None, ge=0, le=2**31 - 1)
     correct: bool | None = Field(None, description="Result of the task's first scorer.")
     tag: str | None = Field(None, max_length=64)
-    limit: int | None = Field(None, ge=1, description="Most sessions of each job, oldest first.")
+    limit: int | None = Field(None, ge=1, description="Most sessions of each job, by their order in it.")
 
 
 class AnalysisSpecBase(QueuedSpec):
@@ -83,7 +105,7 @@ class RowsSpec(AnalysisSpecBase):
     reduce: Reduce = Field("none", description="Reduce each session's rows to one.")
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of folds, shuffles and resamples.")
     max_bytes: Bytes = Field(1 << 30, description="Most bytes of rows of one hook.")
-    save_vector_as: Name | None = Field(None, description="Store each hook's direction as a vector.")
+    save_as: VectorName | None = Field(None, description="Store each hook's direction as a vector.")
 
 
 class ProbeSpec(RowsSpec):
@@ -95,17 +117,15 @@ class ProbeSpec(RowsSpec):
         hooks=["resid_post"],
         positions="generated",
         reduce="mean",
-        save_vector_as="correctness",
+        save_as="correctness",
     )
 
     kind: Literal["probe"] = Field(description="Kind of the job.")
-    label: Label = Field("correct", description="`correct`, `condition`, or a metric key of the scores.")
-    method: Literal["logistic", "ridge", "mean_difference"] = Field("logistic", description="Kind of probe.")
-    groups: Groups = Field(
-        "sample",
-        description="Rows that stay together in every split: of one `sample` (index in the dataset), or with "
-        "one value of a stored column, `column:NAME`.",
+    label: Label = Field(CORRECT, description=ABOUT_LABELS)
+    method: Literal["logistic", "ridge", "mean_difference"] = Field(
+        "logistic", description="Kind of probe. `ridge` also predicts numbers."
     )
+    groups: Groups = Field(SAMPLE, description=f"Rows that stay together in every split: of {ABOUT_GROUPS}.")
     folds: int = Field(5, ge=2, le=100, description="Number of folds.")
     c: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="C of scikit-learn; null: by inner validation."
@@ -127,6 +147,7 @@ class CompareSpec(RowsSpec):
 
     kind: Literal["compare"] = Field(description="Kind of the job.")
     other: SessionQuery
+    groups: Groups = Field(SAMPLE, description=f"Rows that are compared with each other: of {ABOUT_GROUPS}.")
     permutations: int = Field(999, ge=1, le=100_000, description="Of the sign-flip test.")
     top: int = Field(10, ge=0, le=10_000, description="Features to list, by effect.")
 
@@ -215,9 +236,19 @@ class ProbesResult(AnalysisResult):
     kind: Literal["probe"] = "probe"
     hooks: dict[str, dict[str, Any]] = Field(
         description="Scores, `baselines`, `classes`, `c`, `bias`, `p_value`, and `p_corrected` for the best "
-        "of all hooks; the weights are in `directions.npz`."
+        "of all hooks; the weights are in `directions.npz`. A probe of numbers has `r2` and `spearman` "
+        "instead of `auroc` and `accuracy`."
     )
     warnings: list[str] = Field([], description="Doubts about the probes, each with its hook.")
+
+
+#: titles of the scores that probes are ranked by
+SCORE_TITLES = {"auroc": "AUROC", "r2": "R²"}
+
+
+def ranked_by(found: Mapping[str, Any]) -> str:
+    """Name of the score that a probe's result is ranked by: `auroc`, or `r2` if it predicts numbers."""
+    return "r2" if "r2" in found else "auroc"
 
 
 class ComparisonResult(AnalysisResult):

@@ -22,7 +22,7 @@ Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 class OwnSample(Spec):
     """A sample of the client's own evaluation, by which the sessions of a request are searched."""
 
-    index: int = Field(0, ge=0, lt=2**31, description="Row of the client's dataset.")
+    sample_index: int = Field(0, ge=0, lt=2**31, description="Row of the client's dataset.")
     condition: Name | None = Field(None, description="For example the number of the turn.")
     epoch: int = Field(0, ge=0, lt=2**31)
 

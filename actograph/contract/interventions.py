@@ -30,7 +30,29 @@ _PART = re.compile(r"\.output\.\d+$")
 
 Number = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=False)]
 Vector = Annotated[list[Number], Field(min_length=1, max_length=MAX_WIDTH, fail_fast=True)]
-VectorId = Annotated[str, Field(pattern=r"^vec_[0-9a-f]{32}$")]
+#: what an id of a vector begins with
+ID_START = r"vec_[0-9a-f]{1,32}"
+_NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}(@[^@]{1,256})?")
+
+
+def _no_id(name: str) -> str:
+    if name.startswith("vec_"):
+        raise ValueError(f"{name!r} looks like an id; choose a name that does not begin with vec_")
+    return name
+
+
+def _is_reference(text: str) -> str:
+    if not _NAMED.fullmatch(text):
+        raise ValueError(
+            f"{text!r} names no vector. Write its id, the beginning of one, its name, or NAME@HOOK"
+        )
+    return text
+
+
+#: name of a stored vector
+VectorName = Annotated[Name, AfterValidator(_no_id)]
+#: id of a stored vector, the beginning of one, NAME or NAME@HOOK; jobs are stored with the id
+VectorRef = Annotated[str, Field(max_length=400), AfterValidator(_is_reference)]
 
 #: points that can only be read: the model does not use the tensor that they show
 READ_ONLY_POINTS = ("router_logits", "expert_indices", "expert_weights")
@@ -57,7 +79,11 @@ class Intervention(Spec):
     hook: HookName = Field(description="Hook name or alias.")
     op: Op = Field(description="Change of each row.")
     vector: Vector | None = Field(None, description="As long as the hook is wide.")
-    vector_id: VectorId | None = Field(None, description="Id of a stored vector, instead of `vector`.")
+    vector_id: VectorRef | None = Field(
+        None,
+        description="A stored vector, instead of `vector`: its id, the beginning of one, its name (the "
+        "vector of this hook), or `NAME@HOOK`.",
+    )
     coefficient: Number = Field(1.0, description="c in these formulas.")
     positions: Annotated[Positions, AfterValidator(_known_in_the_pass)] = Field(
         "all", description="Tokens to change, as in a capture spec; none counted from the end."
@@ -87,7 +113,7 @@ class NewVector(Spec):
 
     model_config = example(name="career", hook="resid_post.2", vector=[0.1, -0.2, 0.3], model="demo")
 
-    name: Name = Field(description="Your name for it; another of the same name may exist.")
+    name: VectorName = Field(description="Your name for it, one for the vectors of several hooks.")
     hook: HookName = Field(description="Hook whose rows it is from or for.")
     vector: Vector = Field(description="As long as the hook is wide.")
     model: ModelName | None = Field(None, description="Only its jobs may use it.")

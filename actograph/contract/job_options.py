@@ -1,5 +1,6 @@
 """Jobs from options: for `client.evaluate` and `client.capture`, and for the command line."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,11 @@ Capture = str | Fields
 Dataset = str | Path | Fields
 #: tokens, as in a capture spec
 Positions = str | int | Sequence[int] | Sequence[str] | Fields
-#: texts, or conversations as lists of messages
-Prompts = str | Sequence[str | Sequence[Mapping[str, str]]]
+#: texts, conversations, or inputs of a capture job as they are sent, with a label or a group
+Prompts = str | Sequence[str | Sequence[Mapping[str, str]] | Mapping[str, Any] | BaseModel]
 #: each `NAME`, `NAME:FIELD=VALUE` or a spec; or name -> suffix of the question
+#: an intervention is a spec, or `VECTOR@HOOK*COEFFICIENT[@POSITIONS]`, which adds a stored vector
+_STEER = re.compile(r"(?P<vector>[^@*]+)@(?P<hook>[^@*]+)\*(?P<coefficient>[^@*]+)(@(?P<positions>[^@]+))?")
 Conditions = Sequence[str | Fields] | Mapping[str, str]
 
 
@@ -39,7 +42,7 @@ class JobOptions(TypedDict, total=False):
     offset: int | None
     epochs: int | None
     conditions: Conditions | None
-    interventions: Sequence[Fields] | None
+    interventions: Sequence[str | Fields] | None
     enable_thinking: bool | None
     capture: Capture | None
     mode: Literal["generate", "prefill"] | None
@@ -84,7 +87,7 @@ _PLACES = {
 #: placeholder of an upload while the rest of a spec is checked
 _UNSENT_FILE = "file_" + "0" * 32
 _CONDITION_NUMBERS = {"temperature": float, "top_p": float, "top_k": int}
-CONDITION_FIELDS = ("system", "prefix", "suffix", "tools", *_CONDITION_NUMBERS)
+CONDITION_FIELDS = ("system", "prefix", "suffix", "tools", "steer", *_CONDITION_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,10 @@ def draft(options: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> 
         given["inputs"] = inputs_of(given["inputs"])
     if "tools" in given:
         given["tools"] = _tools(given["tools"])
+    if "interventions" in given:
+        given["interventions"] = [
+            intervention_of(one) if isinstance(one, str) else one for one in given["interventions"]
+        ]
     if "conditions" in given:
         given["conditions"] = conditions_of(given["conditions"])
     if given.get("expires_after", NEVER) != NEVER:
@@ -202,7 +209,9 @@ def conditions_of(given: Conditions) -> list[dict[str, Any]]:
         condition = _condition(one) if isinstance(one, str) else dict(_plain(one))
         known = found.setdefault(condition.get("name", ""), {})
         sampling = known.get("sampling", {}) | condition.get("sampling", {})
+        edits = [*known.get("interventions", ()), *condition.get("interventions", ())]
         known |= condition | ({"sampling": sampling} if sampling else {})
+        known |= {"interventions": edits} if edits else {}
     return list(found.values())
 
 
@@ -213,6 +222,8 @@ def _condition(text: str) -> dict[str, Any]:
     if not name or (colon and not (equals and field in CONDITION_FIELDS)):
         known = ", ".join(CONDITION_FIELDS)
         raise InvalidRequest(f"condition {text!r} is not NAME or NAME:FIELD=VALUE, with a field of {known}")
+    if field == "steer":
+        return {"name": name, "interventions": [intervention_of(value)]}
     if field == "tools":
         return {"name": name, "tools": _tools(value)}
     if field not in _CONDITION_NUMBERS:
@@ -223,10 +234,38 @@ def _condition(text: str) -> dict[str, Any]:
         raise InvalidRequest(f"condition {text!r}: {value!r} is not a number") from None
 
 
+def intervention_of(text: str) -> dict[str, Any]:
+    """The intervention of `VECTOR@HOOK*COEFFICIENT[@POSITIONS]`: add a stored vector to the rows of a hook.
+
+    Raises:
+        InvalidRequest: the text has another form.
+    """
+    found = _STEER.fullmatch(text)
+    try:
+        coefficient = float(found["coefficient"]) if found else 0.0
+    except ValueError:
+        found = None
+    if found is None:
+        raise InvalidRequest(
+            f"{text!r} is not VECTOR@HOOK*COEFFICIENT[@POSITIONS], such as truth@resid_post.12*4@generated",
+            param="interventions",
+        )
+    positions = {"positions": found["positions"]} if found["positions"] else {}
+    given = {"hook": found["hook"], "op": "add", "vector_id": found["vector"], "coefficient": coefficient}
+    return given | positions
+
+
 def inputs_of(prompts: Prompts) -> list[dict[str, Any]]:
-    """Return prompts and conversations as inputs of a capture job."""
-    listed = [prompts] if isinstance(prompts, str) else prompts
-    return [{"prompt": one} if isinstance(one, str) else {"messages": list(one)} for one in listed]
+    """Return prompts and conversations as inputs of a capture job; inputs stay as they are."""
+    return [_input(one) for one in ([prompts] if isinstance(prompts, str) else prompts)]
+
+
+def _input(given: str | Sequence[Mapping[str, str]] | Mapping[str, Any] | BaseModel) -> dict[str, Any]:
+    if isinstance(given, str):
+        return {"prompt": given}
+    if isinstance(given, Mapping | BaseModel):
+        return dict(_plain(given))
+    return {"messages": list(given)}
 
 
 def _tools(given: Tools) -> Tools:

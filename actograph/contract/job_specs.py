@@ -4,10 +4,11 @@ All fields but `kind`, `model` and the inputs have a default. Unknown fields are
 so that a misspelt option is an error and not a silent default.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from actograph.contract.analyses import (
     ANALYSIS_KINDS,
@@ -18,7 +19,14 @@ from actograph.contract.analyses import (
     OutliersSpec,
     ProbeSpec,
 )
-from actograph.contract.base import PromptText, Spec, Text, example
+from actograph.contract.base import (
+    MAX_TAGS,
+    PromptText,
+    Spec,
+    Tag,
+    Text,
+    example,
+)
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import each
 from actograph.contract.models import ModelStructure
@@ -142,11 +150,33 @@ class Message(Spec):
     content: Text = Field(description="Text.")
 
 
+def _storable(value: Any) -> Any:
+    """Refuse values that are too long, or that JSON or databases would change."""
+    if isinstance(value, str):
+        fits = 0 < len(value) <= MAX_VALUE_CHARS
+    else:
+        fits = value is None or (math.isfinite(value) and abs(value) < 1 << 63)
+    if not fits:
+        raise ValueError(
+            f"labels and groups are texts of 1 to {MAX_VALUE_CHARS} characters, numbers or booleans"
+        )
+    return value
+
+
+#: longest label or group that is a text
+MAX_VALUE_CHARS = 256
+#: a label or group
+Value = Annotated[str | bool | int | float | None, AfterValidator(_storable)]
+
+
 class CaptureInput(Spec):
-    """Either a prompt or a conversation."""
+    """Either a prompt or a conversation, and what you know about it."""
 
     prompt: PromptText | None = Field(None, description="Used as it is.")
     messages: list[Message] | None = Field(None, min_length=1, description="For the chat template.")
+    label: Value = Field(None, description="What a probe learns with `label: label`.")
+    group: Value = Field(None, description="Inputs of one group stay together with `groups: group`.")
+    tags: list[Tag] = Field([], max_length=MAX_TAGS, description="Of its sessions, beside the job's.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "CaptureInput":

@@ -6,11 +6,21 @@ Times are Unix seconds (UTC), sizes are bytes. Differences of comparisons are co
 from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from actograph.contract.base import ErrorRecord, HookList, Name, Resource, Spec, Text, example
+from actograph.contract.base import (
+    ErrorRecord,
+    FiniteNumber,
+    HookList,
+    Name,
+    Resource,
+    Spec,
+    Text,
+    example,
+)
+from actograph.contract.interventions import VectorName
 from actograph.contract.models import EngineName, ModelIdentity
 from actograph.contract.row_selection import Positions
 
@@ -181,7 +191,7 @@ class Sample(Resource):
     id: str
     object: Literal["sample"] = "sample"
     job_id: str
-    index: int = Field(description="Row of the dataset, counted from 0.")
+    sample_index: int = Field(description="Row of the dataset, counted from 0.")
     condition: str | None = None
     epoch: int = 0
     status: SampleStatus
@@ -259,7 +269,6 @@ class Session(Resource):
 
 #: scores of a request
 MAX_SCORED_SESSIONS = 1000
-FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class ForeignScore(Spec):
@@ -269,11 +278,21 @@ class ForeignScore(Spec):
     answer: Text | None = Field(None, description="The answer that was judged.")
 
 
+def _bare(value: Any) -> Any:
+    return {"value": value} if type(value) in (int, float) else value
+
+
+#: a bare number is a score without an answer
+ScoreGiven = Annotated[
+    ForeignScore, BeforeValidator(_bare, json_schema_input_type=FiniteNumber | ForeignScore)
+]
+
+
 class SessionScores(Spec):
     """Scores of one session's sample by another program. Its scores under other names are kept."""
 
     session_id: str = Field(max_length=64)
-    scores: dict[Annotated[str, Field(min_length=1, max_length=256)], ForeignScore] = Field(max_length=64)
+    scores: dict[Annotated[str, Field(min_length=1, max_length=256)], ScoreGiven] = Field(max_length=64)
     correct: bool | None = Field(None, description="Verdict; null leaves it as it is.")
 
 
@@ -284,13 +303,20 @@ class SessionScoresRequest(Spec):
         sessions=[
             {
                 "session_id": "ses_37605916fa3f6c13ca4eb7e0ccb6c41c",
-                "scores": {"match": {"value": 1.0, "answer": "42"}},
+                "scores": {"match": {"value": 1.0, "answer": "42"}, "clarity": 4},
                 "correct": True,
             }
         ]
     )
 
     sessions: list[SessionScores] = Field(min_length=1, max_length=MAX_SCORED_SESSIONS)
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        counts = Counter(one.session_id for one in self.sessions)
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"session {twice[0]} is named twice; give all its scores together")
+        return self
 
 
 class SessionStats(Resource):
@@ -362,7 +388,7 @@ class ActivationComparisonRequest(Spec):
     """Hooks and positions to average over tokens and to compare pair by pair."""
 
     model_config = example(
-        condition="ep02", hooks=["resid_post.12"], positions="last_prompt", store_as="career"
+        condition="ep02", hooks=["resid_post.12"], positions="last_prompt", save_as="career"
     )
 
     baseline: Name | None = Field(None, description="null is the job's first condition.")
@@ -370,7 +396,7 @@ class ActivationComparisonRequest(Spec):
     hooks: HookList = Field([], description="Empty: every hook of the job.")
     positions: Positions = Field("all", description="Tokens to average, as in a capture spec.")
     limit: int | None = Field(None, ge=1, description="Maximum number of pairs, in the order of the dataset.")
-    store_as: Name | None = Field(None, description="Name for the mean differences, stored as vectors.")
+    save_as: VectorName | None = Field(None, description="Name for the mean differences, stored as vectors.")
 
 
 class HookDifference(Resource):

@@ -93,7 +93,7 @@ class ActographAPI(OpenAICompatibleAPI):
         return fields | {
             "tags": [self._run or f"run={active.run_id}"],
             "sample": {
-                "index": problem_index(active.task, sample_id),
+                "sample_index": problem_index(active.task, sample_id),
                 "epoch": epoch - 1,
                 "condition": f"generation-{generations.count}",
             },

@@ -143,7 +143,7 @@ class ActographLM(TemplateLM):
                     "max_tokens": most,
                     "stop": list(dict.fromkeys(stop for stop in options["until"] if stop)),
                     "seed": self._seed + repeat,
-                    "sample": {"index": one.doc_id, "epoch": repeat},
+                    "sample": {"sample_index": one.doc_id, "epoch": repeat},
                     "temperature": options.get("temperature", 0),
                     **{name: options[name] for name in ("top_p", "top_k") if name in options},
                 }
@@ -202,7 +202,7 @@ class ActographLM(TemplateLM):
             "max_tokens": 0,
             "echo": True,
             "logprobs": 1,
-            "sample": {"index": index, "condition": part},
+            "sample": {"sample_index": index, "condition": part},
         }
 
     def _ask(

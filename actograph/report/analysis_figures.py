@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actograph.contract import hooks
-from actograph.contract.analyses import AnalysisResult, LensResult, OutliersResult, ProbesResult
+from actograph.contract.analyses import (
+    SCORE_TITLES,
+    AnalysisResult,
+    LensResult,
+    OutliersResult,
+    ProbesResult,
+    ranked_by,
+)
 from actograph.report import figures
 from actograph.report.figures import Bar, Figure
 
@@ -22,7 +29,8 @@ def figure_of(result: AnalysisResult, name: str = "") -> Figure | None:
         PackageMissing: matplotlib is not installed.
     """
     if isinstance(result, ProbesResult):
-        return figures.curves(name or "probes", "Probe and baselines", _probe(result.hooks), "AUROC")
+        title = SCORE_TITLES[ranked_by(next(iter(result.hooks.values())))]
+        return figures.curves(name or "probes", "Probe and baselines", _probe(result.hooks), title)
     if isinstance(result, OutliersResult) and result.outlier_features:
         layers = _layers(result.outlier_features)
         return figures.outlier_map(name or "outlier_features", "Layers of each outlier feature", layers)
@@ -46,7 +54,8 @@ def _probe(found: Numbers) -> dict[str, list[Bar]]:
 
 
 def _bar(label: str, scores: Mapping[str, Any]) -> Bar:
-    return Bar(label, scores["auroc"], *scores["auroc_interval"])
+    score = ranked_by(scores)
+    return Bar(label, scores[score], *scores[f"{score}_interval"])
 
 
 def _lens(found: Numbers) -> dict[str, list[Bar]]:

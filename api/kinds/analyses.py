@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from actograph.contract.analyses import AnalysisSpec
+from actograph.contract.analyses import AnalysisSpec, CompareSpec, ProbeSpec
 from actograph.contract.errors import InvalidRequest, NotFound
 from api.dependencies import Services
 from api.submission import Submission, with_expiry
@@ -21,7 +21,7 @@ def check(services: Services, spec: AnalysisSpec, owner: str) -> Submission[Anal
     """Find what the analysis reads, among the jobs that the caller may see.
 
     Raises:
-        InvalidRequest: a job is unknown, or no session matches.
+        InvalidRequest: a job is unknown, no session matches, or the labels and groups allow no result.
         UnknownHook: the sessions have none of a hook.
     """
     surveys = []
@@ -40,12 +40,17 @@ def check(services: Services, spec: AnalysisSpec, owner: str) -> Submission[Anal
                 if error.param == "sessions":
                     raise InvalidRequest(error.message, param=field) from None
                 raise
+        hooks = list(dict.fromkeys(name for one in surveys for name in one.tensors))
+        if isinstance(spec, ProbeSpec):
+            queries.check_probe(session, spec, hooks[0])
+        elif isinstance(spec, CompareSpec):
+            queries.check_compare(session, spec, hooks[0])
         return Submission(
             spec=spec,
             owner=owner,
             quotas=quotas.read(session, services.settings),
             surveys=tuple(surveys),
-            hooks=list(dict.fromkeys(name for one in surveys for name in one.tensors)),
+            hooks=hooks,
         )
 
 

@@ -24,7 +24,7 @@ from api import checks, submission
 from api.dependencies import Services
 from api.kinds import chat
 from api.middleware.bodies import nul_in
-from api.submission import Submission, outlook, with_defaults, within_context
+from api.submission import Submission, outlook, with_defaults, with_vectors, within_context
 from storage.files import files
 from storage.samples import NewSample
 from storage.submission import named
@@ -174,7 +174,7 @@ class _Lines:
         if model != self._job.spec.model:
             message = f"a batch is for one model; the first line's is {self._job.spec.model}"
             raise _Fault("model_mismatch", message, "model")
-        return found.model_copy(update={"model": model})
+        return with_vectors(services, found.model_copy(update={"model": model}))
 
     def _check(self, spec: ChatJobSpec) -> None:
         """Like a chat's check, but lines alike in capture and interventions are checked once."""

@@ -36,6 +36,7 @@ NAVIGATION = [
     ("/sessions", "Sessions", Role.READ),
     ("/analyses", "Analyses", Role.READ),
     ("/models", "Models", Role.READ),
+    ("/vectors", "Vectors", Role.READ),
     ("/storage", "Storage", Role.READ),
     ("/keys", "Keys", Role.ADMIN),
 ]

@@ -43,7 +43,7 @@ def show_sample(
 ) -> Response:
     sample = get_job_sample(services, job_id, sample_id)
     with services.database.read() as session:
-        problem = verdicts.of_problem(session, job_id, sample.index, sample.epoch)
+        problem = verdicts.of_problem(session, job_id, sample.sample_index, sample.epoch)
     others = {condition: other for condition, other in problem if other != sample_id}
     thoughts, answer = split_thoughts(sample.completion or "")
     values = {

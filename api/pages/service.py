@@ -1,4 +1,4 @@
-"""Pages of models, storage and keys."""
+"""Pages of models, vectors, storage and keys."""
 
 from typing import Annotated
 
@@ -10,17 +10,18 @@ from actograph.contract.job_specs import validated
 from actograph.contract.model_loads import ModelLoadRequest
 from actograph.contract.operations import NewKey
 from actograph.contract.roles import Role
-from api.auth import ADMIN, READ
-from api.dependencies import KeyId, Services, ServicesDep
+from api.auth import ADMIN, READ, SUBMIT
+from api.dependencies import KeyId, Services, ServicesDep, VectorId
 from api.pages.rendering import render, see_other
 from api.routes.keys import create_key, list_keys, revoke_key
 from api.routes.models import begin_load, get_model_structure, list_models
 from api.routes.sessions import get_store_usage
+from api.routes.vectors import delete_vector, list_vectors
 from storage.index.pages import PageOptions
 
 router = APIRouter(include_in_schema=False, dependencies=[READ])
 
-#: keys of a page
+#: keys or vectors of a page
 PAGE = 100
 
 
@@ -42,6 +43,23 @@ def load(services: ServicesDep, model: Annotated[str, Form(max_length=1024)]) ->
     """Load a model; its job shows the progress."""
     begun = begin_load(services, validated(ModelLoadRequest, {"model_id": model}))
     return see_other(f"/jobs/{begun.id}")
+
+
+@router.get("/vectors")
+def show_vectors(
+    request: Request,
+    services: ServicesDep,
+    name: Annotated[str, Query(max_length=64)] = "",
+    after: str = "",
+) -> Response:
+    page = list_vectors(services, PageOptions(limit=PAGE, after=after or None), name=name or None)
+    return render(request, "vectors.html", {"page": page, "name": name})
+
+
+@router.post("/vectors/{vector_id}", dependencies=[SUBMIT])
+def remove_vector(services: ServicesDep, vector_id: VectorId) -> Response:
+    delete_vector(services, vector_id)
+    return see_other("/vectors")
 
 
 @router.get("/storage")

@@ -61,7 +61,7 @@ def compare_job_activations(
 ) -> ActivationComparison:
     """Rows of a session are averaged over the chosen tokens; a pair shares problem and epoch.
 
-    `store_as` stores the mean differences as vectors for interventions.
+    `save_as` stores the mean differences as vectors for interventions.
     """
     with services.database.read() as session:
         row = jobs.get(session, job_id)
@@ -80,12 +80,12 @@ def compare_job_activations(
     about = {"job_id": job_id, "baseline": baseline, "condition": condition}
     kept = about | {"positions": wanted.model_dump_json(include={"positions"})}
     hooks, database = {}, services.database
-    with database.read() if wanted.store_as is None else database.write() as session:
+    with database.read() if wanted.save_as is None else database.write() as session:
         for hook, direction in found.directions().items():
             vector_id = None
-            if wanted.store_as is not None:
+            if wanted.save_as is not None:
                 new = NewVector(
-                    name=wanted.store_as,
+                    name=wanted.save_as,
                     hook=hook,
                     model=model,
                     vector=[float(number) for number in direction.vector],

@@ -6,13 +6,14 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from starlette.responses import Response, StreamingResponse
 
+from actograph.contract.analyses import ABOUT_GROUPS, ABOUT_LABELS, CORRECT, SAMPLE, Groups, Label
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.row_selection import NamedPositions, Positions, Reduce, SegmentName
 from api.auth import READ
 from api.dependencies import JobId, Services, ServicesDep, slow
 from api.reading.downloads import binary
 from storage.jobs import jobs
-from storage.results import matrix
+from storage.results import labels, matrix
 from storage.sessions.filter import SampleFilter, SessionFilter
 
 router = APIRouter(prefix="/v1", tags=["sessions"], dependencies=[READ])
@@ -31,11 +32,10 @@ class RowsQuery(BaseModel):
     )
     positions: str = Field("last_prompt", description="As in a capture spec; lists are 0,-1 or JSON.")
     reduce: Reduce = Field("none", description="Reduce each session's rows to one.")
-    label: str = Field(
-        matrix.CORRECT, max_length=256, description="`correct`, or a metric key of the samples' scores."
-    )
+    label: Label = Field(CORRECT, description=ABOUT_LABELS)
+    groups: Groups = Field(SAMPLE, description=f"Value of `groups`: {ABOUT_GROUPS}.")
     epoch: int | None = Field(None, ge=0, le=2**31 - 1)
-    limit: int | None = Field(None, ge=1, description="Most sessions, oldest first.")
+    limit: int | None = Field(None, ge=1, description="Most sessions, by their order in the matrix.")
     max_bytes: int = Field(1 << 30, ge=1, le=4 << 30, description="Most bytes of rows.")
 
 
@@ -55,8 +55,9 @@ class SessionsMatrixQuery(RowsQuery, SessionFilter):
 )
 @slow
 def get_job_matrix(services: ServicesDep, job_id: JobId, wanted: Annotated[MatrixQuery, Query()]) -> Response:
-    """Arrays: `features` [n, width], and for each row `labels` (NaN without one), `tokens` (-1: several),
-    `sample_index`, `epoch`, `condition` and `session_id`. 16-bit floats become float32.
+    """Arrays: `features` [n, width], and for each row `labels`, `groups`, `tokens` (-1: several),
+    `sample_index`, `epoch`, `condition` and `session_id`. 16-bit floats become float32. Labels are numbers
+    (NaN without one) or texts ("" without one).
 
     `skipped` is JSON text: the sessions without such rows, and the reasons.
     """
@@ -91,10 +92,12 @@ def _answer(services: Services, found: list[matrix.Source], wanted: RowsQuery, n
     choice = matrix.Choice(
         positions=_parsed(wanted.positions), reduce=wanted.reduce, max_bytes=wanted.max_bytes
     )
-    labels = matrix.labels(found, wanted.label)
+    with services.database.read() as session:
+        label_of = labels.labels(session, found, wanted.label)
+        group_of = labels.groups(session, found, wanted.groups)
     rows = matrix.plan(services.store, found, wanted.hook, choice)
     headers = {"Content-Disposition": f'attachment; filename="{name}.npz"'}
-    return StreamingResponse(rows.npz(labels), 200, headers, "application/octet-stream")
+    return StreamingResponse(rows.npz(label_of, group_of), 200, headers, "application/octet-stream")
 
 
 def _parsed(text: str) -> Positions:

@@ -11,6 +11,7 @@ from api.auth import READ, SUBMIT, Caller
 from api.dependencies import PageDep, ServicesDep, VectorId
 from storage.index import pages
 from storage.sessions import vectors
+from storage.submission import vector_names
 
 router = APIRouter(tags=["vectors"], dependencies=[READ])
 
@@ -35,21 +36,25 @@ def list_vectors(
     services: ServicesDep,
     page: PageDep,
     name: Annotated[str | None, Query(max_length=64)] = None,
+    hook: Annotated[str | None, Query(max_length=256)] = None,
     model: Annotated[str | None, Query(max_length=1024)] = None,
 ) -> ListPage[VectorInfo]:
     with services.database.read() as session:
-        return pages.page(*vectors.find(session, name=name, model=model, **page), vectors.info)
+        return pages.page(*vectors.find(session, name=name, hook=hook, model=model, **page), vectors.info)
 
 
 @router.get("/{vector_id}", summary="One vector with its numbers")
 def get_vector(services: ServicesDep, vector_id: VectorId) -> StoredVector:
+    """`vector_id` is an id, the unique beginning of one, a name of a single vector, or `NAME@HOOK`."""
     with services.database.read() as session:
-        return vectors.resource(vectors.get(session, vector_id))
+        return vectors.resource(vectors.get(session, vector_names.full_id(session, vector_id)))
 
 
 @router.delete("/{vector_id}", summary="Delete a vector that no active job refers to", dependencies=[SUBMIT])
 def delete_vector(services: ServicesDep, vector_id: VectorId) -> Deleted:
+    """`vector_id` is that of GET."""
     with services.database.write() as session:
+        vector_id = vector_names.full_id(session, vector_id)
         vectors.lock(session, vector_id)
         user = vectors.user_of(session, vector_id)
         if user is not None:

@@ -1,33 +1,30 @@
 """The stored sessions that an analysis reads, by the index."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from actograph.analysis.comparison import require_common
+from actograph.analysis.probe_labels import predicts, require_groups
 from actograph.contract import hooks
-from actograph.contract.analyses import SessionQuery
+from actograph.contract.analyses import CompareSpec, ProbeSpec, SessionQuery
 from actograph.contract.errors import InvalidRequest, MixedIdentities, UnknownHook
 from actograph.contract.models import ModelIdentity, short
 from actograph.contract.resources import TensorInfo
 from actograph.tensor_files import Array, itemsize
 from storage.index.ids import slices
 from storage.jobs import jobs
-from storage.results import matrix
+from storage.results import labels, matrix
+from storage.results.labels import Label
 from storage.results.matrix import Source
 from storage.sessions import sessions
 from storage.sessions.filter import SampleFilter, SessionFilter
 from storage.tables.models import JobRow, SampleRow, SessionRow
 
-#: label that is the condition of the session
-CONDITION = "condition"
-#: groups of a probe
-SAMPLE, COLUMN = "sample", "column:"
 OUTLIERS, LENS = "outliers", "lens"
 #: points that the lens reads, in the order of a layer
 _RESIDUAL = ("resid_pre", "resid_mid", "resid_post")
@@ -190,7 +187,7 @@ def _is_usable(name: str, info: TensorInfo, kind: str) -> bool:
 
 
 def session_ids(session: Session, query: SessionQuery) -> list[str]:
-    """Ids of the sessions, oldest first within each job.
+    """Ids of the sessions, in the order of the dataset within each job.
 
     Raises:
         MixedIdentities: sessions were recorded with different models.
@@ -198,8 +195,9 @@ def session_ids(session: Session, query: SessionQuery) -> list[str]:
     found: list[str] = []
     first: tuple[str, str | None] | None = None
     for one in filters(query):
-        statement = one.narrow(sa.select(SessionRow.id, SessionRow.identity_sha256))
-        statement = statement.order_by(SessionRow.created_at, SessionRow.id).limit(query.limit)
+        columns = sa.select(SessionRow.id, SessionRow.identity_sha256)
+        statement = one.narrow(columns.join(SampleRow, SampleRow.id == SessionRow.sample_id))
+        statement = statement.order_by(*matrix.in_order()).limit(query.limit)
         for session_id, identity in session.execute(statement):
             first = first or (session_id, identity)
             if identity != first[1]:
@@ -221,7 +219,7 @@ def identity(session: Session, session_id: str) -> ModelIdentity:
 
 
 def sources(session: Session, query: SessionQuery, hook: str) -> list[Source]:
-    """The sessions with the tensor of one hook, oldest first within each job."""
+    """The sessions with the tensor of one hook, in the order of the dataset within each job."""
     return [
         source
         for one in filters(query)
@@ -231,29 +229,44 @@ def sources(session: Session, query: SessionQuery, hook: str) -> list[Source]:
 
 def labelled(
     session: Session, query: SessionQuery, hook: str, label: str
-) -> tuple[list[Source], dict[str, Any]]:
+) -> tuple[list[Source], dict[str, Label]]:
     """The sessions with a label, and the label of each by its id.
 
     Raises:
-        InvalidRequest: no sample has such a score.
+        InvalidRequest: no session has this label, see `labels.labels`.
     """
     found = sources(session, query, hook)
-    labels: dict[str, Any] = (
-        {source.id: source.condition for source in found}
-        if label == CONDITION
-        else matrix.labels(found, label)
-    )
-    known = {name: value for name, value in labels.items() if value == value}  # noqa: PLR0124 (NaN: no label)
+    known = labels.labels(session, found, label)
+    if not known:
+        raise InvalidRequest(f"no session has the label {label!r}", param="label")
     return [source for source in found if source.id in known], known
+
+
+def check_probe(session: Session, spec: ProbeSpec, hook: str) -> None:
+    """Raises InvalidRequest if no probe can be fitted to the labels in these groups and folds."""
+    found, label_of = labelled(session, spec.sessions, hook, spec.label)
+    group_of = labels.groups(session, found, spec.groups)
+    values = np.array([label_of[one.id] for one in found])
+    of_group = np.array([group_of[one.id] for one in found])
+    require_groups(values, of_group, spec.folds, predicts(values, spec.method))
+
+
+def check_compare(session: Session, spec: CompareSpec, hook: str) -> None:
+    """Raises InvalidRequest if the two sides have fewer than two groups in common."""
+    sides = [sources(session, query, hook) for query in spec.queries.values()]
+    first, second = (set(labels.groups(session, side, spec.groups).values()) for side in sides)
+    try:
+        require_common(len(first & second))
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, param="other") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleTexts:
-    """Prompt and answer of a sample, its stored columns, and the length of the answer in tokens."""
+    """Prompt and answer of a sample, and the length of the answer in tokens."""
 
     prompt: str
     answer: str
-    columns: Mapping[str, Any]
     generated_tokens: int
 
 
@@ -262,46 +275,18 @@ def texts(session: Session, found: Sequence[Source]) -> dict[str, SampleTexts]:
     of_samples: dict[str, SampleTexts] = {}
     columns = (
         SampleRow.id,
-        SampleRow.input,
         SampleRow.prompt,
         SampleRow.completion,
         SampleRow.generated_tokens,
     )
     for part in slices([one.sample_id for one in found], _AT_ONCE):
         for row in session.execute(sa.select(*columns).where(SampleRow.id.in_(part))):
-            own = {name: value for name, value in row.input.items() if name != "columns"}
             of_samples[row.id] = SampleTexts(
                 prompt=row.prompt or "",
                 answer=row.completion or "",
-                columns=own | (row.input.get("columns") or {}),
                 generated_tokens=row.generated_tokens or 0,
             )
     return {one.id: of_samples[one.sample_id] for one in found}
-
-
-def groups(found: Sequence[Source], of_session: Mapping[str, SampleTexts], by: str) -> dict[str, int | str]:
-    """The group of each session by its id.
-
-    Args:
-        by: `sample`, or `column:NAME`.
-
-    Raises:
-        InvalidRequest: a sample has no such column.
-    """
-    if by == SAMPLE:
-        return {one.id: one.sample_index for one in found}
-    name = by.removeprefix(COLUMN)
-    values: dict[str, int | str] = {}
-    for one in found:
-        columns = of_session[one.id].columns
-        if name not in columns:
-            raise InvalidRequest(
-                f"sample {one.sample_index} of session {one.id} has no stored column {name!r}; it has "
-                f"{', '.join(columns)}",
-                param="groups",
-            )
-        values[one.id] = json.dumps(columns[name], sort_keys=True)
-    return values
 
 
 def stacked(found: matrix.Matrix) -> tuple[Array, list[Source]]:

@@ -47,6 +47,11 @@ def among(
     return column.in_(sa.select(each.c.value))
 
 
+def is_beginning(text: str, prefix: str) -> bool:
+    """True if `text` begins an id with this prefix, and is no full one."""
+    return re.fullmatch(rf"{prefix}_[0-9a-f]{{1,31}}", text) is not None
+
+
 def is_id(text: str, prefix: str) -> bool:
     """True if `text` is an id with this prefix (`job`, `smp`, `ses`, `file`, ...)."""
     match = _ID.fullmatch(text)

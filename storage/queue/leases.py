@@ -63,10 +63,10 @@ class LeasedSample:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """Index, condition and epoch of its session: its own, or those that a request names."""
+        """Sample index, condition and epoch of its session: its own, or those that a request names."""
         named = self.input.get("sample", {})
         return {
-            "sample_index": named.get("index", self.sample_index),
+            "sample_index": named.get("sample_index", self.sample_index),
             "condition": named.get("condition", self.condition),
             "epoch": named.get("epoch", self.epoch),
         }

@@ -35,8 +35,6 @@ from storage.sessions.filter import SessionFilter
 from storage.sessions.reader import SessionReader, TensorLayout
 from storage.tables.models import JobRow, SampleRow, SessionRow
 
-#: label that is the verdict of the first scorer
-CORRECT = "correct"
 #: token of a row that summarizes several tokens
 SEVERAL_TOKENS = -1
 #: sessions read at once
@@ -100,10 +98,19 @@ def models(session: Session, wanted: SessionFilter) -> Sequence[str]:
     return session.scalars(wanted.narrow(sa.select(SessionRow.model)).distinct()).all()
 
 
+def in_order() -> tuple[sa.ColumnElement[Any], ...]:
+    """Order of the rows of sessions: by problem, then as their jobs run them, conditions before epochs.
+
+    Of requests that name their samples, all first in their jobs, the names decide.
+    """
+    columns = (SessionRow.sample_index, SampleRow.position, SessionRow.condition, SessionRow.epoch)
+    return tuple(column.expression for column in (*columns, SessionRow.created_at, SessionRow.id))
+
+
 def sources(
     session: Session, wanted: SessionFilter, names: Sequence[str], *, epoch: int | None, limit: int | None
 ) -> list[Source]:
-    """Find the matching sessions, oldest first."""
+    """Find the matching sessions, in the order of `in_order`."""
     fields = (
         "id", "sample_id", "sample_index", "epoch", "condition", "correct", "prompt_tokens", "rows",
         "identity_sha256", "hooks",
@@ -113,7 +120,7 @@ def sources(
     statement = wanted.narrow(sa.select(*columns).select_from(SessionRow).join(SampleRow, of_sample))
     if epoch is not None:
         statement = statement.where(SessionRow.epoch == epoch)
-    statement = statement.order_by(SessionRow.created_at, SessionRow.id).limit(limit)
+    statement = statement.order_by(*in_order()).limit(limit)
     found = []
     for row in session.execute(statement, execution_options={"yield_per": _FETCHED}):
         about: dict[str, Any] = row._asdict()
@@ -123,21 +130,6 @@ def sources(
         about["scores"] = about["scores"] or {}
         found.append(Source(**about, hook=name, info=info, stored=list(stored)[:8]))
     return found
-
-
-def labels(found: Sequence[Source], label: str) -> dict[str, float]:
-    """Label of each session by its id: `correct`, or a score of its sample; NaN without one.
-
-    Raises:
-        InvalidRequest: no sample has such a score.
-    """
-    if label == CORRECT:
-        return {one.id: math.nan if one.correct is None else float(one.correct) for one in found}
-    values = {one.id: float(one.scores[label]["value"]) for one in found if label in one.scores}
-    if found and not values:
-        names = dict.fromkeys([CORRECT, *(name for one in found for name in one.scores)])
-        raise InvalidRequest(f"no sample has a score {label!r}; there are {', '.join(names)}", param="label")
-    return {one.id: values.get(one.id, math.nan) for one in found}
 
 
 @dataclass(frozen=True)
@@ -210,8 +202,12 @@ class Plan:
     parts: list[Part] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
-    def npz(self, label_of: Mapping[str, float]) -> Iterator[bytes]:
+    def npz(self, label_of: Mapping[str, float | str], group_of: Mapping[str, int | str]) -> Iterator[bytes]:
         """Yield an .npz file in pieces. Only `HELD_BYTES` of rows are in memory until the caller goes on.
+
+        Args:
+            label_of: label of each session that has one, see `labels.labels`.
+            group_of: group of each session.
 
         Raises:
             StoreDamaged: a file was deleted or damaged meanwhile.
@@ -224,7 +220,8 @@ class Plan:
         origins = [part.source for part in self.parts]
         arrays = {
             "hook": np.array(self.hook),
-            "labels": spread([label_of[one.id] for one in origins], np.float64),
+            "labels": np.repeat(labelled(origins, label_of), counts),
+            "groups": spread([group_of[one.id] for one in origins]),
             "tokens": np.concatenate([part.tokens for part in self.parts]),
             "sample_index": spread([one.sample_index for one in origins], np.int64),
             "epoch": spread([one.epoch for one in origins], np.int64),
@@ -264,6 +261,13 @@ def _batches(blocks: Iterable[Part]) -> Iterator[list[Part]]:
         some.append(block)
         size += block.read_bytes
     yield some
+
+
+def labelled(found: Sequence[Source], label_of: Mapping[str, float | str]) -> Array:
+    """Labels of sessions in their order: numbers with NaN, or texts with "", for those without one."""
+    if any(isinstance(value, str) for value in label_of.values()):
+        return np.array([label_of.get(one.id, "") for one in found], dtype=np.str_)
+    return np.array([label_of.get(one.id, math.nan) for one in found], dtype=np.float64)
 
 
 def read(store: ArtifactStore, found: Sequence[Source], hook: str, choice: Choice) -> Matrix:

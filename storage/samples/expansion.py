@@ -22,11 +22,21 @@ def capture_samples(spec: CaptureJobSpec, rows: Iterable[DatasetRow] = ()) -> It
 
     `index` is a row's place in the whole dataset.
     """
-    inputs = (
-        enumerate(spec.inputs) if spec.inputs else ((r.index, CaptureInput(prompt=r.question)) for r in rows)
+    stored = (
+        ((index, _stored(given)) for index, given in enumerate(spec.inputs))
+        if spec.inputs
+        else ((row.index, {"prompt": row.question} | _columns(row)) for row in rows)
     )
-    stored = ((index, given.model_dump(exclude_none=True)) for index, given in inputs)
     return _samples(stored, spec, spec.epochs, spec.sampling.seed)
+
+
+def _stored(given: CaptureInput) -> dict[str, Any]:
+    fields = given.model_dump(exclude_none=True)
+    return {name: value for name, value in fields.items() if name != "tags" or value}
+
+
+def _columns(row: DatasetRow) -> dict[str, Any]:
+    return {"columns": dict(row.columns)} if row.columns else {}
 
 
 def _samples(

@@ -83,7 +83,7 @@ def resource(row: SampleRow) -> resources.Sample:
     return resources.Sample(
         id=row.id,
         job_id=row.job_id,
-        index=row.sample_index,
+        sample_index=row.sample_index,
         condition=row.condition or None,
         epoch=row.epoch,
         status=SampleStatus(row.status),

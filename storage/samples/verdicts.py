@@ -21,7 +21,7 @@ class Verdict:
     """
 
     id: str
-    index: int
+    sample_index: int
     condition: str
     epoch: int
     verdict: str

@@ -56,6 +56,7 @@ def find(
     session: Session,
     *,
     name: str | None = None,
+    hook: str | None = None,
     model: str | None = None,
     **page: Unpack[PageOptions],
 ) -> tuple[Sequence[VectorRow], bool]:
@@ -63,6 +64,8 @@ def find(
     statement = sa.select(VectorRow).options(defer(VectorRow.data, raiseload=True))
     if name is not None:
         statement = statement.where(VectorRow.name == name)
+    if hook is not None:
+        statement = statement.where(VectorRow.hook == hook)
     if model is not None:
         statement = statement.where(VectorRow.model == model)
     return pages.fetch(session, statement, VectorRow.created_at, VectorRow.id, **page)

@@ -76,10 +76,10 @@ def check_job(client: Client, job_id: str, data: Path, problems: int, epochs: in
     assert job.status is JobStatus.COMPLETED, job.error
     assert (job.progress.total, job.progress.completed, job.progress.failed) == (count, count, 0)
     samples = list(job.samples())
-    assert sorted((s.index, s.epoch) for s in samples) == list(product(range(problems), range(epochs)))
+    assert sorted((s.sample_index, s.epoch) for s in samples) == list(product(range(problems), range(epochs)))
     lines = (data / "gsm8k" / "test.jsonl").read_text().splitlines()[:problems]
     questions = [json.loads(line)["question"] for line in lines]
-    assert [s.input["question"] for s in samples] == [questions[s.index] for s in samples]
+    assert [s.input["question"] for s in samples] == [questions[s.sample_index] for s in samples]
     assert len({s.session_id for s in samples}) == count
     assert {s.id for s in client.sessions.list(job_id=job_id)} == {s.session_id for s in samples}
     results = job.results().conditions["baseline"]
@@ -136,7 +136,7 @@ def test_a_worker_killed_in_mid_drain_costs_what_it_ran_and_nothing_else(
         alone = check_job(client, undisturbed, shared / "data", problems, epochs)
         metrics = client.jobs.get(undisturbed).results().conditions["baseline"].metrics
         assert {"pass@1,numeric", "pass@2,numeric", "pass@4,numeric", "maj@4,numeric"} < set(metrics)
-        expected = {(s.index, s.epoch): s.completion for s in alone}
+        expected = {(s.sample_index, s.epoch): s.completion for s in alone}
         job_id = submit(client, limit=20 * problems, **drawn)
 
         def of_status(status: str) -> dict[str, Sample]:
@@ -144,7 +144,9 @@ def test_a_worker_killed_in_mid_drain_costs_what_it_ran_and_nothing_else(
 
         def ran_again() -> bool:
             done = of_status("completed")
-            return leased <= done.keys() and expected.keys() <= {(s.index, s.epoch) for s in done.values()}
+            return leased <= done.keys() and expected.keys() <= {
+                (s.sample_index, s.epoch) for s in done.values()
+            }
 
         wait(lambda: client.jobs.get(job_id).progress.completed >= 10)
         (worker_id,) = (one.id for one in client.workers.list() if one.device)
@@ -164,7 +166,7 @@ def test_a_worker_killed_in_mid_drain_costs_what_it_ran_and_nothing_else(
         again = {s.id for s in completed.values() if s.losses > 0}
         assert again == leased, "what was not committed at the kill ran again, and nothing else"
         assert len({s.session_id for s in completed.values()}) == len(completed)
-        texts = {(s.index, s.epoch): s.completion for s in completed.values()}
+        texts = {(s.sample_index, s.epoch): s.completion for s in completed.values()}
         assert {place: texts[place] for place in expected} == expected
         assert len({texts[0, epoch] for epoch in range(epochs)}) > 1
     assert "SIGKILL" in service.said()

@@ -50,10 +50,10 @@ class ByHook:
 
     def vectors(self, spec: RowsSpec, model: str | None) -> list[NewVector]:
         """The directions as vectors, if the spec wants them."""
-        if spec.save_vector_as is None:
+        if spec.save_as is None:
             return []
         return [
-            NewVector(name=spec.save_vector_as, hook=hook, vector=direction.tolist(), model=model)
+            NewVector(name=spec.save_as, hook=hook, vector=direction.tolist(), model=model)
             for hook, direction in self.directions.items()
         ]
 

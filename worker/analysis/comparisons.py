@@ -5,6 +5,7 @@ from actograph.contract.analyses import CompareSpec, ComparisonResult, SessionQu
 from actograph.contract.errors import InvalidRequest
 from actograph.tensor_files import Array
 from storage.analyses import queries
+from storage.results import labels
 from worker.analysis.by_hook import Analysed, ByHook
 from worker.analysis.run import Results, Run, left_out
 
@@ -49,11 +50,12 @@ def run(run: Run, spec: CompareSpec) -> Results:
 
 
 def _compare(run: Run, spec: CompareSpec, done: ByHook, hook: str) -> Analysed:
-    def side(query: SessionQuery) -> tuple[Array, list[int]]:
+    def side(query: SessionQuery) -> tuple[Array, list[int | str]]:
         with run.database.read() as session:
             found = queries.sources(session, query, hook)
+            group_of = labels.groups(session, found, spec.groups)
         rows, origins = queries.stacked(done.matrix(run, found, hook, spec))
-        return rows, [one.sample_index for one in origins]
+        return rows, [group_of[one.id] for one in origins]
 
     (first, first_problems), (second, second_problems) = side(spec.sessions), side(spec.other)
     found = compare_rows(

@@ -175,7 +175,8 @@ def _commit(session: Session, ended: commit.Ended, owner: str, results: Results 
     done = commit.commit(session, [ended], one_by_one=True)
     if done.kept:
         for new in results.vectors if results is not None and done.kept[0].error is None else ():
-            vectors.insert(session, new, owner=owner)
+            about = new.metadata | {"job_id": ended.lease.job_id}
+            vectors.insert(session, new.model_copy(update={"metadata": about}), owner=owner)
     return ended.lease.key not in done.lost
 
 

@@ -6,13 +6,21 @@ from typing import Any
 import numpy as np
 
 from actograph.analysis.probe import corrected_p_values, probe
-from actograph.contract.analyses import ProbeSpec, ProbesResult
-from actograph.contract.errors import InvalidRequest
+from actograph.analysis.probe_labels import predicts
+from actograph.analysis.regression import regression
+from actograph.contract.analyses import SCORE_TITLES, ProbeSpec, ProbesResult, ranked_by
 from actograph.tensor_files import Array
 from storage.analyses import queries
+from storage.results import labels
 from storage.results.matrix import Source
 from worker.analysis.by_hook import Analysed, ByHook
 from worker.analysis.run import Results, Run, left_out
+
+#: further columns of `probes.csv`
+_NUMBERS = {
+    "auroc": ("accuracy", "log_loss", "brier", "calibration_error", "positive_rows"),
+    "r2": ("spearman",),
+}
 
 
 def run(run: Run, spec: ProbeSpec) -> Results:
@@ -29,8 +37,9 @@ def run(run: Run, spec: ProbeSpec) -> Results:
     done = ByHook.resumed(run.saved(), ids)
     done.each(run, hooks, lambda hook: _fit(run, spec, done, hook))
     results = {hook: done.results[hook] for hook in hooks}
-    if all(one.get("shuffled_aurocs") for one in results.values()):
-        shuffled = {hook: (one["auroc"], one["shuffled_aurocs"]) for hook, one in results.items()}
+    score = ranked_by(next(iter(results.values())))
+    if all(one.get(f"shuffled_{score}s") for one in results.values()):
+        shuffled = {hook: (one[score], one[f"shuffled_{score}s"]) for hook, one in results.items()}
         for hook, corrected in corrected_p_values(shuffled).items():
             results[hook] |= {"p_corrected": corrected}
     warnings = [f"{hook}: {warning}" for hook, one in results.items() for warning in one.get("warnings", [])]
@@ -50,8 +59,9 @@ def run(run: Run, spec: ProbeSpec) -> Results:
 
 
 def _summary(results: Mapping[str, Mapping[str, Any]], warnings: Sequence[str]) -> str:
-    best = max(results, key=lambda hook: float(results[hook]["auroc"]))
-    text = f"{len(results)} probes; the best of {best}: AUROC {results[best]['auroc']:.3f}"
+    score = ranked_by(next(iter(results.values())))
+    best = max(results, key=lambda hook: float(results[hook][score]))
+    text = f"{len(results)} probes; the best of {best}: {SCORE_TITLES[score]} {results[best][score]:.3f}"
     if (corrected := results[best].get("p_corrected")) is not None:
         text += f", p = {corrected:.3g} as the best of {len(results)}"
     return f"{text}; {len(warnings)} warnings" if warnings else text
@@ -59,27 +69,19 @@ def _summary(results: Mapping[str, Mapping[str, Any]], warnings: Sequence[str]) 
 
 def _fit(run: Run, spec: ProbeSpec, done: ByHook, hook: str) -> Analysed:
     with run.database.read() as session:
-        found, labels = queries.labelled(session, spec.sessions, hook, spec.label)
+        found, label_of = queries.labelled(session, spec.sessions, hook, spec.label)
         texts = queries.texts(session, found)
-    if not found:
-        raise InvalidRequest(f"no session has the label {spec.label!r}", param="label")
-    group_of = queries.groups(found, texts, spec.groups)
+        group_of = labels.groups(session, found, spec.groups)
     rows, origins = queries.stacked(done.matrix(run, found, hook, spec))
-    fitted = probe(
-        rows,
-        [labels[one.id] for one in origins],
-        groups=[group_of[one.id] for one in origins],
-        kind=spec.method,
-        folds=spec.folds,
-        c=spec.c,
-        seed=spec.seed,
-        resamples=spec.resamples,
-        level=spec.level,
-        shuffles=spec.shuffles,
-        others=_baselines(origins, texts),
-    )
-    direction = fitted.direction
-    return fitted.as_json() | {"bias": direction.bias}, direction.weights
+    values = np.array([label_of[one.id] for one in origins])
+    given: dict[str, Any] = {"groups": [group_of[one.id] for one in origins]}
+    given |= spec.model_dump(include={"folds", "c", "seed", "resamples", "level", "shuffles"})
+    given |= {"others": _baselines(origins, texts)}
+    if predicts(values, spec.method) == "numbers":
+        numbers = regression(rows, values, **given)
+        return numbers.as_json() | {"bias": numbers.bias}, numbers.weights
+    fitted = probe(rows, values, kind=spec.method, **given)
+    return fitted.as_json() | {"bias": fitted.direction.bias}, fitted.direction.weights
 
 
 def _baselines(
@@ -104,9 +106,10 @@ def _baselines(
 
 
 def _line(hook: str, found: dict[str, Any]) -> dict[str, Any]:
-    names = ("auroc", "accuracy", "log_loss", "brier", "calibration_error", "rows", "groups", "positive_rows")
-    low, high = found["auroc_interval"]
-    baselines = {f"auroc_{name}": one["auroc"] for name, one in found["baselines"].items()}
+    score = ranked_by(found)
+    names = (score, *_NUMBERS[score], "rows", "groups")
+    low, high = found[f"{score}_interval"]
+    baselines = {f"{score}_{name}": one[score] for name, one in found["baselines"].items()}
     p_values = {name: found.get(name) for name in ("p_value", "p_corrected")}
     numbers = {name: found[name] for name in names}
     return {"hook": hook, **numbers, "low": low, "high": high, **p_values, **baselines}

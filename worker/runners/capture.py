@@ -24,7 +24,7 @@ class CaptureRunner(Runner):
         self._tokenizer = tokenizer
 
     def prompt(self, sample: LeasedSample) -> Prompt:
-        given = CaptureInput.model_validate(sample.input)
+        given = CaptureInput.model_validate({k: v for k, v in sample.input.items() if k != "columns"})
         if given.prompt is not None:
             return text.encode(self._tokenizer, given.prompt, is_chat=False, most_tokens=self._most_tokens)
         messages = [message.model_dump() for message in given.messages or []]

@@ -48,6 +48,7 @@ class EvaluationRunner(Runner):
         self._conditions = {condition.name: condition for condition in spec.conditions}
         self._is_chat = is_chat_prompt(tokenizer, spec.apply_chat_template)
         self._fewshot = FewshotSampler(
+            self._task,
             fewshot_pool,
             0 if self._task.examples else spec.num_fewshot,
             same_dataset=spec.fewshot_dataset is None or spec.fewshot_dataset == spec.dataset,

@@ -79,7 +79,7 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore) -> Iterat
 
         def prepared(found: tuple[Sample, resources.Session | None]) -> Prepared:
             sample, session = found
-            name = plan.name_of(sample.index, sample.condition, sample.epoch)
+            name = plan.name_of(sample.sample_index, sample.condition, sample.epoch)
             held = Held.of(store, session, plan.detail)
             return prepare(sample, held, name=name, task=plan.task, detail=plan.detail)
 

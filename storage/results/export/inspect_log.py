@@ -200,7 +200,7 @@ class InspectLog:
         if sample.started_at is not None and sample.finished_at is not None:
             seconds = float(sample.finished_at - sample.started_at)
         record: dict[str, Any] = {
-            "id": sample.index + 1,
+            "id": sample.sample_index + 1,
             "epoch": sample.epoch + 1,
             "uuid": sample.id,
             "input": sample.input["question"],

@@ -41,7 +41,7 @@ class LmEvalFiles:
     def add(self, sample: Sample) -> None:
         if sample.status != SampleStatus.COMPLETED:
             return  # lm-eval has no failed samples
-        if self._epochs and self._epochs[0].index != sample.index:
+        if self._epochs and self._epochs[0].sample_index != sample.sample_index:
             self._flush()
         self._epochs.append(sample)
 
@@ -82,7 +82,7 @@ class LmEvalFiles:
                 for sample in self._epochs
             ]
             line: dict[str, Any] = {
-                "doc_id": first.index,
+                "doc_id": first.sample_index,
                 "doc": doc,
                 "target": str(first.input["answer"]),
                 "arguments": {"gen_args_0": {"arg_0": first.prompt, "arg_1": self._generation()}},

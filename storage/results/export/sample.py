@@ -28,7 +28,7 @@ FEATURES = 50
 #: bytes of rows that are read at once
 _BLOCK_BYTES = 4 << 20
 _OF_LINE = {
-    "index", "condition", "epoch", "status", "prompt", "completion", "finish_reason", "scores",
+    "sample_index", "condition", "epoch", "status", "prompt", "completion", "finish_reason", "scores",
     "prompt_tokens", "generated_tokens", "tool_use", "seed", "session_id", "error",
 }  # fmt: skip
 _OF_STATE = {"prompt_tokens", "generated_tokens", "rows", "bytes", "dtype", "files"}

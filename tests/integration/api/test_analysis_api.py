@@ -165,7 +165,7 @@ def test_the_client_reads_results_as_types_frames_and_directions(
     source = store_sessions(service.database, service.services.store, rows, correct=correct)
     with Client(url) as client:
         sent = {"kind": "probe", "sessions": {"jobs": [source]}, "positions": "last", "folds": 3}
-        job = client.submit(sent | {"resamples": 10, "save_vector_as": "right"})
+        job = client.submit(sent | {"resamples": 10, "save_as": "right"})
         with pytest.raises(AnalysisFailed, match="queued, without results"):
             client.analysis.result(job.id)
         run_analyses(service)

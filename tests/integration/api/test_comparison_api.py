@@ -76,7 +76,7 @@ def check_difference(
     service: Service, job: tuple[str, Sessions], positions: str, low: int, high: int
 ) -> None:
     job_id, stored = job
-    found = compare(service, job_id, hooks=["blocks.1.hook_resid_post"], positions=positions, store_as="mood")
+    found = compare(service, job_id, hooks=["blocks.1.hook_resid_post"], positions=positions, save_as="mood")
     assert (found["pairs"], found["skipped"]) == (PROBLEMS, 0)
     hook = found["hooks"][HOOKS[0]]
     means = {side: np.array([stored[side, i][low:high].mean(axis=0) for i in range(PROBLEMS)]) for side in

@@ -108,7 +108,7 @@ def test_the_folder_of_an_evaluation(service: Service) -> None:
     assert list(found)[-1] == "summary.json"
 
     sample = json.loads(found["samples/gsm8k_0002__ep02.json"])
-    assert (sample["index"], sample["condition"], sample["epoch"]) == (1, "ep02", 0)
+    assert (sample["sample_index"], sample["condition"], sample["epoch"]) == (1, "ep02", 0)
     assert (sample["problem"], sample["gold"]) == ("2 × 4?", "#### 8")
     assert (sample["prompt"], sample["completion"]) == ("a prompt", "a completion")
     assert sample["scores"] == {KEY: {"value": 0.0, "answer": None}}

@@ -58,11 +58,11 @@ def test_samples_are_listed_filtered_and_found(service: Service, problem: Proble
         leasing.fail(session, failed, CaptureFailed("no rows came"))
     base = f"/v1/jobs/{job_id}/samples"
     everything = service.client.get(base).json()
-    assert [s["index"] for s in everything["data"]] == [0, 1, 2, 3, 4]
+    assert [s["sample_index"] for s in everything["data"]] == [0, 1, 2, 3, 4]
     page = service.client.get(base, params={"limit": 2, "after": everything["data"][1]["id"]}).json()
-    assert ([s["index"] for s in page["data"]], page["has_more"]) == ([2, 3], True)
+    assert ([s["sample_index"] for s in page["data"]], page["has_more"]) == ([2, 3], True)
     pending = service.client.get(base, params={"status": "pending"}).json()
-    assert [s["index"] for s in pending["data"]] == [2, 3, 4]
+    assert [s["sample_index"] for s in pending["data"]] == [2, 3, 4]
     one = service.client.get(f"{base}/{failed.id}").json()
     assert one["status"] == "failed"
     assert one["error"] == {

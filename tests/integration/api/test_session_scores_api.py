@@ -38,7 +38,7 @@ def test_scores_are_shown_searched_and_labels(service: Service, url: str, sessio
         ]
         assert client.sessions.score(given) == 4
         client.sessions.score(
-            [resources.SessionScores(session_id=session_ids[0], scores={"f1": {"value": 2}})]  # type: ignore[dict-item]
+            [resources.SessionScores(session_id=session_ids[0], scores={"f1": 2})]  # type: ignore[dict-item]
         )
         shown = client.sessions.get(session_ids[0])
         assert shown.scores == {"match": Score(value=0.0, answer="x"), "f1": Score(value=2.0)}
@@ -50,7 +50,7 @@ def test_scores_are_shown_searched_and_labels(service: Service, url: str, sessio
         assert matrix.features[:, 0].tolist() == [0, 1, 2, 3]
         assert matrix.labels.tolist() == [0, 0.25, 0.5, 0.75]
         assert len(client.matrix(HOOK, tag="run=1", correct=True)) == 2
-        with pytest.raises(ApiError, match="there are correct, match, f1"):
+        with pytest.raises(ApiError, match="there are correct, condition, match, f1"):
             client.matrix(HOOK, tag="run=1", label="bleu")
         job = client.jobs.get(shown.job_id)
         assert job.matrix(HOOK, label="match").labels.tolist() == [0, 0.25]
@@ -66,8 +66,9 @@ def test_all_of_a_request_is_stored_or_nothing(
 
     good = {"session_id": session_ids[0], "scores": {"match": {"value": 1}}}
     problem(send(good, good | {"session_id": new_session_id()}), 404, says="no session")
-    problem(send(good, good | {"scores": {"match": {"value": "high"}}}), 422)
+    problem(send(good | {"scores": {"match": {"value": "high"}}}), 422)
     problem(send(), 422)
+    problem(send(good, good), 422, says="is named twice")
     rows = service.upload({"question": "1 + 1?", "answer": "#### 2"})
     spec = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": rows}, "capture": {}}
     job_id = service.client.post("/v1/jobs", json=spec).json()["id"]

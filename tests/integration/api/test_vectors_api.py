@@ -80,7 +80,7 @@ def test_a_job_holds_its_vectors_and_has_a_sample_per_condition(service: Service
     samples = service.client.get(f"/v1/jobs/{job_id}/samples", params={"limit": 100}).json()["data"]
     seeds: dict[tuple[int, int], set[int]] = {}
     for sample in samples:
-        seeds.setdefault((sample["index"], sample["epoch"]), set()).add(sample["seed"])
+        seeds.setdefault((sample["sample_index"], sample["epoch"]), set()).add(sample["seed"])
     assert {s["condition"] for s in samples} == {"plain", "steered"}
     assert len(seeds) == 4 and all(len(found) == 1 for found in seeds.values())
     answer = service.client.delete(f"/v1/vectors/{vector_id}")

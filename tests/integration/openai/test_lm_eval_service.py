@@ -38,7 +38,7 @@ def evaluated(service: Service, rows: bytes, *, chat: bool) -> list[dict[str, An
             time.sleep(0.05)
         found: list[dict[str, Any]] = http.get(f"{url}/samples", params={"limit": 100}).json()["data"]
     assert len(found) == PROBLEMS
-    return sorted(found, key=lambda sample: sample["index"])
+    return sorted(found, key=lambda sample: sample["sample_index"])
 
 
 @pytest.mark.soak
@@ -59,11 +59,11 @@ def test_lm_eval_gives_our_verdicts(
     assert len(theirs["samples"]) == PROBLEMS
     for sample, other in zip(ours, theirs["samples"], strict=True):
         # a chat's text keeps the marks of thoughts, which this tokenizer counts as special
-        assert sample["completion"] == re.sub("</?think>", "", other["completion"]), sample["index"]
+        assert sample["completion"] == re.sub("</?think>", "", other["completion"]), sample["sample_index"]
         for name in FILTERS:
             score = sample["scores"][f"exact_match,{name}"]
             found = [score["answer"] if score["answer"] is not None else "[invalid]", score["value"]]
-            assert found == other["scores"][name], (sample["index"], name)
+            assert found == other["scores"][name], (sample["sample_index"], name)
 
 
 @pytest.mark.parametrize("tokenized", [True, pytest.param(False, marks=pytest.mark.soak)])

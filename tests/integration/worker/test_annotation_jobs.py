@@ -134,7 +134,7 @@ def test_right_results_change_neither_tokens_nor_rows(
     conditions = [{"name": "plain", "tools": "none"}, {"name": "calculator"}]
     done = run(bench, SUMS[0], **ANNOTATED, conditions=conditions, capture={"hooks": HOOKS})
     for plain in (s for s in done if s.condition == "plain"):
-        tools = next(s for s in done if s.condition == "calculator" and s.index == plain.index)
+        tools = next(s for s in done if s.condition == "calculator" and s.sample_index == plain.sample_index)
         assert tools.completion == plain.completion
         assert tools.tool_use is not None
         assert tools.tool_use.calls >= 2

@@ -256,9 +256,9 @@ def test_each_condition_is_what_it_is_alone(bench: "Bench", capture: dict[str, A
     names = [name for name in CONDITIONS if capture.get("mode") != "prefill" or name != "tokens"]
     together = submit_conditions(bench, names, **capture)
     assert run_all(bench, together) > len(INPUTS), "samples of several conditions run at once"
-    got = {(sample.condition, sample.index): sample for sample in bench.samples(together)}
+    got = {(sample.condition, sample.sample_index): sample for sample in bench.samples(together)}
     for name in names:
         alone = submit_conditions(bench, [name], **capture)
         run_all(bench, alone)
         for sample in bench.samples(alone):
-            assert_same(bench, name, got[name, sample.index], sample)
+            assert_same(bench, name, got[name, sample.sample_index], sample)

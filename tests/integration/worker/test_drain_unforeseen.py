@@ -118,14 +118,14 @@ def test_a_failure_of_the_engine_gives_its_samples_back(
     job_id = bench.submit(capture=CAPTURE)
     with pytest.raises(Bug):
         bench.drain(slots=3).look(1)
-    given_back = {one.index for one in bench.samples(job_id) if one.losses == 1}
+    given_back = {one.sample_index for one in bench.samples(job_id) if one.losses == 1}
     assert given_back and {str(one.status) for one in bench.samples(job_id)} <= {"pending", "completed"}
     assert "Traceback" in caplog.text and "Bug" in caplog.text
     fails[0] = False
     bench.drain(slots=3).look()
     done = bench.samples(job_id)
     assert {str(one.status) for one in done} == {"completed"}
-    assert {one.index for one in done if one.losses} == given_back
+    assert {one.sample_index for one in done if one.losses} == given_back
     assert bench.stored_sessions() == bench.indexed_sessions()
     assert len(bench.indexed_sessions()) == 5
 

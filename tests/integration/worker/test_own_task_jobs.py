@@ -34,13 +34,13 @@ def test_inline_examples_stand_before_every_question(bench: "Bench") -> None:
     assert bench.status(job_id) is JobStatus.COMPLETED
     shown = [("user", "1+2? (1, 2)"), ("assistant", "3"), ("user", "3+4? (3, 4)"), ("assistant", "7")]
     for sample in bench.samples(job_id):
-        story = f"{10 + sample.index}+{10 + sample.index}?"
+        story = f"{10 + sample.sample_index}+{10 + sample.sample_index}?"
         asked = f"{story} Please!" if sample.condition == "polite" else story
-        turns = [*shown, ("user", f"{asked} ({10 + sample.index}, {10 + sample.index})")]
+        turns = [*shown, ("user", f"{asked} ({10 + sample.sample_index}, {10 + sample.sample_index})")]
         expected = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
         assert sample.prompt is not None
         assert sample.prompt.startswith(expected)
-        assert sample.input["answer"] == str(2 * (10 + sample.index))
+        assert sample.input["answer"] == str(2 * (10 + sample.sample_index))
     fewer = bench.submit(task=task, dataset=dataset, num_fewshot=1, apply_chat_template=False)
     bench.drain().look()
     assert [s.prompt for s in bench.samples(fewer)] == [

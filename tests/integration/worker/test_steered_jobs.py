@@ -78,7 +78,7 @@ def test_a_steered_run_and_its_twin_are_two_conditions_of_one_job(place: Place) 
     )
     done = place.run(job_id)
     assert place.ended(job_id) == (JobStatus.COMPLETED, None)
-    assert [(s.index, s.condition) for s in done] == [
+    assert [(s.sample_index, s.condition) for s in done] == [
         (0, "plain"), (0, "steered"), (1, "plain"), (1, "steered")
     ]  # fmt: skip
     alone = place.run(place.submit(inputs=INPUTS, capture=capture, interventions=[everywhere]))

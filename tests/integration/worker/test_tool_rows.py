@@ -251,6 +251,6 @@ def test_steered_conditions_and_samples_share_a_batch(bench: "Bench") -> None:
     conditions = [{"name": "plain"}, {"name": "steered", "interventions": [change]}]
     together = sessions(bench, 2, conditions=conditions, **common)
     alone = sessions(bench, 2, interventions=[change], **common) + sessions(bench, 2, **common)
-    key = {(s.sample.index, s.sample.condition): s.token_ids for s in together}
-    assert [key[s.sample.index, "steered"] for s in alone[:2]] == [s.token_ids for s in alone[:2]]
-    assert [key[s.sample.index, "plain"] for s in alone[2:]] == [s.token_ids for s in alone[2:]]
+    key = {(s.sample.sample_index, s.sample.condition): s.token_ids for s in together}
+    assert [key[s.sample.sample_index, "steered"] for s in alone[:2]] == [s.token_ids for s in alone[:2]]
+    assert [key[s.sample.sample_index, "plain"] for s in alone[2:]] == [s.token_ids for s in alone[2:]]

@@ -28,7 +28,7 @@ def completions(job: JobHandle) -> dict[int, str | None]:
     assert (done.status, done.progress.completed) == ("completed", NUMBER)
     samples = list(done.samples())
     assert len({sample.session_id for sample in samples} - {None}) == NUMBER
-    return {sample.index: sample.completion for sample in samples}
+    return {sample.sample_index: sample.completion for sample in samples}
 
 
 def ranks_of(service: Any) -> list[psutil.Process]:

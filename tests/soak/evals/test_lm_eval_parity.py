@@ -60,7 +60,7 @@ def test_prompts_and_their_tokens(
     for request, answer in zip(CONTEXTS, lm_eval(*CONTEXTS), strict=True):
         task, shots = TASKS[request["task"]], request["num_fewshot"]
         assert task.stop_strings([]) == answer["until"]
-        sampler = FewshotSampler(splits["train"], 0 if task.examples else shots, same_dataset=False)
+        sampler = FewshotSampler(task, splits["train"], 0 if task.examples else shots, same_dataset=False)
         assert len(answer["prompts"]) == COUNT
         for row, theirs in zip(splits["test"], answer["prompts"], strict=False):
             ours = build_prompt(

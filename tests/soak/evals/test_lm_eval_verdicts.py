@@ -87,11 +87,11 @@ def test_every_sample_has_lm_evals_verdict(
     for sample, other in fitting:
         assert sample.session_id is not None
         assert sample.prompt == other["prompt"]
-        assert sample.completion == other["completion"], sample.index
+        assert sample.completion == other["completion"], sample.sample_index
         for name in FILTERS:
             score = sample.scores[f"exact_match,{name}"]
             found = [score.answer if score.answer is not None else "[invalid]", score.value]
-            assert found == other["scores"][name], (sample.index, name)
+            assert found == other["scores"][name], (sample.sample_index, name)
     if is_demo:
         verdicts = {
             tuple(sample.scores[f"exact_match,{name}"].value for name in FILTERS) for sample in samples

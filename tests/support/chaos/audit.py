@@ -67,7 +67,7 @@ Key = tuple[int, str | None, int]
 
 
 def _key(sample: Sample) -> Key:
-    return sample.index, sample.condition, sample.epoch
+    return sample.sample_index, sample.condition, sample.epoch
 
 
 def audit_job(

@@ -18,7 +18,7 @@ BODIES: dict[tuple[str, str], Any] = {
         "hooks": ["embed"],
         "positions": "last",
         "limit": 1,
-        "store_as": "difference",
+        "save_as": "difference",
     },
     ("PATCH", "/v1/activations/sessions/{session_id}"): CHANGE,
     ("PATCH", "/v1/activations/session/{session_id}"): CHANGE,

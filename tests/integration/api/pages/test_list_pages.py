@@ -56,6 +56,19 @@ def test_models_show_their_hooks_and_storage_its_owners(service: Service) -> Non
     assert service.client.get(f"/v1{answer.headers['location']}").json()["kind"] == "load"
 
 
+def test_vectors_are_found_by_name_and_deleted(service: Service) -> None:
+    assert "No vector is stored yet." in page(service, "/vectors")
+    for name in ("truth", "career"):
+        body = {"name": name, "hook": "resid_post.1", "vector": [1.0, 2.0]}
+        vector_id = service.client.post("/v1/vectors", json=body).json()["id"]
+    assert 'href="/vectors?name=truth"' in page(service, "/vectors")
+    assert 'href="/vectors?name=truth"' not in page(service, "/vectors?name=career")
+    assert "No vector has this name." in page(service, "/vectors?name=none")
+    answer = service.client.post(f"/vectors/{vector_id}", headers=HTML | ORIGIN)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/vectors")
+    assert [one["name"] for one in service.client.get("/v1/vectors").json()["data"]] == ["truth"]
+
+
 def test_a_figure_of_an_analysis_is_an_image_without_scripts(service: Service) -> None:
     (lease,) = service.claim(service.submit(capture={"hooks": ["embed"]}), 1)
     session_id = service.finish(lease, tensors=EMBED)

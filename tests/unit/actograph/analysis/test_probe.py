@@ -201,7 +201,7 @@ def test_the_direction_scores_rows_of_another_job() -> None:
 
 def test_unusable_input_is_refused(subtests: pytest.Subtests) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"labels": [0, 1, 2, 3] * 5}, "two different values; found 4"),
+        ({"labels": [0, 1, 2, 3] * 5}, "two different values, or use ridge, which predicts numbers; found 4"),
         ({"labels": [0.0, float("nan")] * 10}, "NaN"),
         ({"labels": [0, 1]}, "labels has 2 rows"),
         ({"features": np.zeros(20)}, "must be numbers"),
@@ -229,10 +229,13 @@ def test_the_command_prints_scores_and_baselines(tmp_path: Path, capsys: pytest.
     assert found["auroc"] > 0.8
     assert set(found["baselines"]) == {"majority", "length", "shuffled_labels"}
     assert "3 rows without a label are left out" in printed.err
-    np.savez(path, features=features, labels=labels, sample_index=np.arange(120) // 3)
+    np.savez(path, features=features, labels=np.where(labels, "a", "b"), groups=np.arange(120) // 3)
     assert main(["analyse", "probe", str(path), "--folds", "2", "--c", "0.1", "--shuffles", "0"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["groups"], found["p_value"], found["shuffled_aurocs"]) == (40, None, [])
+    np.savez(path, features=features, labels=features[:, 0], groups=np.arange(120) // 2)
+    assert main(["analyse", "probe", str(path), "--method", "ridge", "--shuffles", "0"]) == 0
+    assert json.loads(capsys.readouterr().out)["r2"] > 0.9
     np.savez(path, labels=labels)
     assert main(["analyse", "probe", str(path)]) == 1
     assert "no array 'features'" in capsys.readouterr().err

@@ -70,13 +70,13 @@ def test_scores_and_lengths_are_a_table(service: Any, compare: Run) -> None:
 def test_activations_are_asked_for_as_typed(service: Any, compare: Run) -> None:
     code, out, err = compare(
         *("--activations", "kind", "--hooks", "resid_post.1,mlp_in.2", "--positions", "answer"),
-        *("--limit", 10, "--store-as", "mood"),
+        *("--limit", 10, "--save-as", "mood"),
     )
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "saved mood@resid_post.1 as vec_111111111111\n")
     sent = json.loads(service.seen[-1].body)
     assert sent == {
         "baseline": None, "condition": "kind", "hooks": ["resid_post.1", "mlp_in.2"], "positions": "answer",
-        "limit": 10, "store_as": "mood",
+        "limit": 10, "save_as": "mood",
     }  # fmt: skip
     fields, _, table = out.partition("\n\n")
     assert [line.split()[-1] for line in fields.splitlines()][1:] == ["plain", "kind", "answer", "10", "1"]

@@ -15,7 +15,7 @@ def job(service: Any) -> resources.Job:
 
     def sample(index: int, **fields: Any) -> resources.Sample:
         return resources.Sample(
-            id=f"smp_{index:032x}", job_id=job.id, index=index, condition="plain", input={}, **fields
+            id=f"smp_{index:032x}", job_id=job.id, sample_index=index, condition="plain", input={}, **fields
         )
 
     scores = {"exact_match,strict-match": resources.Score(value=1.0, answer="3")}
@@ -43,7 +43,7 @@ def test_a_line_for_each_sample(job: resources.Job, run: Run, monkeypatch: pytes
     code, out, _ = run("jobs", "samples", job.id)
     assert code == 0
     head, right, wrong, failed = out.splitlines()
-    assert head.split()[:5] == ["INDEX", "CONDITION", "EPOCH", "STATUS", "CORRECT"]
+    assert head.split()[:6] == ["SAMPLE", "INDEX", "CONDITION", "EPOCH", "STATUS", "CORRECT"]
     assert right.split()[:6] == ["0", "plain", "0", "completed", "yes", "5"] and "so it is #### 3" in right
     assert "ses_aaaaaaaaaaaa" in wrong and wrong.endswith("答…")
     assert "context_length_exceeded: too long" in failed

@@ -16,7 +16,8 @@ from actograph.contract import base, resources
 def matrix(**changes: Any) -> Matrix:
     arrays = {
         "hook": "resid_post.1", "features": np.ones((2, 4), np.float32), "labels": np.array([1.0, 0.0]),
-        "tokens": np.arange(2), "sample_index": np.arange(2), "epoch": np.zeros(2, int),
+        "tokens": np.arange(2), "sample_index": np.arange(2), "groups": np.arange(2),
+        "epoch": np.zeros(2, int),
         "condition": np.array(["a", "b"]), "session_id": np.array(["ses_1", "ses_2"]),
         "skipped": json.dumps([{"session_id": "ses_3", "reason": "no rows"}]),
     }  # fmt: skip
@@ -32,7 +33,8 @@ def test_torch_and_pandas_on_request() -> None:
     assert features.shape == (2, 4)
     assert labels.dtype == torch.float32
     frame = found.frame()
-    assert list(frame.columns) == ["session_id", "sample_index", "condition", "epoch", "token", "label"]
+    about = ["session_id", "sample_index", "condition", "epoch", "group", "token", "label"]
+    assert list(frame.columns) == about
     assert frame.label.sum() == 1
     dataset = found.to_dataset().with_format("numpy")
     assert set(dataset.column_names) == {*frame.columns, "features"}
@@ -54,7 +56,7 @@ def test_samples_as_a_frame(service: Any, client: Client) -> None:
     job = service.add_job(1)
     service.samples[job.id] = [
         resources.Sample(
-            id=f"smp_{n:032x}", job_id=job.id, index=n, condition="ab"[n % 2],
+            id=f"smp_{n:032x}", job_id=job.id, sample_index=n, condition="ab"[n % 2],
             status=resources.SampleStatus.COMPLETED if n else resources.SampleStatus.FAILED, input={},
             scores={"exact_match,strict-match": resources.Score(value=1.0)} if n else {},
             error=None if n else base.ErrorRecord(type="x", message="it broke"),
@@ -62,7 +64,7 @@ def test_samples_as_a_frame(service: Any, client: Client) -> None:
         for n in range(3)
     ]  # fmt: skip
     frame = client.jobs.get(job.id).frame()
-    assert frame["index"].tolist() == [0, 1, 2]
+    assert frame["sample_index"].tolist() == [0, 1, 2]
     assert frame["status"].tolist() == ["failed", "completed", "completed"]
     assert frame["error"].tolist()[0] == "it broke"
     assert frame["exact_match,strict-match"].isna().tolist() == [True, False, False]

@@ -7,6 +7,7 @@ import pytest
 
 from actograph.client import Client
 from actograph.contract.errors import InvalidRequest, NotFound
+from actograph.contract.job_specs import CaptureInput
 from actograph.contract.models import Model
 from actograph.contract.specs import CaptureSpec
 
@@ -42,9 +43,12 @@ def test_an_evaluation_of_a_file(service: Any, client: Client, tmp_path: Path) -
 
 def test_prompts_and_conversations(service: Any, client: Client) -> None:
     talk = [{"role": "user", "content": "Why?"}]
-    job = client.capture(["One", talk], capture=CaptureSpec(hooks=["embed"]), max_tokens=3)
+    labelled = {"prompt": "Two", "label": True, "group": "a"}
+    inputs = ["One", talk, labelled, CaptureInput.model_validate(labelled)]
+    job = client.capture(inputs, capture=CaptureSpec(hooks=["embed"]), max_tokens=3)
     spec = service.jobs[job.id].spec
-    assert [one["prompt"] for one in spec["inputs"]] == ["One", None]
+    assert [one["prompt"] for one in spec["inputs"]] == ["One", None, "Two", "Two"]
+    assert [one["label"] for one in spec["inputs"]] == [None, None, True, True]
     assert spec["inputs"][1]["messages"] == talk
     assert (spec["capture"]["hooks"], spec["sampling"]["max_tokens"]) == (["embed"], 3)
     job = client.capture(dataset="path:texts.jsonl", text_field="body", mode="prefill")

@@ -44,7 +44,7 @@ def test_refused(subtests: pytest.Subtests) -> None:
         ({"vector": [float("inf")]}, "finite"),
         ({"vector": [1e39]}, "less than or equal to 3402823"),
         ({"coefficient": float("nan")}, "finite"),
-        ({"vector": None, "vector_id": "vec_1"}, "pattern"),
+        ({"vector": None, "vector_id": "a b"}, "names no vector"),
         ({"positions": "last"}, "only when the generation has ended, too late to change it"),
         ({"positions": [3, 3]}, "the numbers must differ"),
         ({"positions": ["think", "elsewhere"]}, "tool_result"),

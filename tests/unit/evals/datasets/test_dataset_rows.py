@@ -9,8 +9,10 @@ import pytest
 
 from actograph.contract.base import MAX_PROMPT_CHARS
 from actograph.contract.errors import InvalidDataset
+from actograph.contract.tasks import TaskSpec
 from evals.dataset_readers import MAX_LINE_BYTES, bounded_lines
-from evals.dataset_rows import read_rows
+from evals.dataset_rows import Problems, Texts, checked, read_rows
+from evals.task_rows import Task
 
 
 def line(question: Any = "How many?", answer: Any = "Three.\n#### 3", **more: Any) -> bytes:
@@ -71,3 +73,20 @@ def test_no_rows() -> None:
     assert refusal() == "the dataset has no rows"
     assert refusal(b"\n", b" \n") == "the dataset has no rows"
     assert refusal(line(), line(), offset=2) == "no rows at offset 2: the dataset ends before it"
+
+
+def test_short_values_of_other_columns_stay_with_a_row() -> None:
+    record = {
+        "question": "1 + 1?", "answer": "#### 2", "id": 7, "topic": "sums", "hard": False, "weight": 0.5,
+        "long": "x" * 257, "empty": "", "nothing": None, "pages": [1], "nan": float("nan"), "big": 1 << 63,
+        "n" * 257: 1, "\0": 1,
+    }  # fmt: skip
+    kept = {"id": 7, "topic": "sums", "hard": False, "weight": 0.5}
+    assert Problems()(0, record).input == {"question": "1 + 1?", "answer": "#### 2", "columns": kept}
+    (text,) = checked([record | {"text": "t"}], Texts("text"))
+    assert text.columns == kept | {"question": "1 + 1?", "answer": "#### 2"}
+    task = Task(TaskSpec(name="own", prompt="{{question}} {{long}}", target="{{answer}}"))
+    row = task(0, record)
+    assert row.columns == kept | {"answer": "#### 2", "long": record["long"]}
+    same = task(1, record | {"id": 8})
+    assert task.shown(row) == task.shown(same), "columns that the prompt does not use make no other problem"

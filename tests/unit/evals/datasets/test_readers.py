@@ -53,7 +53,7 @@ def test_real_gsm8k_is_the_same_in_every_format(shared: Path) -> None:
     writer.writerows(records)
     assert check_rows(csv_records(lines(text.getvalue().encode()), Problems.columns)) == expected
     table = {name: [record[name] for record in records] for name in ("answer", "question")}
-    table["id"] = list(range(len(records)))
+    table["pages"] = [["a", "b"] for _ in records]
     for row_group in (None, 100):
         file = in_parquet(table, row_group_size=row_group, compression="zstd")
         assert (
@@ -123,3 +123,13 @@ def test_rows_start_anywhere(subtests: pytest.Subtests) -> None:
         with subtests.test(written):
             for start in (0, 59, 98, 100, 10**30):
                 assert list(records_of(io.BytesIO(content), written, start=start)) == rows[start:]
+
+
+def test_columns_of_short_values_are_decoded_beside_the_chosen_ones() -> None:
+    table: dict[str, list[Any]] = {
+        "question": ["q" * 2000] * 300, "id": list(range(300)), "topic": ["a", "b", "c"] * 100,
+        "long": [f"{n}" * 2000 for n in range(300)], "pages": [[n] for n in range(300)],
+    }  # fmt: skip
+    file = in_parquet(table, compression="zstd", use_dictionary=False)
+    record: Any = next(iter(parquet_records(file, columns=["question"])))
+    assert record == {"question": "q" * 2000, "id": 0, "topic": "a"}

@@ -82,7 +82,7 @@ def test_stop_strings() -> None:
 def test_examples_from_another_split_are_those_of_lm_eval(
     gsm8k_test: list[DatasetRow], gsm8k_train: list[DatasetRow]
 ) -> None:
-    sampler = FewshotSampler(gsm8k_train, 5, same_dataset=False)
+    sampler = FewshotSampler(TASKS["gsm8k"], gsm8k_train, 5, same_dataset=False)
     chosen = sampler.choose(gsm8k_test[100])
     assert [example.index for example in chosen] == [6785, 2401, 3493, 2787, 1211]
     assert [example.index for example in sampler.choose(gsm8k_test[0])] == [6374, 3610, 957, 61, 742]
@@ -97,9 +97,9 @@ def test_too_few_examples_are_refused() -> None:
     with pytest.raises(
         InvalidRequest, match="num_fewshot 20 needs 21 rows to choose from; there are 20"
     ) as caught:
-        FewshotSampler(ROWS, 20, same_dataset=True)
+        FewshotSampler(TASKS["gsm8k"], ROWS, 20, same_dataset=True)
     assert caught.value.param == "num_fewshot"
-    FewshotSampler(ROWS, 20, same_dataset=False)
+    FewshotSampler(TASKS["gsm8k"], ROWS, 20, same_dataset=False)
     same = [row(i, "same?", "#### 1") for i in range(5)]
     with pytest.raises(InvalidRequest, match="only 0 rows differ from row 2"):
-        FewshotSampler(same, 2, same_dataset=True).choose(same[2])
+        FewshotSampler(TASKS["gsm8k"], same, 2, same_dataset=True).choose(same[2])

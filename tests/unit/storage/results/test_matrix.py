@@ -90,7 +90,14 @@ class Sessions:
         choice = Choice(positions=positions, reduce=reduce, max_bytes=max_bytes)
         found = self.sources(hook) if found is None else found
         planned = plan(self.store, found, hook, choice)
-        file = io.BytesIO(b"".join(planned.npz({one.id: float(bool(one.correct)) for one in found})))
+        file = io.BytesIO(
+            b"".join(
+                planned.npz(
+                    {one.id: float(bool(one.correct)) for one in found},
+                    {one.id: one.sample_index for one in found},
+                )
+            )
+        )
         sent = np.load(file, allow_pickle=False)
         held = read(self.store, found, hook, choice)
         assert np.array_equal(sent["features"], np.concatenate([piece.rows for piece in held.pieces]))
@@ -226,7 +233,7 @@ def test_an_answer_holds_few_bytes_until_they_are_taken(
             planned = plan(sessions.store, found, HOOK, choice)
             held, most, pieces = 0, 0, []
             monkeypatch.setattr(CheckedFile, "read", counted)
-            for piece in planned.npz({one.id: 1.0 for one in found}):
+            for piece in planned.npz({one.id: 1.0 for one in found}, {one.id: 0 for one in found}):
                 pieces.append(piece)
                 held = 0
             monkeypatch.setattr(CheckedFile, "read", read_file)
@@ -245,4 +252,4 @@ def test_a_file_that_is_lost_meanwhile_breaks_the_answer_off(tmp_path: Path) -> 
     for path in (tmp_path / "sessions" / found[2].id).glob("*.safetensors"):
         path.unlink()
     with pytest.raises(StoreDamaged, match="there is no stored file"):
-        list(planned.npz({one.id: 1.0 for one in found}))
+        list(planned.npz({one.id: 1.0 for one in found}, {one.id: 0 for one in found}))

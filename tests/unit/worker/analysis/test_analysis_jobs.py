@@ -241,7 +241,7 @@ def test_a_probe_equals_plain_scikit_learn(world: World, problems: Any) -> None:
     job_id = store_sessions(world.database, world.store, stored, correct=correct)
     analysis = world.run(
         kind="probe", sessions={"jobs": [job_id]}, positions="all", reduce="mean", c=0.5, resamples=20,
-        shuffles=9, save_vector_as="right",
+        shuffles=9, save_as="right",
     )  # fmt: skip
     found = world.result(analysis)["hooks"]
     labels = np.array(correct, int)
@@ -333,7 +333,7 @@ def test_rows_of_one_value_of_a_column_stay_together(world: World) -> None:
     by_topic = world.result(world.run(**body, c=1.0, groups="column:topic"))
     assert by_topic["hooks"]["resid_post.0"]["groups"] == 40
     failed = world.job(world.run(**body, groups="column:subject"))
-    assert "has no stored column 'subject'; it has prompt, topic" in failed.error["message"]
+    assert "has no column 'subject'. Known: prompt, topic" in failed.error["message"]
 
 
 def test_a_probe_without_two_labels_fails_with_the_reason(world: World, problems: Any) -> None:

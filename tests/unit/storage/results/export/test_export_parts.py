@@ -58,7 +58,7 @@ def test_each_condition_has_its_own_sampling_and_results() -> None:
 def test_of_several_turns_the_last_alone_says_how_the_sample_ended() -> None:
     said = [("assistant", "a"), ("tool", "1"), ("assistant", "b"), ("tool", "2"), ("assistant", "c")]
     sample = Sample(
-        id="smp_1", job_id="job_1", index=0, status=SampleStatus.COMPLETED, input={}, prompt="Q",
+        id="smp_1", job_id="job_1", sample_index=0, status=SampleStatus.COMPLETED, input={}, prompt="Q",
         completion="c", finish_reason="stop", losses=0,
         messages=[ToolMessage.model_validate({"role": role, "content": text}) for role, text in said],
     )  # fmt: skip

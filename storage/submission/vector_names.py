@@ -1,0 +1,107 @@
+"""References to stored vectors: an id, the unique beginning of one, `NAME`, or `NAME@HOOK`."""
+
+import re
+from typing import TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, defer
+
+from actograph.contract import hooks
+from actograph.contract.errors import InvalidRequest, NotFound
+from actograph.contract.interventions import ID_START, Intervention, each
+from actograph.contract.specs import JobSpecBase
+from storage.index.ids import is_id
+from storage.index.pages import id_begins
+from storage.tables.models import VectorRow
+
+S = TypeVar("S", bound=JobSpecBase)
+#: vectors that an error lists
+_LISTED = 8
+
+
+def full_id(session: Session, reference: str, *, hook: str | None = None, model: str | None = None) -> str:
+    """The id of the vector that a reference names; a full id is not looked up.
+
+    Args:
+        hook: where it is used; a name stands for the vector of this hook.
+        model: that it is used with; a name stands for a vector of this model, or of no particular one.
+
+    Raises:
+        NotFound: there is no such vector.
+        InvalidRequest: several different vectors have this name, or ids begin like this.
+    """
+    if is_id(reference, "vec"):
+        return reference
+    found = sa.select(VectorRow).options(defer(VectorRow.data, raiseload=True))
+    if re.fullmatch(ID_START, reference):
+        ids = [row.id for row in session.scalars(found.where(id_begins(VectorRow.id, reference)).limit(2))]
+        if len(ids) > 1:
+            raise InvalidRequest(f"{reference} is not unique: {ids[0]} and {ids[1]} begin with it")
+        if not ids:
+            raise NotFound(f"no vector has the id {reference}")
+        return ids[0]
+    name, _, named = reference.partition("@")
+    wanted = named or hook
+    newest_first = found.where(VectorRow.name == name).order_by(VectorRow.created_at.desc(), VectorRow.id)
+    rows = session.scalars(newest_first).all()
+    if not rows:
+        raise NotFound(f"there is no vector {name}; store it through /v1/vectors")
+    fitting = [
+        row
+        for row in rows
+        if (wanted is None or _canonical(row.hook) == _canonical(wanted))
+        and (model is None or row.model in (None, model))
+    ]
+    if not fitting:
+        there = ", ".join(
+            f"{name}@{row.hook}{f' of {row.model}' if row.model else ''}" for row in rows[:_LISTED]
+        )
+        raise NotFound(f"there is no vector {name} for {wanted or model}; there are {there}")
+    if len({(row.hook, row.sha256) for row in fitting}) > 1:
+        shown = ", ".join(f"{row.id} ({row.hook})" for row in fitting[:_LISTED])
+        raise InvalidRequest(f"several vectors are named {reference}: {shown}; name one by its id")
+    return fitting[0].id
+
+
+def with_full_ids(session: Session, spec: S) -> S:
+    """The spec with the full ids of the vectors that its interventions name.
+
+    Raises:
+        InvalidRequest: there is no such vector, or the reference is not unique; the error names the field.
+    """
+
+    def named(one: Intervention, param: str) -> Intervention:
+        if one.vector_id is None:
+            return one
+        try:
+            vector_id = full_id(session, one.vector_id, hook=one.hook, model=spec.model)
+        except (NotFound, InvalidRequest) as error:
+            raise InvalidRequest(error.message, param=f"{param}.vector_id") from None
+        return one.model_copy(update={"vector_id": vector_id})
+
+    changes: dict[str, object] = {
+        "interventions": [named(one, f"interventions.{i}") for i, one in enumerate(spec.interventions)]
+    }
+    if conditions := getattr(spec, "conditions", None):
+        changes["conditions"] = [
+            condition.model_copy(
+                update={
+                    "interventions": [
+                        named(one, f"conditions.{place}.interventions.{i}")
+                        for i, one in enumerate(condition.interventions)
+                    ]
+                }
+            )
+            for place, condition in enumerate(conditions)
+        ]
+    return spec.model_copy(update=changes)
+
+
+def has_short_ones(spec: JobSpecBase) -> bool:
+    """Whether an intervention names a vector otherwise than by its full id."""
+    given = (one.vector_id for _, one in each(spec.interventions, getattr(spec, "conditions", ())))
+    return any(one is not None and not is_id(one, "vec") for one in given)
+
+
+def _canonical(hook: str) -> str:
+    return hooks.canonical(hook) or hook
