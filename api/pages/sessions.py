@@ -1,5 +1,6 @@
 """One session: facts, tokens with their activations, messages and files, and the form that changes it."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Form, Query, Request
@@ -20,6 +21,7 @@ from storage.analyses import stored
 from storage.sessions import sessions, vectors
 from storage.sessions.filter import SessionFilter
 from storage.sessions.manifest import SessionManifest
+from storage.tables.models import VectorRow
 
 router = APIRouter(prefix="/sessions/{session_id}", include_in_schema=False, dependencies=[READ])
 
@@ -38,6 +40,9 @@ async def viewer_state(
     vector: State = "",
     align: State = "",
     difference: State = "",
+    linear: State = "",
+    shared: State = "",
+    first: State = "",
     token: State = "",
 ) -> None:
     """Declare the choices that `viewer.js` keeps in the address. The server does not read them."""
@@ -58,7 +63,6 @@ def show_session(
     except StoreDamaged as error:
         trouble = error.message
     same = SessionFilter(job_id=first.job_id, sample_index=first.sample_index)
-    widths = {info.shape[1] for info in first.hooks.values()}
     with services.database.read() as session:
         peers, _ = sessions.find(session, same, limit=OFFERED)
         offered, _ = vectors.find(session, limit=OFFERED)
@@ -71,7 +75,7 @@ def show_session(
         "points": points if manifest else {},
         "hook": layers[(len(layers) - 1) // 2],
         "has_logprobs": all(has_logprobs),
-        "vectors": [(row.id, f"{row.name} ({row.hook})") for row in offered if row.width in widths],
+        "vectors": _fitting(offered, first),
         "probes": [(row.id, row.job_id) for row in probes],
         "peers": [row for row in peers if row.id != first.id],
         "messages": _messages(manifest) if manifest else [],
@@ -119,6 +123,17 @@ def _points(shown: Session) -> dict[str, list[str]]:
         if info.summary is None and info.shape[0] and not info.dtype.startswith("F8"):
             points.setdefault(hooks.point_of(name), []).append(name)
     return points
+
+
+def _fitting(offered: Sequence[VectorRow], shown: Session) -> list[tuple[str, str, str]]:
+    """Id, name and hook of the vectors of this session's model and hooks."""
+    found = []
+    for row in offered:
+        hook = hooks.canonical(row.hook) or row.hook
+        info = shown.hooks.get(hook)
+        if info is not None and info.shape[1] == row.width and row.model in (None, shown.model):
+            found.append((row.id, f"{row.name} ({hook})", hook))
+    return found
 
 
 def _about(shown: Session) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 // @ts-check
 /** Colour scales that are readable with every kind of colour blindness. */
 
-/** @typedef {{low: number, high: number, signed: boolean}} Limits */
+/** @typedef {{low: number, high: number, signed: boolean, log: boolean}} Limits */
 /** A colour, the ink that is readable on it, and its value as a pixel. */
 /** @typedef {{css: string, ink: string, pixel: number}} Colour */
 
@@ -31,30 +31,31 @@ const signed = ramp(SIGNED);
 
 /**
  * The limits of a scale: the 1st and the 99th percentile, so that one huge token does not hide the others.
- * A signed scale has zero in its middle.
+ * A signed scale has zero in its middle. A logarithmic scale is one of positive numbers.
  * @param {(Float32Array | null)[]} arrays
- * @param {boolean} isSigned
+ * @param {{signed: boolean, log: boolean}} kind
  * @returns {Limits}
  */
-export function limitsOf(arrays, isSigned) {
+export function limitsOf(arrays, { signed: isSigned, log }) {
   const found = new Float32Array(arrays.reduce((sum, values) => sum + (values?.length ?? 0), 0));
   let count = 0;
   for (const values of arrays) {
     for (const value of values ?? []) {
-      if (Number.isFinite(value)) found[count++] = isSigned ? Math.abs(value) : value;
+      if (Number.isFinite(value) && !(log && value <= 0)) found[count++] = isSigned ? Math.abs(value) : value;
     }
   }
   const sorted = found.subarray(0, count).sort();
   const high = count ? sorted[Math.round((count - 1) * 0.99)] : 1;
-  if (isSigned) return { low: -(high || 1), high: high || 1, signed: true };
-  const low = count ? sorted[Math.round((count - 1) * 0.01)] : 0;
-  return { low, high: high > low ? high : low + 1, signed: false };
+  if (isSigned) return { low: -(high || 1), high: high || 1, signed: true, log };
+  const low = count ? sorted[Math.round((count - 1) * 0.01)] : log ? 0.1 : 0;
+  return { low, high: high > low ? high : low + 1, signed: false, log };
 }
 
 /** @param {number} value @param {Limits} limits @returns {Colour | null} null for a missing value */
 export function colourOf(value, limits) {
   if (Number.isNaN(value)) return null;
-  const share = (value - limits.low) / (limits.high - limits.low);
+  const at = limits.log ? Math.log : (/** @type {number} */ number) => number;
+  const share = (at(value) - at(limits.low)) / (at(limits.high) - at(limits.low));
   return (limits.signed ? signed : oneSided)[Math.round(Math.min(1, Math.max(0, share)) * (STEPS - 1))];
 }
 
@@ -66,11 +67,17 @@ export function short(value) {
   return isOdd ? value.toExponential(2) : String(Number(value.toPrecision(4)));
 }
 
-/** Show a scale. @param {HTMLElement} legend @param {Limits} limits @param {string} name */
-export function writeLegend(legend, limits, name) {
+/**
+ * Show a scale.
+ * @param {HTMLElement} legend
+ * @param {Limits} limits
+ * @param {string} name
+ * @param {boolean} [isOfEach] whether each layer has limits of its own
+ */
+export function writeLegend(legend, limits, name, isOfEach = false) {
   const [low, bar, high, label] = /** @type {HTMLElement[]} */ ([...legend.children]);
-  low.textContent = `≤ ${short(limits.low)}`;
-  high.textContent = `≥ ${short(limits.high)}`;
+  low.textContent = isOfEach ? (limits.signed ? "most negative" : "smallest") : `≤ ${short(limits.low)}`;
+  high.textContent = isOfEach ? (limits.signed ? "most positive" : "largest") : `≥ ${short(limits.high)}`;
   label.textContent = name;
   const stops = (limits.signed ? signed : oneSided).filter((_, step) => step % 17 === 0);
   bar.style.background = `linear-gradient(to right, ${stops.map((one) => one.css).join(", ")})`;

@@ -1,8 +1,6 @@
 // @ts-check
 /** Files of what is seen: heatmaps as PNG, tokens as SVG, numbers as CSV. */
 
-import { colourOf } from "./viewer-colours.js";
-
 /** @typedef {import("./viewer-pane.js").Pane} Pane */
 
 /** @param {Blob} data @param {Pane} pane @param {string} ending */
@@ -33,8 +31,7 @@ export function saveSvg(pane) {
   svg.documentElement.setAttribute("width", String(around.width));
   svg.documentElement.setAttribute("height", String(pane.text.scrollHeight));
   pane.spans.forEach((span, place) => {
-    const value = pane.shown.numbers?.[place] ?? NaN;
-    const { css, ink } = colourOf(value, pane.shown.limits) ?? { css: "#fff", ink: "#000" };
+    const { css, ink } = pane.colourAt(place) ?? { css: "#fff", ink: "#000" };
     const boxes = [...span.getClientRects()].map((box) => (
       { x: box.x - around.x, y: box.y - around.y + pane.text.scrollTop, width: box.width, height: box.height }
     ));

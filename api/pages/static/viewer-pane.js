@@ -7,10 +7,13 @@ import { Source } from "./viewer-data.js";
 /** @typedef {import("./viewer-colours.js").Limits} Limits */
 /** @typedef {import("./viewer-data.js").About} About */
 /** @typedef {import("./viewer-data.js").Tokens} Tokens */
-/** @typedef {{numbers: Float32Array | null, limits: Limits, name: string}} Shown */
 /**
- * Numbers of a heatmap, and its cells once they are drawn.
- * @typedef {{hooks: string[], rows: (Float32Array | null)[], limits: Limits,
+ * Numbers of the tokens. The first `skip` tokens have no colour.
+ * @typedef {{numbers: Float32Array | null, limits: Limits, name: string, skip: number}} Shown
+ */
+/**
+ * Numbers and limits of each layer of a heatmap, and its cells once they are drawn.
+ * @typedef {{hooks: string[], rows: (Float32Array | null)[], limits: Limits[], skip: number,
  *   cells?: HTMLCanvasElement}} Heat
  */
 
@@ -39,9 +42,9 @@ export class Pane {
     /** hook -> its numbers of the tokens in view, once they are read @type {Map<string, Float32Array>} */
     this.values = new Map();
     /** the numbers that the tokens are coloured by @type {Shown} */
-    this.shown = { numbers: null, limits: { low: 0, high: 1, signed: false }, name: "" };
+    this.shown = { numbers: null, limits: { low: 0, high: 1, signed: false, log: false }, name: "", skip: 0 };
     /** @type {Heat} */
-    this.heat = { hooks: [], rows: [], limits: this.shown.limits };
+    this.heat = { hooks: [], rows: [], limits: [], skip: 0 };
     /** @type {HTMLElement[]} */
     this.spans = [];
     /** @type {HTMLElement | undefined} */
@@ -124,10 +127,16 @@ export class Pane {
   colour(shown) {
     this.shown = shown;
     this.spans.forEach((span, place) => {
-      const colour = shown.numbers && colourOf(shown.numbers[place], shown.limits);
+      const colour = this.colourAt(place);
       span.style.backgroundColor = colour ? colour.css : "";
       span.style.color = colour ? colour.ink : "";
     });
+  }
+
+  /** The colour of the token at a place in view. @param {number} place */
+  colourAt(place) {
+    const { numbers, limits, skip } = this.shown;
+    return numbers && place >= skip ? colourOf(numbers[place], limits) : null;
   }
 
   /** Mark a token as the chosen one. @param {number} token -1 for none */

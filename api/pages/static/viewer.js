@@ -5,7 +5,7 @@ import { minus, pairsOf } from "./viewer-align.js";
 import { limitsOf, writeLegend } from "./viewer-colours.js";
 import { Refused } from "./viewer-data.js";
 import { saveCsv, savePng, saveSvg } from "./viewer-export.js";
-import { cellAt, drawHeat } from "./viewer-heat.js";
+import { cellAt, describeCell, drawHeat } from "./viewer-heat.js";
 import { Pane } from "./viewer-pane.js";
 import { showRow } from "./viewer-row.js";
 
@@ -36,7 +36,14 @@ const isDifference = () => isTwo && field("difference").checked;
 const heatOf = () => (valueOf("of") === "logprob" ? "norm" : valueOf("of"));
 /** Key of the numbers that colour the tokens. */
 const keyOf = () => (valueOf("of") === "logprob" ? "" : valueOf("hook"));
-const isSigned = (/** @type {string} */ of) => isDifference() || of === "channel" || of === "projection";
+/** Norms have a logarithmic scale, all other numbers a linear one. @param {string} of */
+function kindOf(of) {
+  const signed = isDifference() || of === "channel" || of === "projection";
+  return { signed, log: of === "norm" && !signed && !field("linear").checked };
+}
+
+/** How many of a pane's first tokens count for no scale. @param {Pane} pane */
+const skipOf = (pane) => (pane.start === 0 && pane.total > 2 && !field("first").checked ? 1 : 0);
 
 /** @param {string} of @returns {import("./viewer-data.js").Choice} */
 function choiceOf(of) {
@@ -49,7 +56,7 @@ function nameOf(of, hook) {
   const names = new Map([
     ["norm", `norm of ${hook}`],
     ["channel", `channel ${valueOf("channel")} of ${hook}`],
-    ["projection", `${hook} along ${field("vector").selectedOptions?.[0].text}`],
+    ["projection", `${hook} along ${field("vector").selectedOptions?.[0]?.text}`],
     ["logprob", "log probability"],
   ]);
   return isDifference() ? `second minus first, ${names.get(of)}` : `${names.get(of)}`;
@@ -87,6 +94,29 @@ function readAddress() {
   if (token >= 0) chosen.token = Math.min(token, panes[0].total - 1);
 }
 
+/**
+ * Offer the vectors of the hook that is shown. The one that colours the tokens stays while its point is shown:
+ * other layers can be projected on it too.
+ */
+function offerVectors() {
+  const select = field("vector");
+  const hook = valueOf("hook");
+  const layers = panes[0].column(hook);
+  const isUsed = valueOf("of") === "projection";
+  const projection = /** @type {HTMLOptionElement} */ (field("of").querySelector("[value=projection]"));
+  for (const one of select.options ?? []) {
+    const own = one.dataset.hook;
+    const isChosen = isUsed && one.selected && layers.includes(own);
+    one.disabled = own !== undefined && own !== hook && !isChosen;
+    one.hidden = one.disabled;
+  }
+  const offered = [...(select.options ?? [])].filter((one) => !one.disabled);
+  projection.disabled = !offered.length;
+  if (offered.some((one) => one.selected)) return;
+  select.value = offered[0]?.value ?? "";
+  if (isUsed && !offered.length) field("of").value = "norm";
+}
+
 function writeAddress() {
   const query = new URLSearchParams(/** @type {any} */ (new FormData(controls)));
   if (isTwo) query.set("with", panes[1].about.id);
@@ -97,6 +127,7 @@ function writeAddress() {
 /** Read the numbers of the choice, those of the tokens first, and show them. */
 async function load() {
   const own = ++turn;
+  offerVectors();
   const hook = valueOf("hook");
   if (isTwo) pairs = panes.map((pane, side) => pairsOf(pane, panes[1 - side], valueOf("align")));
   writeAddress();
@@ -146,20 +177,30 @@ function paint() {
   const hook = valueOf("hook");
   const name = nameOf(valueOf("of"), hook);
   const shown = panes.map((_, side) => numbersOf(side, keyOf()));
-  const limits = limitsOf(shown, isSigned(valueOf("of")));
-  panes.forEach((pane, side) => pane.colour({ numbers: shown[side], limits, name }));
+  const skips = panes.map(skipOf);
+  const scaled = (/** @type {Float32Array | null} */ numbers, /** @type {number} */ side) =>
+    numbers?.subarray(skips[side]) ?? null;
+  const limits = limitsOf(shown.map(scaled), kindOf(valueOf("of")));
+  panes.forEach((pane, side) => pane.colour({ numbers: shown[side], limits, name, skip: skips[side] }));
   writeLegend(get("token-scale"), limits, name);
   if (shown.some(Boolean)) performance.mark("viewer-tokens");
-  const rows = panes.map((pane, side) => pane.column(hook).map((layer) => numbersOf(side, layer)));
-  const heatLimits = limitsOf(rows.flat(), isSigned(heatOf()));
+  const columns = panes.map((pane) => pane.column(hook));
+  const rows = columns.map((layers, side) => layers.map((layer) => numbersOf(side, layer)));
+  const kind = kindOf(heatOf());
+  const isOfEach = !field("shared").checked;
+  const all = limitsOf(rows.flatMap((some, side) => some.map((one) => scaled(one, side))), kind);
+  const ofLayer = (/** @type {string} */ layer) =>
+    limitsOf(rows.map((some, side) => scaled(some[columns[side].indexOf(layer)] ?? null, side)), kind);
   panes.forEach((pane, side) => {
     const before = pane.heat;
-    pane.heat = { hooks: pane.column(hook), rows: rows[side], limits: heatLimits };
+    const hooks = columns[side];
+    const heatLimits = hooks.map((layer) => (isOfEach ? ofLayer(layer) : all));
+    pane.heat = { hooks, rows: rows[side], limits: heatLimits, skip: skips[side] };
     // another layer of the same point changes no cell
-    const isSame = JSON.stringify(before.limits) === JSON.stringify(heatLimits);
+    const isSame = before.skip === skips[side] && JSON.stringify(before.limits) === JSON.stringify(heatLimits);
     if (isSame && rows[side].every((row, i) => row === before.rows[i])) pane.heat.cells = before.cells;
   });
-  writeLegend(get("heat-scale"), heatLimits, nameOf(heatOf(), "each layer"));
+  writeLegend(get("heat-scale"), all, nameOf(heatOf(), "each layer"), isOfEach);
   select();
 }
 
@@ -286,6 +327,7 @@ for (const pane of panes) {
     if (cell) choose(pane, cell.token, cell.hook);
     pane.text.focus({ preventScroll: true });
   });
+  pane.canvas.addEventListener("mousemove", (event) => describeCell(pane, event));
 }
 panel.addEventListener("keydown", (event) => event.key === "Escape" && panes[chosen.side].text.focus());
 controls.addEventListener("submit", (event) => event.preventDefault());

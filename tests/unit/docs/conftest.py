@@ -1,4 +1,4 @@
-"""Pages of the docs, written and generated, and their fenced blocks."""
+"""Pages of the docs and their fenced blocks."""
 
 import re
 from collections.abc import Callable
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from docs.generate import pages as generated
 
 REPO = Path(__file__).resolve().parents[3]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -29,10 +27,9 @@ class Block:
 
 @pytest.fixture(scope="session")
 def pages() -> dict[Path, str]:
-    """Texts of all pages; the generated ones are made here, whatever lies in `docs/reference`."""
-    made = {generated.REFERENCE / name: text for name, text in generated.pages().items()}
+    """Texts of all pages."""
     files = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
-    return {file: file.read_text(encoding="utf-8") for file in files if file not in made} | made
+    return {file: file.read_text(encoding="utf-8") for file in files}
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,21 @@
-"""The generated pages are complete."""
+"""The generated pages are complete, and as the code would write them today."""
 
 from pathlib import Path
+
+import pytest
 
 from actograph.settings import Settings
 from docs.generate import errors
 from docs.generate.pages import REFERENCE
+from docs.generate.pages import pages as generated
+
+
+def test_the_committed_pages_are_those_of_the_code(pages: dict[Path, str], subtests: pytest.Subtests) -> None:
+    for name, text in generated().items():
+        with subtests.test(name):
+            # not `==` in the assertion: pytest would compare thousands of lines
+            is_fresh = pages.get(REFERENCE / name) == text
+            assert is_fresh, "run `python -m docs.generate` and commit what it writes"
 
 
 def test_every_error_has_a_cure_and_every_cure_an_error() -> None:

@@ -28,6 +28,8 @@ ROWS = np.random.default_rng(3).normal(size=(LAYERS, 7, 8)).astype("<f4")
 NAMES = [f"resid_post.{layer}" for layer in range(LAYERS)]
 #: width of the layers' names beside the heatmap
 GUTTER = 40
+#: height of a layer, and of the tokens' texts below
+LINE, FOOT = 20, 88
 
 
 @pytest.fixture
@@ -70,8 +72,8 @@ def test_colour_choose_compare_tag_delete(
     tokens = page.locator(".token")
     norms = np.linalg.norm(ROWS, axis=2)
     colours = tokens.evaluate_all("all => all.map(one => one.style.backgroundColor)")
-    assert colours[norms[1].argmin()] == "rgb(0, 34, 78)"
-    assert [bool(colour) for colour in colours] == [True] * 7 + [False]
+    assert colours[1 + norms[1, 1:].argmin()] == "rgb(0, 34, 78)"
+    assert [bool(colour) for colour in colours] == [False] + [True] * 6 + [False]
     np.testing.assert_allclose(numbers(page)[:7], np.vstack([norms[1], norms[::-1]]).T, rtol=1e-6)
     assert tokens.nth(0).text_content() == TEXTS[0]
     tokens.nth(3).hover()
@@ -80,7 +82,7 @@ def test_colour_choose_compare_tag_delete(
 
     canvas = page.locator("canvas")
     box = canvas.bounding_box()
-    canvas.click(position={"x": GUTTER + (box["width"] - GUTTER) * 4.5 / 8, "y": box["height"] / 6})
+    canvas.click(position={"x": GUTTER + (box["width"] - GUTTER) * 4.5 / 8, "y": LINE / 2})
     page.get_by_role("heading", name="Token 4").wait_for()
     assert re.search(r"hook=resid_post\.2.*token=4", page.url)
     page.keyboard.press("ArrowLeft")
@@ -118,4 +120,118 @@ def test_colour_choose_compare_tag_delete(
     page.wait_for_url("**/jobs/job_*")
     assert service.client.get(f"/v1/activations/sessions/{sessions[0]}").status_code == 404
     assert tab.trouble == []
+    page.context.close()
+
+
+@pytest.fixture
+def uneven(service: Service) -> str:
+    """A session like a real model's: a first token with huge rows, and layers that grow."""
+    (lease,) = service.claim(service.submit())
+    rows = ROWS * np.float32(10) ** np.arange(LAYERS, dtype="<f4")[:, None, None]
+    rows[:, 0] *= 1000
+    other = {"mlp_out.0": ROWS[0]}
+    return store_session(
+        service.database, service.services.store, lease, [f"word{n}" for n in range(8)],
+        dict(zip(NAMES, rows, strict=True)) | other,
+    )  # fmt: skip
+
+
+#: colours of the middles of the cells: null where the canvas shows its background
+CELLS = """([layers, tokens, gutter, line]) => {
+  const canvas = document.querySelector("canvas");
+  const pen = canvas.getContext("2d");
+  const wide = (canvas.clientWidth - gutter) / tokens;
+  const at = (x, y) => [...pen.getImageData(x, y, 1, 1).data].slice(0, 3);
+  const none = String(at(gutter - 1, 1));
+  return Array.from({ length: layers }, (_, row) => Array.from({ length: tokens }, (_, place) => {
+    const found = at(gutter + (place + 0.5) * wide, (row + 0.5) * line);
+    return String(found) === none ? null : found;
+  }));
+}"""
+DARKEST, BRIGHTEST = [0, 34, 78], [254, 232, 56]
+#: whether there are letters below each column
+LABELLED = """([tokens, gutter, from, foot]) => {
+  const canvas = document.querySelector("canvas");
+  const pen = canvas.getContext("2d");
+  const wide = (canvas.clientWidth - gutter) / tokens;
+  return Array.from({ length: tokens }, (_, place) => {
+    const { data } = pen.getImageData(gutter + place * wide, from, wide, foot);
+    return new Set(new Uint32Array(data.buffer)).size > 1;
+  });
+}"""
+
+
+def cells(page: Any) -> list[list[list[int] | None]]:
+    """Colours of the heatmap, the first layer first."""
+    shown(page)
+    found: list[list[list[int] | None]] = page.evaluate(CELLS, [LAYERS, 8, GUTTER, LINE])
+    return found[::-1]
+
+
+def test_a_huge_first_token_and_growing_layers_hide_nothing(
+    served: Application, browser: Any, uneven: str
+) -> None:
+    tab = Tab(browser, served.url)
+    page = tab.page
+    page.goto(f"{served.url}/sessions/{uneven}")
+    norms = np.linalg.norm(ROWS, axis=2)
+    first, ends = 1, [None, None]
+    for layer, line in enumerate(cells(page)):
+        assert [line[0], line[7]] == ends, "the first token is left out, the last one has no row"
+        assert line[first + norms[layer, first:].argmin()] == DARKEST
+        assert line[first + norms[layer, first:].argmax()] == BRIGHTEST
+    assert page.evaluate(LABELLED, [8, GUTTER, LAYERS * LINE, FOOT]) == [True] * 8
+    page.locator("#heat-scale").get_by_text("smallest").wait_for()
+
+    page.get_by_label("One scale for all layers").check()
+    shared = cells(page)
+    assert DARKEST in shared[0]
+    assert BRIGHTEST in shared[2]
+    assert BRIGHTEST not in shared[0]
+    middles = np.array(shared[1][1:7])
+    assert ((middles > DARKEST) & (middles < BRIGHTEST)).any(axis=1).all(), "a logarithmic scale shows them"
+    page.get_by_label("Linear scale of norms").check()
+    assert np.array(cells(page)[1][1:7])[:, 0].max() < middles[:, 0].min()
+    page.get_by_label("First token").check()
+    assert [line[0] for line in cells(page)][2] == BRIGHTEST
+    page.reload()
+    assert [line[0] for line in cells(page)][2] == BRIGHTEST, "the address has the choices"
+    page.locator("canvas").hover(position={"x": GUTTER + 1, "y": LINE / 2})
+    title = page.locator("canvas").get_attribute("title")
+    assert title == f"word0 · token 0 · resid_post.2 {norms[2, 0] * 1e5:.2e}".replace("e+05", "e+5")
+    tab.check()
+    page.context.close()
+
+
+def test_vectors_are_offered_for_the_hook_that_is_shown(
+    service: Service, served: Application, browser: Any, uneven: str
+) -> None:
+    hooks = ["resid_post.0", "resid_post.1", "blocks.1.hook_resid_post", "mlp_out.0", "embed"]
+    for name, hook in enumerate(hooks):
+        body = {"name": f"v{name}", "hook": hook, "vector": [1.0] * 8}
+        assert service.client.post("/v1/vectors", json=body).status_code == 201
+    tab = Tab(browser, served.url)
+    page = tab.page
+    page.goto(f"{served.url}/sessions/{uneven}")
+    offered = page.locator("[name=vector] option:not([hidden])")
+
+    def names() -> list[str]:
+        shown(page)
+        return sorted(text.split()[0] for text in offered.all_text_contents())
+
+    assert names() == ["v1", "v2"]
+    page.get_by_label("Direction").select_option(label="v1 (resid_post.1)")
+    assert names() == ["v1", "v2"]
+    page.get_by_label("Hook").select_option("resid_post.0")
+    assert names() == ["v0", "v1"], "the vector in use stays for other layers"
+    assert page.get_by_label("Colour by").input_value() == "projection"
+    page.reload()
+    assert names() == ["v0", "v1"]
+    page.get_by_label("Hook").select_option("mlp_out.0")
+    assert names() == ["v3"]
+    page.get_by_label("Hook").select_option("resid_post.2")
+    assert names() == []
+    assert page.get_by_label("Colour by").input_value() == "norm"
+    assert page.locator("option[value=projection]").is_disabled()
+    tab.check()
     page.context.close()
