@@ -160,12 +160,8 @@ def test_labels_that_allow_no_probe_are_refused_at_submission(
         with subtests.test(says):
             body = {"kind": "probe", "sessions": {"jobs": [job_id]}, "hooks": [HOOK], **changes}
             for route in ("/v1/jobs", "/v1/estimate"):
-                problem(
-                    service.client.post(route, json=body),
-                    422,
-                    pointer=f"/{field}" if field else "",
-                    says=says,
-                )
+                answer = service.client.post(route, json=body)
+                problem(answer, 422, pointer=f"/{field}" if field else None, says=says)
     for params, says in [
         ({"label": "column:lable"}, "no column 'lable'"),
         ({"groups": "column:pair"}, "no column 'pair'"),
