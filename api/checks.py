@@ -10,10 +10,17 @@ from typing import Any, TypeVar
 from actograph.contract import hooks
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
 from actograph.contract.interventions import check_stored, check_width, each, resolve_hook
-from actograph.contract.job_specs import EvaluationSpec, InputJobSpec, check_capture, check_sampling
+from actograph.contract.job_specs import (
+    CaptureJobSpec,
+    EvaluationSpec,
+    InputJobSpec,
+    check_capture,
+    check_sampling,
+)
 from actograph.contract.specs import JobSpecBase
 from actograph.contract.tool_calls import NOT_OFFERED
 from api.submission import Submission
+from evals.prompts import varied_messages
 
 M = TypeVar("M", bound=JobSpecBase)
 
@@ -83,6 +90,27 @@ def sampling(submission: Submission[Any]) -> None:
     if submission.structure is not None:
         check_sampling(submission.spec.sampling, submission.structure)
         submission.structure.engine_for(submission.spec.engine)
+
+
+def prompt_conditions(submission: Submission[CaptureJobSpec]) -> None:
+    """Raises InvalidRequest if a condition changes what an input does not have."""
+    inputs = submission.spec.inputs
+    plain = next((place for place, one in enumerate(inputs or ()) if one.messages is None), None)
+    for number, condition in enumerate(submission.spec.conditions):
+        field = f"conditions.{number}"
+        if condition.system is not None and (inputs is None or plain is not None):
+            which = "the dataset's texts are" if inputs is None else f"inputs.{plain} is"
+            raise InvalidRequest(
+                f"a system message needs conversations, and {which} plain text; send messages, or a prefix",
+                param=f"{field}.system",
+            )
+        for place, given in enumerate(inputs or ()):
+            if given.messages is None:
+                continue
+            try:
+                varied_messages([one.model_dump() for one in given.messages], condition)
+            except InvalidRequest as error:
+                raise InvalidRequest(error.message, param=f"inputs.{place}.messages") from None
 
 
 def messages(submission: Submission[Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from actograph.contract.errors import InsufficientResources
-from actograph.contract.job_specs import EvaluationSpec
+from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
 from actograph.contract.models import ModelStructure
 from actograph.contract.operations import Estimate, Need
 from actograph.contract.specs import CaptureSpec
@@ -123,7 +123,9 @@ def _lengths(submission: Submission[Any], per_token: float) -> Lengths | None:
         return None
     spec, shown, around = submission.spec, 0, {}
     columns: Collection[str] = ()
-    if isinstance(spec, EvaluationSpec):
+    if isinstance(spec, CaptureJobSpec):  # a system message replaces one that is counted, if there is one
+        around = {c.name: len(c.prefix) + len(c.suffix) for c in spec.conditions}
+    elif isinstance(spec, EvaluationSpec):
         columns = task_of(spec).prompt_columns
         around = {c.name: len(c.prefix) + len(c.suffix) + len(c.system or "") for c in spec.conditions}
         if spec.num_fewshot:

@@ -7,13 +7,13 @@ The prompts of the three GSM8K tasks, with their examples, are exactly those of 
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import EvaluationSpec
-from actograph.contract.specs import Condition
+from actograph.contract.specs import CaptureCondition, Condition
 from actograph.contract.tasks import OWN_EXAMPLES, STOP_STRINGS, TaskSpec
 from evals.dataset_rows import DatasetRow
 from evals.task_rows import Task
@@ -71,7 +71,7 @@ def build_prompt(
     Raises:
         InvalidRequest: the condition has a system message, but the prompt is plain text.
     """
-    question = task.prompt(row, lambda text: _vary(text, condition))
+    question = task.prompt(row, lambda text: vary(text, condition))
     if not is_chat:
         if condition.system is not None:
             raise InvalidRequest(
@@ -93,7 +93,32 @@ def build_prompt(
     return messages
 
 
-def _vary(question: str, condition: Condition) -> str:
+def varied_messages(messages: Sequence[Mapping[str, str]], condition: CaptureCondition) -> ChatMessages:
+    """A conversation under a condition.
+
+    Its system message replaces that of the conversation; its prefix and suffix are around the last message of
+    the user.
+
+    Raises:
+        InvalidRequest: there is a prefix or suffix, and no message of the user.
+    """
+    found = [dict(message) for message in messages]
+    if condition.prefix or condition.suffix:
+        asked = [place for place, message in enumerate(found) if message["role"] == "user"]
+        if not asked:
+            raise InvalidRequest(
+                f"condition {condition.name!r} has a prefix or suffix, and the conversation no message of "
+                "the user to put it around"
+            )
+        found[asked[-1]]["content"] = vary(found[asked[-1]]["content"], condition)
+    if condition.system is None:
+        return found
+    own = found[1:] if found[0]["role"] == "system" else found
+    return [{"role": "system", "content": condition.system}, *own]
+
+
+def vary(question: str, condition: CaptureCondition) -> str:
+    """A text with the prefix and suffix of a condition."""
     prefix, suffix = condition.prefix, condition.suffix
     if prefix and not prefix[-1].isspace():
         prefix += " "

@@ -86,14 +86,11 @@ def compare_rows(
     Raises:
         InvalidRequest: the widths differ, or fewer than two problems are common.
     """
-    if first.ndim != 2 or second.ndim != 2 or first.shape[1] != second.shape[1]:
-        raise InvalidRequest(f"rows of shapes {first.shape} and {second.shape} cannot be compared")
+    _require_rows(first, second)
     left, right = _by_problem(first, first_problems), _by_problem(second, second_problems)
     common = [problem for problem in left if problem in right]
     require_common(len(common))
     a, b = (np.stack([side[problem] for problem in common]) for side in (left, right))
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise InvalidRequest("rows contain NaN or infinite values")
     differences = b - a
     mean = differences.mean(axis=0)
     consistency, effect = _leave_one_out(differences)
@@ -116,10 +113,112 @@ def compare_rows(
     )
 
 
+def compare_sets(
+    first: Array,
+    second: Array,
+    first_groups: Sequence[Hashable] | Array,
+    second_groups: Sequence[Hashable] | Array,
+    *,
+    permutations: int = 999,
+    top: int = 10,
+    seed: int = 0,
+) -> RowComparison:
+    """Compare the means of two independent sets of rows, such as two sets of prompts.
+
+    Rows of one group are averaged first. Under the null hypothesis a group could as well belong to the other
+    set, so the test draws the sets anew (Fisher 1935). Effects are Cohen's d with the pooled standard
+    deviation; along the mean difference it is leave-one-out.
+
+    Args:
+        first: [n, width].
+        second: [m, width].
+        first_groups: group of each row, [n].
+        second_groups: group of each row, [m].
+
+    Raises:
+        InvalidRequest: the widths differ, or a set has fewer than two groups.
+    """
+    _require_rows(first, second)
+    left, right = _by_problem(first, first_groups), _by_problem(second, second_groups)
+    require_sets(len(left), len(right))
+    a, b = (np.stack(list(side.values())) for side in (left, right))
+    mean = b.mean(axis=0) - a.mean(axis=0)
+    spread = _pooled_deviation(a, b)
+    effects = np.divide(mean, spread, out=np.zeros_like(mean), where=spread > 0)
+    return RowComparison(
+        pairs=0,
+        unpaired=len(a) + len(b),
+        width=a.shape[1],
+        first_norm=float(np.linalg.norm(a, axis=1).mean()),
+        second_norm=float(np.linalg.norm(b, axis=1).mean()),
+        cosine_of_means=_mean_cosine(a.mean(axis=0)[None], b.mean(axis=0)[None]),
+        mean_cosine=None,
+        cka=None,
+        difference_norm=float(np.linalg.norm(mean)),
+        consistency=None,
+        effect_size=_effect_apart(a, b),
+        p_value=_label_test(a, b, permutations, seed),
+        permutations=permutations,
+        features=_ranked(mean, effects, top),
+        mean_difference=mean,
+    )
+
+
+def _pooled_deviation(a: Vector, b: Vector) -> Vector:
+    squares = sum(np.square(side - side.mean(axis=0)).sum(axis=0) for side in (a, b))
+    return np.asarray(np.sqrt(squares / (len(a) + len(b) - 2)))
+
+
+def _effect_apart(a: Vector, b: Vector) -> float | None:
+    """Cohen's d of projections on the difference of the other rows' means; None without a spread."""
+    projections = []
+    for side, sign, other in ((a, -1, b), (b, 1, a)):
+        own = (side.sum(axis=0) - side) / (len(side) - 1)
+        directions = sign * (own - other.mean(axis=0))
+        lengths = np.linalg.norm(directions, axis=1)
+        if not (lengths > 0).all():
+            return None
+        projections.append(((side * directions).sum(axis=1) / lengths)[:, None])
+    low, high = projections
+    spread = float(_pooled_deviation(low, high)[0])
+    return float(high.mean() - low.mean()) / spread if spread > 0 else None
+
+
+def _label_test(a: Vector, b: Vector, permutations: int, seed: int) -> float:
+    """p-value of the norm of the difference of means: (1 + as large ones) / (1 + permutations)."""
+    rows = np.concatenate([a, b])
+    # centred, the squared norm of a weighted sum needs the products of the rows alone
+    rows -= rows.mean(axis=0)
+    products = rows @ rows.T
+    weights = np.concatenate([np.full(len(a), -1 / len(a)), np.full(len(b), 1 / len(b))])
+    observed = float(weights @ products @ weights)
+    generator = np.random.default_rng(seed)
+    drawn = (generator.permutation(weights) for _ in range(permutations))
+    reached = sum(float(one @ products @ one) >= observed * (1 - 1e-12) for one in drawn)
+    return (1 + reached) / (1 + permutations)
+
+
 def require_common(problems: int) -> None:
     """Raises InvalidRequest if the two sides have too few problems in common."""
     if problems < 2:
-        raise InvalidRequest(f"{problems} problems are common to both sides; a comparison needs 2")
+        raise InvalidRequest(
+            f"{problems} problems are common to both sides; a comparison needs 2. Name groups that both "
+            "sides have, or compare the means of two independent sets (paired: false)",
+            param="groups",
+        )
+
+
+def require_sets(first: int, second: int) -> None:
+    """Raises InvalidRequest if a set has too few groups."""
+    if min(first, second) < 2:
+        raise InvalidRequest(f"the sets have {first} and {second} groups; each needs 2", param="groups")
+
+
+def _require_rows(first: Array, second: Array) -> None:
+    if first.ndim != 2 or second.ndim != 2 or first.shape[1] != second.shape[1]:
+        raise InvalidRequest(f"rows of shapes {first.shape} and {second.shape} cannot be compared")
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise InvalidRequest("rows contain NaN or infinite values")
 
 
 def linear_cka(x: Array, y: Array) -> float | None:
@@ -207,5 +306,9 @@ def _leave_one_out(differences: Vector) -> tuple[float | None, float | None]:
 def _largest(differences: Vector, top: int) -> tuple[FeatureDifference, ...]:
     mean, spread = differences.mean(axis=0), differences.std(axis=0, ddof=1)
     effects = np.divide(mean, spread, out=np.zeros_like(mean), where=spread > 0)
+    return _ranked(mean, effects, top)
+
+
+def _ranked(mean: Vector, effects: Vector, top: int) -> tuple[FeatureDifference, ...]:
     order = np.argsort(-np.abs(effects), kind="stable")[:top]
     return tuple(FeatureDifference(int(one), float(mean[one]), float(effects[one])) for one in order)

@@ -18,7 +18,7 @@ def predicts(labels: Array, method: str) -> Predicts:
 
     Args:
         labels: of each row, [n].
-        method: kind of probe.
+        method: kind of probe; "" for a comparison of two labels.
 
     Raises:
         InvalidRequest: a label is NaN, or the labels are neither two values nor numbers for `ridge`.
@@ -32,7 +32,7 @@ def predicts(labels: Array, method: str) -> Predicts:
     if len(found) > 2 and is_number and method == "ridge":
         return "numbers"
     shown = ", ".join(map(str, found[:_SHOWN].tolist())) + (", ..." if len(found) > _SHOWN else "")
-    advice = ", or use ridge, which predicts numbers" if len(found) > 2 and is_number else ""
+    advice = ", or use ridge, which predicts numbers" if method and len(found) > 2 and is_number else ""
     raise InvalidRequest(
         f"labels must have two different values{advice}; found {len(found)}: {shown}", param="label"
     )

@@ -69,6 +69,8 @@ _FLAGS = {
     "compare": {
         **_OF_ROWS,
         "groups": _flag(str, "Rows that are compared with each other. (default: sample)", metavar=_GROUPS),
+        "label": _flag(str, "Compare the two values of this label, instead of OTHER.", metavar="LABEL"),
+        "paired": _flag(bool, "Compare problem by problem, or two independent sets.", "--paired/--unpaired"),
         "permutations": _flag(int, "Permutations of the test. (default: 999)", min=1),
         "other_condition": _flag(str, "Condition of the other side."),
     },
@@ -83,7 +85,10 @@ _FLAGS = {
 _EXAMPLES = {
     "outliers": ("outliers job_3fa2 --hooks resid_post", "outliers layers.safetensors"),
     "probe": ("probe job_3fa2 --positions generated --reduce mean", "probe matrix.npz"),
-    "compare": ("compare job_3fa2 --condition plain --other-condition EP02 --hooks resid_post",),
+    "compare": (
+        "compare job_3fa2 --label label --unpaired --hooks resid_post --save-as truth",
+        "compare job_3fa2 --condition plain --other-condition EP02 --hooks resid_post",
+    ),
     "lens": ("lens job_3fa2 --positions generated", "lens job_3fa2 --limit 1 --token next"),
 }
 
@@ -143,8 +148,13 @@ def compare(
     other: Annotated[str | None, typer.Argument(metavar="OTHER", help="Another job. Default: JOB.")] = None,
     **given: Any,
 ) -> None:
-    """Compare the activations of two jobs or conditions problem by problem, hook by hook."""
+    """Compare the activations of two jobs, conditions or labels, hook by hook."""
     given = _typed(given)
+    if "label" in given:
+        if other is not None or "other_condition" in given:
+            raise InvalidRequest("--label compares its two values; leave OTHER and --other-condition out")
+        _analyse(shell, "compare", [job], given)
+        return
     side = {"condition": given.pop("other_condition", None), "limit": given.get("limit")}
     given["other"] = side | {"jobs": [shell.id("job", other or job)]}
     _analyse(shell, "compare", [job], given)

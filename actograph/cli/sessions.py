@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actograph.cli.flags import LIST_FLAGS, DryRunOption, IdArgument
-from actograph.cli.shell import OK, Shell, ask, command, emit, end, error_code, note, on_interrupt
+from actograph.cli.shell import ERROR, OK, Shell, ask, command, emit, end, error_code, note, on_interrupt
 from actograph.cli.tables import Columns
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.progress import meter
@@ -125,7 +125,7 @@ def remove(
     """Delete sessions with their files, by id or by filter."""
     choice: Any = _selection(shell, filters, sessions, everything=everything)
     if sessions:
-        shell.each("ses", sessions, shell.client.sessions.get if dry_run else shell.client.sessions.delete)
+        _remove(shell, sessions, dry_run=dry_run, yes=yes)
         return
     choice |= {"everything": everything, "include_pinned": include_pinned}
     found = shell.client.sessions.delete_many(dry_run=True, **choice)
@@ -141,6 +141,33 @@ def remove(
     if shell.json:
         emit(found.model_dump_json())
     note(what)
+
+
+def _remove(shell: Shell, typed: list[str], *, dry_run: bool, yes: bool) -> None:
+    """Delete sessions by id, after a question as for those of a filter. All ids must be known."""
+    ours = shell.client.sessions
+    found = [ours.get(one) for one in dict.fromkeys(shell.id("ses", name) for name in typed)]
+    count = "1 session" if len(found) == 1 else f"{len(found)} sessions"
+    what = f"{count}, {size(sum(one.bytes for one in found))}"
+    if dry_run:
+        shell.each("ses", [one.id for one in found], ours.get)
+        note(f"to be deleted: {what}")
+        return
+    if not yes:
+        ask(f"Delete {what}?")
+    gone = [one for one in found if _deleted(shell, one.id)]
+    note(f"deleted {len(gone)} of {count}, {size(sum(one.bytes for one in gone))}")
+    end(OK if len(gone) == len(found) else ERROR)
+
+
+def _deleted(shell: Shell, session_id: str) -> bool:
+    """Delete one session and print its id. Returns False, with a note, if the service refuses."""
+    try:
+        shell.show(shell.client.sessions.delete(session_id), lambda done: str(done.id))
+    except ActographError as error:
+        note(f"{session_id}: {error}")
+        return False
+    return True
 
 
 @command(app, "score", examples=["actograph sessions score labels.csv --job job_3fa2"])

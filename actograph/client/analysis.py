@@ -121,18 +121,27 @@ class Analysis(Resource, path="/v1/jobs"):
     def compare(
         self,
         sessions: Query,
-        other: Query,
+        other: Query | None = None,
         *,
         hooks: Iterable[str] = (),
         progress: bool = False,
         **options: Any,
     ) -> Finished[ComparisonResult]:
-        """Compare two sets of sessions problem by problem; differences are `other` minus `sessions`.
+        """Compare two sets of sessions; differences are `other` minus `sessions`.
 
-        Options: `positions`, `reduce`, `groups`, `permutations`, `top`, `seed`, `max_bytes`,
-        `save_as`.
+        With a `label` of two values instead of `other`, the larger value is compared with the smaller.
+        `paired=False` compares two independent sets, such as two sets of prompts.
+
+        Options: `label`, `paired`, `groups`, `positions`, `reduce`, `permutations`, `top`, `seed`,
+        `max_bytes`, `save_as`.
         """
-        return self._run("compare", sessions, hooks, progress, options | {"other": _query(other)})
+        return self._run(
+            "compare",
+            sessions,
+            hooks,
+            progress,
+            options | ({} if other is None else {"other": _query(other)}),
+        )
 
     def lens(
         self, sessions: Query, *, hooks: Iterable[str] = (), progress: bool = False, **options: Any

@@ -136,7 +136,11 @@ class ProbeSpec(RowsSpec):
 
 
 class CompareSpec(RowsSpec):
-    """Compare two sets of sessions problem by problem; differences are `other` minus `sessions`."""
+    """Compare two sets of sessions, problem by problem or as two independent sets.
+
+    The sets are `sessions` and `other`, or the sessions with each of the two values of a `label`. Differences
+    are `other` minus `sessions`, or the larger value minus the smaller.
+    """
 
     model_config = example(
         kind="compare",
@@ -146,14 +150,22 @@ class CompareSpec(RowsSpec):
     )
 
     kind: Literal["compare"] = Field(description="Kind of the job.")
-    other: SessionQuery
+    other: SessionQuery | None = None
+    label: Label | None = Field(None, description=f"Instead of `other`, of two values: {ABOUT_LABELS}")
+    paired: bool = Field(True, description="false: problems need not be on both sides; means are compared.")
     groups: Groups = Field(SAMPLE, description=f"Rows that are compared with each other: of {ABOUT_GROUPS}.")
     permutations: int = Field(999, ge=1, le=100_000, description="Of the sign-flip test.")
     top: int = Field(10, ge=0, le=10_000, description="Features to list, by effect.")
 
     @property
     def queries(self) -> dict[str, SessionQuery]:
-        return super().queries | {"other": self.other}
+        return super().queries | ({} if self.other is None else {"other": self.other})
+
+    @model_validator(mode="after")
+    def _two_sides(self) -> Self:
+        if (self.other is None) == (self.label is None):
+            raise ValueError("give exactly one of other and label")
+        return self
 
 
 class LensSpec(AnalysisSpecBase):
@@ -254,6 +266,8 @@ def ranked_by(found: Mapping[str, Any]) -> str:
 class ComparisonResult(AnalysisResult):
     kind: Literal["compare"] = "compare"
     hooks: dict[str, dict[str, Any]] = Field(description="Fields of `actograph.analysis.comparison`.")
+    first: float | str | None = Field(None, description="Value of the label on the first side.")
+    second: float | str | None = Field(None, description="Value of the label on the second side.")
 
 
 class LensResult(AnalysisResult):

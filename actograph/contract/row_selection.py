@@ -6,12 +6,13 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
 from actograph.contract.base import Resource, Spec
+from actograph.contract.suggestions import did_you_mean
 
 
 def _distinct(value: list[int]) -> list[int]:
@@ -76,6 +77,8 @@ NamedPositions = Literal["all", "prompt", "generated", "last", "last_prompt"]
 _BOUNDS = r"\[(-?\d{1,8}|(-?\d{1,8})?:(-?\d{1,8})?(:[1-9]\d{0,7})?)\]"
 _NAMES = "all|prompt|generated|think|answer|tool_call|tool_result"
 _NUMBER = re.compile(r"-?\d+")
+_SLICE = re.compile(rf"({_NAMES}){_BOUNDS}|turn\.-?\d{{1,4}}({_BOUNDS})?")
+_NAMED = (*get_args(NamedPositions), *get_args(SegmentName)[1:])
 
 
 def _bounds(text: str) -> tuple[str, slice]:
@@ -114,13 +117,33 @@ def _from_text(value: Any) -> Any:
         return value
     if value[:1] in ("[", "{"):
         try:
-            return _from_text(from_json(value, allow_inf_nan=False))
+            parsed = from_json(value, allow_inf_nan=False)
         except ValueError:
-            return value
+            raise _unknown(value, value) from None
+        return _from_text(parsed)
     parts = [part.strip() for part in value.split(",")]
     if all(map(_NUMBER.fullmatch, parts)):
         return [int(part) for part in parts]
-    return parts if len(parts) > 1 else value
+    if len(parts) > 1:
+        if others := [part for part in parts if part not in get_args(SegmentName)]:
+            raise _unknown(value, others[0])
+        return parts
+    if value in _NAMED:
+        return value
+    if not _SLICE.fullmatch(value):
+        raise _unknown(value, value)
+    return _not_empty(value)
+
+
+def _unknown(text: str, part: str) -> ValueError:
+    """The error about a text that selects no tokens; `part` is what is wrong in it."""
+    name = part.partition("[")[0]
+    hint = "" if name in _NAMED else did_you_mean(name, _NAMED)
+    end = "" if hint.endswith("?") else "."
+    return ValueError(
+        f"{text[:100]!r} selects no tokens{hint}{end} Write a name such as generated, a slice such as "
+        "answer[-5:], or numbers such as 0,-1"
+    )
 
 
 #: tokens of a sample and their rows, in capture specs, interventions, comparisons, matrices and probes

@@ -139,18 +139,18 @@ Tools = Name | Annotated[list[Name], Field(min_length=1, max_length=64)]
 
 
 class CaptureCondition(Spec):
-    """A named variant of a capture job; all conditions have the same inputs and seeds."""
+    """A named variant of the prompt; all conditions of a job have the same inputs and seeds."""
 
     name: Name = Field(description="Name in the results.")
+    system: Text | None = Field(None, description="System message (chats only), instead of the input's own.")
+    prefix: Text = Field("", description="Text before the question, prompt or last message of the user.")
+    suffix: Text = Field("", description="Text after it, separated by a space.")
     interventions: InterventionList = Field([], description="Applied after the job's.")
 
 
 class Condition(CaptureCondition):
-    """A named variant of the prompt; all conditions of a job have the same problems and seeds."""
+    """A condition of an evaluation."""
 
-    system: Text | None = Field(None, description="System message (chat template only).")
-    prefix: Text = Field("", description="Text before the question.")
-    suffix: Text = Field("", description="Text after the question, separated by a space.")
     tools: Tools | None = Field(None, description="null uses the job's.")
     sampling: SamplingChange | None = Field(None, description="Changes of the job's sampling.")
 

@@ -17,7 +17,7 @@ def resolve(services: Services, body: CaptureJobSpec) -> CaptureJobSpec:
 
 def check(services: Services, spec: CaptureJobSpec, owner: str) -> Submission[CaptureJobSpec]:
     """Compare the spec with its model. Raises the errors of `checks.passed`."""
-    return checks.passed(outlook(services, spec, owner), checks.messages)
+    return checks.passed(outlook(services, spec, owner), checks.messages, checks.prompt_conditions)
 
 
 def expand(services: Services, submission: Submission[CaptureJobSpec]) -> Submission[CaptureJobSpec]:

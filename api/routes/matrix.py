@@ -1,6 +1,6 @@
 """/v1/jobs/{id}/matrix and /v1/activations/matrix: rows of one hook over many sessions."""
 
-from typing import Annotated, get_args
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
@@ -8,7 +8,7 @@ from starlette.responses import Response, StreamingResponse
 
 from actograph.contract.analyses import ABOUT_GROUPS, ABOUT_LABELS, CORRECT, SAMPLE, Groups, Label
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.row_selection import NamedPositions, Positions, Reduce, SegmentName
+from actograph.contract.row_selection import Positions, Reduce
 from api.auth import READ
 from api.dependencies import JobId, Services, ServicesDep, slow
 from api.reading.downloads import binary
@@ -104,10 +104,6 @@ def _parsed(text: str) -> Positions:
     """Raises InvalidRequest."""
     try:
         return _positions.validate_python(text)
-    except ValidationError:
-        names = ", ".join([*get_args(NamedPositions), *get_args(SegmentName)[1:]])
-        raise InvalidRequest(
-            f"positions={text[:100]} is none of {names}, a slice such as generated[-5:], "
-            "or numbers such as 0,-1",
-            param="positions",
-        ) from None
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"positions: {reason}", param="positions") from None

@@ -8,7 +8,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.analysis.comparison import require_common
+from actograph.analysis.comparison import require_common, require_sets
 from actograph.analysis.probe_labels import predicts, require_groups
 from actograph.contract import hooks
 from actograph.contract.analyses import CompareSpec, ProbeSpec, SessionQuery
@@ -252,13 +252,28 @@ def check_probe(session: Session, spec: ProbeSpec, hook: str) -> None:
 
 
 def check_compare(session: Session, spec: CompareSpec, hook: str) -> None:
-    """Raises InvalidRequest if the two sides have fewer than two groups in common."""
-    sides = [sources(session, query, hook) for query in spec.queries.values()]
-    first, second = (set(labels.groups(session, side, spec.groups).values()) for side in sides)
-    try:
+    """Raises InvalidRequest if the two sides have too few groups, or too few in common."""
+    sides = compared(session, spec, hook)
+    first, second = (set(labels.groups(session, side, spec.groups).values()) for side, _ in sides)
+    if spec.paired:
         require_common(len(first & second))
-    except InvalidRequest as error:
-        raise InvalidRequest(error.message, param="other") from None
+    else:
+        require_sets(len(first), len(second))
+
+
+def compared(session: Session, spec: CompareSpec, hook: str) -> list[tuple[list[Source], Label | None]]:
+    """The sessions of the two sides of a comparison, each with its value of the label.
+
+    Raises:
+        InvalidRequest: the label has not two values.
+    """
+    if spec.label is None:
+        return [(sources(session, query, hook), None) for query in spec.queries.values()]
+    found, label_of = labelled(session, spec.sessions, hook, spec.label)
+    values = np.array([label_of[one.id] for one in found])
+    predicts(values, "")
+    first, second = sorted(set(label_of.values()), key=lambda one: (isinstance(one, str), one))
+    return [([one for one in found if label_of[one.id] == value], value) for value in (first, second)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,22 @@ def test_values_of_inputs_and_rows_are_labels_and_groups_everywhere(
             compared = client.analysis.compare(*sides, hooks=[HOOK], groups="group", positions="last")
             assert compared.result.hooks[HOOK]["pairs"] == COUNT // 2
             assert compared.directions()[HOOK][2] == pytest.approx(3, abs=0.8)
+            means = [
+                np.stack([rows_of(n)[5] for n in range(one, COUNT, 2)]).mean(axis=0, dtype=np.float64)
+                for one in (0, 1)
+            ]
+            apart = client.analysis.compare(
+                job, label="label", paired=False, hooks=[HOOK], positions="last", save_as=f"truth-{form}"
+            )
+            assert (apart.result.first, apart.result.second) == (numbers["classes"][0], numbers["classes"][1])
+            assert np.allclose(apart.directions()[HOOK], means[1] - means[0], atol=1e-6)
+            (saved,) = client.vectors.list(name=f"truth-{form}")
+            assert np.allclose(client.vectors.get(saved.id).vector, means[1] - means[0], atol=1e-5)
+            pairs = client.analysis.compare(
+                job, label="label", groups="group", hooks=[HOOK], positions="last"
+            )
+            assert pairs.result.hooks[HOOK]["pairs"] == COUNT // 2
+            assert np.allclose(pairs.directions()[HOOK], means[1] - means[0], atol=1e-6)
             if form == "inputs":
                 assert next(iter(job.samples())).input["tags"] == ["n0"]
                 return
@@ -133,14 +149,19 @@ def test_labels_that_allow_no_probe_are_refused_at_submission(
         ({"kind": "compare", "other": {"jobs": [job_id]}, "groups": "column:pair"}, "groups", "no column"),
         (
             {"kind": "compare", "other": {"jobs": [job_id], "sample_index": 1}, "groups": "group"},
-            "other",
+            "groups",
             "1 problems are common",
         ),
+        ({"kind": "compare"}, "", "give exactly one of other and label"),
+        ({"kind": "compare", "other": {"jobs": [job_id]}, "label": "label"}, "", "give exactly one of"),
+        ({"kind": "compare", "label": "label"}, "label", "two different values; found 59"),
+        ({"kind": "compare", "label": "group"}, "groups", "0 problems are common to both sides"),
     ]:
         with subtests.test(says):
             body = {"kind": "probe", "sessions": {"jobs": [job_id]}, "hooks": [HOOK], **changes}
             for route in ("/v1/jobs", "/v1/estimate"):
-                problem(service.client.post(route, json=body), 422, pointer=f"/{field}", says=says)
+                answer = service.client.post(route, json=body)
+                problem(answer, 422, pointer=f"/{field}" if field else None, says=says)
     for params, says in [
         ({"label": "column:lable"}, "no column 'lable'"),
         ({"groups": "column:pair"}, "no column 'pair'"),
@@ -192,3 +213,30 @@ def test_scores_of_a_file_are_labels(service: Service, run: Run, url: str, tmp_p
         assert (code, says in err) == (1, True), err
     code, _, err = run("sessions", "score", write("sample_index,tone", "99,1"), "--job", job_id)
     assert (code, "line 2: the job has no session with sample_index 99" in err) == (1, True)
+
+
+def test_conditions_that_do_not_suit_the_inputs_are_refused(
+    service: Service, problem: Problem, subtests: pytest.Subtests
+) -> None:
+    service.load_model()
+    talk = {"messages": [{"role": "user", "content": "hi"}]}
+    said = {"messages": [{"role": "assistant", "content": "hi"}]}
+    file_id = service.upload({"text": "a"})
+    for inputs, condition, pointer, says in [
+        ([talk, {"prompt": "p"}], {"system": "s"}, "/conditions/1/system", "inputs.1 is plain text"),
+        (None, {"system": "s"}, "/conditions/1/system", "the dataset's texts are plain text"),
+        ([talk, said], {"suffix": "s"}, "/inputs/1/messages", "no message of the user"),
+        ([talk], {"tools": "calculator"}, "/conditions/1/tools", "unknown field"),
+    ]:
+        with subtests.test(says):
+            body: dict[str, Any] = {"kind": "capture", "model": "demo", "inputs": inputs}
+            body["conditions"] = [{"name": "plain"}, {"name": "other"} | condition]
+            body |= {"dataset": {"file_id": file_id}} if inputs is None else {}
+            problem(service.client.post("/v1/jobs", json=body), 422, pointer=pointer, says=says)
+    good = {
+        "kind": "capture",
+        "model": "demo",
+        "inputs": [talk],
+        "conditions": [{"name": "a", "system": "s"}],
+    }
+    assert service.client.post("/v1/jobs", json=good).status_code == 202

@@ -6,6 +6,7 @@ import pytest
 
 from actograph.client import Client
 from actograph.contract.specs import SessionUpdate
+from actograph.short_texts import size
 from storage.sessions import changes
 from tests.integration.api.conftest import EMBED, Service
 from tests.support.command_line import Run
@@ -34,6 +35,22 @@ def test_many_are_removed_by_filter_once_that_was_agreed_to(run: Run, url: str, 
     code, _, err = run("jobs", "rm", job_id)
     assert (code, "pinned" in err) == (1, True)
     assert run("jobs", "rm", job_id, "--include-pinned") == (0, job_id + "\n", "")
+
+
+def test_sessions_by_id_are_removed_once_that_was_agreed_to(run: Run, url: str, made: list[str]) -> None:
+    run("sessions", "update", made[0], "--pin")
+    with Client(url, "") as client:
+        one = size(client.sessions.get(made[1]).bytes)
+        code, out, err = run("sessions", "rm", made[1][:20], "--dry-run")
+        assert (code, err) == (0, f"to be deleted: 1 session, {one}\n")
+        code, out, err = run("sessions", "rm", made[1])
+        assert (code, out, f"Delete 1 session, {one}? Without a terminal, use --yes" in err) == (1, "", True)
+        assert run("sessions", "rm", made[1], "ses_" + "0" * 32, "--yes")[0] == 1
+        assert len(list(client.sessions.list())) == 4, "nothing is deleted if an id is unknown"
+        code, out, err = run("sessions", "rm", *made[:2], made[1], "--yes")
+        assert (code, out) == (1, made[1] + "\n"), "the pinned one stays"
+        assert "unpin it first" in err
+        assert err.endswith(f"deleted 1 of 2 sessions, {one}\n")
 
 
 def test_a_check_names_what_is_wrong_and_ends_with_1(run: Run, service: Service, made: list[str]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from actograph.analysis.comparison import compare_rows, linear_cka, sign_flip_test
+from actograph.analysis.comparison import compare_rows, compare_sets, linear_cka, sign_flip_test
 from actograph.contract.errors import InvalidRequest
 
 Array = NDArray[Any]
@@ -87,3 +87,29 @@ def test_what_cannot_be_paired_is_refused() -> None:
         compare_rows(np.zeros((2, 2)), np.zeros((2, 2)), [1, 2], [2, 3])
     with pytest.raises(InvalidRequest, match="3 problems for 2 rows"):
         compare_rows(np.zeros((2, 2)), np.zeros((2, 2)), [1, 2, 3], [2, 3])
+
+
+def test_two_independent_sets_are_compared_by_their_means(subtests: pytest.Subtests) -> None:
+    generator = np.random.default_rng(0)
+    first, second = generator.normal(size=(40, 6)), generator.normal(size=(50, 6))
+    second[:, 2] += 1.5
+    found = compare_sets(first, second, range(40), [f"b{n}" for n in range(50)], permutations=199)
+    np.testing.assert_allclose(found.mean_difference, second.mean(axis=0) - first.mean(axis=0))
+    assert (found.pairs, found.unpaired, found.p_value) == (0, 90, 0.005)
+    assert found.features[0].feature == 2
+    assert found.features[0].effect_size == pytest.approx(1.5, abs=0.35)
+    assert found.effect_size == pytest.approx(1.5, abs=0.4)
+    twice = compare_sets(
+        np.repeat(first, 2, axis=0), second, np.repeat(np.arange(40), 2), range(50), permutations=199
+    )
+    np.testing.assert_allclose(twice.mean_difference, found.mean_difference)
+    assert (twice.unpaired, twice.p_value) == (90, 0.005), "rows of a group count once"
+    noise = [
+        compare_sets(*generator.normal(size=(2, 20, 60)), range(20), range(20), permutations=99, seed=seed)
+        for seed in range(12)
+    ]
+    assert min(one.p_value for one in noise) > 0.01
+    assert abs(float(np.mean([one.effect_size or 0.0 for one in noise]))) < 0.3
+    for rows, says in [(first[:1], "1 and 50 groups"), (first[:, :2], "cannot be compared")]:
+        with subtests.test(says), pytest.raises(InvalidRequest, match=says):
+            compare_sets(rows, second, range(len(rows)), range(50))

@@ -124,7 +124,7 @@ def test_sessions_ls_show_and_rm(service: Any, run: Run) -> None:
     _, out, _ = run("sessions", "show", f"ses_{1:032x}")
     assert "resid_post.1   7x4     F32" in out
     assert "activations.safetensors" in out
-    assert run("sessions", "rm", f"ses_{1:032x}")[0] == 0
+    assert run("sessions", "rm", f"ses_{1:032x}", "--yes")[0] == 0
     assert len(service.sessions) == 2
 
 

@@ -72,7 +72,7 @@ def test_changes_answer_as_json(service: Any, run_json: Any) -> None:
     assert [one["status"] for one in run_json("jobs", "retry", job.id)[1]] == ["queued"]
     assert [one["deleted"] for one in run_json("jobs", "rm", job.id)[1]] == [True]
     session = service.add_session(1)
-    assert [one["id"] for one in run_json("sessions", "rm", session.id)[1]] == [session.id]
+    assert [one["id"] for one in run_json("sessions", "rm", session.id, "--yes")[1]] == [session.id]
     assert run_json("queue", "pause")[1][0]["paused"]
     assert not run_json("queue", "resume")[1][0]["paused"]
 

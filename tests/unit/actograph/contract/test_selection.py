@@ -4,7 +4,11 @@ import itertools
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from actograph.contract.analyses import CompareSpec, LensSpec, OutliersSpec, ProbeSpec
+from actograph.contract.interventions import Intervention
+from actograph.contract.resources import ActivationComparisonRequest
 from actograph.contract.row_selection import Selection
 from actograph.contract.specs import CaptureSpec
 
@@ -68,3 +72,33 @@ def test_segments_are_bounded_by_the_tokens_that_can_be_theirs() -> None:
     assert Selection.of("tool_result", 4).rows(0, 4, 9) == range(9)
     assert Selection.of("think", 4).holds(6, "think")
     assert not Selection.of("think", 4).holds(6, "answer")
+
+
+def test_unknown_positions_are_answered_with_the_nearest_name_everywhere(subtests: pytest.Subtests) -> None:
+    query = {"jobs": ["job_" + "0" * 32]}
+    places: list[tuple[Any, dict[str, Any]]] = [
+        (CaptureSpec, {}),
+        (Intervention, {"hook": "embed", "op": "zero"}),
+        (ProbeSpec, {"kind": "probe", "sessions": query}),
+        (CompareSpec, {"kind": "compare", "sessions": query, "other": query}),
+        (LensSpec, {"kind": "lens", "sessions": query}),
+        (OutliersSpec, {"kind": "outliers", "sessions": query}),
+        (ActivationComparisonRequest, {"condition": "a"}),
+    ]
+    cases = [
+        ("generatd", "'generatd' selects no tokens. Did you mean 'generated'? Write a name"),
+        ("last_promt", "Did you mean 'last_prompt'?"),
+        ("anser[-5:]", "Did you mean 'answer'?"),
+        ("think,anser", "Did you mean 'answer'?"),
+        ("generated[a]", "'generated[a]' selects no tokens. Write a name"),
+        ("generated[3:1]", "the second number must be larger"),
+        ("[1", "selects no tokens. Known: all,"),
+    ]
+    for kind, fields in places:
+        for positions, says in cases:
+            with subtests.test(kind=kind.__name__, positions=positions):
+                with pytest.raises(ValidationError) as caught:
+                    kind.model_validate(fields | {"positions": positions})
+                (error,) = caught.value.errors()
+                assert says in error["msg"]
+                assert len(error["msg"]) < 260
