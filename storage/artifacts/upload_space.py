@@ -5,6 +5,7 @@ The files on disk have no name, so nothing is left of a killed process.
 
 import errno
 import io
+import logging
 import os
 import tempfile
 import threading
@@ -17,6 +18,8 @@ from typing_extensions import Buffer
 
 from actograph.contract.errors import StorageFull
 from storage.artifacts.store import PIECE_BYTES
+
+log = logging.getLogger(__name__)
 
 #: errno of a full disk or an exhausted disk quota
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -160,10 +163,16 @@ class StagedFile(io.RawIOBase):
 
     def _put(self, file: BinaryIO, data: memoryview) -> None:
         """Write all of `data`; while the disk is full, wait for uploads that free some of it."""
+        is_told = False
         while data:
             try:
                 data = data[file.write(data) :]
             except OSError as error:
+                if error.errno in _FULL and not is_told:
+                    is_told = True
+                    log.warning(
+                        "%s: %s; a session waits for uploads, which free space", self._space.folder, error
+                    )
                 if error.errno not in _FULL or not self._space.wait():
                     raise
 

@@ -68,7 +68,9 @@ def test_beyond_both_bounds_a_file_is_refused_unless_an_upload_gives_room_back(t
     assert (space.memory, space.disk) == (0, 0)
 
 
-def test_a_full_disk_is_tried_again_after_an_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_tried_again_after_an_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     space = UploadSpace(tmp_path, memory_bytes=0, disk_bytes=100)
     refusals = [True]
 
@@ -83,6 +85,7 @@ def test_a_full_disk_is_tried_again_after_an_upload(tmp_path: Path, monkeypatch:
     with space.uploading():
         made = file_in(space, b"0123456789")
     assert content(made) == b"0123456789"
+    assert "No space left on device; a session waits for uploads" in caplog.text
     refusals.append(True)
     with pytest.raises(OSError, match="No space"):
         made.write(b"more")
