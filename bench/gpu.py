@@ -1,99 +1,488 @@
-"""All figures of one GPU, in under twenty minutes.
+"""All figures of one GPU, in one call of at most six minutes.
 
-    python -m bench.gpu --model DIR --gsm8k FOLDER [--quick] [--out FOLDER]
+    python -m bench.gpu --json bench/results/gpu.json
+    python -m bench.gpu --device cpu --shapes tiny --seconds 1    # does the program work?
 
-Random weights of Qwen3-0.6B's shape in bfloat16, with DIR's tokenizer: the service against lm-eval's hf
-backend on its three prompts, once with CUDA graphs too, capture's cost in the engine, and the peak of its
-memory against the plan.
+Random weights in the shapes of Qwen3-0.6B and Qwen3-8B in bfloat16, in the engine's own process as a worker
+runs it, with 128 prompts and answers of GSM8K's lengths that come again and again. A case has a number of
+live requests, eager or replayed decode passes, and captures nothing, three layers, or all layers x 2 points.
+It is a short and a long run, and the difference counts: what a run does once, such as its first prompts and
+the capture of its graphs, cancels out. Then, with all captured and most live requests: bytes a second into a
+file, chats beside the drain against chats alone, and memory in use against the plan.
+
+The share of the roofline is the least time of the long run's work, by the memory's bandwidth and the speed of
+matrix products measured on the same device, over the time that it took. Weights and the keys and values of
+each request are read once in a pass; each token costs two operations for each weight.
+
+The program keeps `--minutes`: each case has an equal share, and what no longer fits is named in `left_out`.
 """
 
 import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
-import torch
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from bench.__main__ import show
-from bench.programs import Program, run
+import numpy as np
 
-#: name of the result -> task, examples, further flags
-PROMPTS = {
-    "zero-shot": ("gsm8k", "0"),
-    "zero-shot-cuda-graphs": ("gsm8k", "0", "--cuda-graphs"),
-    "gsm8k-cot": ("gsm8k_cot", "8"),
-    "gsm8k-5": ("gsm8k", "5"),
+from actograph.contract import hooks as grammar
+from actograph.contract.errors import ActographError, WorkerStalled
+from actograph.contract.model_loads import ModelLoadOptions
+from actograph.contract.models import parse_served
+from actograph.contract.specs import SamplingSpec
+from actograph.demo import MODEL_DIR
+from actograph.settings import Settings
+from bench.marks import REPO, Mark, print_marks, write_result
+from bench.shapes import QWEN3_06B, QWEN3_8B
+from bench.time_budget import TimeBudget
+from evals.plans import run_memory
+from worker.engine.client import EngineProcess
+from worker.engine.messages import Capture, Generation, Request, Rows, RunOptions, RunStatistics
+
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 512,
 }
+SHAPES = {"0.6b": QWEN3_06B, "8b": QWEN3_8B, "tiny": TINY}
+CAPTURES = ("nothing", "3 layers x 2", "all layers x 2")
+POINTS = ["attn_in", "mlp_in"]
+#: tokens at the deciles of GSM8K's 1,319 test questions as chats and of their answers (SmolLM2's tokenizer)
+PROMPT_TOKENS = (58, 72, 77, 83, 88, 93, 99, 105, 113, 127, 223)
+ANSWER_TOKENS = (29, 65, 80, 91, 104, 117, 133, 148, 170, 200, 415)
+PROMPTS = 128
+CONTEXT = 4096
+#: seconds that a case takes beside its two runs
+OVERHEAD = 0.5
+#: seconds between a chat's end and the next one
+PAUSE = 0.1
+LEAST_ROOFLINE, LEAST_OF_NOTHING, LEAST_LIVE = 0.5, 0.8, 64
+Figures = dict[str, Any]
 
 
-def programs(model: Path, gsm8k: Path, *, quick: bool) -> dict[str, Program]:
-    """The programs by the names of their results."""
-    size = (
-        ("--limit", "8", "--max-tokens", "16", "--rounds", "2")
-        if quick
-        else ("--limit", "192", "--rounds", "2")
-    )
-    given = ("--model", str(model), "--gsm8k", str(gsm8k), "--shape", "qwen3-0.6b", "--layers", "all")
-    made = {
-        f"gpu-lm-eval-{name}": Program(
-            module="lm_eval_speed",
-            arguments=(
-                *given,
-                "--dtype",
-                "bfloat16",
-                "--task",
-                task,
-                "--num-fewshot",
-                examples,
-                *more,
-                *size,
-            ),
-            minutes=3,
-            limit_minutes=6,
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One measurement of the pace."""
+
+    live: int
+    replayed: bool
+    captured: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.live} live, {'replayed' if self.replayed else 'eager'}, {self.captured}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roof:
+    """What a device can do at most: bytes and operations a second."""
+
+    bytes: float
+    operations: float
+
+
+def lengths() -> list[tuple[int, int]]:
+    """Tokens of each prompt and of its answer."""
+    draw = random.Random(0)
+
+    def drawn(deciles: Sequence[int]) -> int:
+        return round(float(np.interp(draw.random() * 10, range(11), deciles)))
+
+    return [(drawn(PROMPT_TOKENS), drawn(ANSWER_TOKENS)) for _ in range(PROMPTS)]
+
+
+class Timed:
+    """A run without an end that stops itself: source, control, results and sink.
+
+    Args:
+        capture: of every request; None: nothing.
+        seconds: from the first look for requests to the stop.
+        drains: whether there are requests beside the chats.
+        chats: whether there is always one chat, or a pause between two.
+        file: takes the rows; by default they are counted and dropped.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        capture: Capture | None,
+        seconds: float,
+        *,
+        drains: bool = True,
+        chats: bool = False,
+        file: Any = None,
+    ) -> None:
+        self._requests = self._endless(vocabulary, capture)
+        self._drains, self._chats, self._seconds, self._file = drains, chats, seconds, file
+        self._draw, self._vocabulary = random.Random(1), vocabulary
+        self._end: float | None = None
+        self._chat: tuple[str, float] | None = None
+        self._tokens: Sequence[int] = ()
+        self._next_chat = 0.0
+        self.first_texts: list[float] = []
+        self.row_bytes = 0
+        self.errors: list[str] = []
+
+    def _ids(self, vocabulary: int, length: int, draw: random.Random) -> tuple[int, ...]:
+        return tuple(draw.randrange(vocabulary) for _ in range(length))
+
+    def _endless(self, vocabulary: int, capture: Capture | None) -> Iterator[Request]:
+        draw, made = random.Random(2), lengths()
+        for number in count():
+            prompt, answer = made[number % PROMPTS]
+            yield Request(
+                key=str(number),
+                prompt_ids=self._ids(vocabulary, prompt, draw),
+                seed=number,
+                sampling=SamplingSpec(temperature=0.0, max_tokens=answer),
+                capture=capture,
+            )
+
+    @property
+    def exhausted(self) -> bool:
+        return False
+
+    def pull(self, room: int, *, urgent: int, wait: float) -> list[Request]:
+        self._end = self._end or time.monotonic() + self._seconds
+        taken = [next(self._requests) for _ in range(room)] if self._drains else []
+        if self._chats and urgent and self._chat is None and time.monotonic() >= self._next_chat:
+            key = f"chat-{len(self.first_texts)}"
+            prompt = self._ids(self._vocabulary, PROMPT_TOKENS[5], self._draw)
+            chat = Request(key=key, prompt_ids=prompt, seed=0, max_tokens=8, priority=True, live=True)
+            self._chat, self._tokens = (key, time.monotonic()), ()
+            taken.append(chat)
+        return taken
+
+    def stopped(self) -> bool:
+        self._look()
+        return self._end is not None and time.monotonic() >= self._end
+
+    def _look(self) -> None:
+        """Note a chat's first text. Each message of the engine makes the host look."""
+        if self._chat is not None and self._tokens:
+            key, began = self._chat
+            if len(self.first_texts) == int(key.removeprefix("chat-")):
+                self.first_texts.append(time.monotonic() - began)
+
+    def dropped(self, key: str) -> bool:
+        return False
+
+    def beat(self) -> None: ...
+
+    def started(self, key: str, generated_ids: Sequence[int]) -> None:
+        if self._chat is not None and key == self._chat[0]:
+            self._tokens = generated_ids
+
+    def done(self, generation: Generation) -> None:
+        if generation.error is not None:
+            self.errors.append(f"{generation.key}: {generation.error}")
+        if self._chat is not None and generation.key == self._chat[0]:
+            self._tokens = self._tokens or generation.generated_ids
+            self._look()
+            self._chat, self._next_chat = None, time.monotonic() + PAUSE
+
+    def write(self, key: str, rows: Mapping[str, Rows]) -> None:
+        for chunk in rows.values():
+            for piece in chunk.pieces:
+                self.row_bytes += piece.nbytes
+                if self._file is not None:
+                    self._file.write(piece.data)
+
+
+class Bench:
+    """One loaded shape and its measurements."""
+
+    def __init__(self, engine: EngineProcess, made: Mapping[str, int], roof: Roof, live: int) -> None:
+        self._engine, self._made, self._roof, self._live = engine, made, roof, live
+        structure = engine.structure
+        every = tuple(grammar.expand(POINTS, "all", [], structure))
+        three = tuple(grammar.expand(POINTS, None, [], structure))
+        self._captures = dict(zip(CAPTURES, (None, Capture(hooks=three), Capture(hooks=every)), strict=True))
+        self.resting = engine.memory()
+
+    def _run(self, case: Case, seconds: float, **more: Any) -> tuple[Timed, RunStatistics, float]:
+        vocabulary = self._made["vocabulary"]
+        timed = Timed(vocabulary, self._captures[case.captured], seconds, **more)
+        options = RunOptions(slots=case.live, cuda_graphs=case.replayed)
+        began = time.monotonic()
+        ran = self._engine.run(source=timed, control=timed, results=timed, sink=timed, options=options)
+        if timed.errors:
+            raise RuntimeError(f"{len(timed.errors)} requests failed: {timed.errors[0]}")
+        return timed, ran, time.monotonic() - began
+
+    def pace(self, case: Case, seconds: float) -> Figures:
+        """Tokens a second, and the share of the roofline."""
+        short, before, start = self._run(case, seconds / 5)
+        long, ran, whole = self._run(case, seconds * 4 / 5)
+        took = whole - start
+        generated = ran.generated - before.generated
+        read = (ran.computed - ran.generated) - (before.computed - before.generated)
+        least = self._least_seconds(case.live, generated, max(0, read))
+        return asdict(case) | {
+            "seconds": round(took, 3),
+            "generated": generated,
+            "passes": ran.passes - before.passes,
+            "tokens_per_second": round(generated / took, 1),
+            "share_of_roofline": round(least / took, 4),
+            "row_bytes_per_second": round((long.row_bytes - short.row_bytes) / took),
+        }
+
+    def _least_seconds(self, live: int, generated: int, read: int) -> float:
+        """Least seconds to generate and read so many tokens."""
+        made = self._made
+        held = statistics.mean(prompt + answer / 2 for prompt, answer in lengths())
+        of_keys = live * held * (self._engine.structure.kv_bytes_per_token or 0)
+        by_bytes = (made["weight_bytes"] + of_keys) / self._roof.bytes
+        by_operations = live * 2 * made["weights"] / self._roof.operations
+        decoding = generated / live * max(by_bytes, by_operations)
+        return decoding + read * 2 * made["weights"] / self._roof.operations
+
+    def disk(self, case: Case, seconds: float) -> Figures:
+        """Bytes a second of rows into a file."""
+        with tempfile.TemporaryFile(prefix="actograph-bench-") as file:
+            timed, _, took = self._run(case, seconds, file=file)
+            began = time.monotonic()
+            file.flush()
+            os.fsync(file.fileno())
+            took += time.monotonic() - began
+        return {"bytes": timed.row_bytes, "bytes_per_second": round(timed.row_bytes / took)}
+
+    def chat(self, case: Case, seconds: float) -> Figures:
+        """First text of chats alone and beside a drain, and what the drain loses to them."""
+        alone, _, _ = self._run(replace(case, captured="nothing"), seconds / 3, drains=False, chats=True)
+        _, without, first = self._run(case, seconds / 3)
+        beside, with_chats, second = self._run(case, seconds / 3, chats=True)
+        rates = [without.generated / first, with_chats.generated / second]
+        found = {"alone": alone.first_texts, "beside": beside.first_texts}
+        middle = {name: statistics.median(times) if times else None for name, times in found.items()}
+        return {
+            "first_text_seconds": middle,
+            "chats": {name: len(times) for name, times in found.items()},
+            "drain_keeps": round(rates[1] / rates[0], 4) if rates[0] else None,
+        }
+
+    def memory(self, row_bytes: int) -> Figures:
+        """Peak of the engine's process beyond the loaded model, beside the plan of a run."""
+        now, on_gpu = self._engine.memory(), "cuda_peak_bytes" in self.resting
+        used, peak = (
+            ("cuda_allocated_bytes", "cuda_peak_bytes") if on_gpu else ("rss_bytes", "peak_rss_bytes")
         )
-        for name, (task, examples, *more) in PROMPTS.items()
-    }
-    seconds = "2" if quick else "20"
-    rounds = "2" if quick else "5"
-    made["gpu-capture-throughput"] = Program(
-        module="capture_throughput",
-        arguments=(
-            *("--models", "qwen3-0.6b", "--batches", "1", "32", "--device", "cuda", "--dtype", "bfloat16"),
-            *("--seconds", seconds, "--rounds", rounds),
-        ),
-        minutes=3,
-        limit_minutes=6,
-    )
-    made["gpu-peak-memory"] = Program(
-        module="peak_memory",
-        arguments=("--device", "cuda", "--rounds", "1", *(("--cases", "small") if quick else ())),
-        minutes=3,
-        limit_minutes=6,
-    )
-    return made
+        plan = run_memory(
+            self.resting["run_bytes"],
+            token_bytes=self._engine.structure.kv_bytes_per_token or 1,
+            slots=self._live,
+            context=CONTEXT,
+            row_bytes=row_bytes,
+            on_gpu=on_gpu,
+        )
+        return {
+            "peak_beyond_the_model": now[peak] - self.resting[used],
+            # what one pass takes comes on top: the engine measures it at load, and its log has it
+            "planned_for_keys_and_rows": plan.total if on_gpu else plan.for_keys + plan.for_rows,
+            "resting": self.resting,
+            "in_the_end": now,
+        }
 
 
-def main() -> int:
+def make(shape: Mapping[str, int], folder: Path, device: str) -> dict[str, int]:
+    """A model folder with random weights in bfloat16. Returns the sizes of what a pass reads."""
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    config = Qwen3Config(
+        **shape,  # type: ignore[arg-type]
+        max_position_embeddings=CONTEXT, bos_token_id=None, eos_token_id=None, initializer_range=0.05,
+    )  # fmt: skip
+    with torch.device(device):
+        model: Any = Qwen3ForCausalLM(config)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(MODEL_DIR).save_pretrained(folder)
+    # of the embedding a pass reads single rows
+    weights = sum(one.numel() for one in model.parameters()) - model.get_input_embeddings().weight.numel()
+    return {"weights": weights, "weight_bytes": 2 * weights, "vocabulary": shape["vocab_size"]}
+
+
+def measure_roof(device: str) -> dict[str, float]:
+    """Bytes a second of a copy, read and written, and operations a second of a bfloat16 product."""
+    import torch
+
+    on_gpu = device.startswith("cuda")
+    data = torch.ones((1 << 30) if on_gpu else (1 << 24), dtype=torch.bfloat16, device=device)
+    size = 8192 if on_gpu else 512
+    square = torch.ones((size, size), dtype=torch.bfloat16, device=device)
+    target, product = torch.empty_like(data), torch.empty_like(square)
+
+    def best(work: Callable[[], object]) -> float:
+        taken = []
+        for _ in range(6):
+            if on_gpu:
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            work()
+            if on_gpu:
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - began)
+        return min(taken)
+
+    moved = 2 * data.nbytes / best(lambda: target.copy_(data))
+    return {"bytes": moved, "operations": 2 * size**3 / best(lambda: torch.mm(square, square, out=product))}
+
+
+def in_process(words: Sequence[str], budget: TimeBudget) -> dict[str, Any]:
+    """The JSON that this program prints in a process of its own, which gives its memory back."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu", *words],
+        cwd=REPO, check=True, stdout=subprocess.PIPE, text=True, timeout=max(1.0, budget.left),
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def cases_of(live: Sequence[int], *, on_gpu: bool) -> list[Case]:
+    """The cases of a shape, those that say most first. A CPU replays nothing."""
+    modes = (True, False) if on_gpu else (False,)
+    order = sorted(live, key=lambda number: (number < LEAST_LIVE, -number))
+    return [
+        Case(live=number, replayed=replayed, captured=captured)
+        for replayed in modes
+        for number in order
+        for captured in (CAPTURES[0], CAPTURES[2], CAPTURES[1])
+    ]
+
+
+def measure_shape(
+    shape: str, folder: Path, roof: Roof, live: Sequence[int], *, device: str, budget: TimeBudget, after: int
+) -> Figures:
+    """All figures of one shape.
+
+    Args:
+        after: cases of the shapes that follow.
+    """
+    on_gpu = device.startswith("cuda")
+    cases, most = cases_of(live, on_gpu=on_gpu), max(live)
+    began = time.monotonic()
+    made = in_process(["--device", device, "--make", shape, str(folder)], budget)
+    settings = Settings(home=folder, device=device, dtype="bfloat16", slots=most, cuda_graphs=on_gpu)
+    engine = EngineProcess(settings)
+    # an engine that hangs ends with the budget
+    watch = threading.Timer(budget.left, engine.kill, [WorkerStalled("the time of the bench is over")])
+    watch.daemon = True
+    watch.start()
+    paces: list[Figures] = []
+    found: Figures = {"sizes": made, "paces": paces}
+    try:
+        engine.load(parse_served(f"bench={folder}"), ModelLoadOptions())
+        found["load_seconds"] = round(time.monotonic() - began, 1)
+        print(f"{shape}: made and loaded in {found['load_seconds']} s", flush=True)
+        bench = Bench(engine, made, roof, most)
+        full = Case(live=most, replayed=on_gpu, captured=CAPTURES[2])
+        further: dict[str, Callable[[Case, float], Figures]] = {"disk": bench.disk, "chat": bench.chat}
+        waiting = len(cases) + len(further) + after
+        for name, measure in further.items():
+            share = budget.share(f"{shape}: {name}", waiting, OVERHEAD)
+            waiting -= 1
+            if share is not None:
+                found[name] = measure(full, share)
+                print(f"{shape}: {name}: {found[name]}", flush=True)
+        for case in cases:
+            share = budget.share(f"{shape}: {case.name}", waiting, OVERHEAD)
+            waiting -= 1
+            if share is not None:
+                paces.append(bench.pace(case, share))
+                shown = {key: paces[-1][key] for key in ("tokens_per_second", "share_of_roofline")}
+                print(f"{shape}: {case.name}: {shown}", flush=True)
+        found["memory"] = bench.memory(RunOptions().row_bytes)
+    except (ActographError, RuntimeError) as error:
+        found["trouble"] = f"{type(error).__name__}: {error}"
+        print(f"{shape}: {found['trouble']}", flush=True)
+    finally:
+        watch.cancel()
+        engine.close()
+    return found
+
+
+def marks_of(shape: str, found: Figures) -> list[Mark]:
+    """The marks of a shape on a GPU, from 64 live requests on."""
+    marks = []
+    by_case = {(one["live"], one["replayed"], one["captured"]): one for one in found["paces"]}
+    for (live, replayed, captured), one in by_case.items():
+        if live < LEAST_LIVE or captured == CAPTURES[1]:
+            continue
+        name = f"{shape}, {live} live, {'replayed' if replayed else 'eager'}"
+        if captured == CAPTURES[0]:
+            share = one["share_of_roofline"]
+            marks.append(Mark(name=f"{name}: share of roofline", measured=share, at_least=LEAST_ROOFLINE))
+        elif (plain := by_case.get((live, replayed, CAPTURES[0]))) and plain["tokens_per_second"]:
+            ratio = one["tokens_per_second"] / plain["tokens_per_second"]
+            marks.append(Mark(name=f"{name}: all / nothing", measured=ratio, at_least=LEAST_OF_NOTHING))
+    return marks
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, required=True, help="model folder with a chat template")
-    parser.add_argument("--gsm8k", type=Path, required=True, help="folder of train.jsonl and test.jsonl")
-    parser.add_argument("--quick", action="store_true", help="the smallest settings: does everything work?")
-    parser.add_argument("--out", type=Path, help="folder of the results")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("torch sees no GPU here: install a build of torch for CUDA")
-    print(torch.cuda.get_device_name(0), torch.__version__, flush=True)
-    with tempfile.TemporaryDirectory(prefix="actograph-bench-") as scratch:
-        out = (options.out or Path(scratch)).absolute()
-        out.mkdir(parents=True, exist_ok=True)
-        outcomes = [
-            run(program, out / f"{name}.json", 1.0)
-            for name, program in programs(options.model, options.gsm8k, quick=options.quick).items()
-        ]
-    show(outcomes, with_marks=not options.quick)
-    return int(any(outcome.trouble for outcome in outcomes))
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the program")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["0.6b", "8b"])
+    parser.add_argument("--live", nargs="+", type=int, default=[1, 16, 64, 128], help="live requests")
+    parser.add_argument("--seconds", type=float, default=8.0, help="most seconds of one case")
+    parser.add_argument("--minutes", type=float, default=5.75, help="of everything")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--roof", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.make:
+        print(json.dumps(make(SHAPES[options.make[0]], Path(options.make[1]), options.device)))
+        return 0
+    if options.roof:
+        print(json.dumps(measure_roof(options.device)))
+        return 0
+    budget = TimeBudget(60 * options.minutes, options.seconds)
+    roof = Roof(**in_process(["--device", options.device, "--roof"], budget))
+    on_gpu = options.device.startswith("cuda")
+    each = len(cases_of(options.live, on_gpu=on_gpu)) + 2
+    found: dict[str, Figures] = {}
+    for place, shape in enumerate(options.shapes):
+        after = (len(options.shapes) - place - 1) * each
+        with tempfile.TemporaryDirectory(prefix="actograph-bench-") as folder:
+            try:
+                found[shape] = measure_shape(
+                    shape, Path(folder), roof, options.live, device=options.device, budget=budget, after=after
+                )
+            except (subprocess.SubprocessError, OSError) as error:
+                found[shape] = {"paces": [], "trouble": f"{type(error).__name__}: {error}"}
+    marks = [mark for shape, one in found.items() if on_gpu for mark in marks_of(shape, one)]
+    print_marks(marks)
+    for name, reason in budget.left_out.items():
+        print(f"left out: {name}: {reason}")
+    result = {
+        "device": options.device,
+        "roof": asdict(roof),
+        "prompts": PROMPTS,
+        "shapes": found,
+        "left_out": budget.left_out,
+    }
+    write_result(options.json, result, marks)
+    return int(any("trouble" in one for one in found.values()))
 
 
 if __name__ == "__main__":

@@ -30,3 +30,13 @@ QWEN3_50M = {
     "head_dim": 64,
     "vocab_size": 32_000,
 }
+#: https://huggingface.co/Qwen/Qwen3-8B/blob/main/config.json
+QWEN3_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+}
