@@ -208,6 +208,7 @@ def _completed(services: Services, typed: str, column: InstrumentedAttribute[str
 
 
 JobId = Annotated[str, _id("job", "job_id", JobRow.id)]
+LoadId = Annotated[str, _id("job", "load_id", JobRow.id)]
 SampleId = Annotated[str, _id("smp", "sample_id", SampleRow.id)]
 SessionId = Annotated[str, _id("ses", "session_id", SessionRow.id)]
 FileId = Annotated[str, _id("file", "file_id", FileRow.id)]

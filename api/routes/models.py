@@ -13,7 +13,7 @@ from actograph.contract.model_loads import ModelLoadRequest, resolve_savepoints
 from actograph.contract.models import Model, ModelStructure
 from actograph.contract.resources import ModelLoad
 from api.auth import ADMIN, READ
-from api.dependencies import JobId, Services, ServicesDep
+from api.dependencies import LoadId, Services, ServicesDep
 from storage.queue import model_loads, workers
 
 #: between two looks at a load that a client waits for
@@ -77,7 +77,7 @@ def begin_load(services: Services, request: ModelLoadRequest) -> ModelLoad:
 
 
 @router.get("/v1/models/load/{load_id}", summary="State of a model load", dependencies=[ADMIN])
-def get_model_load(services: ServicesDep, load_id: JobId) -> ModelLoad:
+def get_model_load(services: ServicesDep, load_id: LoadId) -> ModelLoad:
     return _load(services, load_id)
 
 

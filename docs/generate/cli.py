@@ -29,7 +29,7 @@ def parameters(command: Any) -> Iterator[tuple[str, str, str]]:
             continue
         if parameter.param_type_name == "argument":
             name = (parameter.metavar or parameter.name.upper()).strip("[]")
-            yield code(name), "", cell(parameter.help or "")
+            yield code(name), "", cell(plain(parameter.help))
             continue
         names = [*parameter.opts, *parameter.secondary_opts]
         takes = "" if parameter.is_flag else parameter.metavar or parameter.name.upper()
@@ -38,20 +38,25 @@ def parameters(command: Any) -> Iterator[tuple[str, str, str]]:
         yield (
             " ".join(code(name) for name in names) + (f" {code(takes)}" if takes else ""),
             code(getattr(shown, "value", shown)),
-            cell(parameter.help or ""),
+            cell(plain(parameter.help)),
         )
+
+
+def plain(text: str | None) -> str:
+    """A help text without the marks of a terminal's, which the command line adds when it runs."""
+    return (text or "").replace("\\[", "[").strip()
 
 
 def examples(command: Any) -> list[str]:
     """Examples under a command's help."""
-    lines = str(command.epilog or "").replace("\\[", "[").splitlines()
+    lines = plain(command.epilog).splitlines()
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
 
 
 def section(path: tuple[str, ...], command: Any) -> str:
     """One command: summary, parameters and examples."""
     name = " ".join(path)
-    text = f"## actograph {name}\n\n" + escape((command.help or "").strip()) + "\n\n"
+    text = f"## actograph {name}\n\n" + escape(plain(command.help)) + "\n\n"
     text += table(("argument or option", "default", "meaning"), parameters(command))
     if lines := examples(command):
         text += "```sh\n" + "\n".join(lines) + "\n```\n\n"

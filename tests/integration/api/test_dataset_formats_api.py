@@ -67,7 +67,9 @@ def test_uploads_and_paths_in_every_format(
                 assert job["spec"]["dataset"]["format"] == written_as
             texts = {"kind": "capture", "model": "demo", "dataset": {"path": name}, "limit": 2}
             job = submit(service, texts | {"text_field": "question"})
-            assert inputs(service, job) == [{"prompt": row["question"]} for row in ROWS[:2]]
+            assert inputs(service, job) == [
+                {"prompt": row["question"], "columns": {"answer": row["answer"]}} for row in ROWS[:2]
+            ]
 
             file_id = service.upload_bytes(f"sums.{written_as}", written(SUMS, name))
             job = submit(service, evaluation({"file_id": file_id}, task=task))

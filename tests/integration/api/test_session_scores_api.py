@@ -46,9 +46,10 @@ def test_scores_are_shown_searched_and_labels(service: Service, url: str, sessio
         assert {one.id for one in client.sessions.list(correct=True)} == {session_ids[1], session_ids[3]}
 
         matrix = client.matrix("layers_output[1]", label="match", tag="run=1", positions="all", reduce="mean")
-        assert matrix.session_id.tolist() == session_ids
-        assert matrix.features[:, 0].tolist() == [0, 1, 2, 3]
-        assert matrix.labels.tolist() == [0, 0.25, 0.5, 0.75]
+        # two jobs with two problems each: the first problem of both comes first
+        assert matrix.session_id.tolist() == [session_ids[n] for n in (0, 2, 1, 3)]
+        assert matrix.features[:, 0].tolist() == [0, 2, 1, 3]
+        assert matrix.labels.tolist() == [0, 0.5, 0.25, 0.75]
         assert len(client.matrix(HOOK, tag="run=1", correct=True)) == 2
         with pytest.raises(ApiError, match="there are correct, condition, match, f1"):
             client.matrix(HOOK, tag="run=1", label="bleu")
