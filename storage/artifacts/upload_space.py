@@ -153,12 +153,18 @@ class StagedFile(io.RawIOBase):
         held = cast(io.BytesIO, self._file)
         self._space.folder.mkdir(parents=True, exist_ok=True)
         file = cast(BinaryIO, tempfile.TemporaryFile(dir=self._space.folder, buffering=0))  # noqa: SIM115 (`drop` closes it)
+        at = held.tell()
         try:
-            self._put(file, held.getbuffer())
+            held.seek(0)
+            # copies: a view of the memory would live on in the frames of an error, and prevent its release
+            while piece := held.read(PIECE_BYTES):
+                self._put(file, memoryview(piece))
         except BaseException:
             file.close()
             raise
-        file.seek(held.tell())
+        finally:
+            held.seek(at)
+        file.seek(at)
         self._file, self._is_on_disk = file, True
 
     def _put(self, file: BinaryIO, data: memoryview) -> None:
@@ -168,13 +174,13 @@ class StagedFile(io.RawIOBase):
             try:
                 data = data[file.write(data) :]
             except OSError as error:
-                if error.errno in _FULL and not is_told:
+                if error.errno not in _FULL or not self._space.wait():
+                    raise
+                if not is_told:
                     is_told = True
                     log.warning(
                         "%s: %s; a session waits for uploads, which free space", self._space.folder, error
                     )
-                if error.errno not in _FULL or not self._space.wait():
-                    raise
 
     def readinto(self, buffer: Buffer, /) -> int:
         self._report()
@@ -201,5 +207,5 @@ class StagedFile(io.RawIOBase):
     def drop(self) -> None:
         """Free memory and disk."""
         taken, self._taken = self._taken, 0
-        self._file.close()
         self._space.give(**{"disk" if self._is_on_disk else "memory": taken})
+        self._file.close()

@@ -89,3 +89,25 @@ def test_a_full_disk_is_tried_again_after_an_upload(
     refusals.append(True)
     with pytest.raises(OSError, match="No space"):
         made.write(b"more")
+
+
+def test_a_file_that_the_full_disk_refused_gives_its_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever drops it still handles the error, whose frames see what was to be written."""
+
+    class Full(io.BytesIO):
+        def write(self, data: Any, /) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Full())
+    space = UploadSpace(tmp_path, memory_bytes=8, disk_bytes=100)
+    made = file_in(space, b"01234567")
+    assert space.memory == 8
+    try:
+        made.write(b"89")
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+        assert (space.memory, space.disk, content(made)) == (8, 0, b"01234567")
+        made.drop()
+    assert (space.memory, space.disk) == (0, 0)
