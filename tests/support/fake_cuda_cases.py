@@ -52,7 +52,7 @@ def engine_of(hooks: ModelHooks) -> Engine:
     engine = Engine.__new__(Engine)
     engine.model, engine.hooks, engine.structure = hooks.model, hooks, hooks.structure
     engine.forwards, engine.state, engine._lock = Forwards(hooks), ModelState(hooks), threading.Lock()
-    engine.lead = None
+    engine.others = None
     return engine
 
 

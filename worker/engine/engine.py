@@ -1,28 +1,23 @@
 """The engine of one model: runs of requests, one at a time."""
 
 import threading
-from typing import Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.models import ModelStructure
 from worker.engine.forwards import Forwards
 from worker.engine.messages import Control, Results, RunOptions, RunStatistics, Sink, Source
+from worker.engine.model.device_errors import RankFailed
 from worker.engine.model.devices import current
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.model_state import ModelState
-from worker.engine.packed.forward import PackedForward, PassLead
+from worker.engine.packed.forward import PackedForward
+from worker.engine.packed.other_ranks import OtherRanks
 from worker.engine.stream.loop import Loop
 from worker.engine.structure.structure import discover
 
 _NO_OPTIONS = RunOptions()
-
-
-class Lead(PassLead, Protocol):
-    """Other ranks that share the model."""
-
-    def opened(self, options: RunOptions) -> None: ...
-
-    def closed(self) -> None: ...
 
 
 class Engine:
@@ -31,7 +26,7 @@ class Engine:
     One run at a time; a second caller waits.
 
     Attributes:
-        lead: the other ranks, which do all that this one does; None if it is alone, or one of them.
+        others: the other ranks, which do all that this one does; None if it is alone, or one of them.
 
     Args:
         usual: options of most runs, for which the device's memory is planned.
@@ -52,7 +47,7 @@ class Engine:
         self.structure: ModelStructure = self.hooks.structure.model_copy(update=found)
         self.state = ModelState(self.hooks)
         self._lock = threading.Lock()
-        self.lead: Lead | None = None
+        self.others: OtherRanks | None = None
 
     def run(
         self,
@@ -71,16 +66,14 @@ class Engine:
         Raises:
             Exception: of `results`, or what makes every pass fail; all requests are cancelled with it.
         """
-        if self.lead is not None and options.traced:
+        if self.others is not None and options.traced:
             raise InvalidRequest(f"{self.model.name} is shared by several ranks, which cannot be traced")
-        with self._lock, current(self.model.device):
-            if self.lead is not None:
-                self.lead.opened(options)
+        with self._lock, current(self.model.device), self._others_too(options):
             forward, rows = self.forwards.open(options)
-            if self.lead is not None:
+            if self.others is not None:
                 assert isinstance(forward, PackedForward)
-                forward.lead(self.lead)
-            loop = Loop(
+                forward.lead(self.others)
+            return Loop(
                 forward,
                 rows,
                 state=self.state,
@@ -92,12 +85,21 @@ class Engine:
                 urgent=options.urgent,
                 shard_bytes=options.shard_bytes,
                 # the other ranks are told the tokens of a pass, so they have to be read
-                late=None if self.lead is None else False,
-            )
-            done = loop.run()
-            if self.lead is not None:
-                self.lead.closed()
-            return done
+                late=None if self.others is None else False,
+            ).run()
+
+    @contextmanager
+    def _others_too(self, options: RunOptions) -> Iterator[None]:
+        """Have the other ranks begin a run, and end it however it ends."""
+        if self.others is None:
+            yield
+            return
+        self.others.opened(options)
+        try:
+            yield
+        finally:
+            with suppress(RankFailed):  # then they end
+                self.others.closed()
 
     def keep(self, usual: RunOptions) -> None:
         """On a GPU, take the memory of most runs now, see `Forwards.keep`. Raises MemoryError."""

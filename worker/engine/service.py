@@ -143,7 +143,7 @@ class Service:
             if order["ranks"] > 1:
                 self._lead = Lead(order, self._lost_rank)
             engine = load_as_ordered(order)
-            engine.lead = self._lead
+            engine.others = self._lead
             tokenizer = json.dumps(_crossing(engine)).encode()
             self._resting = memory_snapshot(engine.model.devices)
             engine.keep(usual_options(order))

@@ -1,6 +1,6 @@
 """Tensor parallelism on CPUs: two ranks give what one process gives, and end together."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -23,7 +23,7 @@ from tests.support.shared_model import (
 from tests.support.waiting import wait_until
 from worker.engine.client import EngineProcess
 from worker.engine.engine import Engine
-from worker.engine.messages import Edit, Request
+from worker.engine.messages import Edit, Generation, Request
 from worker.engine.model.load import load_model
 
 pytestmark = pytest.mark.integration
@@ -80,6 +80,31 @@ def test_a_request_at_fault_fails_alone(process: EngineProcess) -> None:
     )
     made = ListedRun([good, wrong]).through(process, OPTIONS)
     assert made[0].error is None and "nothing.7" in str(made[1].error)
+
+
+class Told:
+    """Notes what other ranks would be told."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def __getattr__(self, kind: str) -> Callable[..., None]:
+        return lambda *_: self.kinds.append(kind)
+
+
+def test_a_run_that_fails_ends_for_the_other_ranks_too(folder: Path) -> None:
+    """Else the hooks of its last pass would stay on their model."""
+    engine = Engine(load_model(str(folder), dtype="float32", device="cpu"))
+    engine.others = told = Told()
+
+    class Failing(ListedRun):
+        def done(self, generation: Generation) -> None:
+            raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        Failing(asked_of(engine.structure)[:1]).through(LocalEngine(engine), OPTIONS)
+    assert (told.kinds[0], told.kinds[-1]) == ("opened", "closed")
+    assert "passes" in told.kinds[1:-1]
 
 
 def test_the_end_of_a_rank_is_the_end_of_all(process: EngineProcess) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 
 from worker.engine.packed import step
 from worker.engine.packed.masks import UnknownAttention
+from worker.engine.packed.other_ranks import OtherRanks
 
 
 class LayerShape(NamedTuple):
@@ -37,14 +38,6 @@ class Range:
     filled: int = 0  # tokens that are computed
 
 
-class Mirror(Protocol):
-    """Arenas of other ranks, which hold the same tokens' keys and values of other heads."""
-
-    def moved(self, source: int, target: int, tokens: int) -> None: ...
-
-    def cleared(self, start: int, tokens: int) -> None: ...
-
-
 class Arena(Cache):
     """Keys and values per layer, [key heads, tokens + 1, width].
 
@@ -58,10 +51,10 @@ class Arena(Cache):
     Attributes:
         tokens: places of requests; one more, the last, belongs to none.
         moved: tokens moved to close gaps.
-        mirror: does the same in other arenas, before this one does it.
+        others: ranks whose arenas hold the same tokens' keys and values of other heads.
     """
 
-    mirror: "Mirror | None" = None
+    others: OtherRanks | None = None
 
     def __init__(self, shapes: Sequence[LayerShape], tokens: int, block: int = 1) -> None:
         self.layers: list[Any] = []  # read by transformers; it keeps nothing
@@ -115,8 +108,8 @@ class Arena(Cache):
 
     def move(self, source: int, target: int, tokens: int) -> None:
         """Copy keys and values from places to others."""
-        if self.mirror is not None:
-            self.mirror.moved(source, target, tokens)
+        if self.others is not None:
+            self.others.moved(source, target, tokens)
         for held in (*self.keys, *self.values):
             values = held[:, source : source + tokens]
             # they may overlap
@@ -124,8 +117,8 @@ class Arena(Cache):
 
     def clear(self, start: int, tokens: int) -> None:
         """Set values to zero."""
-        if self.mirror is not None:
-            self.mirror.cleared(start, tokens)
+        if self.others is not None:
+            self.others.cleared(start, tokens)
         for held in self.values:
             held[:, start : start + tokens].zero_()
 

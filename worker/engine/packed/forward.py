@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,25 +15,18 @@ from worker.engine.locations import ModelHooks, place_of
 from worker.engine.messages import Request
 from worker.engine.model.device_errors import RankFailed
 from worker.engine.model.host_memory import to_device
-from worker.engine.packed.arena import Arena, Mirror
+from worker.engine.packed.arena import Arena
 from worker.engine.packed.decoding import FixedPass, Replays
 from worker.engine.packed.masks import UnknownAttention
+from worker.engine.packed.other_ranks import OtherRanks
 from worker.engine.packed.registration import arena_attention, layer_shapes, refusal
 from worker.engine.packed.step import Chunk, Step, running
-from worker.engine.pass_hooks import PassHooks, PlannedChange
+from worker.engine.pass_hooks import PassHooks
 from worker.engine.slot import Slot, in_pack
 from worker.engine.tokens.sampler import new_next_ids
 
 #: rows of every pass of a run whose numbers repeat
 REPEATABLE_ROWS = BLOCK
-
-
-class PassLead(Mirror, Protocol):
-    """Other ranks, which run every pass too."""
-
-    def passes(
-        self, ids: Sequence[int], step: Step, kept: Sequence[int] | None, changes: Sequence[PlannedChange]
-    ) -> None: ...
 
 
 class PackedForward:
@@ -77,7 +70,7 @@ class PackedForward:
     ) -> None:
         self.hooks, self.budget, self.rows = hooks, budget, rows
         self._spare, self.fused = spare, fused
-        self._lead: PassLead | None = None
+        self._others: OtherRanks | None = None
         reason = refusal(hooks.model)
         if reason is not None:
             raise UnknownAttention(reason)
@@ -158,19 +151,19 @@ class PackedForward:
         if kept and self.rows:
             places = None if places is None else kept + [0] * (self.rows - len(kept))
         keep = 0 if places is None else to_device(np.array(places), device)
-        if self._lead is not None:
-            self._lead.passes(ids, step, places, at_hooks.changes())
+        if self._others is not None:
+            self._others.passes(ids, step, places, at_hooks.changes())
         try:
             logits = self.logits(newest[None], inputs[1:], step, keep)
         except Exception as error:
-            if self._lead is None:
+            if self._others is None:
                 raise
             raise RankFailed(f"a pass of several ranks has failed: {error}") from error
         return self._ran(slots, logits[: len(kept)])
 
-    def lead(self, lead: PassLead) -> None:
+    def lead(self, others: OtherRanks) -> None:
         """Let other ranks run the same passes from now on."""
-        self._lead = self.arena.mirror = lead
+        self._others = self.arena.others = others
 
     def follow(
         self, ids: NDArray[np.int32], step: Step, kept: NDArray[np.int32] | None, at_hooks: PassHooks

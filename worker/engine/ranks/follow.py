@@ -1,4 +1,4 @@
-"""What a rank other than 0 does: load its share of a model, and run the passes that rank 0 tells."""
+"""The work of a rank other than 0: loading its share of a model, and the passes that rank 0 tells."""
 
 from collections.abc import Callable
 from typing import Any
