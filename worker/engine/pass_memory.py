@@ -3,13 +3,12 @@
 vLLM sizes its cache in the same way (https://docs.vllm.ai/en/latest/configuration/conserving_memory/).
 """
 
-from collections.abc import Sequence
-
 from actograph.contract.specs import SamplingSpec
 from worker.engine.capture.budget import Budget
-from worker.engine.messages import Generation, Request
+from worker.engine.messages import Request
 from worker.engine.model.memory import peak_over
 from worker.engine.stream.forward import Forward
+from worker.engine.stream.listed_requests import ListedRequests
 from worker.engine.stream.loop import Loop
 
 #: tokens of the long prompt of the run, at most: attention takes hardly more memory for more of them
@@ -29,38 +28,6 @@ _COSTLIEST = SamplingSpec(
     ignore_eos=True,
 )
 _TOP_LOGPROBS = 20
-
-
-class _ListedRequests:
-    """Source, control and results of a run of these requests."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._waiting = list(requests)
-
-    @property
-    def exhausted(self) -> bool:
-        return not self._waiting
-
-    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[Request]:
-        pulled, self._waiting = self._waiting[:room], self._waiting[room:]
-        return pulled
-
-    def stopped(self) -> bool:
-        return False
-
-    def dropped(self, key: str) -> bool:
-        return False
-
-    def beat(self) -> None:
-        """Nobody watches this run."""
-
-    def started(self, key: str, generated_ids: Sequence[int]) -> None:
-        """Nobody reads its tokens."""
-
-    def done(self, generation: Generation) -> None:
-        """Raise the error of a request, which ends the run."""
-        if generation.error is not None:
-            raise generation.error
 
 
 def least_tokens(slots: int) -> int:
@@ -92,6 +59,6 @@ def measure(forward: Forward, slots: int, longest: int) -> int:
         )
 
     requests = [ask(i, _SHORT_PROMPT, max_tokens=_CHOSEN) for i in range(slots)]
-    run = _ListedRequests([*requests, ask(slots, _SCORED_PROMPT, score=True), ask(slots + 1, longest)])
+    run = ListedRequests([*requests, ask(slots, _SCORED_PROMPT, score=True), ask(slots + 1, longest)])
     loop = Loop(forward, Budget(0), source=run, control=run, results=run, most=slots, urgent=0)
     return peak_over(forward.hooks.model.devices, loop.run)

@@ -13,6 +13,7 @@ from actograph.contract.errors import ModelRefused
 from actograph.contract.specs import SamplingSpec
 from worker.engine.engine import Engine
 from worker.engine.messages import Capture, Generation, Request, Rows, RunOptions
+from worker.engine.stream.listed_requests import ListedRequests
 
 #: tokens of the prompts: pieces of every kind, and shared beginnings
 _PROMPTS = (75, 1, 9, 64, 130, 75, 33, 2)
@@ -22,43 +23,22 @@ _GENERATED = 4
 _PLACES = (0, 6)
 
 
-class _Run:
-    """Source, control, results and sink of a run of these requests."""
+class _Run(ListedRequests):
+    """A run that keeps the bits of tokens and rows."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
-        self._waiting = list(requests)
-        self.bits: dict[str, list[bytes]] = {}
-
-    @property
-    def exhausted(self) -> bool:
-        return not self._waiting
-
-    def pull(self, room: int, *, urgent: int, wait: float) -> Sequence[Request]:
-        pulled, self._waiting = self._waiting[:room], self._waiting[room:]
-        return pulled
-
-    def stopped(self) -> bool:
-        return False
-
-    def dropped(self, key: str) -> bool:
-        return False
-
-    def beat(self) -> None:
-        """Nobody watches this run."""
-
-    def started(self, key: str, generated_ids: Sequence[int]) -> None:
-        """Nobody reads its tokens."""
+        super().__init__(requests)
+        #: by request and hook
+        self.bits: dict[tuple[str, str], list[bytes]] = {}
 
     def done(self, generation: Generation) -> None:
-        """Keep the tokens. Raises the error of a request, which ends the run."""
-        if generation.error is not None:
-            raise generation.error
-        self.bits.setdefault(f"{generation.key} tokens", []).append(repr(generation.generated_ids).encode())
+        super().done(generation)
+        self.bits.setdefault((generation.key, "tokens"), []).append(repr(generation.generated_ids).encode())
 
     def write(self, key: str, rows: Mapping[str, Rows]) -> None:
-        """Keep the rows of the request under test."""
+        """Keep rows, whose memory is the engine's again afterwards."""
         for hook, chunk in rows.items():
-            self.bits.setdefault(f"{key} {hook}", []).extend(piece.tobytes() for piece in chunk.pieces)
+            self.bits.setdefault((key, hook), []).extend(piece.tobytes() for piece in chunk.pieces)
 
 
 def prove(engine: Engine, usual: RunOptions) -> None:
@@ -86,21 +66,21 @@ def prove(engine: Engine, usual: RunOptions) -> None:
 
     tested = ask(0)
     others = [ask(place) for place in range(1, len(_PROMPTS))]
-    alone = _bits(engine, [tested], usual)
+    alone = _bits(engine, [tested], usual, tested.key)
     for place in _PLACES:
-        among = _bits(engine, [*others[:place], tested, *others[place:]], usual)
+        among = _bits(engine, [*others[:place], tested, *others[place:]], usual, tested.key)
         for name, bits in alone.items():
             if among[name] != bits:
                 raise ModelRefused(
                     f"{engine.structure.model}: its numbers depend on what runs beside a request "
-                    f"({name.partition(' ')[2]} of one at place {place} among others has other bits than "
+                    f"({name} of one at place {place} among others has other bits than "
                     "alone), so runs cannot repeat; leave ACTOGRAPH_REPEATABLE out, or use another device or "
                     "dtype"
                 )
 
 
-def _bits(engine: Engine, requests: Sequence[Request], usual: RunOptions) -> dict[str, bytes]:
-    """Bits of the tokens and rows of request 0."""
+def _bits(engine: Engine, requests: Sequence[Request], usual: RunOptions, of: str) -> dict[str, bytes]:
+    """Bits of the tokens and rows of one of these requests, by hook."""
     run = _Run(requests)
     engine.run(source=run, control=run, results=run, sink=run, options=usual)
-    return {name: b"".join(parts) for name, parts in run.bits.items() if name.startswith("0 ")}
+    return {hook: b"".join(parts) for (key, hook), parts in run.bits.items() if key == of}
