@@ -10,7 +10,6 @@ from functools import partial, wraps
 from hashlib import sha256
 from typing import Annotated, Any, ParamSpec, TypeVar, get_origin
 
-import sqlalchemy as sa
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Header, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
@@ -29,7 +28,7 @@ from storage.broker.broker import Broker
 from storage.index import disk_reserve
 from storage.index.database import Database
 from storage.index.ids import is_beginning
-from storage.index.pages import Order, PageOptions, id_begins
+from storage.index.pages import Order, PageOptions, only_id
 from storage.jobs.request_keys import RequestKey
 from storage.tables.models import ApiKeyRow, BatchRow, FileRow, JobRow, SampleRow, SessionRow
 
@@ -201,10 +200,7 @@ def _id(prefix: str, name: str, column: InstrumentedAttribute[str]) -> Any:
 def _completed(services: Services, typed: str, column: InstrumentedAttribute[str]) -> str:
     """Raises InvalidRequest if several ids begin like this."""
     with services.database.read() as session:
-        found = session.scalars(sa.select(column).where(id_begins(column, typed)).limit(2)).all()
-    if len(found) > 1:
-        raise InvalidRequest(f"{typed} is not unique: {found[0]} and {found[1]} begin with it")
-    return found[0] if found else typed
+        return only_id(session, column, typed) or typed
 
 
 JobId = Annotated[str, _id("job", "job_id", JobRow.id)]

@@ -69,6 +69,14 @@ def page(rows: Sequence[R], has_more: bool, to_resource: Callable[[R], T]) -> Li
     )
 
 
+def only_id(session: Session, column: sa.orm.InstrumentedAttribute[str], beginning: str) -> str | None:
+    """The id with this beginning; None if there is none. Raises InvalidRequest if there are several."""
+    found = session.scalars(sa.select(column).where(id_begins(column, beginning)).limit(2)).all()
+    if len(found) > 1:
+        raise InvalidRequest(f"{beginning} is not unique: {found[0]} and {found[1]} begin with it")
+    return found[0] if found else None
+
+
 def id_begins(column: sa.orm.InstrumentedAttribute[str], beginning: str) -> sa.ColumnElement[bool]:
     """Condition on ids with this beginning, as a range of an index: `g` follows all hex digits."""
     return sa.and_(column >= beginning, column < f"{beginning}g")

@@ -15,15 +15,13 @@ from sqlalchemy.orm import Session
 from actograph.contract.analyses import COLUMN, CONDITION, CORRECT, OWN_COLUMNS
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.suggestions import did_you_mean
-from storage.index.ids import slices
+from storage.index.ids import among
 from storage.results.matrix import Source
 from storage.tables.models import SampleRow
 
 #: label of a session
 Label = float | str
 Values = Mapping[str, Any]
-#: ids in one statement
-_AT_ONCE = 500
 
 
 def labels(session: Session, found: Sequence[Source], label: str) -> dict[str, Label]:
@@ -83,11 +81,10 @@ def column_of(name: str) -> str | None:
 def columns(session: Session, found: Sequence[Source]) -> dict[str, Values]:
     """Columns of each session by its id."""
     of_samples: dict[str, Values] = {}
-    for part in slices([one.sample_id for one in found], _AT_ONCE):
-        chosen = sa.select(SampleRow.id, SampleRow.input).where(SampleRow.id.in_(part))
-        for sample_id, given in session.execute(chosen):
-            own = {name: value for name, value in given.items() if name != "columns"}
-            of_samples[sample_id] = own | (given.get("columns") or {})
+    ids = among(session, SampleRow.id, (one.sample_id for one in found))
+    for sample_id, given in session.execute(sa.select(SampleRow.id, SampleRow.input).where(ids)):
+        own = {name: value for name, value in given.items() if name != "columns"}
+        of_samples[sample_id] = own | (given.get("columns") or {})
     return {one.id: of_samples[one.sample_id] for one in found}
 
 

@@ -11,7 +11,7 @@ from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.interventions import ID_START, Intervention, each
 from actograph.contract.specs import JobSpecBase
 from storage.index.ids import is_id
-from storage.index.pages import id_begins
+from storage.index.pages import only_id
 from storage.tables.models import VectorRow
 
 S = TypeVar("S", bound=JobSpecBase)
@@ -34,12 +34,10 @@ def full_id(session: Session, reference: str, *, hook: str | None = None, model:
         return reference
     found = sa.select(VectorRow).options(defer(VectorRow.data, raiseload=True))
     if re.fullmatch(ID_START, reference):
-        ids = [row.id for row in session.scalars(found.where(id_begins(VectorRow.id, reference)).limit(2))]
-        if len(ids) > 1:
-            raise InvalidRequest(f"{reference} is not unique: {ids[0]} and {ids[1]} begin with it")
-        if not ids:
+        known = only_id(session, VectorRow.id, reference)
+        if known is None:
             raise NotFound(f"no vector has the id {reference}")
-        return ids[0]
+        return known
     name, _, named = reference.partition("@")
     wanted = named or hook
     newest_first = found.where(VectorRow.name == name).order_by(VectorRow.created_at.desc(), VectorRow.id)
