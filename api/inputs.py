@@ -1,4 +1,4 @@
-"""What a job reads: the files that it names, and the rows of its datasets. Each dataset is read once.
+"""Inputs of a job: the files that it names, and the rows of its datasets. Each dataset is read once.
 
 Only workers read datasets of the Hub.
 """

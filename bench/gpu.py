@@ -91,7 +91,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Roof:
-    """What a device can do at most: bytes and operations a second."""
+    """Limits of a device: bytes and operations a second."""
 
     bytes: float
     operations: float

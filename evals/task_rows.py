@@ -148,7 +148,7 @@ class Task(RowForm):
         return self._prompt.render({**row.columns, self.spec.question: vary(row.question)})
 
     def shown(self, row: DatasetRow) -> tuple[object, ...]:
-        """What a prompt shows of a row: rows for which it is equal are one problem."""
+        """The part of a row that a prompt shows; rows with equal parts are one problem."""
         columns = {name: value for name, value in row.columns.items() if name in self.prompt_columns}
         return row.question, row.answer, columns
 

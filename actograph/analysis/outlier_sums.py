@@ -18,7 +18,7 @@ _EXPERT_INPUTS = ("mlp_in", "ln_mlp")
 
 
 class Place(NamedTuple):
-    """Where rows come from, and their width."""
+    """Origin and width of rows."""
 
     point: str
     layer: int

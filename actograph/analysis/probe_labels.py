@@ -1,4 +1,4 @@
-"""What a probe can learn from labels. Needs numpy alone, so that a job is checked when it is submitted."""
+"""Labels that a probe can learn. Needs numpy alone, so that a job is checked when it is submitted."""
 
 from typing import Any, Literal
 

@@ -69,7 +69,7 @@ class AnalysisSpecBase(QueuedSpec):
 
     @property
     def queries(self) -> dict[str, SessionQuery]:
-        """What it reads, by field."""
+        """Queries of sessions, by field."""
         return {"sessions": self.sessions}
 
     @property

@@ -60,7 +60,7 @@ def asked_of(structure: ModelStructure) -> list[Request]:
 
 
 class Answers:
-    """What an engine makes of requests: generations and rows."""
+    """Generations and rows of an engine."""
 
     def __init__(self, engine: EngineClient, requests: list[Request]) -> None:
         self._rows: dict[tuple[str, str], list[torch.Tensor]] = {}

@@ -96,7 +96,7 @@ class Drain:
             keeper.check(session)
 
     def numbers(self) -> dict[str, int]:
-        """What waits for the store, for the heartbeat."""
+        """Sessions and bytes that wait for the store, for the heartbeat."""
         desk = self._desk
         waits = self._pauses.outage.reason is not None or (desk is not None and desk.waits_for_store)
         return {

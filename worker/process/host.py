@@ -145,7 +145,7 @@ class Host:
                 workers.set_offline(session, self.worker_id)
 
     def _numbers(self) -> dict[str, int]:
-        """Memory, and what waits for the store."""
+        """Memory, and sessions that wait for the store."""
         return self._models.memory() | (self.drain.numbers() if "drain" in vars(self) else {})
 
     def _check(self, session: Session) -> None:

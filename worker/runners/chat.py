@@ -35,8 +35,7 @@ class ChatRunner(Runner):
         self._eos = frozenset(structure.eos_token_ids)
 
     def prompt(self, sample: LeasedSample) -> Prompt:
-        asked = {name: value for name, value in sample.input.items() if name in ChatInput.model_fields}
-        given = ChatInput.model_validate(asked)
+        given = ChatInput.model_validate(sample.input)
         prompt = self._prompt(given)
         room, switch = self._structure.context_length - len(prompt.token_ids), self._structure.position_switch
         if switch is not None and len(prompt.token_ids) <= switch:

@@ -23,7 +23,7 @@ SPEC = {
 
 
 def completions(job: JobHandle) -> dict[int, str | None]:
-    """What each sample of a completed job says; each has a session."""
+    """Completions of a completed job by sample; each sample has a session."""
     done = job.wait()
     assert (done.status, done.progress.completed) == ("completed", NUMBER)
     samples = list(done.samples())

@@ -94,7 +94,7 @@ def test_a_full_disk_is_tried_again_after_an_upload(
 def test_a_file_that_the_full_disk_refused_gives_its_memory_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever drops it still handles the error, whose frames see what was to be written."""
+    """It is dropped while the error is handled, whose frames hold what was to be written."""
 
     class Full(io.BytesIO):
         def write(self, data: Any, /) -> int:

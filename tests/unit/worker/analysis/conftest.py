@@ -1,4 +1,4 @@
-"""What tests of analyses share."""
+"""Fixtures of the tests of analyses."""
 
 import pytest
 

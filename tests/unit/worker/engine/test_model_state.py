@@ -1,4 +1,4 @@
-"""What the requests of a model share lives as long as they do."""
+"""State that requests of a model share lives as long as they do."""
 
 import gc
 from dataclasses import replace

@@ -26,7 +26,7 @@ def hooks(shared: Path) -> ModelHooks:
 
 
 def _order(hooks: ModelHooks, item: Request, patch: pytest.MonkeyPatch) -> str:
-    """What the host does in a run: `L` launches a pass, `r` reads the tokens of one."""
+    """Steps of the host in a run: `L` launches a pass, `r` reads the tokens of one."""
     seen, real = list[str](), Choice.read
     with patch.context() as own:
         own.setattr(Choice, "read", lambda self: (seen.append("r"), real(self))[1])
