@@ -62,9 +62,9 @@ def asked_of(structure: ModelStructure) -> list[Request]:
 class Answers:
     """Generations and rows of an engine."""
 
-    def __init__(self, engine: EngineClient, requests: list[Request]) -> None:
+    def __init__(self, engine: EngineClient, requests: list[Request], options: RunOptions = OPTIONS) -> None:
         self._rows: dict[tuple[str, str], list[torch.Tensor]] = {}
-        self.made = ListedRun(requests, self._write).through(engine, OPTIONS)
+        self.made = ListedRun(requests, self._write).through(engine, options)
 
     def _write(self, key: str, rows: Mapping[str, Rows]) -> None:
         for hook, chunk in rows.items():
@@ -90,9 +90,10 @@ def assert_alike(got: Answers, want: Answers) -> None:
         )
 
 
-def started(folder: Path, home: Path, ranks: int = 2) -> EngineProcess:
-    """An engine of several ranks with the model in a folder."""
-    process = EngineProcess(Settings(home=home, threads=2, slots=5, tensor_parallel=ranks))
+def started(folder: Path, home: Path, *, repeatable: bool = False) -> EngineProcess:
+    """An engine of two ranks with the model in a folder."""
+    settings = Settings(home=home, threads=2, slots=5, tensor_parallel=2, repeatable=repeatable)
+    process = EngineProcess(settings)
     process.load(parse_served(f"m={folder}"), ModelLoadOptions(dtype="float32"))
     return process
 

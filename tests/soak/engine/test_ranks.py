@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,16 @@ from actograph.settings import Settings
 from tests.support.architectures import ARCHITECTURES
 from tests.support.checkpoints import save_random
 from tests.support.local_engine import LocalEngine
-from tests.support.shared_model import Answers, asked_of, assert_alike, is_alive, others_of, running, started
+from tests.support.shared_model import (
+    OPTIONS,
+    Answers,
+    asked_of,
+    assert_alike,
+    is_alive,
+    others_of,
+    running,
+    started,
+)
 from tests.support.waiting import wait_until
 from worker.engine.client import EngineProcess
 from worker.engine.engine import Engine
@@ -56,6 +66,24 @@ ENDS: dict[str, tuple[type[ActographError], Callable[[EngineProcess], None]]] = 
         lambda process: (others_of(process)[0].suspend(), process.kill(WorkerStalled("stuck")))[1],
     ),
 }
+
+
+def test_two_ranks_repeat_bit_by_bit(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_random(ARCHITECTURES["qwen3"].config(), folder)
+    process = started(folder, tmp_path, repeatable=True)
+    try:
+        requests = asked_of(process.structure)
+        options = replace(OPTIONS, repeatable=True)
+        first = Answers(process, requests, options)
+        again = Answers(process, requests[::-1], replace(options, slots=3))
+        assert [one.generated_ids for one in again.made[::-1]] == [one.generated_ids for one in first.made]
+        rows, due = again.rows(), first.rows()
+        assert rows.keys() == due.keys() and rows
+        assert all(torch.equal(rows[key], due[key]) for key in due)
+    finally:
+        process.close()
 
 
 @pytest.mark.parametrize("end", ENDS)
