@@ -1,4 +1,4 @@
-"""With `--repeatable` a job has the same bits twice, beside other jobs and with its engine killed in between."""
+"""With `--repeatable` a job has the same bits twice, beside others and with its engine killed in between."""
 
 from collections.abc import Callable
 from typing import Any
