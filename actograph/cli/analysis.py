@@ -1,7 +1,6 @@
 """`actograph analyse ...`: analyses of stored sessions as jobs, or of files."""
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -9,7 +8,6 @@ import typer
 
 from actograph.cli.flags import IdArgument, names
 from actograph.cli.shell import Shell, command, emit, note, on_interrupt
-from actograph.cli.tables import Columns, describe, table
 from actograph.cli.vectors import note_saved
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.short_texts import shorten
@@ -203,43 +201,12 @@ def _analyse(shell: Shell, kind: str, jobs: Sequence[str], given: Mapping[str, A
     later = f"actograph jobs watch {shorten(job.id)}"
     with on_interrupt(f"job {job.id} continues; follow it with: {later}"):
         finished = shell.client.analysis.follow(job.id)
-    shell.show(finished.result, _text)
+    shell.show(finished.result)
     if "save_as" in given:
         saved = shell.client.vectors.list(name=given["save_as"])
         of_job = {one.hook: one.id for one in saved if one.metadata.get("job_id") == job.id}
         note_saved(shell, given["save_as"], of_job)
     note(f"files: actograph sessions pull {shorten(finished.session.id)} --out .")
-
-
-def _text(result: Any) -> str:
-    """Describe a result: its numbers, then a table for each list and for the hooks."""
-    lists = ("outlier_features", "massive_activations", "attribution")
-    tables = {name: getattr(result, name, []) for name in lists}
-    tables["hooks"] = [{"hook": hook} | _numbers(one) for hook, one in result.hooks.items()]
-    experts = getattr(result, "experts", {})
-    tables["experts"] = [{"layer": layer} | _numbers(use) for layer, use in experts.items()]
-    parts = [describe(result, ["spec", "warnings", *tables])]
-    parts += [f"warning: {warning}" for warning in getattr(result, "warnings", [])]
-    for name, lines in tables.items():
-        if lines:
-            columns: Columns = [(column, methodcaller("get", column)) for column in lines[0]]
-            parts.append(f"{name.replace('_', ' ')}\n{table(columns, lines)}")
-    return "\n\n".join(parts)
-
-
-def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a hook, and those of a probe's lists that people look for first."""
-    from actograph.contract.analyses import ranked_by
-
-    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
-    if "baselines" in found:
-        score = ranked_by(found)
-        low, high = found[f"{score}_interval"]
-        baselines = {name: one[score] for name, one in found["baselines"].items()}
-        shown = ("auroc", "accuracy", "r2", "spearman", "rows", "groups", "p_corrected")
-        known = {name: numbers[name] for name in shown if name in numbers}
-        return known | {"low": low, "high": high} | baselines
-    return numbers
 
 
 def _probe_file(file: Path, *, kind: Any, **options: Any) -> None:

@@ -11,11 +11,11 @@ import typer
 
 from actograph.cli.flags import DryRunOption, IdArgument, QuietOption
 from actograph.cli.shell import ERROR, Shell, command, emit, end, note
-from actograph.cli.tables import Columns, describe, render, text_of
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.roles import Role
 from actograph.progress import meter
 from actograph.short_texts import age, seconds_of, size
+from actograph.tables import Columns, describe, render, text_of
 
 if TYPE_CHECKING:
     from actograph.contract.operations import ApiKey

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from actograph.cli.flags import names
-from actograph.cli.tables import Columns, cut, describe, field_of, ordered, table
 from actograph.contract.errors import ActographError, InvalidRequest, NotFound
+from actograph.tables import Columns, cut, field_of, ordered, table
 
 if TYPE_CHECKING:
     from actograph.client import Client
@@ -79,7 +79,7 @@ class Shell:
         }
         return full_id(typed, prefix, listed[prefix])
 
-    def show(self, item: Any, text: Callable[[Any], str] = describe) -> None:
+    def show(self, item: Any, text: Callable[[Any], str] = str) -> None:
         """Print one item as JSON or as the text that `text` makes of it."""
         emit(item.model_dump_json() if self.json else text(item))
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from actograph.client.errors import AnalysisFailed
 from actograph.client.jobs import JobHandle, Jobs
@@ -51,6 +52,10 @@ class Finished(Generic[R]):
     session: SessionHandle
     result: R
     analysis: "Analysis" = field(repr=False)
+
+    @override
+    def __str__(self) -> str:
+        return str(self.result)
 
     def frame(self, table: str | None = None) -> Any:
         """Return a CSV file as a `pandas.DataFrame`.

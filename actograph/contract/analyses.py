@@ -4,14 +4,17 @@ Such a job has one sample. A worker of its own runs it (`python -m worker.analys
 """
 
 from collections.abc import Mapping
+from operator import methodcaller
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
+from typing_extensions import override
 
 from actograph.contract.base import HookList, Resource, Spec, example
 from actograph.contract.interventions import VectorName
 from actograph.contract.row_selection import Positions, Reduce
 from actograph.contract.specs import QueuedSpec
+from actograph.tables import Columns, describe, table
 
 #: `model` of these jobs and of their workers; served models have no "=" in their names, see `parse_served`
 ANALYSIS = "=analysis"
@@ -222,6 +225,36 @@ class AnalysisResult(Resource):
     sessions: int = Field(description="Sessions with rows.")
     skipped: list[SkippedSession] = Field([], description="The first 100.")
     skipped_sessions: int = 0
+
+    @override
+    def __str__(self) -> str:
+        """Describe the result: its numbers, then a table for each list and for the hooks."""
+        lists = ("outlier_features", "massive_activations", "attribution")
+        tables = {name: getattr(self, name, []) for name in lists}
+        hooks: dict[str, dict[str, Any]] = getattr(self, "hooks", {})
+        tables["hooks"] = [{"hook": hook} | _numbers(one) for hook, one in hooks.items()]
+        experts = getattr(self, "experts", {})
+        tables["experts"] = [{"layer": layer} | _numbers(use) for layer, use in experts.items()]
+        parts = [describe(self, ["spec", "warnings", *tables])]
+        parts += [f"warning: {warning}" for warning in getattr(self, "warnings", [])]
+        for name, lines in tables.items():
+            if lines:
+                columns: Columns = [(column, methodcaller("get", column)) for column in lines[0]]
+                parts.append(f"{name.replace('_', ' ')}\n{table(columns, lines)}")
+        return "\n\n".join(parts)
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a hook, and those of a probe's lists that people look for first."""
+    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    if "baselines" in found:
+        score = ranked_by(found)
+        low, high = found[f"{score}_interval"]
+        baselines = {name: one[score] for name, one in found["baselines"].items()}
+        shown = ("auroc", "accuracy", "r2", "spearman", "rows", "groups", "p_corrected")
+        known = {name: numbers[name] for name in shown if name in numbers}
+        return known | {"low": low, "high": high} | baselines
+    return numbers
 
 
 class OutliersResult(AnalysisResult):

@@ -14,8 +14,10 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+from typing_extensions import override
 
 from actograph.contract.errors import InvalidRequest
+from actograph.tables import describe
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_TAGS = 16
@@ -97,9 +99,13 @@ class Part(_Exact):
 
 
 class Resource(BaseModel):
-    """Base of all answers."""
+    """Base of all answers. `str` describes one: its fields, and a table for each list of objects."""
 
     model_config = ConfigDict(frozen=True)
+
+    @override
+    def __str__(self) -> str:
+        return describe(self)
 
 
 def fault_of(field: str, why: str) -> PydanticCustomError:

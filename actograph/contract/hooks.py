@@ -13,6 +13,7 @@ from pydantic import Field
 
 from actograph.contract.errors import UnknownHook
 from actograph.contract.models import ModelStructure
+from actograph.contract.suggestions import did_you_mean
 
 LayerPoint = Literal[
     "resid_pre", "attn_in", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post",
@@ -101,6 +102,22 @@ def names_in(structure: ModelStructure, hook: str) -> list[str]:
     names = [location, _NUMBER.sub(r"[\1]", location), *aliases(hook)]
     names += [name for name, meant in structure.savepoints.items() if meant == hook]
     return [name for name in dict.fromkeys(names) if name != hook and resolve(name, structure) == hook]
+
+
+def matching(stored: Iterable[str], wanted: Sequence[str]) -> list[str]:
+    """Stored hooks that are wanted by name, alias, or point for all of its layers.
+
+    Raises:
+        UnknownHook: a wanted one is not stored; the message has the nearest name.
+    """
+    names, found = list(stored), dict[str, None]()
+    for place, name in enumerate(wanted):
+        same = [one for one in names if name in (one, point_of(one)) or one == canonical(name)]
+        if not same:
+            hint = did_you_mean(name, [*names, *map(point_of, names)]) or "; no hook is stored"
+            raise UnknownHook(f"no tensor {name} is stored{hint}", param=f"hooks.{place}")
+        found.update(dict.fromkeys(same))
+    return list(found)
 
 
 def point_of(hook: str) -> str:

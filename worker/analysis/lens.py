@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from actograph.contract.analyses import LensResult, LensSpec
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
+from actograph.contract.hooks import matching
 from actograph.contract.models import ServedModel
 from storage.analyses import queries
 from storage.artifacts.store import ArtifactStore
@@ -226,7 +227,7 @@ def run(run: Run, spec: LensSpec, served: Sequence[ServedModel]) -> Results:
         with_logits = queries.sources(session, spec.sessions, LOGITS)
     folder = model_files.folder_of(identity, served)
     with ModelEnd(folder) as model:
-        hooks = queries.matching(survey.tensors, spec.hooks or ["resid_post"])
+        hooks = matching(survey.tensors, spec.hooks or ["resid_post"])
         for name, info in survey.tensors.items():
             if info.shape[1] != model.width:
                 raise InvalidRequest(

@@ -138,7 +138,7 @@ def test_analyses_that_cannot_run_are_refused(
         ({"sessions": {"jobs": [source, unknown]}}, "/sessions/jobs/1", "there is no job"),
         ({"sessions": {"jobs": [empty]}}, "/sessions", "no session matches"),
         ({"sessions": {"jobs": []}}, "/sessions/jobs", ""),
-        ({"hooks": ["resid_pst"]}, "/hooks/0", "there are resid_post.0"),
+        ({"hooks": ["resid_pst"]}, "/hooks/0", "Did you mean 'resid_post'?"),
         ({"threshold": 0}, "/threshold", ""),
         ({"model": "demo"}, "/model", "unknown field"),
         ({"kind": "lens", "sessions": {"jobs": [outputs]}, "token": 3}, "/token", "capture resid_pre.0"),
