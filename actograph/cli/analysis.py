@@ -13,10 +13,13 @@ from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.short_texts import shorten
 
 SourcesArgument = Annotated[
-    list[str], typer.Argument(metavar="JOB|FILE", help="Ids of jobs, or one .npz or .safetensors file.")
+    list[str],
+    typer.Argument(
+        metavar="JOB|SESSION|FILE", help="Ids of jobs or sessions, or one .npz or .safetensors file."
+    ),
 ]
 C = TypeVar("C", bound=Callable[..., None])
-JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB", help="Ids of jobs.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB|SESSION", help="Ids of jobs or sessions.")]
 _SUFFIXES = (".npz", ".safetensors")
 
 
@@ -87,7 +90,7 @@ _EXAMPLES = {
         "compare job_3fa2 --label label --unpaired --hooks resid_post --save-as truth",
         "compare job_3fa2 --condition plain --other-condition EP02 --hooks resid_post",
     ),
-    "lens": ("lens job_3fa2 --positions generated", "lens job_3fa2 --limit 1 --token next"),
+    "lens": ("lens ses_3760", "lens job_3fa2 --positions generated", "lens job_3fa2 --limit 1 --token next"),
 }
 
 app = typer.Typer(no_args_is_help=True, help="Analyse stored activations, as jobs or from files.")
@@ -154,17 +157,28 @@ def compare(
         _analyse(shell, "compare", [job], given)
         return
     side = {"condition": given.pop("other_condition", None), "limit": given.get("limit")}
-    given["other"] = side | {"jobs": [shell.id("job", other or job)]}
+    given["other"] = side | _named(shell, [other or job])
     _analyse(shell, "compare", [job], given)
 
 
 @_command
 def lens(shell: Shell, jobs: JobsArgument, **given: Any) -> None:
-    """Read stored residual rows as next tokens: the logit lens. Without --hooks: resid_post of all layers."""
+    """Read stored residual rows as next tokens: the logit lens. Without --hooks: resid_post of all layers.
+
+    The grid shows the tokens on top, by layer and position, of the first session.
+    """
     given = _typed(given)
     if (token := given.get("token", "")).isdecimal():
         given["token"] = int(token)
     _analyse(shell, "lens", jobs, given)
+
+
+def _named(shell: Shell, typed: Sequence[str]) -> dict[str, Any]:
+    """The query of jobs, or of sessions. Raises InvalidRequest for a mixture."""
+    sessions = [one for one in typed if one.startswith("ses_")]
+    if sessions and len(sessions) < len(typed):
+        raise InvalidRequest("name jobs or sessions, not both")
+    return {"ids": sessions} if sessions else {"jobs": [shell.id("job", one) for one in typed]}
 
 
 def _typed(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,7 +207,7 @@ def _file(sources: Sequence[str], given: Mapping[str, Any], *of_jobs: str) -> Pa
 def _analyse(shell: Shell, kind: str, jobs: Sequence[str], given: Mapping[str, Any]) -> None:
     """Submit an analysis, follow it and print its results."""
     fields = {name: value for name, value in given.items() if name not in _OF_JOBS}
-    query = {"jobs": [shell.id("job", job) for job in jobs]}
+    query: dict[str, Any] = _named(shell, jobs)
     query |= {name: given[name] for name in ("condition", "limit") if name in given}
     body = {"kind": kind, "sessions": query, "hooks": names(given.get("hooks", [])), **fields}
     job = shell.client.submit(body)

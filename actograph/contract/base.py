@@ -29,7 +29,8 @@ FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 HookName = Annotated[str, Field(min_length=1, max_length=256)]
 HookList = Annotated[list[HookName], Field(max_length=10_000)]
 ModelName = Annotated[str, Field(min_length=1, max_length=1024)]
-FileId = Annotated[str, Field(pattern=r"^file_[0-9a-f]{32}$")]
+#: an id, or its unique beginning, which the service completes
+FileId = Annotated[str, Field(pattern=r"^file_[0-9a-f]{1,32}$")]
 ServerPath = Annotated[str, Field(min_length=1, max_length=4096, description="Path below a data root.")]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 #: strings that end a generation

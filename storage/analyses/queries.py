@@ -57,10 +57,12 @@ class Survey:
 
 
 def filters(query: SessionQuery) -> Iterator[SessionFilter]:
-    """The filter of each job's sessions."""
+    """The filter of each job's sessions, or of each session."""
     conditions = query.model_dump(include=set(SampleFilter.model_fields))
     for job_id in dict.fromkeys(query.jobs):
         yield SessionFilter(job_id=job_id, **conditions)
+    for session_id in dict.fromkeys(query.ids):
+        yield SessionFilter(id_prefix=session_id, **conditions)
 
 
 def survey(

@@ -34,7 +34,7 @@ def full_id(session: Session, reference: str, *, hook: str | None = None, model:
         return reference
     found = sa.select(VectorRow).options(defer(VectorRow.data, raiseload=True))
     if re.fullmatch(ID_START, reference):
-        known = only_id(session, VectorRow.id, reference)
+        known = only_id(session, reference)
         if known is None:
             raise NotFound(f"no vector has the id {reference}")
         return known
