@@ -50,10 +50,18 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
     "capture": (
         str,
         "capture",
-        "POINTS[@LAYERS], such as attn_in,mlp_in@8:20:4, or hooks: mlp_in.3.",
+        "POINTS[@LAYERS], such as attn_in,mlp_in@8:20:4, or hooks: mlp_in.3; in a hook {i} stands for each "
+        "layer.",
     ),
     "positions": (str, "positions", "Tokens to store: generated, prompt[-3:], 0,-1, ... (default: all)"),
+    "features": (
+        str,
+        "features",
+        "Columns to store: 50 for the first 50, or 1,5,9. (default: all)",
+    ),
     "reduce": (str, "reduce", "Store one row per hook and sample: mean, max or last."),
+    "stats": (bool, "stats", "Store statistics of each channel over the tokens."),
+    "dtype": (str, "dtype", "Store as float32, float16, bfloat16, or model. (default: model)"),
     "mode": (str, "mode", "generate, or prefill: read the prompts and generate nothing."),
     "max_tokens": (int, "max_tokens", "Maximum number of generated tokens per sample."),
     "temperature": (float, "temperature", "0 is greedy."),

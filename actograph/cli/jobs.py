@@ -55,8 +55,12 @@ def submit(
     **given: Any,
 ) -> "JobHandle":
     """Submit a job and print its id. Flags override the file."""
-    job = shell.client.submit(job_flags.draft_of(**given), progress=True)
+    drafted = job_flags.draft_of(**given)
+    is_default = (drafted.body.get("capture") or {}).get("layers") is None
+    job = shell.client.submit(drafted, progress=True)
     shell.show(job, lambda job: str(job.id))
+    if is_default and (layers := (job.spec.get("capture") or {}).get("layers")):
+        note(f"captures layers {', '.join(map(str, layers))}; choose others with --capture POINTS@LAYERS")
     return follow(shell, job.id) if watch else job
 
 

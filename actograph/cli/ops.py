@@ -12,6 +12,7 @@ import typer
 from actograph.cli.flags import DryRunOption, IdArgument, QuietOption
 from actograph.cli.shell import ERROR, Shell, command, emit, end, note
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.field_wording import in_words
 from actograph.contract.roles import Role
 from actograph.progress import meter
 from actograph.short_texts import age, seconds_of, size
@@ -167,7 +168,7 @@ def create_key(
         new = NewKey.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}") from None
+        raise InvalidRequest(f"{first['loc'][0]}: {in_words([first])}") from None
     made = shell.client.keys.create(new)
     if not shell.json:
         note(f"{made.id}: {made.role} of {made.owner}; the key is shown only once")

@@ -183,6 +183,7 @@ def load_settings(**overrides: Any) -> "Settings":
     """
     from pydantic import ValidationError
 
+    from actograph.contract.field_wording import in_words
     from actograph.settings import Settings
 
     given = {name: value for name, value in overrides.items() if value is not None}
@@ -192,7 +193,7 @@ def load_settings(**overrides: Any) -> "Settings":
         first = error.errors(include_url=False)[0]
         name = "_".join(str(part) for part in first["loc"])
         source = f"--{name.replace('_', '-')}" if name in given else f"ACTOGRAPH_{name.upper()}"
-        raise InvalidRequest(f"{source}: {first['msg']}") from error
+        raise InvalidRequest(f"{source}: {in_words([first])}") from error
 
 
 def full_id(typed: str, prefix: str, listed: Callable[[str], Iterable[Any]]) -> str:

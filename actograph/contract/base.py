@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Mapping
 from hashlib import sha256
-from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -11,12 +11,15 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
+    ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import ErrorType
 from typing_extensions import override
 
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.suggestions import did_you_mean
 from actograph.tables import describe
 
 MAX_PROMPT_CHARS = 1_000_000
@@ -41,6 +44,10 @@ Metadata = Annotated[
 ]
 
 
+#: kinds of errors of pydantic itself
+_KNOWN_ERRORS = frozenset(get_args(ErrorType))
+
+
 class _Exact(BaseModel):
     """Numbers and booleans are sent as such: pydantic would take `"5"` and `true` for a number."""
 
@@ -50,7 +57,12 @@ class _Exact(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _as_sent(cls, sent: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        made = handler(sent)
+        try:
+            made = handler(sent)
+        except ValidationError as error:
+            if hinted := _with_hints(cls, error):
+                raise hinted from None
+            raise
         if isinstance(sent, dict):
             for name, value in sent.items():
                 if name in cls.loose:
@@ -58,6 +70,27 @@ class _Exact(BaseModel):
                 if fault := _coerced(value, getattr(made, name, None)):
                     raise fault_of(name, fault)
         return made
+
+
+def _with_hints(model: type[BaseModel], error: ValidationError) -> ValidationError | None:
+    """The error with the nearest field for each unknown one of this object; None without unknown ones."""
+    found = error.errors(include_url=False)
+    if not any(one["type"] == "extra_forbidden" and len(one["loc"]) == 1 for one in found):
+        return None
+    details = []
+    for one in found:
+        kind: Any = one["type"]
+        if kind == "extra_forbidden" and len(one["loc"]) == 1:
+            near = did_you_mean(str(one["loc"][0]), model.model_fields)
+            hint = near if near.endswith("?") else ""
+            kind = PydanticCustomError("unknown_field", "unknown field{hint}", {"hint": hint})
+        elif kind not in _KNOWN_ERRORS:
+            context = {**one.get("ctx", {}), "why": one["msg"]}
+            kind = PydanticCustomError(kind, "{why}", context)
+        details.append(
+            InitErrorDetails(type=kind, loc=one["loc"], input=one["input"], ctx=one.get("ctx", {}))
+        )
+    return ValidationError.from_exception_data(error.title, details)
 
 
 def _coerced(sent: Any, made: Any) -> str | None:

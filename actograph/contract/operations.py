@@ -44,6 +44,7 @@ class WorkerStatus(StrEnum):
     READY = "ready"  # idle
     BUSY = "busy"  # running a batch
     SETUP_FAILED = "setup_failed"  # the model could not be loaded
+    SILENT = "silent"  # its heartbeat is late: it has died, or cannot reach the index
     OFFLINE = "offline"  # stopped, or its heartbeat ended
 
 

@@ -8,6 +8,7 @@ from starlette.responses import Response, StreamingResponse
 
 from actograph.contract.analyses import ABOUT_GROUPS, ABOUT_LABELS, CORRECT, SAMPLE, Groups, Label
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.field_wording import in_words
 from actograph.contract.row_selection import Positions, Reduce
 from api.auth import READ
 from api.dependencies import JobId, Services, ServicesDep, resolved, slow
@@ -103,5 +104,5 @@ def _parsed(text: str) -> Positions:
     try:
         return _positions.validate_python(text)
     except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        reason = in_words(error.errors(include_url=False))
         raise InvalidRequest(f"positions: {reason}", param="positions") from None

@@ -218,7 +218,7 @@ class OpenJobs:
             template_sha256=template_sha256(engine.tokenizer),
             capture=capture,
             hooks=names,
-            resolved={name: hooks.resolve(name, structure) for name in capture.hooks},
+            resolved=hooks.resolved(capture.hooks, capture.layers, structure),
             markup=markup_of(spec, engine.tokenizer),
             steering=steering,
             takes_turns=runner.takes_turns,

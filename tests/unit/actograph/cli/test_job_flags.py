@@ -131,3 +131,18 @@ def test_files_that_hold_no_spec(tmp_path: Path, subtests: pytest.Subtests) -> N
             path.write_text(content)
         with subtests.test(reason), pytest.raises((InvalidRequest, OSError), match=reason):
             draft_of(spec=str(path))
+
+
+def test_flags_of_the_stored_rows(subtests: pytest.Subtests) -> None:
+    for typed, due in [
+        ("50", {"first": 50}), ("first:50", {"first": 50}), ("1,5,9", {"indices": [1, 5, 9]}),
+        ("7,", {"indices": [7]}),
+    ]:  # fmt: skip
+        with subtests.test(typed):
+            body = draft_of(prompt=["p"], features=typed, stats=True, dtype="float16").body
+            assert body["capture"] == {"features": due, "stats": True, "dtype": "float16"}
+    for typed in ("first", "1;2", "first:1,2", ""):
+        with subtests.test(typed), pytest.raises(InvalidRequest, match="use 50 for the first 50"):
+            draft_of(prompt=["p"], features=typed)
+    body = draft_of(prompt=["p"], capture="model.layers.{i}.mlp.up_proj.output@8,12").body
+    assert body["capture"] == {"hooks": ["model.layers.{i}.mlp.up_proj.output"], "layers": [8, 12]}
