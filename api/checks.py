@@ -87,6 +87,8 @@ def interventions(submission: Submission[Any]) -> None:
             continue  # only the worker knows the width
         if vector is not None:
             check_width(hook, vector.width, known.width, f"{param}.vector_id")
+        elif param in submission.source_widths:
+            check_width(hook, submission.source_widths[param], known.width, f"{param}.from")
         elif one.vector is not None:
             check_width(hook, len(one.vector), known.width, f"{param}.vector")
 

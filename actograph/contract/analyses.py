@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import override
 
-from actograph.contract.base import HookList, Resource, Spec, example, fault_of
+from actograph.contract.base import HookList, Resource, SessionId, Spec, example, fault_of
 from actograph.contract.interventions import VectorName
 from actograph.contract.row_selection import Positions, Reduce
 from actograph.contract.specs import QueuedSpec
@@ -40,9 +40,8 @@ def _is_group(value: str) -> str:
 
 Label = Annotated[str, Field(min_length=1, max_length=300)]
 Groups = Annotated[str, Field(max_length=300), AfterValidator(_is_group)]
-#: ids, or their unique beginnings, which the service completes
+#: an id, or its unique beginning, which the service completes
 JobId = Annotated[str, Field(pattern=r"^job_[0-9a-f]{1,32}$")]
-SessionId = Annotated[str, Field(pattern=r"^ses_[0-9a-f]{1,32}$")]
 Bytes = Annotated[int, Field(ge=1, le=4 << 30)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _EXAMPLE = {"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"]}

@@ -32,8 +32,9 @@ FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 HookName = Annotated[str, Field(min_length=1, max_length=256)]
 HookList = Annotated[list[HookName], Field(max_length=10_000)]
 ModelName = Annotated[str, Field(min_length=1, max_length=1024)]
-#: an id, or its unique beginning, which the service completes
+#: ids, or their unique beginnings, which the service completes
 FileId = Annotated[str, Field(pattern=r"^file_[0-9a-f]{1,32}$")]
+SessionId = Annotated[str, Field(pattern=r"^ses_[0-9a-f]{1,32}$")]
 ServerPath = Annotated[str, Field(min_length=1, max_length=4096, description="Path below a data root.")]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 #: strings that end a generation
@@ -81,7 +82,8 @@ def _with_hints(model: type[BaseModel], error: ValidationError) -> ValidationErr
     for one in found:
         kind: Any = one["type"]
         if kind == "extra_forbidden" and len(one["loc"]) == 1:
-            near = did_you_mean(str(one["loc"][0]), model.model_fields)
+            known = [field.alias or name for name, field in model.model_fields.items()]
+            near = did_you_mean(str(one["loc"][0]), known)
             hint = near if near.endswith("?") else ""
             kind = PydanticCustomError("unknown_field", "unknown field{hint}", {"hint": hint})
         elif kind not in _KNOWN_ERRORS:

@@ -95,6 +95,8 @@ def _message(error: Mapping[str, Any]) -> str:
         return _UNKNOWN
     if kind == "string_too_short" and error["ctx"]["min_length"] == 1:
         return "the text is empty"
+    if kind == "too_long":
+        return f"{error['ctx']['actual_length']} entries; at most {error['ctx']['max_length']} are allowed"
     message: str = error["msg"].removeprefix("Value error, ")
     return message
 

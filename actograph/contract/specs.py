@@ -165,7 +165,9 @@ def _distinct_names(value: list[C]) -> list[C]:
     return value
 
 
-Conditions = Annotated[list[C], Field(max_length=64), AfterValidator(_distinct_names)]
+#: one for each patched layer and position of a prompt, for example
+MAX_CONDITIONS = 1024
+Conditions = Annotated[list[C], Field(max_length=MAX_CONDITIONS), AfterValidator(_distinct_names)]
 
 DatasetFormat = Literal["jsonl", "csv", "parquet"]
 Format = Annotated[

@@ -169,6 +169,11 @@ class _Lines:
         found = chat.spec_of(services, request, self._job.structure)
         if len(found.inputs) != 1:
             raise InvalidRequest("one prompt for each line; write a line for each prompt", param="prompt")
+        if any(one.source is not None for one in found.interventions):
+            raise InvalidRequest(
+                "a batch takes no rows of sessions; store the row as a vector, and name it by vector_id",
+                param="interventions",
+            )
         if request.stream:
             raise InvalidRequest("a batch does not stream; leave stream out", param="stream")
         if model != self._job.spec.model:
