@@ -146,3 +146,14 @@ def test_flags_of_the_stored_rows(subtests: pytest.Subtests) -> None:
             draft_of(prompt=["p"], features=typed)
     body = draft_of(prompt=["p"], capture="model.layers.{i}.mlp.up_proj.output@8,12").body
     assert body["capture"] == {"hooks": ["model.layers.{i}.mlp.up_proj.output"], "layers": [8, 12]}
+
+
+def test_stimuli_choose_their_place_in_the_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "stimuli.json"
+    for place in ("suffix", "prefix", "system"):
+        path.write_text(json.dumps({"stimuli": {"a": "It matters."}, "field": place}))
+        made = draft_of(task="gsm8k", conditions=path).body["conditions"]
+        assert made == [{"name": "baseline"}, {"name": "a", place: "It matters."}]
+    path.write_text(json.dumps({"stimuli": {"a": "x"}, "field": "prefx"}))
+    with pytest.raises(InvalidRequest, match="Did you mean 'prefix'"):
+        draft_of(task="gsm8k", conditions=path)
