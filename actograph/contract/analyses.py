@@ -217,6 +217,8 @@ ANALYSIS_KINDS: tuple[AnalysisKind, ...] = get_args(AnalysisKind)
 
 #: content of the first file of an analysis's session
 RESULT_FILE = "result.json"
+#: warnings in the text of a result
+_WARNINGS = 3
 
 
 class SkippedSession(Resource):
@@ -251,7 +253,10 @@ class AnalysisResult(Resource):
         """Describe the result: its numbers, then its tables."""
         fields = {name for name, value in self if isinstance(value, list | dict | Resource)}
         parts = [describe(self, ["spec", *fields])]
-        parts += [f"warning: {warning}" for warning in getattr(self, "warnings", [])]
+        warnings: list[str] = getattr(self, "warnings", [])
+        parts += [f"warning: {warning}" for warning in warnings[:_WARNINGS]]
+        if len(warnings) > _WARNINGS:
+            parts.append(f"{len(warnings) - _WARNINGS} more warnings are in {RESULT_FILE}")
         for name, lines in self.tables.items():
             columns: Columns = [(column, methodcaller("get", column)) for column in lines[0]]
             parts.append(f"{name}\n{table(columns, lines)}")
