@@ -15,7 +15,8 @@ from actograph.short_texts import shorten
 SourcesArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="JOB|SESSION|FILE", help="Ids of jobs or sessions, or one .npz or .safetensors file."
+        metavar="JOB|SESSION|FILE",
+        help="Ids of jobs or sessions, or one .npz or .safetensors file, or a folder of them.",
     ),
 ]
 C = TypeVar("C", bound=Callable[..., None])
@@ -84,7 +85,7 @@ _FLAGS = {
     },
 }
 _EXAMPLES = {
-    "outliers": ("outliers job_3fa2 --hooks resid_post", "outliers layers.safetensors"),
+    "outliers": ("outliers job_3fa2 --hooks resid_post", "outliers layers.safetensors", "outliers run-1/"),
     "probe": ("probe job_3fa2 --positions generated --reduce mean", "probe matrix.npz"),
     "compare": (
         "compare job_3fa2 --label label --unpaired --hooks resid_post --save-as truth",
@@ -106,7 +107,7 @@ def _command(function: C) -> C:
 
 @_command
 def outliers(shell: Shell, sources: SourcesArgument, **given: Any) -> None:
-    """Find outlier features and massive activations in the sessions of jobs, or in a file.
+    """Find outlier features and massive activations in the sessions of jobs, a file or a folder of files.
 
     A file has one array per layer and point, [positions, width] or [batch, sequence, width]; the number
     after "layer", or the first one of its name, is the layer. A file of "jobs arrays" gives the numbers of
@@ -191,7 +192,7 @@ def _file(sources: Sequence[str], given: Mapping[str, Any], *of_jobs: str) -> Pa
     Raises:
         InvalidRequest: there is more than the file, or an option that only jobs have.
     """
-    files = [Path(source) for source in sources if source.endswith(_SUFFIXES)]
+    files = [Path(one) for one in sources if one.endswith(_SUFFIXES) or Path(one).is_dir()]
     if files and len(sources) > 1:
         raise InvalidRequest("give one file, or ids of jobs")
     unused = [name for name in (*_OF_JOBS, *of_jobs) if name in given] if files else []
@@ -199,7 +200,7 @@ def _file(sources: Sequence[str], given: Mapping[str, Any], *of_jobs: str) -> Pa
         raise InvalidRequest(
             f"--{unused[0].replace('_', '-')} is for the sessions of jobs; leave it out for a file"
         )
-    if files and not files[0].is_file():
+    if files and not files[0].exists():
         raise InvalidDataset(f"{files[0]}: no such file")
     return files[0] if files else None
 
