@@ -237,6 +237,7 @@ class Limits(Resource):
     store_quota_bytes: int
     owner_quota_bytes: int
     inputs_per_job: int = job_specs.MAX_INPUTS
+    conditions_per_job: int = specs.MAX_CONDITIONS
     samples_per_job: int
     prompt_characters: int = base.MAX_PROMPT_CHARS
 
