@@ -179,7 +179,9 @@ class _Lines:
         if model != self._job.spec.model:
             message = f"a batch is for one model; the first line's is {self._job.spec.model}"
             raise _Fault("model_mismatch", message, "model")
-        return with_vectors(services, found.model_copy(update={"model": model}))
+        full = with_vectors(services, found.model_copy(update={"model": model}))
+        structure = self._job.structure
+        return full if structure is None else checks.with_layers(full, structure)
 
     def _check(self, spec: ChatJobSpec) -> None:
         """Like a chat's check, but lines alike in capture and interventions are checked once."""
