@@ -63,7 +63,12 @@ class Worker(Resource):
     last_heartbeat_at: int
     job_id: str | None = None
     error: ErrorRecord | None = None
-    memory: dict[str, int] = Field({})
+    memory: dict[str, int] = Field(
+        {},
+        description="Bytes. `load_before_bytes`, `load_after_bytes` and `load_peak_bytes` are of the last "
+        "load of a model, `run_...` of the last run: of the GPUs of the model, or on a CPU of the engine's "
+        "process. A run that goes on has no `run_after_bytes`. Of several ranks it is the first one's.",
+    )
 
 
 class Usage(Resource):

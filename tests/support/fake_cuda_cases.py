@@ -26,6 +26,7 @@ from worker.engine.engine import Engine
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import Capture, Generation, Reduce, Request, RunOptions, StatisticsOptions
+from worker.engine.model.memory import MemoryWatch, peak_over
 from worker.engine.model_state import ModelState
 
 Hooks = Sequence[str]
@@ -52,7 +53,7 @@ def engine_of(hooks: ModelHooks) -> Engine:
     engine = Engine.__new__(Engine)
     engine.model, engine.hooks, engine.structure = hooks.model, hooks, hooks.structure
     engine.forwards, engine.state, engine._lock = Forwards(hooks), ModelState(hooks), threading.Lock()
-    engine.others = None
+    engine.others, engine._used, engine._watch = None, {}, None
     return engine
 
 
@@ -359,6 +360,26 @@ def returned_bytes() -> dict[str, Any]:
     return found
 
 
+def memory() -> dict[str, Any]:
+    """Memory of two runs, the larger one first, and of a watch on another card; bytes beyond the first."""
+    found: dict[str, Any] = {}
+    with world("0.6b", layers=2) as (hooks, on):
+        engine = engine_of(hooks)
+        before = on.live
+        for requests in (64, 2):
+            run(engine, [ask(i, tokens=3) for i in range(requests)], keep=True)
+            used = engine.used["run"]
+            found[f"{requests} requests"] = {name: size - before for name, size in used.items()}
+            found[f"arena of {requests}"] = on.live - before
+            # what another part of the program does to the peak between two runs must not count
+            on.peak = on.size
+        watch = MemoryWatch([torch.device("cuda", 1)])
+        peak_over([torch.device("cuda", 1)], lambda: None)
+        found["watch"] = {name: size - before for name, size in watch.end().items()}
+        found["unnamed"] = on.unnamed
+    return found
+
+
 def refused() -> dict[str, str]:
     """The reasons for which a model is refused on cards that are too small for it."""
     found = {}
@@ -389,6 +410,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "leaving": leaving,
     "failed-capture": failed_capture,
     "returned-bytes": returned_bytes,
+    "memory": memory,
     "refused": refused,
 }
 

@@ -98,6 +98,17 @@ def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.S
         assert len(found["returned-bytes"]) == 5 and not any(found["returned-bytes"].values())
 
 
+def test_memory_of_a_run_counts_from_its_start_on_the_models_device() -> None:
+    found = run_cases("memory")["memory"]
+    large, small = found["64 requests"], found["2 requests"]
+    assert large["before"] == 0 and large["after"] == found["arena of 64"] < large["peak"]
+    # the second run finds the arena of the first, and its peak is its own
+    assert small["before"] == small["after"] == found["arena of 64"]
+    assert small["after"] < small["peak"] < large["peak"]
+    assert found["watch"] == dict.fromkeys(("before", "after", "peak"), found["arena of 2"])
+    assert found["unnamed"] == []
+
+
 @pytest.mark.parametrize(
     ("figure", "goal"), [pytest.param(figure, goal, id=what) for what, figure, goal in REACHED]
 )
