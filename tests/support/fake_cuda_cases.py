@@ -380,6 +380,20 @@ def memory() -> dict[str, Any]:
     return found
 
 
+def choice() -> list[dict[str, int]]:
+    """Bytes of the largest pass by the number of requests and the vocabulary."""
+    found = []
+    for shape in ("0.6b", "gemma2"):
+        with world(shape, layers=1, size=300 * GB) as (hooks, _):
+            engine = engine_of(hooks)
+            vocabulary = int(hooks.model.text_config.vocab_size)
+            for slots in (16, 64, 256):
+                engine.forwards.plan(RunOptions(slots=slots))
+                taken = engine.forwards.pass_bytes or 0
+                found.append({"rows": slots + 2, "vocabulary": vocabulary, "bytes": taken})
+    return found
+
+
 def refused() -> dict[str, str]:
     """The reasons for which a model is refused on cards that are too small for it."""
     found = {}
@@ -411,6 +425,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "failed-capture": failed_capture,
     "returned-bytes": returned_bytes,
     "memory": memory,
+    "choice": choice,
     "refused": refused,
 }
 
