@@ -72,7 +72,8 @@ def sizes_of(source: str, *, dtype: str = "auto", revision: str | None = None, r
     """
     config = _config(source, revision)
     text = config.get_text_config()
-    chosen = (config.dtype or torch.float32) if dtype == "auto" else getattr(torch, dtype)
+    own = str(config.dtype or "float32").removeprefix("torch.")
+    chosen: torch.dtype = getattr(torch, own if dtype == "auto" else dtype)
     if ranks > 1:
         sharded.check(source, config, ranks, torch.device("cpu"))
     try:
@@ -88,15 +89,20 @@ def sizes_of(source: str, *, dtype: str = "auto", revision: str | None = None, r
     tokenizer: Any = SimpleNamespace(model_max_length=0)
     model = LoadedModel(name=source, hf=hf, tokenizer=tokenizer)
     with _shared(hf, ranks):
+        weights_bytes = sum(one.numel() * one.element_size() for one in map(_own, hf.parameters()))
+        # torch's grouped products of experts have a meta kernel for bfloat16 alone
+        hf.to(torch.bfloat16)
+        times = chosen.itemsize / torch.bfloat16.itemsize
         try:
-            token_bytes, forward_bytes = kv_bytes_per_token(model), _forward_bytes(hf)
+            token_bytes, forward_bytes = (
+                int(times * size) for size in (kv_bytes_per_token(model), _forward_bytes(hf))
+            )
         except Exception as error:
             raise ModelRefused(
                 f"{source}: {type(hf).__name__} does not run without numbers ({_said(error)}), so its keys "
                 "and values cannot be sized by its config; load it on a worker, and `actograph estimate` "
                 "without --card uses what was measured"
             ) from error
-        weights = list(map(_own, hf.parameters()))
     if not token_bytes:
         raise ModelRefused(
             f"{source}: {type(hf).__name__} keeps no keys and values for each token, so its memory by "
@@ -111,7 +117,7 @@ def sizes_of(source: str, *, dtype: str = "auto", revision: str | None = None, r
         vocab_size=int(text.vocab_size),
         context_length=model.context_length,
         num_parameters=whole,
-        weights_bytes=sum(one.numel() * one.element_size() for one in weights),
+        weights_bytes=weights_bytes,
         token_bytes=token_bytes,
         forward_bytes=forward_bytes,
         num_experts=experts,
