@@ -67,7 +67,8 @@ class Worker(Resource):
         {},
         description="Bytes. `load_before_bytes`, `load_after_bytes` and `load_peak_bytes` are of the last "
         "load of a model, `run_...` of the last run: of the GPUs of the model, or on a CPU of the engine's "
-        "process. A run that goes on has no `run_after_bytes`. Of several ranks it is the first one's.",
+        "process. A run that goes on has no `run_after_bytes`. Of several ranks it is the first one's. "
+        "`pass_bytes`: measured peak of the largest pass on a GPU.",
     )
 
 

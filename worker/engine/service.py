@@ -133,6 +133,8 @@ class Service:
         numbers = memory_snapshot(engine.model.devices if engine is not None else ())
         if engine is not None:
             numbers |= capacity(engine.model.layer_devices, self._resting, engine.forwards.pass_bytes)
+            if engine.forwards.pass_bytes is not None:
+                numbers["pass_bytes"] = engine.forwards.pass_bytes
             for what, used in engine.used.items():
                 numbers |= {f"{what}_{when}_bytes": size for when, size in used.items()}
         self.send({"m": "memory", "numbers": numbers})
