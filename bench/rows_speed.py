@@ -251,6 +251,7 @@ def main() -> None:
     parser.add_argument("--libraries", action="store_true", help="TransformerLens and interp-engine too")
     parser.add_argument("--library-limit", type=int, default=8, help="problems for them")
     parser.add_argument("--vllm", action="store_true", help="vLLM for CPUs too")
+    parser.add_argument("--only", nargs="+", metavar="CONTENDER", help="these beside ours; default: all")
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -281,6 +282,12 @@ def main() -> None:
         if arguments.vllm:
             vllm = Vllm(folder, Path(scratch), setup, arguments.threads)
             contenders[VLLM] = open_programs.enter_context(vllm)
+        if arguments.only:
+            if unknown := set(arguments.only) - set(contenders):
+                parser.error(
+                    f"--only: no contender {sorted(unknown)[0]!r}; there are {', '.join(contenders)}"
+                )
+            contenders = {name: contenders[name] for name in ("ours", *arguments.only)}
         found = measure(contenders, prompts, arguments.rounds)
         if arguments.libraries:
             few = prompts[: arguments.library_limit]

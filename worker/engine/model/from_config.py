@@ -155,6 +155,15 @@ def _shared(hf: Any, ranks: int) -> Iterator[None]:
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
+        _share(hf, ranks)
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _share(hf: Any, ranks: int) -> None:
+    """Keep this rank's parts of the weights. Raises ModelRefused."""
+    try:
         mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
         head, embedding = hf.get_output_embeddings(), hf.get_input_embeddings()
         if head.weight is embedding.weight:  # a load ties them after both are shared
@@ -162,9 +171,11 @@ def _shared(hf: Any, ranks: int) -> Iterator[None]:
         plan, *_ = hf._resolve_parallel_plans(DistributedConfig(tp_size=ranks, tp_plan="auto"))
         apply_tensor_parallelism(hf, mesh, plan)
         hf.tie_weights()
-        yield
-    finally:
-        dist.destroy_process_group()
+    except Exception as error:
+        raise ModelRefused(
+            f"{hf.config.name_or_path}: transformers cannot share {type(hf).__name__} among {ranks} ranks "
+            f"({_said(error)}); estimate it with --tensor-parallel 1"
+        ) from error
 
 
 class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
