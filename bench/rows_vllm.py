@@ -35,6 +35,7 @@ def main() -> None:
         options = vllm.SamplingParams(
             temperature=0.0, max_tokens=asked["max_tokens"], stop_token_ids=asked["eos"], detokenize=False
         )
+        llm.reset_prefix_cache()  # of the rounds before
         prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
         made = llm.generate(prompts, options, use_tqdm=False)
         ids = [list(one.outputs[0].token_ids) for one in made]
