@@ -4,16 +4,17 @@
 
 GSM8K questions are answered greedily with random weights of a 50M Qwen3 and DIR's tokenizer. One token in
 `END_SHARE` ends an answer, so lengths are spread. Every layer's attention and MLP input norms are kept for
-every token. Contenders take turns; their texts and rows must agree with ours. `--libraries` adds
-TransformerLens and interp-engine, which are installed in `.venv-rows`. `--vllm` adds vLLM for CPUs, which
-keeps no rows and takes its turns in a process of its own. It is installed in `.venv-vllm` (3.5 GB), and how
-many of its texts agree is counted.
+every token. All run with the settings that a worker makes for a CPU. Contenders take turns; their texts and
+rows must agree with ours. `--libraries` adds TransformerLens and interp-engine, which are installed in
+`.venv-rows`. `--vllm` adds vLLM for CPUs, which keeps no rows and takes its turns in a process of its own. It is
+installed in `.venv-vllm` (3.5 GB), and how many of its texts agree is counted.
 """
 
 import argparse
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from tests.support.asked_program import AskedProgram
 from tests.support.isolated_python import REPO, python_with
 from tests.support.local_engine import ListedRun, tensor_of
 from tests.support.servers import Unavailable
+from worker.__main__ import tune_for_cpu
 from worker.engine.engine import Engine
 from worker.engine.messages import Capture, Generation, Request, Rows
 from worker.engine.model.load import wrap_model
@@ -254,6 +256,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="CONTENDER", help="these beside ours; default: all")
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
+    environment = dict(os.environ)
+    tune_for_cpu(environment)
+    if environment != dict(os.environ):  # as a worker does; libraries read it when they are loaded
+        os.execve(sys.executable, [sys.executable, "-m", "bench.rows_speed", *sys.argv[1:]], environment)
     torch.set_num_threads(arguments.threads)
     logs: Any = transformers.logging
     logs.set_verbosity_error()
