@@ -6,8 +6,8 @@ GSM8K questions are answered greedily with random weights of a 50M Qwen3 and DIR
 `END_SHARE` ends an answer, so lengths are spread. Every layer's attention and MLP input norms are kept for
 every token. All run with the settings that a worker makes for a CPU. Contenders take turns; their texts and
 rows must agree with ours. `--libraries` adds TransformerLens and interp-engine, which are installed in
-`.venv-rows`. `--vllm` adds vLLM for CPUs, which keeps no rows and takes its turns in a process of its own. It is
-installed in `.venv-vllm` (3.5 GB), and how many of its texts agree is counted.
+`.venv-rows`. `--vllm` adds vLLM for CPUs, which keeps no rows and takes its turns in a process of its own. It
+is installed in `.venv-vllm` (3.5 GB), and how many of its texts agree is counted.
 """
 
 import argparse
