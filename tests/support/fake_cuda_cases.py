@@ -332,6 +332,32 @@ def failed_capture() -> dict[str, Any]:
         return lost | {reason: reasons.count(reason) for reason in sorted(set(reasons))}
 
 
+def passes() -> dict[str, Any]:
+    """Passes of prompts of 16 to 12,000 tokens that come while others decode, by kind."""
+    found: dict[str, Any] = {}
+    with world("0.6b", layers=1) as (hooks, on):
+        engine = engine_of(hooks)
+        for name, size in (("large card", 80 * GB), ("small card", on.live + 2.25 * GB)):
+            on.size = int(size)
+            engine.forwards.plan(RunOptions())
+            on.peak = on.live
+            lengths = (16, 100, 12_000, 1, 700)
+            asked = [
+                ask(i, prompt=lengths[i % 5], tokens=8, hooks=(points(hooks), ())[i % 2]) for i in range(10)
+            ]
+            made = run(engine, asked, turns=99, graphs=True, slots=6)
+            kinds = "".join({"decode": "d", "prefill": "p"}.get(one.kind, one.kind) for one in on.passes[1:])
+            found[name] = {
+                "errors": made.errors,
+                "prompt tokens": engine.forwards.prompt_tokens,
+                "kinds": sorted(set(kinds)),
+                "passes of prompts in a row": max(len(one) for one in kinds.split("d")),
+                "replayed": sum(one.counts["replay"] for one in decode_passes()) / len(decode_passes()),
+                "left": on.size - on.peak > GB,
+            }
+    return found
+
+
 def returned_bytes() -> dict[str, Any]:
     """Bytes that a run, and a model's memory for runs, leave on the card, without a collection of garbage."""
     found: dict[str, Any] = {}
@@ -388,6 +414,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "kept-rows": kept_rows,
     "leaving": leaving,
     "failed-capture": failed_capture,
+    "passes": passes,
     "returned-bytes": returned_bytes,
     "refused": refused,
 }

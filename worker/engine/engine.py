@@ -83,6 +83,8 @@ class Engine:
                 sink=sink,
                 most=self.forwards.slots(options),
                 urgent=options.urgent,
+                step_tokens=self.forwards.step_tokens(options),
+                apart=self.forwards.on_gpu,
                 shard_bytes=options.shard_bytes,
                 # the other ranks are told the tokens of a pass, so they have to be read
                 late=None if self.others is None else False,

@@ -26,11 +26,15 @@ from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.registration import ONE_BY_ONE
 from worker.engine.packed.verification import texts_for, verify
 from worker.engine.pass_hooks import PassHooks
-from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure
+from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure, measure_prompts
 from worker.engine.stream.forward import Forward
+from worker.engine.stream.loop import PROMPT_TOKENS, STEP_TOKENS
 from worker.engine.traced.forward import TracedForward
 
 log = logging.getLogger(__name__)
+
+#: share of a GPU's free memory that a pass of prompts takes at most, if it is longer than `STEP_TOKENS`
+_PROMPTS_SHARE = 8
 
 
 class _Kept(NamedTuple):
@@ -52,11 +56,13 @@ class Forwards:
 
     Attributes:
         pass_bytes: measured peak of a packed pass on a GPU; None: not measured.
+        prompt_tokens: of a packed pass of prompts on a GPU, as its memory allows.
     """
 
     def __init__(self, hooks: ModelHooks) -> None:
         self._hooks = hooks
         self.pass_bytes: int | None = None
+        self.prompt_tokens = STEP_TOKENS
         self._kept: _Kept | None = None
 
     @property
@@ -118,21 +124,8 @@ class Forwards:
         """
         name, slots = self._hooks.model.name, self.slots(usual) + usual.urgent
         if self.on_gpu and self.reason is None:
-            longest = min(self._hooks.model.context_length, LONGEST_PROMPT)
-            least = least_tokens(slots)
-            # half of the memory is left to the passes
-            tokens = min(longest + least, self._free(GPU_SPARE) // 2 // self._token_bytes)
             try:
-                if tokens < least + BLOCK_ROWS:
-                    raise MemoryError(f"{self._free(0):,} bytes are free beside its weights")
-                forward = PackedForward(
-                    self._hooks,
-                    Budget(tokens * self._token_bytes),
-                    tokens=tokens,
-                    fused=self._fused,
-                    slots=slots,
-                )
-                peak = -group.least(-measure(forward, slots, tokens - least))
+                peak = self._measured(slots, usual)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -141,16 +134,59 @@ class Forwards:
                     f"{self._hooks.model.device} beside the weights ({error}); set fewer ACTOGRAPH_SLOTS, "
                     "or use a smaller dtype or a larger device"
                 ) from error
-            # CUDA graphs keep the memory of their passes
-            replays = usual.cuda_graphs and self._one_gpu and self.attends_together
-            self.pass_bytes = 2 * peak if replays else peak
-            log.info("%s: a pass of %d requests takes %s bytes", name, slots, f"{peak:,}")
+            log.info(
+                "%s: a pass of %d requests or %d tokens of prompts takes %s bytes",
+                name,
+                slots,
+                self.prompt_tokens,
+                f"{peak:,}",
+            )
         room = self._memory(usual)
         if room.tokens < BLOCK_ROWS:
             raise ModelRefused(
                 f"{name}: {room.total:,} bytes are left for keys, values and rows, and a token takes "
                 f"{self._token_bytes:,}; set fewer ACTOGRAPH_SLOTS, or use a smaller dtype or a larger device"
             )
+
+    def _measured(self, slots: int, usual: RunOptions) -> int:
+        """Most bytes that a pass takes; sets `pass_bytes` and `prompt_tokens`.
+
+        Raises:
+            Exception: a pass fails, perhaps since memory runs out.
+        """
+        longest = min(self._hooks.model.context_length, LONGEST_PROMPT)
+        least = least_tokens(slots)
+        # half of the memory is left to the passes
+        room = self._free(GPU_SPARE) // 2 // self._token_bytes
+        tokens = min(longest + least, room)
+        if tokens < least + BLOCK_ROWS:
+            raise MemoryError(f"{self._free(0):,} bytes are free beside its weights")
+        peak = decoding = self._most(measure(self._to_measure(tokens, slots), slots, tokens - least))
+        if self.attends_together and not usual.repeatable and room >= STEP_TOKENS:
+            prompts = self._most(measure_prompts(self._to_measure(STEP_TOKENS), STEP_TOKENS))
+            share = self._free(GPU_SPARE) // _PROMPTS_SHARE
+            # memory grows with the tokens at most
+            self.prompt_tokens = min(PROMPT_TOKENS, room, STEP_TOKENS * share // max(1, prompts))
+            self.prompt_tokens = max(STEP_TOKENS, self.prompt_tokens // STEP_TOKENS * STEP_TOKENS)
+            tokens = self.prompt_tokens
+            peak = max(peak, self._most(measure_prompts(self._to_measure(tokens), tokens)))
+        # CUDA graphs keep the memory of their passes
+        replays = usual.cuda_graphs and self._one_gpu and self.attends_together
+        self.pass_bytes = peak + decoding if replays else peak
+        return peak
+
+    def _to_measure(self, tokens: int, slots: int = 0) -> PackedForward:
+        slots = slots or -(-tokens // self._hooks.model.context_length)
+        budget = Budget(tokens * self._token_bytes)
+        return PackedForward(self._hooks, budget, tokens=tokens, fused=self._fused, slots=slots)
+
+    def _most(self, size: int) -> int:
+        """The most of all ranks' numbers."""
+        return -group.least(-size)
+
+    def step_tokens(self, options: RunOptions) -> int:
+        """Tokens of a pass of a run; on a GPU, of prompts."""
+        return STEP_TOKENS if options.traced or options.repeatable else self.prompt_tokens
 
     def keep(self, usual: RunOptions) -> None:
         """On a GPU, take the memory of most runs now: the arena, and the graphs of passes without captures.

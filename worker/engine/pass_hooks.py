@@ -28,6 +28,8 @@ from worker.engine.locations import ModelHooks
 from worker.engine.messages import Capture
 from worker.engine.slot import Slot, in_pack
 
+#: numbers that a change takes at once: it makes a few float32 copies of them
+_CHANGED_NUMBERS = 1 << 24
 #: a location's place among all, a change, and the places of the tokens in the tensor that it changes
 PlannedChange = tuple[int, Change, Sequence[int]]
 
@@ -264,10 +266,12 @@ def _add(copies: LayoutCopies, own: LayoutRows, slot: Slot, record: Record, kept
 
 def _apply(rows: Tensor, places: Sequence[int], change: Change) -> None:
     """Write to `rows` [tokens, ...] in place."""
-    if not places:
-        return
+    size = max(1, _CHANGED_NUMBERS // max(1, rows[:1].numel()))
     if len(places) == len(rows):
-        rows.copy_(changed(rows, change))
+        for start in range(0, len(rows), size):
+            some = rows[start : start + size]
+            some.copy_(changed(some, change))
         return
-    index = index_on(places, rows.device)
-    rows[index] = changed(rows[index], change)
+    for start in range(0, len(places), size):
+        index = index_on(places[start : start + size], rows.device)
+        rows[index] = changed(rows[index], change)

@@ -74,6 +74,20 @@ def test_decode_passes_make_the_same_launches_whatever_is_kept(subtests: pytest.
             assert one == {"errors": [], "waits": 0, "hidden temporaries": 0}
 
 
+def test_prompts_and_texts_have_passes_of_their_own(subtests: pytest.Subtests) -> None:
+    """So every pass of texts is replayed, and prompts of 12,000 tokens are read 8,192 at a time, or fewer."""
+    for name, one in run_cases("passes")["passes"].items():
+        with subtests.test(name):
+            assert one.pop("prompt tokens") == COUNTS["prompt tokens"][name]
+            assert one == {
+                "errors": [],
+                "kinds": ["d", "p"],
+                "passes of prompts in a row": 1,
+                "replayed": 1,
+                "left": True,
+            }
+
+
 def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.Subtests) -> None:
     found = run_cases("graphs", "failed-capture", "returned-bytes", "refused")
     for name in ("waves", "orders"):
