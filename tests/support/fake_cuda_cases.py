@@ -227,23 +227,27 @@ def stalls() -> dict[str, Any]:
 
 
 def graphs() -> dict[str, Any]:
-    """Captures of graphs by waves and orders of plans, and launches outside them."""
+    """Captures of graphs by waves, orders of plans and runs, and launches outside them."""
     found: dict[str, Any] = {}
     with world("0.6b", layers=1) as (hooks, on):
         one, two = points(hooks)[:1], points(hooks)
         engine = engine_of(hooks)
         engine.keep(RunOptions(cuda_graphs=True))
         found["at load"] = len(on.graphs)
-        on.graphs.clear()
-        waves = [[ask(8 * w + i, tokens=6, hooks=two) for i in range(8)] for w in range(4)]
-        made = run(engine, *waves, turns=60, graphs=True, keep=True)
-        found["waves"] = _replays(on, made)
-        on.graphs.clear()
-        # the plans of a pass come in another order, as requests end and others begin
-        waves = [
-            [ask(8 * w + i, tokens=6, hooks=(one, two)[(i + w) % 2]) for i in range(8)] for w in range(4)
-        ]
-        found["orders"] = _replays(on, run(engine, *waves, turns=60, graphs=True))
+        # in "orders" the plans of a pass come in another order, as requests end and others begin
+        plans = {
+            "waves": (two, two),
+            "orders": (one, two),
+            "waves again": (two, two),
+            "orders again": (two, one),
+        }
+        for name, (even, odd) in plans.items():
+            on.graphs.clear()
+            waves = [
+                [ask(8 * w + i, tokens=6, hooks=(even, odd)[(i + w) % 2]) for i in range(8)] for w in range(4)
+            ]
+            found[name] = _replays(on, run(engine, *waves, turns=60, graphs=True, keep=True))
+        engine.forwards.release()
         found["unnamed"] = on.unnamed
         found["captures while a drain runs"] = on.captured_in_passes
     return found
@@ -369,8 +373,10 @@ def returned_bytes() -> dict[str, Any]:
             engine = engine_of(hooks)
             engine.keep(RunOptions(cuda_graphs=replayed))
             kept = on.live
-            for _ in range(2):
-                asked = [ask(i, tokens=3, hooks=points(hooks)) for i in range(4)]
+            statistics = StatisticsOptions(threshold=1.0)
+            for captures in (points(hooks), points(hooks)[:1]):
+                asked = [ask(i, tokens=3, hooks=captures) for i in range(4)]
+                asked += [ask(i, tokens=3, hooks=captures, statistics=statistics) for i in range(4, 6)]
                 made = run(engine, asked, graphs=replayed, keep=True)
                 assert not made.errors, made.errors
                 del made

@@ -69,7 +69,7 @@ class Engine:
         if self.others is not None and options.traced:
             raise InvalidRequest(f"{self.model.name} is shared by several ranks, which cannot be traced")
         with self._lock, current(self.model.device), self._others_too(options):
-            forward, rows = self.forwards.open(options)
+            forward, rows, at_hooks = self.forwards.open(options)
             if self.others is not None:
                 assert isinstance(forward, PackedForward)
                 forward.lead(self.others)
@@ -77,6 +77,7 @@ class Engine:
                 forward,
                 rows,
                 state=self.state,
+                at_hooks=at_hooks,
                 source=source,
                 control=control,
                 results=results,

@@ -12,7 +12,7 @@ import torch
 
 from actograph.contract.errors import ModelRefused
 from evals.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes, run_memory
-from worker.engine.capture.budget import Budget
+from worker.engine.capture.budget import Budget, DeviceMemory
 from worker.engine.capture.pool import Pool
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import RunOptions
@@ -29,6 +29,7 @@ from worker.engine.pass_hooks import PassHooks
 from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure, measure_prompts
 from worker.engine.stream.forward import Forward
 from worker.engine.stream.loop import PROMPT_TOKENS, STEP_TOKENS
+from worker.engine.stream.slots import blocks_of
 from worker.engine.traced.forward import TracedForward
 
 log = logging.getLogger(__name__)
@@ -37,18 +38,29 @@ log = logging.getLogger(__name__)
 _PROMPTS_SHARE = 8
 
 
+class Opened(NamedTuple):
+    """What a run works with.
+
+    Attributes:
+        rows: budget of its rows on the host; on a CPU the forward's too.
+        at_hooks: of the model, with its blocks of rows; None: the run has its own.
+    """
+
+    forward: Forward
+    rows: Budget
+    at_hooks: PassHooks | None = None
+
+
 class _Kept(NamedTuple):
-    """A forward that serves one run after the other.
+    """What serves one run after the other.
 
     Attributes:
         key: of the runs that it serves.
-        total: bytes that a run divides, those of its arena included.
     """
 
-    key: tuple[int, bool, bool, bool]
-    total: int
+    key: tuple[int, bool, bool]
     forward: PackedForward
-    arena_bytes: int
+    at_hooks: PassHooks
 
 
 class Forwards:
@@ -195,9 +207,10 @@ class Forwards:
             MemoryError: there is no memory for a single request.
         """
         if self.on_gpu and self.reason is None:
-            forward, rows = self.open(usual)
+            forward, _, at_hooks = self.open(usual)
+            assert at_hooks is not None
             with torch.inference_mode():
-                forward.prepare(PassHooks(self._hooks, Pool(self._hooks.model.device, forward.budget, rows)))
+                forward.prepare(at_hooks)
             forward.close()
 
     def release(self) -> None:
@@ -206,20 +219,26 @@ class Forwards:
             self._kept.forward.release()
             self._kept = None
 
-    def open(self, options: RunOptions) -> tuple[Forward, Budget]:
-        """The forward of a run, and the budget of its rows, which on a CPU is the forward's too.
+    def open(self, options: RunOptions) -> Opened:
+        """What a run works with.
 
-        On a GPU packed runs with equal options have one forward, and so one arena, and graphs that read it.
+        On a GPU packed runs with equal options have one arena, one pool of blocks, and graphs of these.
 
         Raises:
             MemoryError: there is no memory for a single request.
         """
-        slots = self.slots(options) + options.urgent
-        key, kept = (slots, options.cuda_graphs, options.traced, options.repeatable), self._kept
-        if kept is not None and kept.key == key and kept.forward.arena.is_empty:
-            kept.forward.budget = Budget(kept.total)
-            kept.forward.budget.take(kept.arena_bytes)
-            return kept.forward, Budget(options.row_bytes)
+        slots, kept = self.slots(options) + options.urgent, self._kept
+        key = (slots, options.cuda_graphs, options.repeatable)
+        if (
+            kept is not None
+            and kept.key == key
+            and not options.traced
+            and kept.forward.arena.is_empty
+            and kept.at_hooks.pool.idle
+        ):
+            rows = kept.at_hooks.pool.host
+            rows.total = options.row_bytes
+            return Opened(kept.forward, rows, kept.at_hooks)
         self.release()
         room = self._memory(options)
         rows = Budget(room.for_rows)
@@ -229,9 +248,10 @@ class Forwards:
             device = rows = Budget(room.for_keys + room.for_rows)
         if self.reason is not None or options.traced:
             token_bytes = self._token_bytes
-            return TracedForward(
+            traced = TracedForward(
                 self._hooks, device, tokens=room.tokens, token_bytes=token_bytes, slots=slots
-            ), rows
+            )
+            return Opened(traced, rows)
         forward = PackedForward(
             self._hooks,
             device,
@@ -245,9 +265,19 @@ class Forwards:
             and not options.repeatable,
             rows=REPEATABLE_ROWS if options.repeatable else 0,
         )
-        if self.on_gpu:
-            self._kept = _Kept(key, room.total, forward, device.used)
-        return forward, rows
+        if not self.on_gpu:
+            return Opened(forward, rows)
+        blocks = blocks_of(slots, self.step_tokens(options))
+        pool = Pool(self._hooks.model.device, self._for_blocks(device.free), rows, blocks=blocks)
+        padded = 0 if forward.decoding is None else slots
+        self._kept = _Kept(key, forward, PassHooks(self._hooks, pool, padded=padded))
+        return Opened(forward, rows, self._kept.at_hooks)
+
+    def _for_blocks(self, size: int) -> DeviceMemory:
+        """Memory for blocks of rows, of which the devices have `size` bytes; the first one's share."""
+        model = self._hooks.model
+        layers = model.layer_devices
+        return DeviceMemory(model.device, size * layers.count(model.device) // len(layers))
 
     @property
     def _token_bytes(self) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from worker.engine.capture.layouts import layouts_of, likeness_of
 from worker.engine.capture.modules import tokens_first
-from worker.engine.capture.points import LayoutCopies, Points
+from worker.engine.capture.points import FixedIndices, LayoutCopies, Points
 from worker.engine.capture.pool import Pool, Region
 from worker.engine.capture.record import LayoutRows, Record
 from worker.engine.capture.selection import Columns, index_on
@@ -28,6 +28,8 @@ from worker.engine.locations import ModelHooks
 from worker.engine.messages import Capture
 from worker.engine.slot import Slot, in_pack
 
+#: captures without requests and blocks that are kept, since their graphs serve again with the same blocks
+_MOST_WITHOUT_REGIONS = 8
 #: numbers that a change takes at once: it makes a few float32 copies of them
 _CHANGED_NUMBERS = 1 << 24
 #: a location's place among all, a change, and the places of the tokens in the tensor that it changes
@@ -55,13 +57,18 @@ class Written(NamedTuple):
 class PassHooks:
     """Edits and captures of one pass after the other. Forwards call `at`.
 
+    Args:
+        padded: rows of the largest pass of fixed shape, if there are such passes.
+
     Attributes:
+        pool: of the blocks that rows go to.
         copies: those that write rows in this pass.
         opened: number of captures that have opened.
     """
 
-    def __init__(self, hooks: ModelHooks, pool: Pool) -> None:
-        self._hooks, self._pool = hooks, pool
+    def __init__(self, hooks: ModelHooks, pool: Pool, *, padded: int = 0) -> None:
+        self._hooks, self.pool = hooks, pool
+        self._fixed = FixedIndices(padded, pool.device) if padded else None
         self._order = {location: i for i, location in enumerate(hooks.structure.module_locations)}
         self._points: dict[tuple[object, ...], Points] = {}
         self.opened = self._made_points = 0
@@ -77,24 +84,29 @@ class PassHooks:
         """
         key = likeness_of(capture)
         points = self._points.get(key)
-        if points is not None and self._holds(points):
+        held = points is not None and self._holds(points)
+        if points is not None and held:
             layouts = [region.layout for region in points.regions]
         else:
-            points, layouts = None, layouts_of(self._hooks, capture)
+            layouts = layouts_of(self._hooks, capture)
         regions: list[Region] = []
         try:
             for layout in layouts:
-                region = self._pool.open(layout, sums=summary_bytes(capture, [layout]))
+                region = self.pool.open(layout, sums=summary_bytes(capture, [layout]))
                 if region is None:
                     break
                 regions.append(region)
-            if len(regions) == len(layouts) and points is None:
+            complete = len(regions) == len(layouts)
+            if complete and not held:
                 points = self._made(key, capture, regions)
+        except BaseException:
+            complete = False
+            raise
         finally:
-            if points is None or len(regions) < len(layouts):
+            if not complete:
                 for region in regions:
-                    self._pool.close(region)
-        if points is None or len(regions) < len(layouts):
+                    self.pool.close(region)
+        if not complete or points is None:
             return None
         points.users += 1
         self.opened += not points.is_open
@@ -105,7 +117,14 @@ class PassHooks:
         """End a request with this capture. Its memory stays until another one needs it."""
         points.users -= 1
         for region in points.regions:
-            self._pool.close(region)
+            self.pool.close(region)
+
+    def end(self) -> None:
+        """End a run: let go of what its last pass has."""
+        self._sites, self.copies = {}, []
+        for points in self._points.values():
+            for copies in points.copies:
+                copies.end()
 
     def close_idle(self) -> None:
         """Close the captures that no request has now; the next request with one opens it again."""
@@ -114,17 +133,33 @@ class PassHooks:
 
     def _holds(self, points: Points) -> bool:
         """Whether the blocks of a capture still have their memory."""
-        return all(map(self._pool.holds, points.regions))
+        return all(map(self.pool.holds, points.regions))
 
     def _made(self, key: tuple[object, ...], capture: Capture, regions: Sequence[Region]) -> Points:
-        for old in [one for one in self._points.values() if not one.users]:
-            if not self._holds(old):
-                del self._points[old.key]
-        columns = Columns(capture.columns)
-        self._made_points += 1
-        copies = [LayoutCopies(region, columns) for region in regions]
-        self._points[key] = Points(key, copies, self._made_points)
-        return self._points[key]
+        """Points in new regions: those of before, if the regions lie where theirs were."""
+        known = self._points.pop(key, None)
+        if known is not None and [one.place for one in known.regions] == [one.place for one in regions]:
+            for copies, region in zip(known.copies, regions, strict=True):
+                copies.region = region
+            known.is_open = False
+        else:
+            columns = Columns(capture.columns)
+            self._made_points += 1
+            copies_of = [LayoutCopies(region, columns, self._fixed) for region in regions]
+            self._drop(known)
+            known = Points(key, copies_of, self._made_points)
+        self._points[key] = known
+        left = [one for one in self._points.values() if not one.users and not self._holds(one)]
+        for old in left[: max(0, len(left) - _MOST_WITHOUT_REGIONS)]:
+            if old is not known:
+                self._drop(self._points.pop(old.key))
+        return known
+
+    def _drop(self, points: Points | None) -> None:
+        """Forget points, whose graphs serve no more."""
+        for copies in () if points is None else points.copies:
+            if self._fixed is not None and copies.number is not None:
+                self._fixed.give(copies.number)
 
     @property
     def locations(self) -> list[str]:
@@ -142,7 +177,7 @@ class PassHooks:
         kept = {place: i for i, place in enumerate(in_pack(slots))}
         whole = padded or rows or sum(slot.count for slot in slots)
         self._counts = {False: whole, True: padded or (rows if kept else 0) or max(1, len(kept))}
-        spread = padded > 0 or (self._pool.on_gpu and all(slot.count == 1 for slot in slots))
+        spread = padded > 0 or (self.pool.on_gpu and all(slot.count == 1 for slot in slots))
         self._sites = {}
         used: dict[int, Points] = {}
         if padded:  # all that are open, whoever takes part
@@ -219,7 +254,7 @@ class PassHooks:
         failed: dict[Record, Exception] = {}
         for record, own, tokens in written:
             try:
-                self._pool.leave(own.note(tokens))
+                self.pool.leave(own.note(tokens))
             except Exception as error:  # noqa: BLE001 (it fails this request alone)
                 failed[record] = error
         return failed

@@ -5,11 +5,13 @@ in tensors that stay where they are: newest tokens, positions, arena places, and
 the same calls on the same memory every time, and neither its shapes nor its calls depend on data.
 
 A graph is captured for each bucket when the model is loaded, and with copies of hooks when a capture opens.
-It is verified against the same pass run eagerly (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+It is known by what it writes to, which stays where it is as long as the model is loaded: it serves every run
+in which the same captures are open. It is verified against the same pass run eagerly
+(https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +26,8 @@ from worker.engine.structure.comparison import alike
 log = logging.getLogger(__name__)
 
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+#: sets of captures whose graphs are kept, beside those of passes without captures
+_MOST_SETS = 8
 
 #: ids and positions, [1, rows] each, and the step -> logits [rows, vocabulary]
 RunModel = Callable[[Tensor, Tensor, Step], Tensor]
@@ -120,12 +124,14 @@ class Replays:
     """Decode passes as CUDA graphs, as long as they give what the eager pass gives.
 
     A graph belongs to a number of rows and to the captures that are open. Graphs are captured when a model is
-    loaded and when a capture opens, and never by a pass: a pass without a graph runs eagerly.
+    loaded and when a capture opens, and never by a pass: a pass without a graph runs eagerly. Those of the
+    sets of captures that were open last are kept.
     """
 
     def __init__(self, fixed: FixedPass, device: torch.device) -> None:
         self._fixed, self._device = fixed, device
-        self._graphs: dict[tuple[object, ...], _Graph] = {}
+        #: by what they write to, the set that was open last at the end, then by rows
+        self._sets: dict[Hashable, dict[int, _Graph]] = {}
         self._pool: Any = None
         self._broken = False
 
@@ -136,7 +142,7 @@ class Replays:
         """Run a pass. Returns the slots' logits; None if it has no graph, and is still to run."""
         rows = self._fixed.bucket(slots)
         at_hooks.begin(slots, padded=rows)
-        graph = self._graphs.get((rows, *at_hooks.memory))
+        graph = self._sets.get(at_hooks.memory, {}).get(rows)
         if graph is None:
             return None
         self._fixed.fill(slots, rows)
@@ -149,34 +155,33 @@ class Replays:
         Args:
             hook: puts the hooks of a pass on the model.
         """
+        if self._broken:
+            return
+        at_hooks.begin((), padded=self._fixed.buckets[-1])
+        key = at_hooks.memory
+        graphs = self._sets[key] = self._sets.pop(key, {})
+        spare = [other for other in self._sets if other and other != key]
+        for other in spare[: max(0, len(spare) + 1 - _MOST_SETS)]:
+            del self._sets[other]
         for rows in reversed(self._fixed.buckets):  # the largest one decides about the memory of all
-            if self._broken:
-                return
+            if rows in graphs:
+                continue
             at_hooks.begin((), padded=rows)
-            if rows == self._fixed.buckets[-1]:  # passes with other captures come no more
-                self._graphs = {
-                    key: graph for key, graph in self._graphs.items() if graph.copies in ([], at_hooks.copies)
-                }
-            key = (rows, *at_hooks.memory)
-            if key not in self._graphs:
-                self._fixed.fill((), rows)
-                try:
-                    hook(at_hooks)
-                    self._graphs[key] = self._capture(rows, at_hooks)
-                except Exception as error:  # noqa: BLE001 (the eager pass serves)
-                    # the error of a failed capture reads like that of a lost device, which alone fails here
-                    torch.cuda.synchronize(self._device)
-                    log.warning("decode passes are not replayed as CUDA graphs: %s", error)
-                    self._broken = True
-                    self.close()
-
-    def forget_captures(self) -> None:
-        """Let go of the graphs with captures, and of their blocks."""
-        self._graphs = {key: graph for key, graph in self._graphs.items() if not graph.copies}
+            self._fixed.fill((), rows)
+            try:
+                hook(at_hooks)
+                graphs[rows] = self._capture(rows, at_hooks)
+            except Exception as error:  # noqa: BLE001 (the eager pass serves)
+                # the error of a failed capture reads like that of a lost device, which alone fails here
+                torch.cuda.synchronize(self._device)
+                log.warning("decode passes are not replayed as CUDA graphs: %s", error)
+                self._broken = True
+                self.close()
+                return
 
     def close(self) -> None:
         """Let go of all graphs and their memory."""
-        self._graphs.clear()
+        self._sets.clear()
         self._pool = None
 
     def _capture(self, rows: int, at_hooks: PassHooks) -> _Graph:

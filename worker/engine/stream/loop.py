@@ -28,7 +28,7 @@ from worker.engine.model.device_errors import is_device_lost, is_out_of_memory, 
 from worker.engine.model.host_memory import to_device
 from worker.engine.model.memory import memory_snapshot
 from worker.engine.model_state import ModelState
-from worker.engine.pass_hooks import Written
+from worker.engine.pass_hooks import PassHooks, Written
 from worker.engine.slot import Slot, unread
 from worker.engine.stream.choice import TokenChoice
 from worker.engine.stream.delivery import Delivery
@@ -75,6 +75,7 @@ class Loop:
     Args:
         budget: of the host's memory, for rows; on a CPU it may be the forward's.
         state: of the model; None: a new one.
+        at_hooks: of the model, see `Slots`.
         sink: required by requests that capture.
         most, urgent: see `Slots`.
         step_tokens: tokens of one pass.
@@ -90,6 +91,7 @@ class Loop:
         budget: Budget,
         *,
         state: ModelState | None = None,
+        at_hooks: PassHooks | None = None,
         source: Source,
         control: Control,
         results: Results,
@@ -128,6 +130,7 @@ class Loop:
             most=most,
             urgent=urgent,
             step_tokens=step_tokens,
+            at_hooks=at_hooks,
             clock=clock,
         )
         self._bad = 0  # passes that failed since the last good one
@@ -195,6 +198,7 @@ class Loop:
         self._send_full_shards()
         if self._slots.at_hooks.opened != self._opened:
             self._read()
+            # those of an earlier run, too
             self._slots.at_hooks.close_idle()
             self._opened = self._slots.at_hooks.opened
             self._forward.prepare(self._slots.at_hooks)
