@@ -12,9 +12,11 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from actograph.contract.errors import ModelRefused
+from actograph.contract.interventions import Op
 from actograph.contract.row_selection import NamedPositions, Stride
 from actograph.contract.specs import SamplingSpec
 from tests.support import fake_cuda
@@ -25,7 +27,7 @@ from worker.engine import forwards
 from worker.engine.engine import Engine
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import Capture, Generation, Reduce, Request, RunOptions, StatisticsOptions
+from worker.engine.messages import Capture, Edit, Generation, Reduce, Request, RunOptions, StatisticsOptions
 from worker.engine.model_state import ModelState
 
 Hooks = Sequence[str]
@@ -109,6 +111,7 @@ def ask(
     keep: Stride | NamedPositions = "all",
     reduce: Reduce = "none",
     statistics: StatisticsOptions | None = None,
+    edits: Sequence[Edit] = (),
     **sampling: Any,
 ) -> Request:
     ids = tuple((i * 97 + j * 7) % 1000 + 2 for j in range(prompt))
@@ -123,6 +126,7 @@ def ask(
         sampling=SamplingSpec(**{"temperature": 0.0, "ignore_eos": True} | sampling),
         capture=capture if hooks else None,
         rule=rule_for(ids, keep) if isinstance(keep, Stride) else None,
+        edits=tuple(edits),
     )
 
 
@@ -253,6 +257,52 @@ def graphs() -> dict[str, Any]:
     return found
 
 
+def edit(hooks: ModelHooks, hook: str, op: Op, seed: int) -> Edit:
+    vector = np.full(hooks.width_of(hook), 1 + seed, np.float32)
+    given = None if op in ("zero", "scale") else vector
+    return Edit(hook=hook, op=op, coefficient=0.5, positions="generated", vector=given)
+
+
+def steering() -> dict[str, Any]:
+    """Captures of graphs and launches outside them, of requests with edits, captures and neither."""
+    found: dict[str, Any] = {}
+    with world("0.6b", layers=2) as (hooks, on):
+        engine = engine_of(hooks)
+        engine.keep(RunOptions(cuda_graphs=True))
+        found["at load"] = len(on.graphs)
+        first, second, *_ = points(hooks)
+        ways: dict[str, list[tuple[str, Op]]] = {
+            "add": [(first, "add")],
+            "other vectors": [(first, "add")],
+            "two of each request": [(first, "add"), (first, "project_out"), (second, "replace")],
+            "add again": [(first, "add")],
+            "scale": [(second, "scale")],
+        }
+        for number, (name, edits) in enumerate(ways.items()):
+            on.graphs.clear()
+            waves = [
+                [
+                    ask(
+                        8 * w + i,
+                        tokens=6,
+                        hooks=points(hooks)[:1] if i % 2 else (),
+                        edits=[edit(hooks, *one, 100 * number + i) for one in edits] if i % 4 else [],
+                    )
+                    for i in range(8)
+                ]
+                for w in range(3)
+            ]
+            made = run(engine, *waves, turns=60, graphs=True, keep=True)
+            found[name] = _replays(on, made) | {
+                "launches inside": sum(one.inside["launch"] for one in decode_passes()),
+                # the tokens of a wave's last pass are read before another one
+                "stalls": max(one.stalls for one in decode_passes()),
+            }
+        found["captures while a drain runs"] = on.captured_in_passes
+        found["unnamed"] = on.unnamed
+    return found
+
+
 def kept_rows() -> dict[str, Any]:
     """Launches of decode passes with one plan of hooks, by what requests keep of the rows."""
     choices: dict[str, dict[str, Any]] = {
@@ -357,6 +407,8 @@ def passes() -> dict[str, Any]:
                 "kinds": sorted(set(kinds)),
                 "passes of prompts in a row": max(len(one) for one in kinds.split("d")),
                 "replayed": sum(one.counts["replay"] for one in decode_passes()) / len(decode_passes()),
+                # requests begin and end meanwhile
+                "stalls": max(one.stalls for one in on.passes[1:-1]),
                 "left": on.size - on.peak > GB,
             }
     return found
@@ -375,7 +427,8 @@ def returned_bytes() -> dict[str, Any]:
             kept = on.live
             statistics = StatisticsOptions(threshold=1.0)
             for captures in (points(hooks), points(hooks)[:1]):
-                asked = [ask(i, tokens=3, hooks=captures) for i in range(4)]
+                steered = [edit(hooks, points(hooks)[0], "add", 1)]
+                asked = [ask(i, tokens=3, hooks=captures, edits=steered) for i in range(4)]
                 asked += [ask(i, tokens=3, hooks=captures, statistics=statistics) for i in range(4, 6)]
                 made = run(engine, asked, graphs=replayed, keep=True)
                 assert not made.errors, made.errors
@@ -419,6 +472,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "graphs": graphs,
     "kept-rows": kept_rows,
     "leaving": leaving,
+    "steering": steering,
     "failed-capture": failed_capture,
     "passes": passes,
     "returned-bytes": returned_bytes,

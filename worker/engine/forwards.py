@@ -14,6 +14,7 @@ from actograph.contract.errors import ModelRefused
 from evals.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes, run_memory
 from worker.engine.capture.budget import Budget, DeviceMemory
 from worker.engine.capture.pool import Pool
+from worker.engine.edit_tables import EditTables, table_bytes
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import RunOptions
 from worker.engine.model import group
@@ -184,7 +185,7 @@ class Forwards:
             peak = max(peak, self._most(measure_prompts(self._to_measure(tokens), tokens)))
         # CUDA graphs keep the memory of their passes
         replays = usual.cuda_graphs and self._one_gpu and self.attends_together
-        self.pass_bytes = peak + decoding if replays else peak
+        self.pass_bytes = peak + decoding + table_bytes(self._hooks, slots) if replays else peak
         return peak
 
     def _to_measure(self, tokens: int, slots: int = 0) -> PackedForward:
@@ -269,8 +270,10 @@ class Forwards:
             return Opened(forward, rows)
         blocks = blocks_of(slots, self.step_tokens(options))
         pool = Pool(self._hooks.model.device, self._for_blocks(device.free), rows, blocks=blocks)
-        padded = 0 if forward.decoding is None else slots
-        self._kept = _Kept(key, forward, PassHooks(self._hooks, pool, padded=padded))
+        at_hooks = PassHooks(self._hooks, pool)
+        if forward.decoding is not None:
+            at_hooks = PassHooks(self._hooks, pool, padded=slots, tables=EditTables(self._hooks, slots))
+        self._kept = _Kept(key, forward, at_hooks)
         return Opened(forward, rows, self._kept.at_hooks)
 
     def _for_blocks(self, size: int) -> DeviceMemory:

@@ -84,8 +84,23 @@ def test_prompts_and_texts_have_passes_of_their_own(subtests: pytest.Subtests) -
                 "kinds": ["d", "p"],
                 "passes of prompts in a row": 1,
                 "replayed": 1,
+                "stalls": 1,
                 "left": True,
             }
+
+
+def test_passes_with_edits_are_replayed(subtests: pytest.Subtests) -> None:
+    """Graphs are captured when a place or kind of edits opens, whatever the vectors, and serve later runs."""
+    found = run_cases("steering")["steering"]
+    at_load = found.pop("at load")
+    assert (found.pop("captures while a drain runs"), found.pop("unnamed")) == (0, [])
+    assert list(found) == ["add", "other vectors", "two of each request", "add again", "scale"]
+    for name, one in found.items():
+        with subtests.test(name):
+            assert (one["errors"], one["requests"]) == ([], 24)
+            assert one["captures"] == (0 if name in {"other vectors", "add again"} else at_load)
+            assert one["replays"] == one["passes"] > 0
+            assert (one["launches inside"], one["stalls"]) == (0, 2)
 
 
 def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.Subtests) -> None:

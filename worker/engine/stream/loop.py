@@ -254,6 +254,7 @@ class Loop:
     def _started(self, slot: Slot) -> None:
         try:
             self._choice.open(slot)
+            self._slots.at_hooks.open_edits(slot)
             self._results.started(slot.key, slot.generated)
         except Exception as error:  # noqa: BLE001 (it fails this request alone)
             self._end(slot, "error", error)

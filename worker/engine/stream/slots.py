@@ -314,6 +314,7 @@ class Slots:
 
     def _free(self, slot: Slot) -> None:
         self._forward.leave(slot)
+        self.at_hooks.close_edits(slot)
         if slot.record is not None and slot.points is not None:
             self.at_hooks.close(slot.points)
             self.pool.host.give(slot.record.need.held)
