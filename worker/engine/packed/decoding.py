@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from evals.plans import GPU_SPARE
 from worker.engine.packed.arena import Arena
 from worker.engine.packed.step import Lengths, Step
 from worker.engine.pass_hooks import PassHooks
@@ -26,7 +27,8 @@ from worker.engine.structure.comparison import alike
 log = logging.getLogger(__name__)
 
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-#: sets of captures and edits whose graphs are kept, beside those of passes without any
+#: sets of captures and edits whose graphs are kept, beside those of passes without any, at most; and no more
+#: than take half of the memory that no run takes
 _MOST_SETS = 8
 
 #: ids and positions, [1, rows] each, and the step -> logits [rows, vocabulary]
@@ -137,6 +139,7 @@ class Replays:
         self._sets: dict[Hashable, dict[int, _Graph]] = {}
         self._pool: Any = None
         self._broken = False
+        self._most_sets = _MOST_SETS
 
     def takes(self, slots: Sequence[Slot]) -> bool:
         return not self._broken and self._fixed.takes(slots)
@@ -164,8 +167,9 @@ class Replays:
         key = at_hooks.memory
         graphs = self._sets[key] = self._sets.pop(key, {})
         spare = [other for other in self._sets if other and other != key]
-        for other in spare[: max(0, len(spare) + 1 - _MOST_SETS)]:
+        for other in spare[: max(0, len(spare) + 1 - self._most_sets)]:
             del self._sets[other]
+        free = _driver_bytes(self._device)
         for rows in reversed(self._fixed.buckets):  # the largest one decides about the memory of all
             if rows in graphs:
                 continue
@@ -184,6 +188,9 @@ class Replays:
                     return
                 log.warning("decode passes with these captures and edits are not replayed: %s", error)
                 graphs.update(dict.fromkeys(self._fixed.buckets, _Graph(None, None, at_hooks.copies)))
+        took = free - _driver_bytes(self._device)
+        if took > 0:
+            self._most_sets = max(1, min(_MOST_SETS, GPU_SPARE // 2 // took - 1))
 
     def close(self) -> None:
         """Let go of all graphs and their memory."""
@@ -216,6 +223,12 @@ class Replays:
                 if not (alike(got, wanted, wanted) if got.is_floating_point() else torch.equal(got, wanted)):
                     raise RuntimeError(f"a replayed pass of {rows} rows gives other numbers")
         return _Graph(graph, logits, at_hooks.copies)
+
+
+def _driver_bytes(device: torch.device) -> int:
+    """Free bytes of a device and those of torch's allocator: less by what the driver has taken meanwhile."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device)
 
 
 def _written(at_hooks: PassHooks) -> list[Tensor]:

@@ -23,7 +23,7 @@ from worker.engine.capture.pool import Pool
 from worker.engine.edit_tables import EditTables, Stage
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import Capture, Edit, Request, StatisticsOptions
-from worker.engine.packed import attention
+from worker.engine.packed import attention, decoding
 from worker.engine.packed.decoding import FixedPass, Replays, _Graph
 from worker.engine.packed.forward import PackedForward
 from worker.engine.pass_hooks import PassHooks
@@ -107,6 +107,7 @@ def _unrecorded(*args: Any, **kwargs: Any) -> Tensor:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "varlen_attn", _unrecorded)
     monkeypatch.setattr(attention, "can_fuse", lambda *_: True)
+    monkeypatch.setattr(decoding, "_driver_bytes", lambda _: 0)
 
 
 def _requests(hooks: ModelHooks) -> list[Request]:
@@ -140,8 +141,8 @@ def test_fixed_passes_give_the_tokens_and_rows_of_others(shared: Path, name: str
     items = _requests(hooks)
     plain = StreamRun(items).run(hooks, most=6)
     run = StreamRun(items).run(hooks, most=6, prepare=fixed, late=late)
-    (decoding,) = made
-    assert {(live, rows) for live, rows, *_ in decoding.passes} >= {(1, 1), (2, 2), (3, 4)}
+    (called,) = made
+    assert {(live, rows) for live, rows, *_ in called.passes} >= {(1, 1), (2, 2), (3, 4)}
     for item in items:
         assert run.made[item.key].error is None
         assert run.ids(item.key) == plain.ids(item.key)
@@ -310,10 +311,12 @@ class CudaGraphs:
     Attributes:
         captured: rows of the graphs.
         replayed: number of replays.
+        graph_bytes: of each graph.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.captured, self.replayed = list[int](), 0
+        self.graph_bytes = 0
         capturing: list[_CallingGraph] = []
         forward = FixedPass.forward
 
@@ -345,6 +348,7 @@ class CudaGraphs:
         )
         patch.setattr(FixedPass, "forward", watched)
         patch.setattr(torch, "cuda", fake)
+        patch.setattr(decoding, "_driver_bytes", lambda _: -len(self.captured) * self.graph_bytes)
 
 
 def _kept(hooks: ModelHooks, most: int) -> tuple[PackedForward, PassHooks]:
@@ -454,3 +458,27 @@ def test_edits_that_a_graph_makes_otherwise_mean_eager_passes(
         free = StreamRun([ask("free", (5, 6, 7), 9)])
         free.run_on(forward, at_hooks.pool.host, at_hooks=at_hooks, most=7, urgent=0, apart=True)
         assert graphs.replayed >= 8 and not free.errors
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_as_many_sets_of_graphs_are_kept_as_the_device_has_spare_memory_for(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = stream_model(shared, "llama")
+    blocks_as_on_a_gpu(monkeypatch)
+    graphs = CudaGraphs(monkeypatch)
+    plans = [Capture(hooks=(f"{point}.0",)) for point in ("resid_pre", "resid_mid", "resid_post", "mlp_out")]
+    # four graphs of a set take 4, 160 and 600 MB
+    for megabytes, kept in ((1, 4), (40, 2), (150, 1)):
+        graphs.graph_bytes = megabytes << 20
+        forward, at_hooks = _kept(hooks, most=7)
+
+        def captured(plan: Capture, forward: PackedForward = forward, at_hooks: PassHooks = at_hooks) -> int:
+            graphs.captured.clear()
+            run = StreamRun([ask("a", (5, 6, 7), 3, capture=plan)])
+            run.run_on(forward, at_hooks.pool.host, at_hooks=at_hooks, most=7, urgent=0, apart=True)
+            assert not run.errors
+            return len(set(graphs.captured))
+
+        assert [captured(plan) for plan in plans] == [4, 4, 4, 4]
+        assert [captured(plan) for plan in plans[::-1]] == [0] * kept + [4] * (4 - kept)
