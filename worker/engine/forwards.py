@@ -35,6 +35,9 @@ from worker.engine.traced.forward import TracedForward
 
 log = logging.getLogger(__name__)
 
+#: bytes of a GPU for blocks of rows and sums, at most: more than 256 requests take that sum up every layer of
+#: a model of 8B parameters at two points; rows that are kept are bounded by the host's memory besides
+_MOST_FOR_BLOCKS = 32 << 30
 #: share of a GPU's free memory that a pass of prompts takes at most, if it is longer than `STEP_TOKENS`
 _PROMPTS_SHARE = 8
 
@@ -280,7 +283,8 @@ class Forwards:
         """Memory for blocks of rows, of which the devices have `size` bytes; the first one's share."""
         model = self._hooks.model
         layers = model.layer_devices
-        return DeviceMemory(model.device, size * layers.count(model.device) // len(layers))
+        share = size * layers.count(model.device) // len(layers)
+        return DeviceMemory(model.device, min(_MOST_FOR_BLOCKS, share))
 
     @property
     def _token_bytes(self) -> int:
