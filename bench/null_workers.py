@@ -24,7 +24,7 @@ from storage import migrate
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import claim, commit, workers
-from storage.queue.claim import Asking, Claim, Held
+from storage.queue.claim import Asking, Claim, HeldModel
 from storage.queue.commit import Ended, SampleResult
 from storage.queue.leases import LeasedSample
 from storage.samples import NewSample
@@ -215,7 +215,7 @@ class _Worker:
     def _claim(self) -> Claim | None:
         """As the drain does while samples run; without quotas it reads none."""
         with self._database.write() as session:
-            asking = Asking(worker_id=self._id, held=Held(MODEL), busy_with=self._busy_with)
+            asking = Asking(worker_id=self._id, held=HeldModel(MODEL), busy_with=self._busy_with)
             return claim.claim(session, asking, lambda _job: self._options["group"])
 
 
