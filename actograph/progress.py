@@ -25,7 +25,7 @@ class Update(Protocol):
     def __call__(self, status: str, done: int, total: int, failed: int = 0) -> None: ...
 
 
-class Lines:
+class ProgressLines:
     """Writes a line at each change of the status and every few seconds, and the last state at the end."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Lines:
             self._status, self._written_at, self._pending = status, time.monotonic(), ""
 
 
-class Bar:
+class ProgressBar:
     """Redraws a bar in one line of a terminal or of a notebook's output."""
 
     def __init__(self) -> None:
@@ -66,10 +66,10 @@ class Bar:
         self._last = line
 
 
-def view() -> Bar | Lines:
+def view() -> ProgressBar | ProgressLines:
     """Return a bar in notebooks, and if stdout and stderr are terminals; else lines."""
     in_notebook = type(sys.stderr).__module__.startswith("ipykernel.")
-    return Bar() if in_notebook or (sys.stdout.isatty() and sys.stderr.isatty()) else Lines()
+    return ProgressBar() if in_notebook or (sys.stdout.isatty() and sys.stderr.isatty()) else ProgressLines()
 
 
 @contextmanager

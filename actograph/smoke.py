@@ -41,7 +41,7 @@ _GATEWAY = (502, 503, 504)
 FULL = ("storage_full", "insufficient_resources", "quota_exceeded")
 
 
-class Kind(IntEnum):
+class FailureKind(IntEnum):
     """A kind of failure; the value is the exit status."""
 
     KEY = 4
@@ -61,33 +61,33 @@ class SmokeFailed(ActographError):
 
     code = "smoke_failed"
 
-    def __init__(self, kind: Kind, message: str) -> None:
+    def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
 
 
-def failure_of(error: ActographError, during: Kind) -> SmokeFailed:
+def failure_of(error: ActographError, during: FailureKind) -> SmokeFailed:
     """The failure behind an error of the client; `during` is the kind if it says nothing more precise."""
     if isinstance(error, SmokeFailed):
         return error
     kind = during
     if isinstance(error, ServiceUnreachable):
-        kind = Kind.UNREACHABLE
+        kind = FailureKind.UNREACHABLE
     elif isinstance(error, UnexpectedAnswer):
-        kind = Kind.NOT_ACTOGRAPH
+        kind = FailureKind.NOT_ACTOGRAPH
     elif error.code in FULL:
-        kind = Kind.STORE
+        kind = FailureKind.STORE
     elif error.code == "model_not_found":
-        kind = Kind.MODEL
+        kind = FailureKind.MODEL
     elif isinstance(error, ApiError) and error.code == "http_error":  # no problem+json: not from Actograph
-        kind = Kind.UNREACHABLE if error.status in _GATEWAY else Kind.NOT_ACTOGRAPH
+        kind = FailureKind.UNREACHABLE if error.status in _GATEWAY else FailureKind.NOT_ACTOGRAPH
     elif error.status in (401, 403):
-        kind = Kind.KEY
+        kind = FailureKind.KEY
     return SmokeFailed(kind, str(error))
 
 
 @dataclass(frozen=True)
-class Step:
+class SmokeStep:
     """An ended step; `outcome` is `ok` or `FAILED`."""
 
     step: str
@@ -107,7 +107,7 @@ class Smoke:
     """
 
     client: Client
-    report: Callable[[Step], None]
+    report: Callable[[SmokeStep], None]
     model: str | None = None
     timeout: float = 600.0
     _jobs: list[str] = field(default_factory=list)
@@ -120,28 +120,28 @@ class Smoke:
             SmokeFailed: the first step that failed.
         """
         try:
-            self._step("service", Kind.NOT_ACTOGRAPH, self._service)
-            self._step("queue", Kind.STORE, self._queue)
-            self._step("model", Kind.MODEL, self._model)
-            self._step("capture", Kind.JOB, self._capture)
-            self._step("read again", Kind.JOB, self._read_again)
-            self._step("evaluation", Kind.EVALUATION, self._evaluation)
+            self._step("service", FailureKind.NOT_ACTOGRAPH, self._service)
+            self._step("queue", FailureKind.STORE, self._queue)
+            self._step("model", FailureKind.MODEL, self._model)
+            self._step("capture", FailureKind.JOB, self._capture)
+            self._step("read again", FailureKind.JOB, self._read_again)
+            self._step("evaluation", FailureKind.EVALUATION, self._evaluation)
         except SmokeFailed:
             if self._jobs or self._files:
                 with suppress(SmokeFailed):  # reported; the first failure decides
-                    self._step("clean up", Kind.CLEANUP, self._clean_up)
+                    self._step("clean up", FailureKind.CLEANUP, self._clean_up)
             raise
-        self._step("clean up", Kind.CLEANUP, self._clean_up)
+        self._step("clean up", FailureKind.CLEANUP, self._clean_up)
 
-    def _step(self, name: str, kind: Kind, work: Callable[[], str]) -> None:
+    def _step(self, name: str, kind: FailureKind, work: Callable[[], str]) -> None:
         began = time.monotonic()
         try:
             detail = work()
         except ActographError as error:
             failure = failure_of(error, kind)
-            self.report(Step(name, "FAILED", time.monotonic() - began, failure.message))
+            self.report(SmokeStep(name, "FAILED", time.monotonic() - began, failure.message))
             raise failure from error
-        self.report(Step(name, "ok", time.monotonic() - began, detail))
+        self.report(SmokeStep(name, "ok", time.monotonic() - began, detail))
 
     def _service(self) -> str:
         return found_service(self.client)
@@ -149,7 +149,9 @@ class Smoke:
     def _queue(self) -> str:
         queue = self.client.queue.get()
         if queue.paused:
-            raise SmokeFailed(Kind.STORE, f"the queue is paused: {queue.paused_reason or 'no reason given'}")
+            raise SmokeFailed(
+                FailureKind.STORE, f"the queue is paused: {queue.paused_reason or 'no reason given'}"
+            )
         return f"{sum(queue.jobs.values())} jobs waiting or running"
 
     def _model(self) -> str:
@@ -157,16 +159,16 @@ class Smoke:
         wanted = self.model or next(iter(served), "")
         if wanted not in served:
             names = ", ".join(served) or "none"
-            raise SmokeFailed(Kind.MODEL, f"model {wanted} is not served; served models: {names}")
+            raise SmokeFailed(FailureKind.MODEL, f"model {wanted} is not served; served models: {names}")
         try:
             self._structure = self.client.models.structure(wanted)
         except ApiError as error:
             if error.status != 404:
                 raise
-            raise SmokeFailed(Kind.MODEL, f"no worker has loaded {wanted}: {error}") from error
+            raise SmokeFailed(FailureKind.MODEL, f"no worker has loaded {wanted}: {error}") from error
         found = self._structure
         if found.model != wanted:
-            raise SmokeFailed(Kind.MODEL, f"the loaded model is {found.model}, not {wanted}")
+            raise SmokeFailed(FailureKind.MODEL, f"the loaded model is {found.model}, not {wanted}")
         return f"{found.model}, {found.architecture}, {found.num_layers} layers, {found.device}"
 
     def _capture(self) -> str:
@@ -186,14 +188,14 @@ class Smoke:
             }
             answer = self.client.chat(PROMPTS[1], model=self._structure.model, **fields)
             if answer.session_id is None:
-                raise SmokeFailed(Kind.CAPTURE, "a chat with capture has no session")
+                raise SmokeFailed(FailureKind.CAPTURE, "a chat with capture has no session")
             second = self.client.sessions.get(answer.session_id)
             self._jobs.append(second.job_id)
         else:
             second = self._captured(PROMPTS[1])
         check_session(second, self._structure)
         if check_session(self.client.sessions.get(self._first.id), self._structure) != self._digests:
-            raise SmokeFailed(Kind.CAPTURE, f"session {self._first.id} changed after another request")
+            raise SmokeFailed(FailureKind.CAPTURE, f"session {self._first.id} changed after another request")
         return "the same rows after another request" + (" (chat)" if chat else "")
 
     def _evaluation(self) -> str:
@@ -205,7 +207,9 @@ class Smoke:
         job = self._run({"kind": "evaluation", "task": "gsm8k", "dataset": {"file_id": file.id}})
         samples, count = list(job.samples()), PROBLEMS.count("\n")
         if len(samples) != count or any(one.session_id is None or not one.scores for one in samples):
-            raise SmokeFailed(Kind.EVALUATION, f"job {job.id} has not {count} samples with score and session")
+            raise SmokeFailed(
+                FailureKind.EVALUATION, f"job {job.id} has not {count} samples with score and session"
+            )
         for sample in samples:
             check_session(self.client.sessions.get(str(sample.session_id)), self._structure)
         return f"{count} problems, scored"
@@ -226,7 +230,7 @@ class Smoke:
         job = self._run({"kind": "capture", "inputs": [{"prompt": prompt}]})
         session = next(job.sessions(), None)
         if session is None:
-            raise SmokeFailed(Kind.CAPTURE, f"the sample of job {job.id} has no session")
+            raise SmokeFailed(FailureKind.CAPTURE, f"the sample of job {job.id} has no session")
         return session
 
     def _run(self, spec: dict[str, Any]) -> JobHandle:
@@ -237,13 +241,13 @@ class Smoke:
         try:
             job = job.wait(timeout=self.timeout, check=False)
         except WaitTimeout as error:
-            raise SmokeFailed(Kind.JOB, str(error)) from error
+            raise SmokeFailed(FailureKind.JOB, str(error)) from error
         if job.status is JobStatus.COMPLETED and job.progress.failed == 0:
             return job
         errors = [job.error, *(one.error for one in job.samples())]
         found = next((error for error in errors if error is not None), None)
         reason = found.message if found else "no reason was recorded"
-        kind = Kind.STORE if found and found.type in FULL else Kind.JOB
+        kind = FailureKind.STORE if found and found.type in FULL else FailureKind.JOB
         raise SmokeFailed(kind, f"job {job.id} is {job.status}: {reason}")
 
 
@@ -258,12 +262,14 @@ def found_service(client: Client) -> str:
         found = client.capabilities()
     except ApiError as error:
         if error.status == 404:
-            raise SmokeFailed(Kind.NOT_ACTOGRAPH, f"this is no Actograph service: {error}") from error
+            raise SmokeFailed(FailureKind.NOT_ACTOGRAPH, f"this is no Actograph service: {error}") from error
         raise
     if found.version.split(".")[:2] != __version__.split(".")[:2]:
-        raise SmokeFailed(Kind.ROUTES, f"the service has version {found.version}, this client {__version__}")
+        raise SmokeFailed(
+            FailureKind.ROUTES, f"the service has version {found.version}, this client {__version__}"
+        )
     if missing := sorted(set(ROUTES) - set(found.endpoints)):
-        raise SmokeFailed(Kind.ROUTES, f"the service lacks {', '.join(missing)}")
+        raise SmokeFailed(FailureKind.ROUTES, f"the service lacks {', '.join(missing)}")
     return f"Actograph {found.version}, {len(found.endpoints)} routes"
 
 
@@ -277,11 +283,13 @@ def check_session(session: SessionHandle, structure: ModelStructure) -> dict[str
         SmokeFailed: the session is of another model, or its activations are empty, incomplete or not finite.
     """
     if session.model != structure.model:
-        raise SmokeFailed(Kind.MODEL, f"session {session.id} is of {session.model}, not {structure.model}")
+        raise SmokeFailed(
+            FailureKind.MODEL, f"session {session.id} is of {session.model}, not {structure.model}"
+        )
     rows = session.prompt_tokens + session.generated_tokens - 1
     if not session.hooks or session.rows != rows or rows < 1:
         told = f"{session.rows} rows of {len(session.hooks)} hooks, {rows} rows were expected"
-        raise SmokeFailed(Kind.CAPTURE, f"session {session.id} has {told}")
+        raise SmokeFailed(FailureKind.CAPTURE, f"session {session.id} has {told}")
     digests = {}
     for hook in session.hooks:
         values, known = session[hook][:], structure.tensor_of(hook)
@@ -293,6 +301,6 @@ def check_session(session: SessionHandle, structure: ModelStructure) -> dict[str
         }
         for fault, is_found in faults.items():
             if is_found:
-                raise SmokeFailed(Kind.CAPTURE, f"{hook} of session {session.id} {fault}")
+                raise SmokeFailed(FailureKind.CAPTURE, f"{hook} of session {session.id} {fault}")
         digests[hook] = hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
     return digests

@@ -20,7 +20,7 @@ from api.auth import Authentication
 from api.background import Background
 from api.dependencies import Services, refuse_unknown_query, use_reserve
 from api.errors import DOCUMENTED, install
-from api.middleware.bodies import BodyLimit, Drain, refuse_nul
+from api.middleware.bodies import BodyDrain, BodyLimit, refuse_nul
 from api.middleware.request_ids import RequestIds, name_in_logs
 from api.openai.chat_watch import ChatWatch
 from api.pages import site
@@ -104,7 +104,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Authentication, settings=settings)
     app.add_middleware(RequestIds)
-    app.add_middleware(Drain)
+    app.add_middleware(BodyDrain)
     return app
 
 

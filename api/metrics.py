@@ -16,7 +16,7 @@ from api.dependencies import Services
 from storage.index import counters, tallies
 from storage.index.database import now
 from storage.queue import view, workers
-from storage.upkeep import healing
+from storage.upkeep import reconcile
 
 PREFIX = "actograph_"
 #: name of the counter in the index -> its labels and description
@@ -97,7 +97,7 @@ def _standing(session: Session) -> Iterator[Metric]:
         ("workers", "Workers known.", view.worker_counts(known)),
     ):
         yield _gauge(name, text, {(status,): count for status, count in counts.items()}, ("status",))
-    values = view.gauges(session, known) | {"upkeep_age_seconds": healing.age(session)}
+    values = view.gauges(session, known) | {"upkeep_age_seconds": reconcile.age(session)}
     for name, value in values.items():
         yield _gauge(name, GAUGES[name], {(): value})
     ages: dict[tuple[str, ...], float] = {}

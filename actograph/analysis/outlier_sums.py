@@ -17,7 +17,7 @@ _CHOSEN, _LOGITS = "expert_indices", "router_logits"
 _EXPERT_INPUTS = ("mlp_in", "ln_mlp")
 
 
-class Place(NamedTuple):
+class RowOrigin(NamedTuple):
     """Origin and width of rows."""
 
     point: str
@@ -41,7 +41,7 @@ class OutlierSums:
 
     def __init__(
         self,
-        places: Mapping[str, Place],
+        places: Mapping[str, RowOrigin],
         rule: OutlierRule,
         *,
         together: bool = False,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from actograph.analysis.files import read_arrays, read_metadata
 from actograph.analysis.outlier_features import OutlierRule
-from actograph.analysis.outlier_sums import OutlierSums, Place
+from actograph.analysis.outlier_sums import OutlierSums, RowOrigin
 from actograph.contract import hooks
 from actograph.contract.errors import InvalidDataset
 
@@ -64,7 +64,7 @@ def outliers_of_arrays(
     Raises:
         InvalidDataset: names or shapes do not fit together, or a name has no layer.
     """
-    layout = _Layout.of(arrays, metadata)
+    layout = _Activations.of(arrays, metadata)
     rows = {name: layout.rows(name, arrays[name]) for name in layout.places}
     try:
         sums = OutlierSums(
@@ -94,11 +94,11 @@ def outliers_of_arrays(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Layout:
+class _Activations:
     """The activations among some arrays, and the text of each of their rows."""
 
     #: of each array that is not left out
-    places: Mapping[str, Place]
+    places: Mapping[str, RowOrigin]
     left_out: Sequence[str]
     #: [batch, sequence]: number of the text from 1, or 0 for padding; None if all places hold a row
     segments: Array | None
@@ -107,7 +107,7 @@ class _Layout:
     ranges: Sequence[Sequence[tuple[int, int]]]
 
     @classmethod
-    def of(cls, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None) -> "_Layout":
+    def of(cls, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None) -> "_Activations":
         about = metadata or _stored_metadata(arrays)
         hook_of = _field(about, "hooks", {})
         segments = arrays.get(_SEGMENTS)
@@ -118,7 +118,7 @@ class _Layout:
         aside = {_METADATA} if about and _METADATA in arrays else set()
         if segments is not None:
             aside |= {_SEGMENTS, _TOKENS}
-        places: dict[str, Place] = {}
+        places: dict[str, RowOrigin] = {}
         taken: set[tuple[str, int]] = set()
         left_out = []
         for name in arrays:
@@ -133,7 +133,7 @@ class _Layout:
                     f"{name}: another array is layer {place[1]} of {place[0] or 'the model'} too"
                 )
             taken.add(place)
-            places[name] = Place(*place, width=arrays[name].shape[-1] if arrays[name].ndim else 0)
+            places[name] = RowOrigin(*place, width=arrays[name].shape[-1] if arrays[name].ndim else 0)
         if not places:
             raise InvalidDataset("no array holds the rows of a layer")
         return cls(

@@ -193,7 +193,7 @@ def probe(
     classes, numbers = two_classes(labels, len(features))
     of_group = group_numbers(features, groups)
     fold_of = _folds(numbers, of_group, folds, seed)
-    splits = _Splits(of_group=of_group, fold_of=fold_of, resamples=resamples, level=level, seed=seed)
+    splits = _ProbeFolds(of_group=of_group, fold_of=fold_of, resamples=resamples, level=level, seed=seed)
 
     def fitted(rows: Array, targets: Array, groups: Array, strength: float | None = c) -> Fitted:
         return fit(kind, rows, targets, groups, c=strength, seed=seed)
@@ -235,7 +235,7 @@ class _Shuffled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Splits:
+class _ProbeFolds:
     """The folds that a probe and its baselines share."""
 
     of_group: Array
@@ -361,7 +361,7 @@ def _fault(targets: Array, fold_of: Array) -> str | None:
 
 
 def _further_baselines(
-    splits: _Splits,
+    splits: _ProbeFolds,
     numbers: Array,
     c: float | None,
     *,

@@ -136,7 +136,7 @@ def regression(
         raise InvalidRequest("labels of two values are classes; use a probe")
     numbers = given.astype(np.float64)
     of_group = group_numbers(features, groups)
-    splits = _Splits(
+    splits = _RegressionFolds(
         of_group=of_group, fold_of=_folds(numbers, of_group, folds, seed), c=c, resamples=resamples,
         level=level, seed=seed,
     )  # fmt: skip
@@ -164,7 +164,7 @@ def regression(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Splits:
+class _RegressionFolds:
     """The folds that a regression and its baselines share."""
 
     of_group: Array
@@ -215,7 +215,7 @@ class _Splits:
     def shuffled(self, rows: Array, numbers: Vector, c: float, shuffles: int) -> list[tuple[float, float]]:
         """R² and Spearman's correlation after each shuffle of the numbers among the groups."""
         generator, found = np.random.default_rng(self.seed), []
-        fixed = _Splits(**{**vars(self), "c": c})
+        fixed = _RegressionFolds(**{**vars(self), "c": c})
         for _ in range(shuffles):
             drawn = shuffle_groups(numbers, self.of_group, generator)
             predictions, _ = fixed.out_of_fold(rows, drawn, _scaled())

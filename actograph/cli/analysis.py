@@ -208,7 +208,7 @@ def _analyse(shell: Shell, kind: str, jobs: Sequence[str], given: Mapping[str, A
         saved = shell.client.vectors.list(name=given["save_as"])
         of_job = {one.hook: one.id for one in saved if one.metadata.get("job_id") == job.id}
         note_saved(shell, given["save_as"], of_job)
-    note(f"files: actograph sessions pull {shorten(finished.session.id)} --out .")
+    note(f"files: actograph sessions download {shorten(finished.session.id)} --out .")
 
 
 def _text(result: Any) -> str:

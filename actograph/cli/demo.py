@@ -81,4 +81,4 @@ Next:
 and in another terminal:
   {program} sessions ls
   {program} sessions show {session_id}
-  {program} sessions pull {session_id} --out pulled"""
+  {program} sessions download {session_id} --out pulled"""

@@ -36,7 +36,7 @@ def run(
     The run folder holds the state: what is done is not done again, and what was broken off goes on.
     """
     from actograph.experiment.experiment import read
-    from actograph.experiment.run import Run, RunFolder
+    from actograph.experiment.run import ExperimentRun, RunFolder
 
     experiment = read(file)
     chosen = names(stages) or experiment.stages
@@ -48,7 +48,7 @@ def run(
     deploys = "deploy" in chosen and not dry_run
     service = _service(shell, experiment, deploys=deploys, env=env, ssh=ssh)
     progress = not shell.json
-    here = Run(
+    here = ExperimentRun(
         shell.client, experiment, RunFolder(place), file.parent, service=service, note=note, progress=progress
     )
     if dry_run:

@@ -180,7 +180,7 @@ def export(
     found = _job(shell, job)
     folder = out or Path(found.id)
     with on_interrupt(f"interrupted; {folder} is incomplete: run the same command again"):
-        pulled = found.pull_results(folder, activations=activations, progress=True)
+        pulled = found.export(folder, activations=activations, progress=True)
     if not pulled.complete:
         note(f"the job has not ended: {pulled.samples} samples so far; run this again for the others")
     shown = {"folder": str(pulled.folder), "samples": pulled.samples, "complete": pulled.complete}

@@ -19,7 +19,7 @@ from actograph.short_texts import age, seconds_of, size
 
 if TYPE_CHECKING:
     from actograph.contract.operations import ApiKey
-    from actograph.smoke import Step
+    from actograph.smoke import SmokeStep
 
 queue = typer.Typer(no_args_is_help=True, help="Show, pause and resume the queue.")
 store = typer.Typer(no_args_is_help=True, help="Measure, clean and verify the artifact store.")
@@ -133,7 +133,7 @@ def smoke(
 
     shell.options.url = url or shell.options.url
 
-    def report(step: "Step") -> None:
+    def report(step: "SmokeStep") -> None:
         line = f"{step.outcome:<6} {step.step:<10} {step.seconds:7.2f} s  {step.detail}"
         emit(json.dumps(asdict(step)) if shell.json else line)
 
@@ -150,7 +150,7 @@ def create_key(
     *,
     role: Role = typer.Option(Role.SUBMIT, help="read, submit or admin."),
     owner: str | None = typer.Option(None, help="Owner of its jobs and sessions. (default: a new owner)"),
-    expires_in: str | None = typer.Option(None, help="Lifetime: 90s, 30m, 12h or 7d. (default: no end)"),
+    expires_after: str | None = typer.Option(None, help="Lifetime: 90s, 30m, 12h or 7d. (default: no end)"),
     quota_bytes: int | None = typer.Option(
         None, min=1, help="Storage quota of the owner. (default: the service's)"
     ),
@@ -161,8 +161,8 @@ def create_key(
     from actograph.contract.operations import NewKey
 
     fields: dict[str, Any] = {"name": name, "role": role, "owner": owner, "quota_bytes": quota_bytes}
-    if expires_in is not None:
-        fields["expires_after"] = {"seconds": seconds_of(expires_in, "--expires-in")}
+    if expires_after is not None:
+        fields["expires_after"] = {"seconds": seconds_of(expires_after, "--expires-after")}
     try:
         new = NewKey.model_validate(fields)
     except ValidationError as error:

@@ -58,8 +58,10 @@ def show(shell: Shell, session: IdArgument) -> None:
     shell.show(shell.client.sessions.get(shell.id("ses", session)))
 
 
-@command(app, "pull", FILTERS, ["actograph sessions pull --job job_3fa2 --incorrect --out wrong --jobs 8"])
-def pull(
+@command(
+    app, "download", FILTERS, ["actograph sessions download --job job_3fa2 --incorrect --out wrong --jobs 8"]
+)
+def download(
     shell: Shell,
     sessions: SessionArguments = None,
     *,
@@ -193,7 +195,9 @@ def score(
     note(f"scored: {count} sessions")
 
 
-@command(app, "update", FILTERS, ["actograph sessions update --job job_3fa2 --set-tag keep --expires-in 30d"])
+@command(
+    app, "update", FILTERS, ["actograph sessions update --job job_3fa2 --set-tag keep --expires-after 30d"]
+)
 def update(
     shell: Shell,
     sessions: SessionArguments = None,
@@ -201,7 +205,7 @@ def update(
     pin: bool | None = typer.Option(
         None, "--pin/--unpin", help="Protect from expiry and from deletion by filter."
     ),
-    expires_in: str | None = typer.Option(None, help="Delete after 12h, 7d, ..., or `never`."),
+    expires_after: str | None = typer.Option(None, help="Delete after 12h, 7d, ..., or `never`."),
     set_tag: list[str] = typer.Option([], help="Replace all tags. Repeat for more."),
     no_tags: bool = typer.Option(False, "--no-tags", help="Remove all tags."),
     everything: EveryOption = False,
@@ -212,13 +216,13 @@ def update(
     if set_tag and no_tags:
         raise InvalidRequest("--set-tag and --no-tags exclude each other")
     change: dict[str, Any] = {} if pin is None else {"pinned": pin}
-    if expires_in is not None:
-        span = None if expires_in == NEVER else seconds_of(expires_in, "--expires-in")
+    if expires_after is not None:
+        span = None if expires_after == NEVER else seconds_of(expires_after, "--expires-after")
         change["expires_at"] = None if span is None else int(time.time()) + span
     if set_tag or no_tags:
         change["tags"] = set_tag
     if not change:
-        raise InvalidRequest("nothing to change: use --pin, --unpin, --expires-in, --set-tag or --no-tags")
+        raise InvalidRequest("nothing to change: use --pin, --unpin, --expires-after, --set-tag or --no-tags")
     query, ours = _selection(shell, filters, sessions, everything=everything), shell.client.sessions
     if sessions:
         shell.each("ses", sessions, lambda one: ours.get(one) if dry_run else ours.update(one, **change))

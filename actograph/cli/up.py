@@ -91,7 +91,7 @@ def drain(
     failed, or no job can run.
     """
     from actograph.experiment.experiment import read
-    from actograph.experiment.run import Run, RunFolder
+    from actograph.experiment.run import ExperimentRun, RunFolder
     from actograph.stack.drain import failed_jobs, wait_for_jobs
     from actograph.stack.home import id_of
     from actograph.stack.up import require_installed, up_process
@@ -114,7 +114,9 @@ def drain(
         if experiment is not None and file is not None:
             place = folder or file.parent / "runs" / experiment.name
             service = id_of(settings.home.expanduser())
-            here = Run(shell.client, experiment, RunFolder(place), file.parent, service=service, note=note)
+            here = ExperimentRun(
+                shell.client, experiment, RunFolder(place), file.parent, service=service, note=note
+            )
             here.run([stage for stage in experiment.stages if stage != "deploy"])
         wait_for_jobs(shell.client, note)
         lost = sorted(failed_jobs(shell.client) - before)

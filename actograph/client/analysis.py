@@ -13,7 +13,7 @@ from actograph.client.errors import AnalysisFailed
 from actograph.client.jobs import JobHandle, Jobs
 from actograph.client.keywords import require_known
 from actograph.client.sessions import SessionHandle
-from actograph.client.transport import LONG_SECONDS, Resource, Transport, parse, path_of
+from actograph.client.transport import LONG_SECONDS, APIResource, Transport, parse, path_of
 from actograph.contract.analyses import (
     ANALYSIS_KINDS,
     RESULT_FILE,
@@ -44,7 +44,7 @@ _FORMS: dict[str, tuple[type[AnalysisResult], str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished(Generic[R]):
+class FinishedAnalysis(Generic[R]):
     """A finished analysis: its job, the session with its files, and the content of `result.json`."""
 
     job: JobHandle
@@ -78,7 +78,7 @@ class Finished(Generic[R]):
             return dict(arrays)
 
 
-class Analysis(Resource, path="/v1/jobs"):
+class Analysis(APIResource, path="/v1/jobs"):
     """Analyse stored sessions as jobs, and read the results; see docs/guides/analysis.md.
 
     Every call submits a job and waits for its end. `client.submit` takes the same specs without waiting.
@@ -100,7 +100,7 @@ class Analysis(Resource, path="/v1/jobs"):
 
     def outliers(
         self, sessions: Query, *, hooks: Iterable[str] = (), progress: bool = False, **options: Any
-    ) -> Finished[OutliersResult]:
+    ) -> FinishedAnalysis[OutliersResult]:
         """Find outlier features and massive activations.
 
         Options: `positions`, `threshold`, `layer_share`, `position_share`, `position_reading`, `together`,
@@ -110,7 +110,7 @@ class Analysis(Resource, path="/v1/jobs"):
 
     def probe(
         self, sessions: Query, *, hooks: Iterable[str] = (), progress: bool = False, **options: Any
-    ) -> Finished[ProbesResult]:
+    ) -> FinishedAnalysis[ProbesResult]:
         """Fit and score a linear probe on each hook.
 
         Options: `positions`, `reduce`, `label`, `method`, `groups`, `folds`, `c`, `seed`, `resamples`,
@@ -126,7 +126,7 @@ class Analysis(Resource, path="/v1/jobs"):
         hooks: Iterable[str] = (),
         progress: bool = False,
         **options: Any,
-    ) -> Finished[ComparisonResult]:
+    ) -> FinishedAnalysis[ComparisonResult]:
         """Compare two sets of sessions; differences are `other` minus `sessions`.
 
         With a `label` of two values instead of `other`, the larger value is compared with the smaller.
@@ -145,14 +145,14 @@ class Analysis(Resource, path="/v1/jobs"):
 
     def lens(
         self, sessions: Query, *, hooks: Iterable[str] = (), progress: bool = False, **options: Any
-    ) -> Finished[LensResult]:
+    ) -> FinishedAnalysis[LensResult]:
         """Read residual rows as next tokens, and attribute a token's logit to components.
 
         Options: `positions`, `top`, `listed`, `token`, `against`.
         """
         return self._run("lens", sessions, hooks, progress, options)
 
-    def result(self, job_id: str) -> Finished[Any]:
+    def result(self, job_id: str) -> FinishedAnalysis[Any]:
         """Return the results of a finished analysis. Raises AnalysisFailed if it has none."""
         job = self._jobs.get(job_id)
         session = next(job.sessions(), None)
@@ -160,7 +160,7 @@ class Analysis(Resource, path="/v1/jobs"):
             reason = f": {job.error.message}" if job.error else ""
             raise AnalysisFailed(f"job {job.id} of kind {job.kind} is {job.status}, without results{reason}")
         result = parse(_FORMS[job.kind][0], self.read(session, RESULT_FILE))
-        return Finished(job=job, session=session, result=result, analysis=self)
+        return FinishedAnalysis(job=job, session=session, result=result, analysis=self)
 
     def read(self, session: SessionHandle, name: str) -> bytes:
         """Return the bytes of a file of an analysis. Raises ApiError with status 404 if there is none."""
@@ -172,12 +172,12 @@ class Analysis(Resource, path="/v1/jobs"):
 
     def _run(
         self, kind: str, sessions: Query, hooks: Iterable[str], progress: bool, options: Mapping[str, Any]
-    ) -> Finished[Any]:
+    ) -> FinishedAnalysis[Any]:
         require_known(getattr(self, kind), options, _SPECS[kind], fixed=["kind", "sessions", "hooks"])
         body = {"kind": kind, "sessions": _query(sessions), "hooks": list(hooks), **options}
         return self.follow(self._jobs.submit(body).id, progress=progress)
 
-    def follow(self, job_id: str, *, progress: bool = True) -> Finished[Any]:
+    def follow(self, job_id: str, *, progress: bool = True) -> FinishedAnalysis[Any]:
         """Wait for the end of an analysis and return its results."""
         with meter("parts", show=progress) as update:
             for event in self._jobs.events(job_id):

@@ -26,7 +26,7 @@ _NAMES = {"attn_in": "layer_{}_ln_attn", "mlp_in": "layer_{}_ln_mlp"}
 _INTEGERS = ("token_ids", "segment_ids")
 
 
-class Piece(NamedTuple):
+class RowSpan(NamedTuple):
     """Rows [start, stop) of a text, from place `at` of a sequence on."""
 
     text: int
@@ -35,12 +35,12 @@ class Piece(NamedTuple):
     at: int
 
 
-def packed(lengths: Sequence[int], size: int) -> list[list[Piece]]:
+def packed(lengths: Sequence[int], size: int) -> list[list[RowSpan]]:
     """The pieces of each sequence of `size` tokens.
 
     A text that does not fit into the rest of a sequence begins the next one; a longer one takes several.
     """
-    sequences: list[list[Piece]] = [[]]
+    sequences: list[list[RowSpan]] = [[]]
     at = 0
     for text, length in enumerate(lengths):
         for start in range(0, length, size):
@@ -48,7 +48,7 @@ def packed(lengths: Sequence[int], size: int) -> list[list[Piece]]:
             if at + stop - start > size:
                 sequences.append([])
                 at = 0
-            sequences[-1].append(Piece(text, start, stop, at))
+            sequences[-1].append(RowSpan(text, start, stop, at))
             at += stop - start
     return sequences
 
@@ -72,7 +72,7 @@ def write(
         raise InvalidRequest(f"{path}: the name must end in .safetensors or .npz")
     if not sessions:
         raise NotFound("the job has no sessions")
-    stack = _Stack(sessions, hooks or list(sessions[0].hooks), sequence)
+    stack = _ArrayPlan(sessions, hooks or list(sessions[0].hooks), sequence)
     aside = path.with_name(f"{path.name}.part")
     with tempfile.TemporaryDirectory(prefix="arrays-", dir=path.parent) as folder:
         tensors = []
@@ -88,7 +88,7 @@ def write(
             aside.unlink(missing_ok=True)
 
 
-class _Stack:
+class _ArrayPlan:
     """Names, shapes and places of the arrays.
 
     Raises:
@@ -110,7 +110,7 @@ class _Stack:
         #: token of every row of each session
         self._tokens = [self._tokens_of(session) for session in sessions]
         lengths = list(map(len, self._tokens))
-        unpacked = [[Piece(text, 0, length, 0)] for text, length in enumerate(lengths)]
+        unpacked = [[RowSpan(text, 0, length, 0)] for text, length in enumerate(lengths)]
         self._sequences = packed(lengths, size) if size else unpacked
         self.shape = (len(self._sequences), size or max(lengths))
 
@@ -147,7 +147,7 @@ class _Stack:
                 block[place] = self._rows(name, piece, tensors[piece.text])
             yield block
 
-    def _rows(self, name: str, piece: Piece, tensors: SessionTensors) -> Any:
+    def _rows(self, name: str, piece: RowSpan, tensors: SessionTensors) -> Any:
         if name == "segment_ids":
             return piece.text + 1
         if name == "token_ids":
@@ -158,7 +158,7 @@ class _Stack:
         return tensor_files.raw_array(tensor.stored_dtype, shape, data)
 
 
-def _write_safetensors(out: IO[bytes], stack: _Stack, tensors: Sequence[SessionTensors]) -> None:
+def _write_safetensors(out: IO[bytes], stack: _ArrayPlan, tensors: Sequence[SessionTensors]) -> None:
     entries = [(name, dtype, (*stack.shape, *width)) for name, (dtype, width) in stack.forms.items()]
     out.write(tensor_files.encode_header(entries, stack.metadata))
     for name in stack.forms:
@@ -166,7 +166,7 @@ def _write_safetensors(out: IO[bytes], stack: _Stack, tensors: Sequence[SessionT
             out.write(block.tobytes())
 
 
-def _write_npz(out: IO[bytes], stack: _Stack, tensors: Sequence[SessionTensors]) -> None:
+def _write_npz(out: IO[bytes], stack: _ArrayPlan, tensors: Sequence[SessionTensors]) -> None:
     """Without compression, which floats hardly take; numpy has no bfloat16, which becomes float32."""
     with zipfile.ZipFile(out, "w") as archive:
         for name, (dtype, width) in stack.forms.items():

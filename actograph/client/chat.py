@@ -6,7 +6,7 @@ from typing import Any
 
 from actograph.client.errors import ApiError
 from actograph.client.keywords import require_known
-from actograph.client.transport import LONG_SECONDS, Resource, event_data, parse
+from actograph.client.transport import LONG_SECONDS, APIResource, event_data, parse
 from actograph.contract.errors import NotFound
 from actograph.contract.job_options import capture_of
 from actograph.contract.models import Model
@@ -21,7 +21,7 @@ _FIXED = ("model", "messages", "stream")
 Messages = str | Sequence[Mapping[str, Any]]
 
 
-class Chat(Resource, path="/v1/chat/completions"):
+class Chat(APIResource, path="/v1/chat/completions"):
     """Chat completions: `client.chat("Hello")`, or `client.chat.stream("Hello")`."""
 
     def __call__(

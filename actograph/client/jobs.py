@@ -11,18 +11,18 @@ from typing import Any, Unpack
 from pydantic import BaseModel
 
 from actograph.client import arrays
+from actograph.client.downloads import Activations, ExportedResults, pull
 from actograph.client.errors import ApiError, JobFailed, ServiceUnreachable, WaitTimeout
 from actograph.client.keywords import require_known
 from actograph.client.matrix import JobMatrixOptions, Matrix, fetch, samples_frame
-from actograph.client.pulls import Activations, PulledResults, pull
 from actograph.client.sessions import Order, SessionFilters, SessionHandle, Sessions
 from actograph.client.transport import (
     LONG_SECONDS,
     PAGE_SIZE,
     RETRY_STATUS,
+    APIResource,
     Handle,
     Listing,
-    Resource,
     backoff,
     event_data,
     parse,
@@ -124,9 +124,9 @@ class JobHandle(Handle, resources.Job):
         sent: Any = {"json": {**options, "condition": condition}, "timeout": LONG_SECONDS}
         return self._jobs._call(ActivationComparison, "POST", self.id, "comparison", "activations", **sent)
 
-    def pull_results(
+    def export(
         self, folder: str | Path, *, activations: Activations = "meta", progress: bool = False
-    ) -> PulledResults:
+    ) -> ExportedResults:
         """Download the results folder of a job; docs/guides/results.md describes it.
 
         A folder with earlier results of the job is updated; verified session files are not fetched again.
@@ -214,7 +214,7 @@ class JobHandle(Handle, resources.Job):
         return samples_frame(self.samples())
 
 
-class Jobs(Resource, path="/v1/jobs"):
+class Jobs(APIResource, path="/v1/jobs"):
     """Submit, follow and control jobs, and read their results."""
 
     def estimate(self, spec: Spec, *, prompt_tokens: int | None = None) -> operations.Estimate:

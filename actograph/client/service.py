@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from actograph.client.keywords import require_known
-from actograph.client.transport import LONG_SECONDS, Listing, Resource, parse, path_of
+from actograph.client.transport import LONG_SECONDS, APIResource, Listing, parse, path_of
 from actograph.contract import base, models, operations, resources
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import StoredVector, VectorInfo
@@ -23,7 +23,7 @@ SHOWN_BYTES = 8 * MB
 P = TypeVar("P", operations.StoreGc, operations.StoreVerification)
 
 
-class Files(Resource, path="/v1/files"):
+class Files(APIResource, path="/v1/files"):
     """Upload, read and delete files."""
 
     def upload(self, path: str | Path, purpose: str = "dataset", *, progress: bool = False) -> File:
@@ -62,7 +62,7 @@ class Files(Resource, path="/v1/files"):
         return self._call(base.Deleted, "DELETE", file_id)
 
 
-class Models(Resource, path="/v1/models"):
+class Models(APIResource, path="/v1/models"):
     """List, load and inspect models."""
 
     def list(self) -> builtins.list[models.Model]:
@@ -95,7 +95,7 @@ class Models(Resource, path="/v1/models"):
         return self._transport.call(models.ModelStructure, "GET", "/v1/model/structure", params=params)
 
 
-class Batches(Resource, path="/v1/batches"):
+class Batches(APIResource, path="/v1/batches"):
     """Create, list and cancel batches: files of chat and completion requests; see docs/guides/openai.md."""
 
     def create(self, input_file_id: str, endpoint: str, **options: Any) -> Batch:
@@ -124,7 +124,7 @@ class Batches(Resource, path="/v1/batches"):
         return self._call(Batch, "POST", batch_id, "cancel")
 
 
-class Vectors(Resource, path="/v1/vectors"):
+class Vectors(APIResource, path="/v1/vectors"):
     """Store, list and delete vectors for interventions."""
 
     def create(
@@ -161,7 +161,7 @@ class Vectors(Resource, path="/v1/vectors"):
         return self._call(base.Deleted, "DELETE", vector)
 
 
-class Workers(Resource, path="/v1/workers"):
+class Workers(APIResource, path="/v1/workers"):
     """List workers."""
 
     def list(self) -> builtins.list[operations.Worker]:
@@ -169,23 +169,23 @@ class Workers(Resource, path="/v1/workers"):
         return [*self._items(operations.Worker)]
 
 
-class Queue(Resource, path="/v1/queue"):
+class Queue(APIResource, path="/v1/queue"):
     """Inspect, pause and resume the queue."""
 
-    def get(self) -> operations.Queue:
+    def get(self) -> operations.QueueState:
         """Return the waiting and running work."""
-        return self._call(operations.Queue, "GET")
+        return self._call(operations.QueueState, "GET")
 
-    def pause(self, reason: str | None = None) -> operations.Queue:
+    def pause(self, reason: str | None = None) -> operations.QueueState:
         """Pause the queue: workers start nothing new until `resume`. Jobs are still accepted."""
-        return self._call(operations.Queue, "POST", "pause", json={"reason": reason})
+        return self._call(operations.QueueState, "POST", "pause", json={"reason": reason})
 
-    def resume(self) -> operations.Queue:
+    def resume(self) -> operations.QueueState:
         """Resume the queue. `paused` in the answer is true if the service paused it for its own reasons."""
-        return self._call(operations.Queue, "POST", "resume")
+        return self._call(operations.QueueState, "POST", "resume")
 
 
-class Keys(Resource, path="/v1/keys"):
+class Keys(APIResource, path="/v1/keys"):
     """Create, list, update and revoke API keys, as an admin."""
 
     def create(self, new: NewKey) -> CreatedKey:
@@ -207,7 +207,7 @@ class Keys(Resource, path="/v1/keys"):
         return self._call(ApiKey, "DELETE", key_id)
 
 
-class Store(Resource, path="/v1/store"):
+class Store(APIResource, path="/v1/store"):
     """Measure, clean and verify the artifact store."""
 
     def usage(self) -> operations.StoreUsage:

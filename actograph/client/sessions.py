@@ -10,12 +10,12 @@ from pydantic import PrivateAttr
 from typing_extensions import override
 
 from actograph import tensor_files
+from actograph.client.downloads import fetch, plain_name
 from actograph.client.errors import UnexpectedAnswer
 from actograph.client.keywords import require_known
-from actograph.client.pulls import fetch, plain_name
 from actograph.client.stored_session import Manifest, StoredSession
 from actograph.client.tensors import ROW_POSITIONS, LazyTensor
-from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, Handle, Listing, Resource, path_of
+from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, APIResource, Handle, Listing, path_of
 from actograph.contract import base, resources
 from actograph.contract.specs import SessionUpdate
 
@@ -81,7 +81,7 @@ class SessionHandle(StoredSession, Handle, resources.Session):
         return target
 
 
-class Sessions(Resource, path="/v1/activations/sessions"):
+class Sessions(APIResource, path="/v1/activations/sessions"):
     """List, read, change and delete sessions."""
 
     def get(self, session_id: str) -> SessionHandle:

@@ -213,7 +213,7 @@ class SessionTensors(StoredSession, Mapping[str, LazyTensor]):
 
 
 def open_folder(folder: str | os.PathLike[str]) -> SessionTensors:
-    """Open a session's folder, written by `sessions pull` or by the store.
+    """Open a session's folder, written by `sessions download` or by the store.
 
     Raises:
         NotFound: the folder contains no safetensors file.

@@ -252,7 +252,7 @@ def _stated(params: Params | None) -> dict[str, Any]:
     return {name: value for name, value in (params or {}).items() if value is not None}
 
 
-class Resource:
+class APIResource:
     """A group of calls under one path, such as `client.models`."""
 
     _path: ClassVar[str]

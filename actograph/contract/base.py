@@ -90,7 +90,7 @@ def example(**fields: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
-class Part(_Exact):
+class RequestPart(_Exact):
     """Part of a request in which unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
 
 from actograph.contract import json_grammar
-from actograph.contract.base import JsonObject, Name, Part, PromptText, Spec, Tag
+from actograph.contract.base import JsonObject, Name, PromptText, RequestPart, Spec, Tag
 from actograph.contract.interventions import InterventionList
 from actograph.contract.job_specs import InputJobSpec
 from actograph.contract.specs import CaptureSpec, Expiry, SamplingSpec
@@ -27,7 +27,7 @@ class OwnSample(Spec):
     epoch: int = Field(0, ge=0, lt=2**31)
 
 
-class JsonSchema(Part):
+class JsonSchema(RequestPart):
     """A JSON schema with a name. The answer follows it whether or not `strict` says so."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, serialize_by_alias=True)
@@ -36,7 +36,7 @@ class JsonSchema(Part):
     definition: JsonObject = Field({}, alias="schema")
 
 
-class ResponseFormat(Part):
+class ResponseFormat(RequestPart):
     """The form of an answer, as OpenAI has it."""
 
     type: Literal["text", "json_object", "json_schema"]

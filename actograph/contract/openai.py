@@ -15,8 +15,8 @@ from actograph.contract.base import (
     JsonObject,
     Metadata,
     ModelName,
-    Part,
     PromptText,
+    RequestPart,
     Stop,
     Stops,
     Tag,
@@ -69,7 +69,7 @@ def only_text(content: Any) -> Any:
     return content
 
 
-class TextPart(Part):
+class TextPart(RequestPart):
     """A text part of a message's content."""
 
     type: Literal["text"]
@@ -80,12 +80,12 @@ class TextPart(Part):
 Arguments = Annotated[Json[JsonObject], BeforeValidator(lambda text: text or "{}")]
 
 
-class CalledFunction(Part):
+class CalledFunction(RequestPart):
     name: str = Field(min_length=1, max_length=256)
     arguments: Arguments = Field(description="JSON text of an object.")
 
 
-class CalledTool(Part):
+class CalledTool(RequestPart):
     """A call that the model made in an earlier turn."""
 
     id: str = Field(max_length=256)
@@ -93,7 +93,7 @@ class CalledTool(Part):
     function: CalledFunction
 
 
-class ChatMessage(Part):
+class ChatMessage(RequestPart):
     """A message of the history; earlier answers can be sent back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -120,14 +120,14 @@ class ChatMessage(Part):
         return self.model_dump(exclude_none=True) | {"role": role, "content": content}
 
 
-class ToolFunction(Part):
+class ToolFunction(RequestPart):
     name: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")
     description: Text | None = None
     parameters: JsonObject | None = Field(None, description="JSON schema of the arguments.")
     strict: bool | None = Field(None, description="true: calls follow the schema; forced calls always do.")
 
 
-class Tool(Part):
+class ChatTool(RequestPart):
     """A tool, or with its name alone the tool that must be called."""
 
     type: Literal["function"]
@@ -139,7 +139,7 @@ Few = Field(min_length=1, max_length=2048, fail_fast=True)
 Prompts = Annotated[list[PromptText], Few] | Annotated[list[TokenIds], Few]
 
 
-class StreamOptions(Part):
+class StreamOptions(RequestPart):
     include_usage: bool = False
 
 
@@ -282,8 +282,8 @@ class ChatCompletionRequest(CompletionBase):
     max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[Tool] | None = Field(None, max_length=128)
-    tool_choice: Literal["auto", "none", "required"] | Tool | None = None
+    tools: list[ChatTool] | None = Field(None, max_length=128)
+    tool_choice: Literal["auto", "none", "required"] | ChatTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="false allows one call at most.")
     modalities: list[Literal["text"]] | None = None
     response_format: ResponseFormat | None = Field(
@@ -305,7 +305,7 @@ class ChatCompletionRequest(CompletionBase):
         names = [tool.function.name for tool in self.tools or ()]
         if self.must_call and not names:
             raise fault_of("tool_choice", "this tool_choice needs tools")
-        if isinstance(self.tool_choice, Tool) and self.tool_choice.function.name not in names:
+        if isinstance(self.tool_choice, ChatTool) and self.tool_choice.function.name not in names:
             name = self.tool_choice.function.name
             raise fault_of("tool_choice", f"tool_choice names {name}, which is not one of the tools")
         if len({self.enable_thinking, self._template_thinking} - {None}) > 1:
@@ -347,12 +347,12 @@ class ChatCompletionRequest(CompletionBase):
     @property
     def must_call(self) -> bool:
         """True if the answer must be a tool call."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, Tool)
+        return self.tool_choice == "required" or isinstance(self.tool_choice, ChatTool)
 
     @property
     def call_name(self) -> str | None:
         """The only tool that the answer may call. Returns None if there are several."""
-        if isinstance(self.tool_choice, Tool):
+        if isinstance(self.tool_choice, ChatTool):
             return self.tool_choice.function.name
         names = {tool.function.name for tool in self.tools or ()}
         return names.pop() if self.must_call and len(names) == 1 else None
@@ -369,7 +369,7 @@ class ChatCompletionRequest(CompletionBase):
     @property
     def one_call(self) -> bool:
         """True if only the first call counts."""
-        is_named = isinstance(self.tool_choice, Tool)
+        is_named = isinstance(self.tool_choice, ChatTool)
         return bool(self.offered_tools) and (is_named or self.parallel_tool_calls is False)
 
     @property

@@ -23,7 +23,7 @@ class ActivationFile(SessionFile):
 _OF_CAPTURES = ("session_id", "activation_files", "activations_meta", "run_id")
 
 
-class Stored(BaseModel):
+class SessionReference(BaseModel):
     """The session of an answer; left out without capture."""
 
     session_id: str | None = None
@@ -36,7 +36,7 @@ class Stored(BaseModel):
         return {name: value for name, value in shown if value is not None or name not in _OF_CAPTURES}
 
 
-class Captured(Stored):
+class Captured(SessionReference):
     """Captured activations of a choice; left out without capture."""
 
     activations_meta: dict[str, TensorInfo] | None = Field(None, description="By hook point.")
@@ -53,20 +53,20 @@ class Function(Resource):
     arguments: str = Field(description="JSON text.")
 
 
-class ToolCall(Resource):
+class MessageToolCall(Resource):
     id: str
     type: Literal["function"] = "function"
     function: Function
 
 
-class AssistantMessage(Stored):
+class AssistantMessage(SessionReference):
     """An answer. Its session stands here too, for scripts that read the message alone."""
 
     run_id: str | None = Field(None, description="Id of the job; left out without capture.")
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[MessageToolCall] | None = None
 
 
 class ChatLogprobs(Resource):
@@ -81,7 +81,7 @@ class ChatChoice(Captured):
     logprobs: ChatLogprobs | None = None
 
 
-class Answer(Captured):
+class AnswerFields(Captured):
     """Fields of all answers; `session_id` and the other captures are those of the first choice."""
 
     id: str
@@ -91,7 +91,7 @@ class Answer(Captured):
     run_id: str = Field(description="Id of the job.")
 
 
-class ChatCompletion(Answer):
+class ChatCompletion(AnswerFields):
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: CompletionUsage
@@ -113,7 +113,7 @@ class CompletionChoice(Captured):
     logprobs: CompletionLogprobs | None = None
 
 
-class Completion(Answer):
+class Completion(AnswerFields):
     """An answer, or a chunk of a streamed answer."""
 
     object: Literal["text_completion"] = "text_completion"
@@ -121,7 +121,7 @@ class Completion(Answer):
     usage: CompletionUsage | None = None
 
 
-class ToolCallDelta(ToolCall):
+class ToolCallDelta(MessageToolCall):
     """A whole call; calls are not streamed in pieces."""
 
     index: int
@@ -146,7 +146,7 @@ class ChatChunkChoice(Captured):
     logprobs: ChatLogprobs | None = None
 
 
-class ChatChunk(Answer):
+class ChatChunk(AnswerFields):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
     usage: CompletionUsage | None = None

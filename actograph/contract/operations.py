@@ -21,7 +21,7 @@ class QueuePause(Resource):
     since: int | None = None
 
 
-class Queue(Resource):
+class QueueState(Resource):
     """State of the queue: waiting and running jobs."""
 
     object: Literal["queue"] = "queue"

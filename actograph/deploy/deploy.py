@@ -12,7 +12,7 @@ from actograph.contract.errors import Conflict
 from actograph.deploy import payload
 from actograph.deploy.ssh import BoxFailed, Ssh
 from actograph.deploy.tunnel import Deployment, Records
-from actograph.smoke import Smoke, Step
+from actograph.smoke import Smoke, SmokeStep
 
 #: torch with its CUDA libraries and without, and room for the first sessions
 _GPU_BYTES, _CPU_BYTES = 12 << 30, 4 << 30
@@ -106,7 +106,7 @@ class Deploy:
         yield results.append
         self.report(f"{name:<8} {results[-1]} ({time.monotonic() - began:.1f} s)")
 
-    def _tell_smoke(self, step: Step) -> None:
+    def _tell_smoke(self, step: SmokeStep) -> None:
         self.log(f"{step.outcome:<6} {step.step:<10} {step.detail}")
 
     def _request(self, contents: payload.Payload) -> dict[str, Any]:

@@ -35,7 +35,7 @@ Fields = dict[str, Any]
 Place = tuple[Any, ...]
 
 
-class Deploy(Spec):
+class DeployStage(Spec):
     """Puts the service on a box, as `actograph deploy` does. Without it the service is that of the client."""
 
     target: str = Field(description="user@host[:port], or a host of ~/.ssh/config.")
@@ -122,7 +122,7 @@ class Fetch(Spec):
     )
 
 
-class Report(Spec):
+class ReportStage(Spec):
     """One HTML page about all jobs and analyses."""
 
     title: str | None = Field(None, max_length=200, description="null: the experiment's name.")
@@ -132,12 +132,12 @@ class Experiment(Spec):
     """One experiment. A stage that is missing is not run."""
 
     name: Name = Field(description="Name of the experiment and of its run folder.")
-    deploy: Deploy | None = Field(None, description="Box of the service.")
+    deploy: DeployStage | None = Field(None, description="Box of the service.")
     model: ModelLoadRequest | None = Field(None, description="Model to load first.")
     evaluate: Evaluate | None = Field(None, description="Jobs to run.")
     analyse: Analyse | None = Field(None, description="Analyses to run.")
     fetch: Fetch | None = Field(None, description="Results to download.")
-    report: Report | None = Field(None, description="Page to write.")
+    report: ReportStage | None = Field(None, description="Page to write.")
 
     @property
     def stages(self) -> list[str]:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from actograph import __version__
 from actograph.client import ApiError, Client
+from actograph.client.downloads import job_of, sha256_of
 from actograph.client.jobs import JobHandle
-from actograph.client.pulls import job_of, sha256_of
 from actograph.contract.base import canonical_digest
 from actograph.contract.errors import ActographError, Conflict
 from actograph.contract.model_loads import ModelLoadOptions, ModelLoadRequest
@@ -84,7 +84,7 @@ class RunFolder:
         aside.replace(self.path / STATE)
 
 
-class Run:
+class ExperimentRun:
     """An experiment in its run folder.
 
     Args:
@@ -313,7 +313,7 @@ class Run:
                 if (kept := folder.with_name(f"{name}-{job_id}")).is_dir():
                     kept.rename(folder)
             job = self._client.jobs.get(job_id)
-            pulled = job.pull_results(folder, activations=self._experiment.fetch.activations)
+            pulled = job.export(folder, activations=self._experiment.fetch.activations)
             self._note(f"  {name}: {pulled.samples} samples in {folder}")
             folders[name] = str(folder.relative_to(self._folder.path))
         return {"folders": folders}

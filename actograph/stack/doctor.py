@@ -20,7 +20,7 @@ from actograph.stack.up import count_cards, require_installed
 _TORCH = "import torch; print(torch.__version__, torch.cuda.device_count())"
 
 
-class Problem(Exception):
+class UpProblem(Exception):
     """A finding that keeps the service from running, and its cure."""
 
 
@@ -38,14 +38,14 @@ def examine(settings: Settings) -> Iterator[Finding]:
     for name, check in CHECKS.items():
         try:
             yield Finding(name, True, check(settings))
-        except (Problem, ActographError, OSError) as error:
+        except (UpProblem, ActographError, OSError) as error:
             yield Finding(name, False, str(error))
 
 
 def _python(_: Settings) -> str:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-        raise Problem(f"Python {version}; install 3.11, 3.12 or 3.13")
+        raise UpProblem(f"Python {version}; install 3.11, 3.12 or 3.13")
     return f"{version}, {sys.executable}"
 
 
@@ -58,18 +58,18 @@ def _device(settings: Settings) -> str:
     done = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Problem(f"torch cannot be imported: {reason}; install it again with constraints.txt")
+        raise UpProblem(f"torch cannot be imported: {reason}; install it again with constraints.txt")
     version, seen = done.stdout.split()
     cards = count_cards()
     if cards > int(seen) and not settings.device.startswith("cpu"):
-        raise Problem(
+        raise UpProblem(
             f"torch {version} sees {seen} of {cards} NVIDIA GPUs: install a torch for the driver's CUDA "
             "(nvidia-smi shows it), or set --device cpu"
         )
     if settings.device.startswith("cuda") and seen == "0":
-        raise Problem(f"--device {settings.device}, but this machine has no NVIDIA GPU; use --device cpu")
+        raise UpProblem(f"--device {settings.device}, but this machine has no NVIDIA GPU; use --device cpu")
     if settings.tensor_parallel > max(1, int(seen)) and int(seen):
-        raise Problem(
+        raise UpProblem(
             f"--tensor-parallel {settings.tensor_parallel} needs as many GPUs, and torch sees {seen}"
         )
     return f"torch {version}, {seen} GPUs"
@@ -79,7 +79,7 @@ def _redis(settings: Settings) -> str:
     if "broker_url" not in settings.model_fields_set or not settings.broker_url:
         return str(redis_server.find_executable())
     if (reason := redis_server.trouble(settings.broker_url)) is not None:
-        raise Problem(
+        raise UpProblem(
             f"the Redis of ACTOGRAPH_BROKER_URL does not answer ({reason}); start it, mend the URL, or unset "
             "the variable"
         )
@@ -90,11 +90,11 @@ def _home(settings: Settings) -> str:
     home = settings.home.expanduser().absolute()
     existing = _existing(home)
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise Problem(f"{existing} cannot be written to; choose another --home")
+        raise UpProblem(f"{existing} cannot be written to; choose another --home")
     if existing != home:
         return f"{home} will be made"
     if home.stat().st_mode & 0o022:
-        raise Problem(f"other users can write to {home}; run: chmod go-w {home}")
+        raise UpProblem(f"other users can write to {home}; run: chmod go-w {home}")
     return str(home)
 
 
@@ -102,7 +102,7 @@ def _disk(settings: Settings) -> str:
     home = settings.home.expanduser().absolute()
     free, floor = shutil.disk_usage(_existing(home)).free / 2**30, settings.disk_floor_bytes / 2**30
     if free < floor:
-        raise Problem(
+        raise UpProblem(
             f"{free:.1f} GiB free: below {floor:.1f} GiB (ACTOGRAPH_DISK_FLOOR_BYTES) the queue pauses; "
             "free some, or choose another --home"
         )
@@ -117,7 +117,7 @@ def _port(settings: Settings) -> str:
             return f"{found_service(client)}, serves {settings.effective_url}"
         except ActographError as error:
             place = f"{settings.host}:{settings.port}"
-            raise Problem(
+            raise UpProblem(
                 f"another program uses {place}, or may not be asked ({error}); choose --port"
             ) from None
 
@@ -146,7 +146,7 @@ def _said_by(module: str, *arguments: str, **variables: str) -> str:
         check=False,
     )
     if done.returncode != 0:
-        raise Problem((done.stderr.strip().splitlines() or ["no message"])[-1])
+        raise UpProblem((done.stderr.strip().splitlines() or ["no message"])[-1])
     return done.stdout.strip()
 
 
@@ -157,7 +157,7 @@ def _model(settings: Settings) -> str:
     source = served.source
     if served.names_folder:
         if not (Path(source) / "config.json").is_file():
-            raise Problem(f"{source} has no config.json; name the folder of a checkpoint")
+            raise UpProblem(f"{source} has no config.json; name the folder of a checkpoint")
         return source
     return f"{source}, from the Hub"
 

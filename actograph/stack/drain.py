@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from actograph.client import Client
 from actograph.contract.errors import ServiceUnavailable
-from actograph.contract.operations import Queue
+from actograph.contract.operations import QueueState
 from actograph.contract.resources import JobStatus
 
 #: the wait ends if no open job could run for so long
@@ -45,7 +45,7 @@ def _open_batches(client: Client) -> int:
     return sum(not batch.status.is_terminal() for batch in client.batches.list())
 
 
-def _hindrance(client: Client, queue: Queue) -> str | None:
+def _hindrance(client: Client, queue: QueueState) -> str | None:
     """Return the reason why no open job can run; None if one can."""
     if queue.paused_reason or queue.samples["leased"]:
         return queue.paused_reason

@@ -68,7 +68,7 @@ def submission_of(
         ActographError: the job as a whole is refused, or a service is unreachable.
     """
     with TemporaryFile() as kept:
-        lines, errors = _Lines(services, request, batch_id, owner, kept), []
+        lines, errors = _CheckedLines(services, request, batch_id, owner, kept), []
         for number, text in _numbered(services, request):
             try:
                 lines.add(number, text)
@@ -116,7 +116,7 @@ def _numbered(services: Services, request: BatchRequest) -> Iterator[tuple[int, 
             yield number, text
 
 
-class _Lines:
+class _CheckedLines:
     """Checked lines; their samples are in a temporary file, one JSON line per request."""
 
     def __init__(

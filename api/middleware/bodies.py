@@ -44,7 +44,7 @@ class BodyLimit:
         await self._app(scope, limited if scope["type"] == "http" else receive, send)
 
 
-class Drain:
+class BodyDrain:
     """ASGI middleware that reads the rest of a body after an early answer, for a moment, as proxies do.
 
     A client that sends its whole body before it reads would find a reset connection in place of the answer.

@@ -140,7 +140,7 @@ def _completion_choice(row: SampleRow, place: int, captured: dict[str, Any]) -> 
     )
 
 
-def split_answer(row: SampleRow) -> tuple[str | None, list[answers.ToolCall]]:
+def split_answer(row: SampleRow) -> tuple[str | None, list[answers.MessageToolCall]]:
     """Split a completion into text and tool calls. Empty text beside calls is None.
 
     If one call cannot be parsed, all calls stay in the text: a client must not run half of them. A required
@@ -158,7 +158,7 @@ def split_answer(row: SampleRow) -> tuple[str | None, list[answers.ToolCall]]:
         return text, []
     said = text_before_calls(text)
     return said or None, [
-        answers.ToolCall(
+        answers.MessageToolCall(
             # the same for every read
             id=f"call_{sha256(f'{row.id} {place}'.encode()).hexdigest()[:24]}",
             function=answers.Function(name=call.name, arguments=json.dumps(dict(call.arguments))),

@@ -42,7 +42,7 @@ Piece = tuple[int, str] | None
 
 
 @dataclass(eq=False)
-class _Text:
+class _StreamedText:
     """Live text of a sample, read up to `offset` bytes."""
 
     place: int
@@ -57,14 +57,14 @@ class ChatWatch:
         self._services = services
         self._reader = LiveTextReader(services.settings.broker_url)
         self._jobs: dict[str, asyncio.Queue[Piece]] = {}
-        self._texts: dict[str, _Text] = {}
+        self._texts: dict[str, _StreamedText] = {}
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
     def follow(self, job_id: str, sample_ids: Sequence[str] = ()) -> Iterator[asyncio.Queue[Piece]]:
         """A queue of pieces of the samples' texts, and None at the end of the job or of this process."""
         feed = self._jobs[job_id] = asyncio.Queue()
-        self._texts |= {sample_id: _Text(place, feed) for place, sample_id in enumerate(sample_ids)}
+        self._texts |= {sample_id: _StreamedText(place, feed) for place, sample_id in enumerate(sample_ids)}
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         try:

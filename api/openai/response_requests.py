@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
-from actograph.contract.base import Metadata, Part, Text, example, fault_of
+from actograph.contract.base import Metadata, RequestPart, Text, example, fault_of
 from actograph.contract.chat_job import ChatTemplateKwargs, JsonSchema
 from actograph.contract.openai import (
     IGNORED,
@@ -19,8 +19,8 @@ from actograph.contract.openai import (
     CalledTool,
     ChatCompletionRequest,
     ChatMessage,
+    ChatTool,
     GenerationBase,
-    Tool,
     ToolFunction,
     only_text,
 )
@@ -30,7 +30,7 @@ LOGPROBS = "message.output_text.logprobs"
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
 
 
-class ContentPart(Part):
+class ContentPart(RequestPart):
     """A text part of a message's content."""
 
     type: Literal["input_text", "output_text"]
@@ -45,7 +45,7 @@ def _text(content: str | Sequence[ContentPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class MessageItem(Part):
+class MessageItem(RequestPart):
     """A message of the conversation; earlier answers can be sent back unchanged."""
 
     type: Literal["message"] = "message"
@@ -53,7 +53,7 @@ class MessageItem(Part):
     content: Content
 
 
-class CallItem(Part):
+class CallItem(RequestPart):
     """A call that the model made in an earlier turn."""
 
     type: Literal["function_call"]
@@ -66,7 +66,7 @@ class CallItem(Part):
         return CalledTool(id=self.call_id, function=function)
 
 
-class CallOutputItem(Part):
+class CallOutputItem(RequestPart):
     """The result of a call."""
 
     type: Literal["function_call_output"]
@@ -74,7 +74,7 @@ class CallOutputItem(Part):
     output: Content
 
 
-class ReasoningItem(Part):
+class ReasoningItem(RequestPart):
     """A thought of another service; the model does not see it."""
 
     type: Literal["reasoning"]
@@ -100,7 +100,7 @@ def _items(value: Any) -> Any:
 Input = Annotated[list[InputItem], BeforeValidator(_items, json_schema_input_type=Text | list[InputItem])]
 
 
-class OfFunction(Part):
+class OfFunction(RequestPart):
     """OpenAI's own tools (web search and others) do not exist here."""
 
     type: Literal["function"]
@@ -123,11 +123,11 @@ class TextFormat(JsonSchema):
     name: str = Field("answer", pattern=r"^[A-Za-z0-9_\-]{1,64}$")
 
 
-class TextOptions(Part):
+class TextOptions(RequestPart):
     format: TextFormat | None = None
 
 
-class Reasoning(Part):
+class Reasoning(RequestPart):
     effort: Literal["none"] | None = Field(None, description="See `enable_thinking`.")
 
 
@@ -183,9 +183,9 @@ class ResponseRequest(GenerationBase):
         asked = {name: getattr(self, name) for name in self.model_fields_set & same}
         if isinstance(self.tool_choice, NamedTool):
             function = ToolFunction.model_construct(name=self.tool_choice.name)
-            asked["tool_choice"] = Tool(type="function", function=function)
+            asked["tool_choice"] = ChatTool(type="function", function=function)
         if self.tools:
-            asked["tools"] = [Tool(type="function", function=tool) for tool in self.tools]
+            asked["tools"] = [ChatTool(type="function", function=tool) for tool in self.tools]
         if self.text is not None and self.text.format is not None:
             form = self.text.format
             schema = {"json_schema": form} if form.type == "json_schema" else {}

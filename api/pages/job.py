@@ -28,7 +28,7 @@ EVENTS = 50
 _NAMES = {"no_answer": "no answer", "done": "completed", "leased": "running", "pending": "waiting"}
 
 
-class Interval(NamedTuple):
+class MetricInterval(NamedTuple):
     """A metric of one condition with its 95 % interval, or None without one."""
 
     condition: str
@@ -94,14 +94,14 @@ def _results(services: Services, job_id: str) -> tuple[JobResults | None, str]:
         return None, error.message
 
 
-def intervals(conditions: Mapping[str, ConditionResults]) -> dict[str, list[Interval]]:
+def intervals(conditions: Mapping[str, ConditionResults]) -> dict[str, list[MetricInterval]]:
     """Metric -> its interval under each condition."""
-    found: dict[str, list[Interval]] = {}
+    found: dict[str, list[MetricInterval]] = {}
     for name, one in conditions.items():
         for key, mean in one.metrics.items():
             metric = key.partition(",")[0]
             if mean is None or metric.endswith("_stderr"):
                 continue
             low, high = one.intervals.get(key, (None, None))
-            found.setdefault(key, []).append(Interval(name, mean, low, high, one.samples))
+            found.setdefault(key, []).append(MetricInterval(name, mean, low, high, one.samples))
     return found

@@ -26,7 +26,7 @@ router = APIRouter(include_in_schema=False, dependencies=[READ])
 PAGE = 50
 
 
-class Filters(BaseModel):
+class JobListFilters(BaseModel):
     """Filters of the list, with the job that comes before the page; "" is no filter."""
 
     status: JobStatus | Literal[""] = ""
@@ -46,7 +46,9 @@ class Filters(BaseModel):
 
 
 @router.get("/jobs")
-def show_jobs(request: Request, services: ServicesDep, filters: Annotated[Filters, Query()]) -> Response:
+def show_jobs(
+    request: Request, services: ServicesDep, filters: Annotated[JobListFilters, Query()]
+) -> Response:
     state = digest(services)
     page = PageOptions(limit=PAGE, after=filters.after or None)
     values = {
@@ -62,7 +64,7 @@ def show_jobs(request: Request, services: ServicesDep, filters: Annotated[Filter
 
 @router.get("/jobs/all", dependencies=[SUBMIT])
 def show_changes_of_all(
-    request: Request, services: ServicesDep, filters: Annotated[Filters, Query()]
+    request: Request, services: ServicesDep, filters: Annotated[JobListFilters, Query()]
 ) -> Response:
     """A part of the list's page: the number of jobs that match, and what can be done with them."""
     with services.database.read() as session:
@@ -82,7 +84,7 @@ def show_changes_of_all(
 def change_all_jobs(
     request: Request,
     services: ServicesDep,
-    filters: Annotated[Filters, Query()],
+    filters: Annotated[JobListFilters, Query()],
     action: Annotated[Literal["cancel", "delete"], Form()],
     total: Annotated[int, Form()],
 ) -> Response:
@@ -100,7 +102,7 @@ def change_all_jobs(
 def change_jobs(
     request: Request,
     services: ServicesDep,
-    filters: Annotated[Filters, Query()],
+    filters: Annotated[JobListFilters, Query()],
     action: Annotated[str, Form()],
     ids: Annotated[list[str], Form(max_length=PAGE, default_factory=list)],
 ) -> Response:

@@ -26,7 +26,7 @@ SHOWN = 100_000
 COMPARED = 2000
 
 
-class Piece(NamedTuple):
+class TextDifference(NamedTuple):
     """A part of the difference between two texts: `same`, `ins` (only in this one) or `del`."""
 
     kind: str
@@ -70,7 +70,7 @@ def split_thoughts(completion: str) -> tuple[str, str]:
     return "", completion
 
 
-def difference(here: str, there: str) -> list[Piece]:
+def difference(here: str, there: str) -> list[TextDifference]:
     """The difference between the first `COMPARED` words of two texts."""
     ours, theirs = (
         [word[0] for word in islice(re.finditer(r"\S+\s*|\s+", text[:SHOWN]), COMPARED)]
@@ -79,14 +79,14 @@ def difference(here: str, there: str) -> list[Piece]:
     pieces = []
     for kind, i, j, k, n in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
         if kind == "equal":
-            pieces.append(Piece("same", "".join(ours[i:j])))
+            pieces.append(TextDifference("same", "".join(ours[i:j])))
             continue
-        found = (Piece("ins", "".join(ours[i:j])), Piece("del", "".join(theirs[k:n])))
+        found = (TextDifference("ins", "".join(ours[i:j])), TextDifference("del", "".join(theirs[k:n])))
         pieces += [piece for piece in found if piece.text]
     return pieces
 
 
-def _pieces(services: Services, sample: Sample, others: dict[str, str], against: str) -> list[Piece]:
+def _pieces(services: Services, sample: Sample, others: dict[str, str], against: str) -> list[TextDifference]:
     """Raises NotFound if the problem has no sample under the condition `against`."""
     if not against:
         return []

@@ -26,7 +26,7 @@ Truth = Literal["", "yes", "no"]
 _TRUTH = {"yes": True, "no": False}
 
 
-class Filters(BaseModel):
+class SessionListFilters(BaseModel):
     """Filters of the list, with the session that comes before the page; "" is no filter."""
 
     job: Text = ""
@@ -39,7 +39,9 @@ class Filters(BaseModel):
 
 
 @router.get("/sessions")
-def show_sessions(request: Request, services: ServicesDep, filters: Annotated[Filters, Query()]) -> Response:
+def show_sessions(
+    request: Request, services: ServicesDep, filters: Annotated[SessionListFilters, Query()]
+) -> Response:
     wanted = validated(
         SessionFilter,
         {
@@ -65,7 +67,7 @@ def change_sessions(
     request: Request,
     services: ServicesDep,
     *,
-    filters: Annotated[Filters, Query()],
+    filters: Annotated[SessionListFilters, Query()],
     action: Annotated[str, Form()],
     ids: Annotated[list[str], Form(max_length=PAGE, default_factory=list)],
     tag: Annotated[str, Form(max_length=64)] = "",

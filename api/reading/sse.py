@@ -36,7 +36,7 @@ DOCUMENTED: dict[str, Any] = {
 }
 
 
-class Look(NamedTuple):
+class NewEvents(NamedTuple):
     """Entries of the log after some event."""
 
     events: list[Event]
@@ -44,17 +44,17 @@ class Look(NamedTuple):
     is_over: bool
 
 
-def look(services: Services, job_id: str, after: int) -> Look:
+def look(services: Services, job_id: str, after: int) -> NewEvents:
     """Read the next entries after event `after`."""
     with services.database.read() as session:
         # read the status first: a terminal status means that the last entry exists; a deleted job has none
         status = jobs.status_of(session, job_id)
         found = events.after(session, job_id, after, BATCH)
     is_ended = status is None or status.is_terminal()
-    return Look(found, is_ended and (not found or found[-1].event in LAST_EVENTS))
+    return NewEvents(found, is_ended and (not found or found[-1].event in LAST_EVENTS))
 
 
-async def follow(services: Services, job_id: str, after: int, found: Look) -> AsyncIterator[str]:
+async def follow(services: Services, job_id: str, after: int, found: NewEvents) -> AsyncIterator[str]:
     """Follow the log after event `after`; `found` holds the entries read so far.
 
     The stream ends after the job's last event, if the job is deleted, if the service stops, and if the

@@ -88,8 +88,8 @@ def get_sessions_matrix(services: ServicesDep, wanted: Annotated[SessionsMatrixQ
     return _answer(services, found, wanted, "matrix")
 
 
-def _answer(services: Services, found: list[matrix.Source], wanted: RowsQuery, name: str) -> Response:
-    choice = matrix.Choice(
+def _answer(services: Services, found: list[matrix.SessionSource], wanted: RowsQuery, name: str) -> Response:
+    choice = matrix.RowChoice(
         positions=_parsed(wanted.positions), reduce=wanted.reduce, max_bytes=wanted.max_bytes
     )
     with services.database.read() as session:

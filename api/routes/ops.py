@@ -17,7 +17,7 @@ from actograph.contract.operations import (
     Capabilities,
     Features,
     Limits,
-    Queue,
+    QueueState,
     StoreGc,
     StoreVerification,
     Worker,
@@ -116,14 +116,14 @@ def verify_store(
 
 
 @router.get("/v1/queue", tags=["queue"], dependencies=[READ], summary="Waiting and running jobs")
-def get_queue(services: ServicesDep) -> Queue:
+def get_queue(services: ServicesDep) -> QueueState:
     messages = None
     with suppress(ServiceUnavailable):
         messages = services.broker.messages()
     with services.database.read() as session:
         held = pause.active(session, services.store, services.settings)
         known = workers.find(session)
-        return Queue(
+        return QueueState(
             paused=bool(held),
             paused_reason=pause.in_words(held),
             pauses=held,
@@ -138,7 +138,7 @@ def get_queue(services: ServicesDep) -> Queue:
 
 
 @router.post("/v1/queue/pause", tags=["queue"], dependencies=[READ, ADMIN], summary="Pause the queue")
-def pause_queue(services: ServicesDep, by: Caller, request: PauseRequest | None = None) -> Queue:
+def pause_queue(services: ServicesDep, by: Caller, request: PauseRequest | None = None) -> QueueState:
     """Pause the queue. Workers finish their running samples and claim no other; jobs are still accepted.
 
     The pause lasts, also across restarts, until `POST /v1/queue/resume`. A second pause changes the reason.
@@ -151,7 +151,7 @@ def pause_queue(services: ServicesDep, by: Caller, request: PauseRequest | None 
 
 
 @router.post("/v1/queue/resume", tags=["queue"], dependencies=[READ, ADMIN], summary="Resume the queue")
-def resume_queue(services: ServicesDep, by: Caller) -> Queue:
+def resume_queue(services: ServicesDep, by: Caller) -> QueueState:
     """Resume the queue; idle workers look within seconds. A pause for lack of disk space stays."""
     with services.database.write() as session:
         was_paused = pause.end(session)

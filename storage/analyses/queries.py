@@ -20,7 +20,7 @@ from storage.index.ids import slices
 from storage.jobs import jobs
 from storage.results import labels, matrix
 from storage.results.labels import Label
-from storage.results.matrix import Source
+from storage.results.matrix import SessionSource
 from storage.sessions import sessions
 from storage.sessions.filter import SampleFilter, SessionFilter
 from storage.tables.models import JobRow, SampleRow, SessionRow
@@ -218,7 +218,7 @@ def identity(session: Session, session_id: str) -> ModelIdentity:
     return pinned.identity
 
 
-def sources(session: Session, query: SessionQuery, hook: str) -> list[Source]:
+def sources(session: Session, query: SessionQuery, hook: str) -> list[SessionSource]:
     """The sessions with the tensor of one hook, in the order of the dataset within each job."""
     return [
         source
@@ -229,7 +229,7 @@ def sources(session: Session, query: SessionQuery, hook: str) -> list[Source]:
 
 def labelled(
     session: Session, query: SessionQuery, hook: str, label: str
-) -> tuple[list[Source], dict[str, Label]]:
+) -> tuple[list[SessionSource], dict[str, Label]]:
     """The sessions with a label, and the label of each by its id.
 
     Raises:
@@ -261,7 +261,9 @@ def check_compare(session: Session, spec: CompareSpec, hook: str) -> None:
         require_sets(len(first), len(second))
 
 
-def compared(session: Session, spec: CompareSpec, hook: str) -> list[tuple[list[Source], Label | None]]:
+def compared(
+    session: Session, spec: CompareSpec, hook: str
+) -> list[tuple[list[SessionSource], Label | None]]:
     """The sessions of the two sides of a comparison, each with its value of the label.
 
     Raises:
@@ -285,7 +287,7 @@ class SampleTexts:
     generated_tokens: int
 
 
-def texts(session: Session, found: Sequence[Source]) -> dict[str, SampleTexts]:
+def texts(session: Session, found: Sequence[SessionSource]) -> dict[str, SampleTexts]:
     """The texts of each session's sample by the session's id."""
     of_samples: dict[str, SampleTexts] = {}
     columns = (
@@ -304,7 +306,7 @@ def texts(session: Session, found: Sequence[Source]) -> dict[str, SampleTexts]:
     return {one.id: of_samples[one.sample_id] for one in found}
 
 
-def stacked(found: matrix.Matrix) -> tuple[Array, list[Source]]:
+def stacked(found: matrix.StoredMatrix) -> tuple[Array, list[SessionSource]]:
     """The rows of a matrix as one array [n, width], and the session of each row."""
     rows = np.concatenate([piece.rows for piece in found.pieces])
     return rows, [piece.source for piece in found.pieces for _ in piece.tokens]

@@ -42,7 +42,7 @@ _ALONE = "actograph_loads_alone"
 _MAY_BEGIN = sa.or_(JobRow.total.is_not(None), ~_IS_RUN)
 
 
-class Held(NamedTuple):
+class HeldModel(NamedTuple):
     """The model in a worker's memory."""
 
     model: str
@@ -55,7 +55,7 @@ class Asking:
 
     worker_id: str
     #: None before the first load and after a refused one
-    held: Held | None
+    held: HeldModel | None
     #: models that it may load
     may_load: Sequence[str] = ()
     #: True once the held model had its turn; a job of another model then waits no longer

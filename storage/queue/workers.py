@@ -131,7 +131,7 @@ def heartbeat(session: Session, worker_id: str, memory: dict[str, int] | None = 
     return _update(session, worker_id, heartbeat_at=now(session), status=status, **reported) == 1
 
 
-def bury(session: Session, pid_namespace: str | None, has_ended: Callable[[int, int], bool]) -> int:
+def declare_lost(session: Session, pid_namespace: str | None, has_ended: Callable[[int, int], bool]) -> int:
     """Mark workers of a PID namespace whose process has ended as offline, and take back their samples.
 
     Workers of other namespaces, and those whose namespace or start is unknown, are left to their heartbeat.

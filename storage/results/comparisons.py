@@ -24,7 +24,7 @@ Twin = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ComparedSample:
     """Fields of a completed sample used by a comparison."""
 
     scores: Mapping[str, float]
@@ -50,7 +50,7 @@ class Conditions:
     status: JobStatus
     #: the condition that the others are compared with
     baseline: str
-    finished: Mapping[str, Mapping[Twin, Finished]]
+    finished: Mapping[str, Mapping[Twin, ComparedSample]]
 
     def compare(self, bootstrap: Bootstrap) -> JobComparison:
         """Every other condition against the baseline. It may take seconds, and needs no database."""
@@ -106,7 +106,7 @@ def require_condition(names: Sequence[str], wanted: str, param: str) -> str:
 
 def finished_samples(
     session: Session, job_id: str, conditions: Sequence[str]
-) -> dict[str, dict[Twin, Finished]]:
+) -> dict[str, dict[Twin, ComparedSample]]:
     """Completed samples of each condition, in the order of the dataset."""
     statement = (
         sa.select(
@@ -125,9 +125,9 @@ def finished_samples(
         )
         .order_by(SampleRow.sample_index, SampleRow.epoch)
     )
-    found: dict[str, dict[Twin, Finished]] = {name: {} for name in conditions}
+    found: dict[str, dict[Twin, ComparedSample]] = {name: {} for name in conditions}
     for sample in session.execute(statement):
-        found[sample.condition][sample.sample_index, sample.epoch] = Finished(
+        found[sample.condition][sample.sample_index, sample.epoch] = ComparedSample(
             scores={key: float(score["value"]) for key, score in (sample.scores or {}).items()},
             prompt_tokens=sample.prompt_tokens or 0,
             generated_tokens=sample.generated_tokens or 0,
@@ -137,7 +137,7 @@ def finished_samples(
 
 
 def _compare(
-    baseline: Mapping[Twin, Finished], condition: Mapping[Twin, Finished], bootstrap: Bootstrap
+    baseline: Mapping[Twin, ComparedSample], condition: Mapping[Twin, ComparedSample], bootstrap: Bootstrap
 ) -> ConditionComparison:
     twins = [twin for twin in baseline if twin in condition]
     pairs = [(baseline[twin], condition[twin]) for twin in twins]

@@ -16,7 +16,7 @@ from actograph.contract.analyses import COLUMN, CONDITION, CORRECT, OWN_COLUMNS
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.suggestions import did_you_mean
 from storage.index.ids import among
-from storage.results.matrix import Source
+from storage.results.matrix import SessionSource
 from storage.tables.models import SampleRow
 
 #: label of a session
@@ -24,7 +24,7 @@ Label = float | str
 Values = Mapping[str, Any]
 
 
-def labels(session: Session, found: Sequence[Source], label: str) -> dict[str, Label]:
+def labels(session: Session, found: Sequence[SessionSource], label: str) -> dict[str, Label]:
     """Label of each session that has one, by its id: all are numbers, or all are texts.
 
     Args:
@@ -49,7 +49,7 @@ def labels(session: Session, found: Sequence[Source], label: str) -> dict[str, L
     return _of_one_kind(known, column)
 
 
-def groups(session: Session, found: Sequence[Source], by: str) -> dict[str, int | str]:
+def groups(session: Session, found: Sequence[SessionSource], by: str) -> dict[str, int | str]:
     """The group of each session by its id.
 
     Args:
@@ -78,7 +78,7 @@ def column_of(name: str) -> str | None:
     return name.removeprefix(COLUMN) if name.startswith(COLUMN) else None
 
 
-def columns(session: Session, found: Sequence[Source]) -> dict[str, Values]:
+def columns(session: Session, found: Sequence[SessionSource]) -> dict[str, Values]:
     """Columns of each session by its id."""
     of_samples: dict[str, Values] = {}
     ids = among(session, SampleRow.id, (one.sample_id for one in found))
@@ -114,7 +114,7 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _unknown(session: Session, found: Sequence[Source], label: str) -> InvalidRequest:
+def _unknown(session: Session, found: Sequence[SessionSource], label: str) -> InvalidRequest:
     scores = dict.fromkeys(name for one in found for name in one.scores)
     named = dict.fromkeys(name for row in columns(session, found[:1]).values() for name in row)
     known = [CORRECT, CONDITION, *scores, *(f"{COLUMN}{name}" for name in named)]
@@ -123,7 +123,7 @@ def _unknown(session: Session, found: Sequence[Source], label: str) -> InvalidRe
     )
 
 
-def _no_column(session: Session, found: Sequence[Source], column: str, param: str) -> InvalidRequest:
+def _no_column(session: Session, found: Sequence[SessionSource], column: str, param: str) -> InvalidRequest:
     (row,) = columns(session, found[:1]).values()
     return InvalidRequest(
         f"sample {found[0].sample_index} has no column {column!r}{did_you_mean(column, row)}", param=param

@@ -48,7 +48,7 @@ _MOST_BLOCKS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class RowChoice:
     """Rows to read of every session."""
 
     positions: Positions
@@ -58,7 +58,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SessionSource:
     """A session in the index, with the name and form of its tensor, if it has one."""
 
     id: str
@@ -109,7 +109,7 @@ def in_order() -> tuple[sa.ColumnElement[Any], ...]:
 
 def sources(
     session: Session, wanted: SessionFilter, names: Sequence[str], *, epoch: int | None, limit: int | None
-) -> list[Source]:
+) -> list[SessionSource]:
     """Find the matching sessions, in the order of `in_order`."""
     fields = (
         "id", "sample_id", "sample_index", "epoch", "condition", "correct", "prompt_tokens", "rows",
@@ -128,33 +128,33 @@ def sources(
         name = next((name for name in names if name in stored), None)
         info = None if name is None else TensorInfo.model_validate(stored[name])
         about["scores"] = about["scores"] or {}
-        found.append(Source(**about, hook=name, info=info, stored=list(stored)[:8]))
+        found.append(SessionSource(**about, hook=name, info=info, stored=list(stored)[:8]))
     return found
 
 
 @dataclass(frozen=True)
-class Piece:
+class SessionRows:
     """Rows [k, width] of one session, and the token of each."""
 
-    source: Source
+    source: SessionSource
     rows: Array
     tokens: Sequence[int]
 
 
 @dataclass
-class Matrix:
+class StoredMatrix:
     """Rows of the sessions that have some, in memory, and the sessions without rows with the reason."""
 
     hook: str
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[SessionRows] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Part:
+class ChosenRows:
     """The chosen rows of one session, before they are read."""
 
-    source: Source
+    source: SessionSource
     layout: TensorLayout
     #: of the tensor, ascending
     chosen: NDArray[np.int64]
@@ -168,7 +168,7 @@ class Part:
         """Bytes in memory while it is read."""
         return self.layout.row_bytes * (1 if self.reduce else len(self.chosen))
 
-    def blocks(self) -> Iterator["Part"]:
+    def blocks(self) -> Iterator["ChosenRows"]:
         """The same rows in parts of at most `BLOCK_BYTES`, or of one row."""
         if self.reduce is not None or self.read_bytes <= BLOCK_BYTES:
             yield self
@@ -199,7 +199,7 @@ class Plan:
     """The chosen rows of all sessions, before they are read, and the sessions without rows."""
 
     hook: str
-    parts: list[Part] = field(default_factory=list)
+    parts: list[ChosenRows] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
     def npz(self, label_of: Mapping[str, float | str], group_of: Mapping[str, int | str]) -> Iterator[bytes]:
@@ -231,7 +231,7 @@ class Plan:
                 json.dumps([{"session_id": one, "reason": reason} for one, reason in self.skipped])
             ),
         }
-        sink = _Sink()
+        sink = _Collected()
         with zipfile.ZipFile(sink, "w") as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
@@ -244,15 +244,15 @@ class Plan:
                     {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape},
                 )
                 for some in _batches(block for part in self.parts for block in part.blocks()):
-                    for rows in each_of(Part.read, some, READERS):
+                    for rows in each_of(ChosenRows.read, some, READERS):
                         file.write(np.ascontiguousarray(rows, kind).data)
                     yield sink.taken()
         yield sink.taken()
 
 
-def _batches(blocks: Iterable[Part]) -> Iterator[list[Part]]:
+def _batches(blocks: Iterable[ChosenRows]) -> Iterator[list[ChosenRows]]:
     """Group blocks that are read at once, of `HELD_BYTES` at most."""
-    some: list[Part] = []
+    some: list[ChosenRows] = []
     size = 0
     for block in blocks:
         if some and (size + block.read_bytes > HELD_BYTES or len(some) == _MOST_BLOCKS):
@@ -263,26 +263,26 @@ def _batches(blocks: Iterable[Part]) -> Iterator[list[Part]]:
     yield some
 
 
-def labelled(found: Sequence[Source], label_of: Mapping[str, float | str]) -> Array:
+def labelled(found: Sequence[SessionSource], label_of: Mapping[str, float | str]) -> Array:
     """Labels of sessions in their order: numbers with NaN, or texts with "", for those without one."""
     if any(isinstance(value, str) for value in label_of.values()):
         return np.array([label_of.get(one.id, "") for one in found], dtype=np.str_)
     return np.array([label_of.get(one.id, math.nan) for one in found], dtype=np.float64)
 
 
-def read(store: ArtifactStore, found: Sequence[Source], hook: str, choice: Choice) -> Matrix:
+def read(store: ArtifactStore, found: Sequence[SessionSource], hook: str, choice: RowChoice) -> StoredMatrix:
     """Read the chosen rows of all sessions into memory; see `plan`."""
     planned = plan(store, found, hook, choice)
-    matrix = Matrix(hook, skipped=planned.skipped)
+    matrix = StoredMatrix(hook, skipped=planned.skipped)
 
-    def piece(part: Part) -> Piece | tuple[str, str]:
+    def piece(part: ChosenRows) -> SessionRows | tuple[str, str]:
         try:
-            return Piece(part.source, part.read(), part.tokens.tolist())
+            return SessionRows(part.source, part.read(), part.tokens.tolist())
         except StoreDamaged as error:
             return part.source.id, error.message
 
     for one in each_of(piece, planned.parts, READERS):
-        if isinstance(one, Piece):
+        if isinstance(one, SessionRows):
             matrix.pieces.append(one)
         else:
             matrix.skipped.append(one)
@@ -290,7 +290,7 @@ def read(store: ArtifactStore, found: Sequence[Source], hook: str, choice: Choic
     return matrix
 
 
-def plan(store: ArtifactStore, found: Sequence[Source], hook: str, choice: Choice) -> Plan:
+def plan(store: ArtifactStore, found: Sequence[SessionSource], hook: str, choice: RowChoice) -> Plan:
     """Choose the rows of all sessions, and check that their files are there.
 
     A session without such rows, or whose files are gone or cut, is skipped with the reason.
@@ -304,14 +304,14 @@ def plan(store: ArtifactStore, found: Sequence[Source], hook: str, choice: Choic
     room = _Room(choice.max_bytes)
     made = Plan(hook)
 
-    def part(source: Source) -> Part | tuple[str, str]:
+    def part(source: SessionSource) -> ChosenRows | tuple[str, str]:
         try:
             return _part(SessionReader(store, source.id), source, hook, choice, room)
         except (NotFound, StoreDamaged) as error:
             return source.id, error.message
 
     for one in each_of(part, found, READERS):
-        if isinstance(one, Part):
+        if isinstance(one, ChosenRows):
             made.parts.append(one)
         else:
             made.skipped.append(one)
@@ -325,9 +325,9 @@ def _require_some(found: Sequence[object], hook: str, skipped: Sequence[tuple[st
         raise NotFound(f"no session gave rows of {hook}: {reason}")
 
 
-def _check(found: Sequence[Source], hook: str, choice: Choice) -> None:
+def _check(found: Sequence[SessionSource], hook: str, choice: RowChoice) -> None:
     """Check all that the index knows, before anything is read."""
-    first: Source | None = None
+    first: SessionSource | None = None
     room = _Room(choice.max_bytes)
     for one in found:
         if one.info is None:
@@ -359,7 +359,7 @@ def _check(found: Sequence[Source], hook: str, choice: Choice) -> None:
         room.take(one.info, _known_rows(one, one.info, choice))
 
 
-def _known_rows(source: Source, info: TensorInfo, choice: Choice) -> int:
+def _known_rows(source: SessionSource, info: TensorInfo, choice: RowChoice) -> int:
     """Rows of a session by the index alone; 0 if only its files can tell."""
     if info.summary is not None or needs_segments(choice.positions) or info.position_offset is not None:
         return int(info.summary is not None)
@@ -370,7 +370,9 @@ def _known_rows(source: Source, info: TensorInfo, choice: Choice) -> int:
     return len(rows) if choice.reduce == "none" else min(1, len(rows))
 
 
-def _part(reader: SessionReader, source: Source, hook: str, choice: Choice, room: "_Room") -> Part:
+def _part(
+    reader: SessionReader, source: SessionSource, hook: str, choice: RowChoice, room: "_Room"
+) -> ChosenRows:
     """Choose one session's rows. Raises NotFound if it has none."""
     name, info = source.hook, source.info
     if name is None or info is None:
@@ -380,18 +382,18 @@ def _part(reader: SessionReader, source: Source, hook: str, choice: Choice, room
     several = np.array([SEVERAL_TOKENS])
     if info.summary is not None:
         room.take(info, 1)
-        return Part(source, reader.layout(name), np.zeros(1, np.int64), several, None)
+        return ChosenRows(source, reader.layout(name), np.zeros(1, np.int64), several, None)
     tokens, chosen = selected_rows.select(reader, name, choice.positions)
     if not chosen:
         raise NotFound(f"{hook} has no row at positions {choice.positions}")
     if choice.reduce in ("mean", "max"):
         room.take(info, 1)
-        return Part(source, reader.layout(name), np.array(chosen), several, choice.reduce)
+        return ChosenRows(source, reader.layout(name), np.array(chosen), several, choice.reduce)
     if choice.reduce == "last":
         chosen = chosen[-1:]
     room.take(info, len(chosen))
     places = np.array([tokens[row] for row in chosen])
-    return Part(source, reader.layout(name), np.array(chosen), places, None)
+    return ChosenRows(source, reader.layout(name), np.array(chosen), places, None)
 
 
 def _kind(dtype: str) -> np.dtype[Any]:
@@ -423,7 +425,7 @@ class _Room:
                 )
 
 
-class _Sink(io.RawIOBase):
+class _Collected(io.RawIOBase):
     """Collects written bytes until they are taken."""
 
     def __init__(self) -> None:

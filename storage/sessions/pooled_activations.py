@@ -37,7 +37,7 @@ def pooled(reader: SessionReader, hook: str, positions: Positions) -> Floats | N
     return selected_rows.reduced(reader, hook, chosen, "mean") if chosen else None
 
 
-class _Sums:
+class _PairSums:
     """Running sums over pairs of vectors of this width."""
 
     def __init__(self, width: int) -> None:
@@ -59,7 +59,7 @@ class _Sums:
 
 
 @dataclass(frozen=True)
-class Direction:
+class GroupDifference:
     """The mean difference of one hook, [width] in float64, and its summary."""
 
     vector: Floats
@@ -71,7 +71,7 @@ class PairedActivations:
 
     def __init__(self, positions: Positions) -> None:
         self._positions = positions
-        self._sums: dict[str, _Sums] = {}
+        self._sums: dict[str, _PairSums] = {}
         self.pairs = 0
         self.skipped = 0
 
@@ -91,21 +91,21 @@ class PairedActivations:
                     f"{hook} is {len(first)} and {len(second)} wide in one pair", param="hooks"
                 )
             seen = True
-            self._sums.setdefault(hook, _Sums(len(first))).add(first, second)
+            self._sums.setdefault(hook, _PairSums(len(first))).add(first, second)
         self.pairs += 1
         self.skipped += not seen
 
-    def directions(self) -> Mapping[str, Direction]:
+    def directions(self) -> Mapping[str, GroupDifference]:
         """Hook -> mean difference and its summary, in the order of the hooks."""
         return {hook: _direction(sums) for hook, sums in self._sums.items()}
 
 
-def _direction(sums: _Sums) -> Direction:
+def _direction(sums: _PairSums) -> GroupDifference:
     baseline, condition = sums.baseline / sums.pairs, sums.condition / sums.pairs
     difference = condition - baseline
     length = float(np.linalg.norm(difference))
     norms = float(np.linalg.norm(baseline)), float(np.linalg.norm(condition))
-    return Direction(
+    return GroupDifference(
         vector=difference,
         summary=HookDifference(
             pairs=sums.pairs,

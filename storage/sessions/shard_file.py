@@ -27,7 +27,7 @@ _MANY_TOKENS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class HookRows:
     """Consecutive rows of one hook, the first being row `start` of the session's tensor."""
 
     hook: str
@@ -55,7 +55,7 @@ class SealedShard:
 class ShardFile:
     """Writes the rows of `blocks` at once; `seal` completes the file. A failure leaves no file."""
 
-    def __init__(self, stage: StagedPrefix, name: str, blocks: Sequence[Block]) -> None:
+    def __init__(self, stage: StagedPrefix, name: str, blocks: Sequence[HookRows]) -> None:
         self._stage, self._name = stage, name
         # Readers that map files need every tensor aligned to its element. So the narrowest dtypes come
         # first, and the rows end at a multiple of 8.
@@ -76,7 +76,7 @@ class ShardFile:
             stage.remove(name)
             raise
         # without their rows, which belong to the caller
-        self._blocks = [Block(b.hook, b.dtype, b.shape, b.start) for b in blocks]
+        self._blocks = [HookRows(b.hook, b.dtype, b.shape, b.start) for b in blocks]
 
     def close(self) -> None:
         """Close the file without its header. A full disk may refuse its last bytes, which nobody reads."""
@@ -90,7 +90,7 @@ class ShardFile:
         sharded: bool,
         metadata: Mapping[str, str],
         numbers: Mapping[str, NDArray[np.int64]],
-        empty: Iterable[Block],
+        empty: Iterable[HookRows],
     ) -> SealedShard:
         """Write `numbers` (by name, such as token ids) after the rows, then the header. Hash and name it.
 

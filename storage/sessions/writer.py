@@ -28,7 +28,7 @@ from storage.artifacts.store import ArtifactStore
 from storage.index import disk_reserve
 from storage.sessions.manifest import FORMAT_VERSION, MANIFEST_NAME, SessionManifest, StoredTensor, TensorPart
 from storage.sessions.reader import SessionReader, TensorSlice
-from storage.sessions.shard_file import ROW_POSITIONS, TOKEN_IDS, Block, SealedShard, ShardFile
+from storage.sessions.shard_file import ROW_POSITIONS, TOKEN_IDS, HookRows, SealedShard, ShardFile
 
 __all__ = ["SessionReader", "SessionWriter", "TensorRows", "TensorSlice", "session_prefix"]
 
@@ -119,14 +119,14 @@ class SessionWriter:
                 views = _checked_bytes(tensor)
                 start = self._advance(tensor)
                 if tensor.shape[0]:
-                    blocks.append(Block(tensor.name, tensor.dtype, tensor.shape, start, views))
+                    blocks.append(HookRows(tensor.name, tensor.dtype, tensor.shape, start, views))
             if blocks:
                 if self._current is not None:
                     shard = self._seal(self._current, sharded=True)
                     self._stage.start_upload(shard.file.name)
                 self._current = self._written(blocks)
 
-    def _written(self, blocks: Sequence[Block]) -> ShardFile:
+    def _written(self, blocks: Sequence[HookRows]) -> ShardFile:
         """A new shard's rows in a file; waits while the disk is full."""
         while True:
             try:
@@ -171,7 +171,9 @@ class SessionWriter:
                 numbers[ROW_POSITIONS] = np.array(row_positions, dtype="<i8")
             if self._current is None:  # no hook has any row
                 self._current = ShardFile(self._stage, _UNSEALED, [])
-            empty = [Block(name, h.dtype, (0, h.width), 0) for name, h in self._hooks.items() if not h.rows]
+            empty = [
+                HookRows(name, h.dtype, (0, h.width), 0) for name, h in self._hooks.items() if not h.rows
+            ]
             about = _file_metadata(manifest)
             self._seal(
                 self._current, sharded=bool(self._sealed), metadata=about, numbers=numbers, empty=empty
@@ -313,7 +315,7 @@ class SessionWriter:
         sharded: bool,
         metadata: Mapping[str, str] | None = None,
         numbers: Mapping[str, NDArray[np.int64]] | None = None,
-        empty: Sequence[Block] = (),
+        empty: Sequence[HookRows] = (),
     ) -> SealedShard:
         """Complete the current shard, now that it is known whether there are several."""
         name = f"activations-{len(self._sealed) + 1:05d}.safetensors" if sharded else SINGLE_FILE

@@ -17,7 +17,7 @@ from storage.artifacts.factory import open_store
 from storage.broker.hints import HintSender
 from storage.index import deployment
 from storage.index.database import Database
-from storage.upkeep.healing import Healing
+from storage.upkeep.reconcile import Reconciler
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
         sys.stderr.write(f"upkeep: {' '.join(str(error).split())}\n")
         return 1
     database.announce = HintSender(settings.broker_url)
-    Healing(settings, database, store, stop).run()
+    Reconciler(settings, database, store, stop).run()
     database.close()
     return 0
 

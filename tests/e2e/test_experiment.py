@@ -19,7 +19,7 @@ from actograph.client.transport import Transport
 from actograph.contract.errors import InvalidRequest
 from actograph.demo import MODEL_DIR, PROBLEMS
 from actograph.experiment.experiment import read
-from actograph.experiment.run import Run, RunFolder
+from actograph.experiment.run import ExperimentRun, RunFolder
 
 pytestmark = pytest.mark.e2e
 
@@ -99,8 +99,10 @@ def test_nothing_is_done_twice_and_nothing_is_missing(
     file.write_text(TEXT)
     with Client(service.url) as client:
 
-        def of_file() -> Run:
-            return Run(client, read(file), RunFolder(folder), tmp_path, service="here", note=said.append)
+        def of_file() -> ExperimentRun:
+            return ExperimentRun(
+                client, read(file), RunFolder(folder), tmp_path, service="here", note=said.append
+            )
 
         def run() -> None:
             of_file().run(read(file).stages)

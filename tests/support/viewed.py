@@ -16,7 +16,7 @@ from storage.sessions.writer import SessionWriter, TensorRows
 from tests.support import leasing
 from tests.support.analysed import insert_analysis
 from tests.support.samples import manifest_of, result, session_of
-from worker.analysis.run import Results
+from worker.analysis.run import AnalysisResults
 from worker.analysis.stored_results import store_results
 
 Rows = Mapping[str, NDArray[Any]]
@@ -82,7 +82,7 @@ def store_analysis(
     (lease,) = leasing.begin(database, analysis)
     body = AnalysisResult(kind=kind, spec={}, sessions=1)
     new = store_results(
-        store, lease, Results(body=body, tables=tables or {}, arrays=arrays or {}, summary="")
+        store, lease, AnalysisResults(body=body, tables=tables or {}, arrays=arrays or {}, summary="")
     )
     with database.write() as session:
         leasing.complete(session, lease, result(session_id=lease.session_id), new)

@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from actograph.cli.main import app
-from actograph.contract.operations import Queue
+from actograph.contract.operations import QueueState
 from actograph.contract.resources import SampleStatus
 from actograph.settings import Settings
 
@@ -197,7 +197,7 @@ def test_kubernetes_scales_by_numbers_that_the_queue_has(manifests: list[dict[st
     [secret] = _of_kind(manifests, "Secret").values()
     assert reference["key"] in secret["stringData"]
     assert scaled["spec"]["scaleTargetRef"]["name"] in _of_kind(manifests, "Deployment")
-    shown = Queue(
+    shown = QueueState(
         jobs={}, samples={str(status): 1 for status in SampleStatus}, next=[], messages=0, workers={}
     )
     for trigger in scaled["spec"]["triggers"]:

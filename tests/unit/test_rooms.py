@@ -190,7 +190,7 @@ def test_a_host_knows_of_the_engine_only_what_crosses_between_them() -> None:
 
 def test_upkeep_runs_in_no_other_process() -> None:
     """The API reads how old its last round is, and has the routes that clean up the store."""
-    users = {name for name, used in graph().items() if {"storage.upkeep.healing"} & used}
+    users = {name for name, used in graph().items() if {"storage.upkeep.reconcile"} & used}
     assert {name for name in users if name.startswith(("api", "worker"))} == {"api.metrics"}
     assert "Healing(" not in (REPO / "api/metrics.py").read_text()
 

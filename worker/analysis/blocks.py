@@ -21,7 +21,7 @@ READERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class AlignedRows:
     """Rows of the same tokens at every hook; empty for a session that is skipped.
 
     Attributes:
@@ -50,21 +50,21 @@ def blocks(
     first: int = 0,
     block_bytes: int = BLOCK_BYTES,
     with_token_ids: bool = False,
-) -> Iterator[Block]:
+) -> Iterator[AlignedRows]:
     """Read the selected rows of sessions in order, from the number `first` on, a few blocks ahead."""
 
-    def opened(number: int) -> _Opened | Block:
+    def opened(number: int) -> _Opened | AlignedRows:
         try:
             reader = SessionReader(store, ids[number])
             token_ids = reader.token_ids() if with_token_ids else ()
             return _selected(reader, number, hooks, positions, token_ids=token_ids, block_bytes=block_bytes)
         except (NotFound, StoreDamaged) as error:
-            return Block(session=number, skipped=error.message)
+            return AlignedRows(session=number, skipped=error.message)
 
-    parts: Iterator[Block | _Part] = (
+    parts: Iterator[AlignedRows | _BlockTokens] = (
         part
         for one in each_of(opened, range(first, len(ids)), READERS)
-        for part in ((one,) if isinstance(one, Block) else one.parts())
+        for part in ((one,) if isinstance(one, AlignedRows) else one.parts())
     )
     skipped = -1
     for block in each_of(_block, parts, READERS):
@@ -88,29 +88,29 @@ class _Opened:
     #: tokens of a block
     size: int
 
-    def parts(self) -> Iterator["_Part"]:
+    def parts(self) -> Iterator["_BlockTokens"]:
         for low in range(0, len(self.tokens), self.size):
-            yield _Part(self, low)
+            yield _BlockTokens(self, low)
 
 
 @dataclass(frozen=True)
-class _Part:
+class _BlockTokens:
     """The tokens of one block, from `low` on."""
 
     opened: _Opened
     low: int
 
 
-def _block(part: Block | _Part) -> Block:
+def _block(part: AlignedRows | _BlockTokens) -> AlignedRows:
     """Read a block; one that cannot be read says so."""
-    if isinstance(part, Block):
+    if isinstance(part, AlignedRows):
         return part
     opened, high = part.opened, part.low + part.opened.size
     try:
         rows = {hook: _read(opened.reader, hook, at[part.low : high]) for hook, at in opened.chosen.items()}
     except (NotFound, StoreDamaged) as error:
-        return Block(session=opened.number, skipped=error.message)
-    return Block(
+        return AlignedRows(session=opened.number, skipped=error.message)
+    return AlignedRows(
         session=opened.number,
         token_ids=opened.token_ids,
         tokens=opened.tokens[part.low : high],
@@ -127,7 +127,7 @@ def _selected(
     *,
     token_ids: Sequence[int],
     block_bytes: int,
-) -> _Opened | Block:
+) -> _Opened | AlignedRows:
     chosen: dict[str, list[int]] = {}
     tokens_of: dict[str, list[int]] = {}
     row_bytes = 0
@@ -138,9 +138,9 @@ def _selected(
         row_bytes += info.shape[1] * tensor_files.itemsize(info.dtype)
     selected = tokens_of[hooks[0]]
     if any(tokens != selected for tokens in tokens_of.values()):
-        return Block(session=number, skipped="the hooks were stored at different tokens")
+        return AlignedRows(session=number, skipped="the hooks were stored at different tokens")
     if not selected:
-        return Block(session=number, token_ids=token_ids, skipped=f"no row at positions {positions}")
+        return AlignedRows(session=number, token_ids=token_ids, skipped=f"no row at positions {positions}")
     size = max(1, block_bytes // max(1, row_bytes))
     return _Opened(
         reader=reader, number=number, token_ids=token_ids, tokens=selected, chosen=chosen, size=size

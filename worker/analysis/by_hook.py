@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from actograph.contract.analyses import RowsSpec
 from actograph.contract.interventions import NewVector
 from storage.results import matrix
-from storage.results.matrix import Choice, Matrix, Source
-from worker.analysis.run import Arrays, Run
+from storage.results.matrix import RowChoice, SessionSource, StoredMatrix
+from worker.analysis.run import AnalysisRun, Arrays
 
 #: results of one hook, and its direction [width]
 Analysed = tuple[dict[str, Any], NDArray[np.float64]]
@@ -29,7 +29,7 @@ class ByHook:
     #: sessions with rows of any hook
     read: set[str] = field(default_factory=set)
 
-    def each(self, run: Run, hooks: Sequence[str], analyse: Callable[[str], Analysed]) -> None:
+    def each(self, run: AnalysisRun, hooks: Sequence[str], analyse: Callable[[str], Analysed]) -> None:
         """Analyse the hooks that are not done yet.
 
         Raises:
@@ -40,9 +40,11 @@ class ByHook:
                 self.results[hook], self.directions[hook] = analyse(hook)
                 run.step(len(self.results), len(hooks), self._arrays)
 
-    def matrix(self, run: Run, found: Sequence[Source], hook: str, spec: RowsSpec) -> Matrix:
+    def matrix(
+        self, run: AnalysisRun, found: Sequence[SessionSource], hook: str, spec: RowsSpec
+    ) -> StoredMatrix:
         """Read the rows of one hook. Raises the errors of `matrix.read`."""
-        choice = Choice(positions=spec.positions, reduce=spec.reduce, max_bytes=spec.max_bytes)
+        choice = RowChoice(positions=spec.positions, reduce=spec.reduce, max_bytes=spec.max_bytes)
         rows = matrix.read(run.store, [one for one in found if one.id in self.ids], hook, choice)
         self.skipped.update(rows.skipped)
         self.read.update(piece.source.id for piece in rows.pieces)

@@ -9,10 +9,10 @@ from actograph.contract.errors import InvalidRequest
 from storage.analyses import queries
 from storage.results import labels
 from worker.analysis.by_hook import Analysed, ByHook
-from worker.analysis.run import Results, Run, left_out
+from worker.analysis.run import AnalysisResults, AnalysisRun, left_out
 
 
-def run(run: Run, spec: CompareSpec) -> Results:
+def run(run: AnalysisRun, spec: CompareSpec) -> AnalysisResults:
     """Compare both sides.
 
     Raises:
@@ -33,7 +33,7 @@ def run(run: Run, spec: CompareSpec) -> Results:
     model = sides[0].model if sides[0].model == sides[-1].model else None
     with run.database.read() as session:
         first, second = (value for _, value in queries.compared(session, spec, hooks[0]))
-    return Results(
+    return AnalysisResults(
         body=ComparisonResult(
             spec=spec.model_dump(mode="json"),
             sessions=len(done.read),
@@ -61,7 +61,7 @@ def _summary(results: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{len(results)} hooks compared on {on}"
 
 
-def _compare(run: Run, spec: CompareSpec, done: ByHook, hook: str) -> Analysed:
+def _compare(run: AnalysisRun, spec: CompareSpec, done: ByHook, hook: str) -> Analysed:
     with run.database.read() as session:
         sides = [found for found, _ in queries.compared(session, spec, hook)]
         group_of = [labels.groups(session, found, spec.groups) for found in sides]

@@ -17,16 +17,16 @@ from storage.analyses import state
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database, is_away
 from storage.queue import claim, commit, leases, workers
-from storage.queue.claim import Asking, Held
+from storage.queue.claim import Asking, HeldModel
 from storage.queue.commit import SampleResult
 from storage.queue.leases import LeasedSample
 from storage.sessions import vectors
 from storage.sessions.writer import session_prefix
 from storage.tables.models import JobRow
 from worker.analysis import comparisons, lens, outliers
-from worker.analysis.run import SAVE_SECONDS, Interrupted, Results, Run
+from worker.analysis.run import SAVE_SECONDS, AnalysisInterrupted, AnalysisResults, AnalysisRun
 from worker.analysis.stored_results import store_results
-from worker.drain.leases import LeaseKeeper
+from worker.drain.held_leases import HeldLeases
 from worker.drain.pauses import Pauses
 from worker.sample.unforeseen import unforeseen
 from worker.signals.hints import Hints
@@ -55,7 +55,7 @@ class AnalysisDrain:
         self._save_seconds = save_seconds
         self._hints = hints or Hints()
         #: of the running analysis
-        self._keeper: LeaseKeeper | None = None
+        self._held_leases: HeldLeases | None = None
         self._pauses = Pauses(settings, database, store, worker_id)
         self._served = [parse_served(text) for text in (settings.model, *settings.allowed_models) if text]
         #: True if the index may say that this worker holds a sample, although it runs none
@@ -63,8 +63,8 @@ class AnalysisDrain:
 
     def check_leases(self, session: Session) -> None:
         """Ask whether the running sample is still the worker's own."""
-        if self._keeper is not None:
-            self._keeper.check(session)
+        if self._held_leases is not None:
+            self._held_leases.check(session)
 
     def look(self) -> bool:
         """Run all analyses that wait. Returns True if there was any."""
@@ -85,7 +85,7 @@ class AnalysisDrain:
         if self._may_hold:
             with self._database.write() as session:
                 leases.give_back_all(session, self._worker_id)
-        held = Held(ANALYSIS)
+        held = HeldModel(ANALYSIS)
         with self._database.read() as session:  # most looks find nothing, and need no turn to write
             if claim.choose(session, Asking(worker_id=self._worker_id, held=held)) is None:
                 self._may_hold = False
@@ -102,18 +102,18 @@ class AnalysisDrain:
 
     def _run(self, job: JobRow, lease: LeasedSample) -> None:
         # a fit of hours is no stall; the job's deadline ends it
-        keeper = LeaseKeeper(self._database, self._worker_id, self._stop, hints=self._hints)
-        self._keeper = keeper
-        keeper.add([lease])
-        run = Run(
+        held_leases = HeldLeases(self._database, self._worker_id, self._stop, hints=self._hints)
+        self._held_leases = held_leases
+        held_leases.add([lease])
+        run = AnalysisRun(
             database=self._database,
             store=self._store,
             lease=lease,
             owner=job.owner,
-            must_end=lambda: self._stop.is_set() or keeper.has_lost(lease),
+            must_end=lambda: self._stop.is_set() or held_leases.has_lost(lease),
             save_seconds=self._save_seconds,
         )
-        with keeper:
+        with held_leases:
             ended, results = self._ended(run, job, lease)
         if ended is None:
             self._insist(lambda session: leases.give_back(session, [lease]))
@@ -126,13 +126,13 @@ class AnalysisDrain:
                 self._store.delete_many({session_prefix(ended.session.id): None})
 
     def _ended(
-        self, run: Run, job: JobRow, lease: LeasedSample
-    ) -> tuple[commit.Ended | None, Results | None]:
+        self, run: AnalysisRun, job: JobRow, lease: LeasedSample
+    ) -> tuple[commit.Ended | None, AnalysisResults | None]:
         """Run an analysis and store its files. Returns None if the sample is given back."""
         try:
             results = _analyse(run, job, self._served)
             new = store_results(self._store, lease, results)
-        except Interrupted:
+        except AnalysisInterrupted:
             return None, None
         except ServiceUnavailable as error:
             self._pauses.outage.note(error)
@@ -152,7 +152,7 @@ class AnalysisDrain:
         return self._database.insist(work, give_up=self._stop.is_set)
 
 
-def _analyse(run: Run, job: JobRow, served: Sequence[ServedModel]) -> Results:
+def _analyse(run: AnalysisRun, job: JobRow, served: Sequence[ServedModel]) -> AnalysisResults:
     spec = job_spec_adapter.validate_python(job.spec)
     match spec:
         case OutliersSpec():
@@ -170,7 +170,7 @@ def _analyse(run: Run, job: JobRow, served: Sequence[ServedModel]) -> Results:
     raise ActographError(f"job {job.id} of kind {job.kind} is no analysis")
 
 
-def _commit(session: Session, ended: commit.Ended, owner: str, results: Results | None) -> bool:
+def _commit(session: Session, ended: commit.Ended, owner: str, results: AnalysisResults | None) -> bool:
     """Commit an outcome with its vectors. False if the lease is lost."""
     done = commit.commit(session, [ended], one_by_one=True)
     if done.kept:
@@ -180,7 +180,7 @@ def _commit(session: Session, ended: commit.Ended, owner: str, results: Results 
     return ended.lease.key not in done.lost
 
 
-def _sample_result(results: Results, session_id: str) -> SampleResult:
+def _sample_result(results: AnalysisResults, session_id: str) -> SampleResult:
     return SampleResult(
         prompt="",
         completion=results.summary,

@@ -15,14 +15,14 @@ from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.models import ServedModel
 from storage.analyses import queries
 from storage.artifacts.store import ArtifactStore
-from storage.results.matrix import Source
+from storage.results.matrix import SessionSource
 from storage.sessions import selected_rows
 from storage.sessions.reader import SessionReader
 from worker.analysis import model_files
-from worker.analysis.blocks import Block
+from worker.analysis.blocks import AlignedRows
 from worker.analysis.model_end import ModelEnd
 from worker.analysis.one_pass import Pass
-from worker.analysis.run import Arrays, Results, Run, left_out
+from worker.analysis.run import AnalysisResults, AnalysisRun, Arrays, left_out
 
 #: rows in one pass over the unembedding, and rows of the unembedding in memory
 _ROWS, _VOCABULARY = 1024, 4096
@@ -64,7 +64,7 @@ class LensSums:
         #: columns of the listed rows, in pieces
         self._listed: dict[str, list[Array]] = {}
 
-    def add(self, block: Block) -> None:
+    def add(self, block: AlignedRows) -> None:
         """Add rows of every hook at the same tokens."""
         positions = np.asarray(block.tokens)
         following = np.append(block.token_ids, -1)[positions + 1]
@@ -72,7 +72,7 @@ class LensSums:
         if self._stream:
             self._attribute(block, positions, following)
 
-    def _read(self, block: Block, positions: Array, following: Array) -> None:
+    def _read(self, block: AlignedRows, positions: Array, following: Array) -> None:
         count, hooks = len(positions), len(self.hooks)
         rows = np.concatenate([block.rows[hook] for hook in self.hooks])
         targets, pieces = np.tile(following, hooks), []
@@ -97,7 +97,7 @@ class LensSums:
         self._sums["next_is_top"] += (first == following).sum(axis=1)
         self._sums["agreement"] += (first == first[-1]).sum(axis=1)
 
-    def _attribute(self, block: Block, positions: Array, following: Array) -> None:
+    def _attribute(self, block: AlignedRows, positions: Array, following: Array) -> None:
         token = self._spec.token
         chosen = following if token == "next" else np.full(len(positions), token)
         step = max(1, _COMPONENT_BYTES // (8 * len(self.components) * self._model.width))
@@ -126,7 +126,7 @@ class LensSums:
         return min(count, max(0, self._spec.listed - int(self._sums[counted][0])))
 
     @staticmethod
-    def _origins(block: Block, rows: int | Array) -> dict[str, Array]:
+    def _origins(block: AlignedRows, rows: int | Array) -> dict[str, Array]:
         positions = np.asarray(block.tokens)[np.arange(rows) if isinstance(rows, int) else rows]
         ids = np.asarray(block.token_ids)[positions]
         return {"session": np.full(len(positions), block.session), "position": positions, "input": ids}
@@ -205,7 +205,7 @@ class LensSums:
             )
 
 
-def run(run: Run, spec: LensSpec, served: Sequence[ServedModel]) -> Results:
+def run(run: AnalysisRun, spec: LensSpec, served: Sequence[ServedModel]) -> AnalysisResults:
     """Read every selected row once.
 
     Args:
@@ -245,7 +245,7 @@ def run(run: Run, spec: LensSpec, served: Sequence[ServedModel]) -> Results:
 
 def _results(
     spec: LensSpec, sums: LensSums, progress: Pass, compared: int, text_of: Callable[[int], str]
-) -> Results:
+) -> AnalysisResults:
     body = LensResult(
         spec=spec.model_dump(mode="json"),
         sessions=progress.sessions,
@@ -262,11 +262,13 @@ def _results(
         attributed = list(sums.contributions(progress.ids))
         tables |= {"attribution": body.attribution, "contributions": attributed}
     rows = body.hooks[sums.hooks[0]]["rows"]
-    return Results(body=body, tables=tables, summary=f"{rows} rows of {len(sums.hooks)} hooks read as tokens")
+    return AnalysisResults(
+        body=body, tables=tables, summary=f"{rows} rows of {len(sums.hooks)} hooks read as tokens"
+    )
 
 
 def _compare(
-    store: ArtifactStore, found: Sequence[Source], model: ModelEnd, last: str, *, is_float32: bool
+    store: ArtifactStore, found: Sequence[SessionSource], model: ModelEnd, last: str, *, is_float32: bool
 ) -> int:
     """Compare the lens of the last layer with stored logits, if there are any. Returns the number of rows.
 

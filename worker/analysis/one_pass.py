@@ -9,14 +9,14 @@ import numpy as np
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.row_selection import Positions
-from worker.analysis.blocks import BLOCK_BYTES, Block, blocks
-from worker.analysis.run import Arrays, Run
+from worker.analysis.blocks import BLOCK_BYTES, AlignedRows, blocks
+from worker.analysis.run import AnalysisRun, Arrays
 
 
 class Sums(Protocol):
     """Everything that is summed up over blocks of rows."""
 
-    def add(self, block: Block) -> None:
+    def add(self, block: AlignedRows) -> None:
         """Add a block with rows."""
 
     def arrays(self) -> Arrays:
@@ -37,7 +37,7 @@ class Pass:
 
     def read(
         self,
-        run: Run,
+        run: AnalysisRun,
         positions: Positions,
         *,
         block_bytes: int = BLOCK_BYTES,
@@ -62,7 +62,7 @@ class Pass:
             reason = next(iter(self.skipped.values()), "no session matches")
             raise InvalidRequest(f"no session has rows of these hooks: {reason}")
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: AlignedRows) -> None:
         if block.skipped is None:
             self._sums.add(block)
             self.sessions += block.is_last

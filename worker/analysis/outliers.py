@@ -4,26 +4,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from actograph.analysis.outlier_features import OutlierRule
-from actograph.analysis.outlier_sums import OutlierSums, Place
+from actograph.analysis.outlier_sums import OutlierSums, RowOrigin
 from actograph.contract import hooks
 from actograph.contract.analyses import OutliersResult, OutliersSpec
 from actograph.contract.errors import InvalidRequest
 from storage.analyses import queries
-from worker.analysis.blocks import BLOCK_BYTES, Block
+from worker.analysis.blocks import BLOCK_BYTES, AlignedRows
 from worker.analysis.one_pass import Pass
-from worker.analysis.run import Results, Run, left_out
+from worker.analysis.run import AnalysisResults, AnalysisRun, left_out
 
 
 class BlockSums(OutlierSums):
     """The sums over blocks of sessions."""
 
-    def add(self, block: Block) -> None:
+    def add(self, block: AlignedRows) -> None:
         for hook in self.moments:
             self.add_values(hook, block.rows[hook], block.session, block.tokens)
         self.add_layers(block.rows)
 
 
-def run(run: Run, spec: OutliersSpec, *, block_bytes: int = BLOCK_BYTES) -> Results:
+def run(run: AnalysisRun, spec: OutliersSpec, *, block_bytes: int = BLOCK_BYTES) -> AnalysisResults:
     """Read every selected row once.
 
     Raises:
@@ -40,7 +40,7 @@ def run(run: Run, spec: OutliersSpec, *, block_bytes: int = BLOCK_BYTES) -> Resu
         positions=spec.position_reading,
     )
     places = {
-        hook: Place(hooks.point_of(hook), hooks.layer_of(hook) or 0, info.shape[1])
+        hook: RowOrigin(hooks.point_of(hook), hooks.layer_of(hook) or 0, info.shape[1])
         for hook, info in survey.tensors.items()
     }
     try:
@@ -56,7 +56,7 @@ def run(run: Run, spec: OutliersSpec, *, block_bytes: int = BLOCK_BYTES) -> Resu
     return _results(spec, sums, progress)
 
 
-def _results(spec: OutliersSpec, sums: BlockSums, progress: Pass) -> Results:
+def _results(spec: OutliersSpec, sums: BlockSums, progress: Pass) -> AnalysisResults:
     features, massive = list(sums.features()), []
     for activation in sums.massive(spec.massive_ratio):
         fields = activation.as_dict()
@@ -74,7 +74,7 @@ def _results(spec: OutliersSpec, sums: BlockSums, progress: Pass) -> Results:
         experts=sums.use_of_experts(),
         **left_out(progress.skipped),
     )
-    return Results(
+    return AnalysisResults(
         body=body,
         tables={
             "outlier_features": features,

@@ -12,9 +12,9 @@ from actograph.contract.analyses import SCORE_TITLES, ProbeSpec, ProbesResult, r
 from actograph.tensor_files import Array
 from storage.analyses import queries
 from storage.results import labels
-from storage.results.matrix import Source
+from storage.results.matrix import SessionSource
 from worker.analysis.by_hook import Analysed, ByHook
-from worker.analysis.run import Results, Run, left_out
+from worker.analysis.run import AnalysisResults, AnalysisRun, left_out
 
 #: further columns of `probes.csv`
 _NUMBERS = {
@@ -23,7 +23,7 @@ _NUMBERS = {
 }
 
 
-def run(run: Run, spec: ProbeSpec) -> Results:
+def run(run: AnalysisRun, spec: ProbeSpec) -> AnalysisResults:
     """Fit and score the probes.
 
     Raises:
@@ -43,7 +43,7 @@ def run(run: Run, spec: ProbeSpec) -> Results:
         for hook, corrected in corrected_p_values(shuffled).items():
             results[hook] |= {"p_corrected": corrected}
     warnings = [f"{hook}: {warning}" for hook, one in results.items() for warning in one.get("warnings", [])]
-    return Results(
+    return AnalysisResults(
         body=ProbesResult(
             spec=spec.model_dump(mode="json"),
             sessions=len(done.read),
@@ -67,7 +67,7 @@ def _summary(results: Mapping[str, Mapping[str, Any]], warnings: Sequence[str]) 
     return f"{text}; {len(warnings)} warnings" if warnings else text
 
 
-def _fit(run: Run, spec: ProbeSpec, done: ByHook, hook: str) -> Analysed:
+def _fit(run: AnalysisRun, spec: ProbeSpec, done: ByHook, hook: str) -> Analysed:
     with run.database.read() as session:
         found, label_of = queries.labelled(session, spec.sessions, hook, spec.label)
         texts = queries.texts(session, found)
@@ -85,7 +85,7 @@ def _fit(run: Run, spec: ProbeSpec, done: ByHook, hook: str) -> Analysed:
 
 
 def _baselines(
-    origins: Sequence[Source], texts: Mapping[str, queries.SampleTexts]
+    origins: Sequence[SessionSource], texts: Mapping[str, queries.SampleTexts]
 ) -> dict[str, Array | list[str]]:
     """Lengths and words of the answers and of the prompts, of the prompts alone if nothing was generated.
 

@@ -27,12 +27,12 @@ SAVE_SECONDS = 5.0
 LISTED = 100
 
 
-class Interrupted(ActographError):
+class AnalysisInterrupted(ActographError):
     """The analysis ends here: the worker stops, or the sample is not its own any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results:
+class AnalysisResults:
     """The results of an analysis.
 
     Attributes:
@@ -49,7 +49,7 @@ class Results:
     summary: str
 
 
-class Run:
+class AnalysisRun:
     """One leased sample of an analysis job."""
 
     def __init__(
@@ -94,12 +94,12 @@ class Run:
                 self._log(done, total)
             self._saved_at = time.monotonic()
         if ends:
-            raise Interrupted("the analysis ends before it is complete")
+            raise AnalysisInterrupted("the analysis ends before it is complete")
 
     def check(self) -> None:
         """Raise Interrupted if the analysis must end within a part; its last saved state stays."""
         if self._must_end():
-            raise Interrupted("the analysis ends before it is complete")
+            raise AnalysisInterrupted("the analysis ends before it is complete")
 
     def _log(self, done: int, total: int) -> None:
         with self.database.write() as session:

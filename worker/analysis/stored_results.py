@@ -20,12 +20,12 @@ from storage.queue.leases import LeasedSample
 from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
 from storage.sessions.sessions import NewSession
 from storage.sessions.writer import session_prefix
-from worker.analysis.run import Results
+from worker.analysis.run import AnalysisResults
 
 DIRECTIONS_FILE = "directions.npz"
 
 
-def store_results(store: ArtifactStore, lease: LeasedSample, results: Results) -> NewSession:
+def store_results(store: ArtifactStore, lease: LeasedSample, results: AnalysisResults) -> NewSession:
     """Write the announced session of a lease.
 
     Raises:
@@ -66,7 +66,7 @@ def store_results(store: ArtifactStore, lease: LeasedSample, results: Results) -
     )
 
 
-def _contents(results: Results) -> Iterator[tuple[str, bytes]]:
+def _contents(results: AnalysisResults) -> Iterator[tuple[str, bytes]]:
     yield RESULT_FILE, (results.body.model_dump_json(indent=1) + "\n").encode()
     for name, lines in results.tables.items():
         yield f"{name}.csv", _csv(lines)

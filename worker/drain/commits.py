@@ -19,7 +19,7 @@ _GIVEN_BACK = (ServiceUnavailable, JobEnded, Interrupted)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class CommitResult:
     """The result of a commit."""
 
     outcomes: Sequence[Outcome]
@@ -39,7 +39,7 @@ class Commits:
         database: Database,
         worker_id: str,
         *,
-        stored: Callable[[Stored], None],
+        stored: Callable[[CommitResult], None],
         give_up: Callable[[], bool],
     ) -> None:
         """
@@ -110,7 +110,7 @@ class Commits:
             outcomes, self._gathered = self._gathered, []
             return outcomes
 
-    def _store(self, outcomes: Sequence[Outcome], seconds: float) -> Stored:
+    def _store(self, outcomes: Sequence[Outcome], seconds: float) -> CommitResult:
         """Commit outcomes; retry while the database is unavailable.
 
         A sample is given back if the store could not take it, if it was interrupted, or if its job has ended.
@@ -126,7 +126,7 @@ class Commits:
             returned = [o.lease for o in away]
             self._database.insist(lambda session: leases.give_back(session, returned), give_up=self._give_up)
         done = commit.store(self._database, ended, seconds=seconds, give_up=self._give_up)
-        return Stored(
+        return CommitResult(
             outcomes=outcomes,
             lost_sessions=[recorded[key] for key in done.lost if key in recorded],
             is_any=bool(done.kept),

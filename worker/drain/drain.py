@@ -1,8 +1,8 @@
 """The drain: load the model of the next job, and run samples as long as any wait.
 
 Each claim decides anew which job is next (`storage.queue.claim`). A run goes on while samples of the loaded
-model come (`worker.drain.desk`); another model, a suspect or a pause ends it. A wake-up starts all this, and
-so does a thread of the idle worker after a hint (`worker.signals.hints`) and every few seconds.
+model come (`worker.drain.scheduler`); another model, a suspect or a pause ends it. A wake-up starts all this,
+and so does a thread of the idle worker after a hint (`worker.signals.hints`) and every few seconds.
 """
 
 import logging
@@ -21,16 +21,16 @@ from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database, is_away
 from storage.jobs import control, jobs
 from storage.queue import claim, leases, model_loads, workers
-from storage.queue.claim import Asking, Claim, Held
+from storage.queue.claim import Asking, Claim, HeldModel
 from storage.sessions.writer import session_prefix
 from storage.tables.models import JobRow
-from worker.drain.commits import Commits, Stored
-from worker.drain.desk import Desk, RunEnds, Work
+from worker.drain.commits import CommitResult, Commits
+from worker.drain.held_leases import HeldLeases
 from worker.drain.job_models import HeldElsewhere, JobModels, NotHeld
-from worker.drain.leases import LeaseKeeper
 from worker.drain.model_holder import ModelHolder
 from worker.drain.open_jobs import OpenJobs
 from worker.drain.pauses import Pauses
+from worker.drain.scheduler import RunEnds, Scheduler, Work
 from worker.sample.open_job import OpenJob
 from worker.sample.unforeseen import unforeseen
 from worker.signals.hints import Hints
@@ -71,7 +71,7 @@ class Drain:
         self._may_load = may_load
         self._open = OpenJobs(settings=settings, database=database, store=store, model=self._model)
         #: the model of the last claim, and since when
-        self._held: Held | None = None
+        self._held: HeldModel | None = None
         self._held_since = time.monotonic()
         #: claims of urgent chats in a row
         self._chats = 0
@@ -84,23 +84,25 @@ class Drain:
         #: job id -> `time.monotonic` before which it is left to others
         self._left: dict[str, float] = {}
         #: of the last run
-        self._keeper: LeaseKeeper | None = None
-        self._desk: Desk | None = None
+        self._held_leases: HeldLeases | None = None
+        self._scheduler: Scheduler | None = None
         #: held while a job runs: wake-ups and looks come in their own threads
         self._turn = threading.Lock()
 
     def check_leases(self, session: Session) -> None:
         """Ask which of the running samples are still the worker's own."""
-        keeper = self._keeper
-        if keeper is not None:
-            keeper.check(session)
+        held_leases = self._held_leases
+        if held_leases is not None:
+            held_leases.check(session)
 
     def numbers(self) -> dict[str, int]:
         """Sessions and bytes that wait for the store, for the heartbeat."""
-        desk = self._desk
-        waits = self._pauses.outage.reason is not None or (desk is not None and desk.waits_for_store)
+        scheduler = self._scheduler
+        waits = self._pauses.outage.reason is not None or (
+            scheduler is not None and scheduler.waits_for_store
+        )
         return {
-            "sessions_to_store": 0 if desk is None else desk.sessions_to_store,
+            "sessions_to_store": 0 if scheduler is None else scheduler.sessions_to_store,
             "upload_bytes": self._store.staged_bytes(),
             "waits_for_store": int(waits),
         }
@@ -229,7 +231,7 @@ class Drain:
         self._chats *= found.is_urgent_chat
 
     def _more(self, run: OpenJob, room: int, chats_only: bool) -> Work | None:
-        """Claim samples that join the run of a job, see `desk.More`."""
+        """Claim samples that join the run of a job, see `scheduler.More`."""
         while not self._stop.is_set():
             try:
                 found = self._claim(
@@ -323,7 +325,7 @@ class Drain:
         engine = self._models.engine
         assert engine is not None
         self._count_chats(found)
-        keeper = self._keeper = LeaseKeeper(
+        held_leases = self._held_leases = HeldLeases(
             self._database,
             self._worker_id,
             self._stop,
@@ -337,11 +339,11 @@ class Drain:
         )
         first = self._work_of(found)
         more = partial(self._more, first.samples[0][0]) if joins else None
-        desk = self._desk = Desk(
+        scheduler = self._scheduler = Scheduler(
             first,
             more,
             slots=self._slots,
-            keeper=keeper,
+            held_leases=held_leases,
             commits=commits,
             store=self._store,
             outage=self._pauses.outage,
@@ -349,32 +351,32 @@ class Drain:
         )
         self._may_hold = True
         try:
-            with commits, keeper:
-                desk.run()
+            with commits, held_leases:
+                scheduler.run()
         except DBAPIError:
             raise
         except (DeviceLost, WorkerStalled) as error:
             logger.critical("%s", error)
-            self._give_back(keeper, error)
+            self._give_back(held_leases, error)
             self._models.lost()  # the next claim loads the model again
         except Exception as error:
-            self._give_back(keeper, unforeseen(error, "while the engine ran this sample and others"))
+            self._give_back(held_leases, unforeseen(error, "while the engine ran this sample and others"))
             raise
         finally:
-            self._keeper = self._desk = None
+            self._held_leases = self._scheduler = None
 
-    def _give_back(self, keeper: LeaseKeeper, reason: ActographError) -> None:
+    def _give_back(self, held_leases: HeldLeases, reason: ActographError) -> None:
         """Give back the samples that ran, which counts a loss of each."""
 
         def give_back(session: Session) -> None:
-            leases.give_back(session, keeper.held, reason)
+            leases.give_back(session, held_leases.held, reason)
 
         self._database.insist(give_back, give_up=self._stop.is_set)
 
-    def _note_stored(self, done: Stored) -> None:
+    def _note_stored(self, done: CommitResult) -> None:
         """Follow a commit: its samples are no longer held, and files without a session go."""
-        assert self._keeper is not None
-        self._keeper.release([outcome.lease for outcome in done.outcomes])
+        assert self._held_leases is not None
+        self._held_leases.release([outcome.lease for outcome in done.outcomes])
         # the reaper may have been here before the last file was stored
         with suppress(ServiceUnavailable, OSError):
             self._store.delete_many({session_prefix(one): None for one in done.lost_sessions})

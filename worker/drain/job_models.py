@@ -12,7 +12,7 @@ from actograph.contract.models import ModelStructure, PinnedModel
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
-from storage.queue.claim import Held
+from storage.queue.claim import HeldModel
 from storage.tables.models import JobRow
 from worker.drain.model_holder import ModelHolder, is_same
 from worker.engine.client import EngineClient
@@ -41,13 +41,13 @@ class JobModels:
         self._models.before_unload = act
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldModel | None:
         """The held model and its identity; None before the first load and after a refused one."""
         engine = self._models.engine
         if engine is None:
             return None
         identity = engine.structure.identity
-        return Held(engine.structure.model, identity.sha256 if identity else None)
+        return HeldModel(engine.structure.model, identity.sha256 if identity else None)
 
     @property
     def name(self) -> str | None:
@@ -79,13 +79,13 @@ class JobModels:
             with self._database.write() as session:
                 # the first of two workers pins the job; the second one loads the model as pinned
                 pinned = jobs.pin(session, job.id, pinned)
-        if not load and self.held != Held(job.model, pinned.identity.sha256):
+        if not load and self.held != HeldModel(job.model, pinned.identity.sha256):
             raise NotHeld
         return self._pinned_engine(job, pinned), pinned
 
     def _pinned_engine(self, job: JobRow, pinned: PinnedModel) -> EngineClient:
         identity = pinned.identity
-        if self.held == Held(job.model, identity.sha256):
+        if self.held == HeldModel(job.model, identity.sha256):
             return self._as_pinned(pinned)
         with self._database.read() as session:
             current = workers.structure(session, job.model)

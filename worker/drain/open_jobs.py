@@ -23,7 +23,7 @@ from storage.broker.live_text import LiveTextWriter
 from storage.files.dataset_sources import Uploads
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.queue.claim import Held
+from storage.queue.claim import HeldModel
 from storage.queue.leases import LeasedSample
 from storage.samples import NewSample
 from storage.samples.expansion import capture_samples, evaluation_samples
@@ -71,7 +71,7 @@ class OpenJobs:
     def is_open(self, job: JobRow, run: OpenJob | None = None) -> bool:
         """Whether samples of the job can run, and beside this one if it is given: on the same engine."""
         if job.kind in _OF_CHATS:
-            is_open = self._model.held == Held(job.model, job.identity_sha256)
+            is_open = self._model.held == HeldModel(job.model, job.identity_sha256)
             # chats take the model's own engine
             traced = run is not None and run.engine.structure.engine == "traced"
         else:

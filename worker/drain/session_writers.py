@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from worker.sample.outcome import Interrupted, Outcome
-from worker.sample.talk import Talk
+from worker.sample.sample_run import SampleRun
 from worker.sample.unforeseen import unforeseen
 
 logger = logging.getLogger(__name__)
@@ -27,18 +27,18 @@ class SessionWriters:
 
     def __init__(
         self,
-        store: Callable[[Talk], None],
+        store: Callable[[SampleRun], None],
         ended: Callable[[Outcome, bool], None],
-        lost: Callable[[Talk], None],
+        lost: Callable[[SampleRun], None],
     ) -> None:
         """
         Args:
-            store: stores a talk's session; its outcome has the result or the error.
-            ended: takes the outcome of each talk, and whether it is committed at once.
-            lost: takes a talk whose session was stored too late, see `close`.
+            store: stores a sample's session; its outcome has the result or the error.
+            ended: takes the outcome of each sample, and whether it is committed at once.
+            lost: takes a sample whose session was stored too late, see `close`.
         """
         self._store, self._ended, self._lost = store, ended, lost
-        self._waiting: dict[str, Talk] = {}
+        self._waiting: dict[str, SampleRun] = {}
         self._turns = threading.Semaphore(WRITERS)
         self._changed = threading.Condition()
 
@@ -47,11 +47,11 @@ class SessionWriters:
         """Sessions that are stored or wait for it."""
         return len(self._waiting)
 
-    def add(self, talk: Talk) -> None:
-        """Store a talk's session."""
+    def add(self, sample: SampleRun) -> None:
+        """Store a sample's session."""
         with self._changed:
-            self._waiting[talk.lease.key] = talk
-        threading.Thread(target=self._run, args=(talk,), name="session-writer", daemon=True).start()
+            self._waiting[sample.lease.key] = sample
+        threading.Thread(target=self._run, args=(sample,), name="session-writer", daemon=True).start()
 
     def close(self, gives_up: Callable[[], bool]) -> None:
         """Wait until all sessions are stored. Once `gives_up` is true, other samples are given back."""
@@ -59,23 +59,23 @@ class SessionWriters:
             while self._waiting and not gives_up():
                 self._changed.wait(_LOOK_SECONDS)
             left, self._waiting = self._waiting, {}
-        for talk in left.values():
-            self._ended(replace(talk.outcome, recorded=None, error=Interrupted()), True)
+        for sample in left.values():
+            self._ended(replace(sample.outcome, recorded=None, error=Interrupted()), True)
         if left:
             logger.warning("%d sessions were not stored in time; their samples are given back", len(left))
 
-    def _run(self, talk: Talk) -> None:
+    def _run(self, sample: SampleRun) -> None:
         with self._turns:
-            if talk.lease.key not in self._waiting:
+            if sample.lease.key not in self._waiting:
                 return
             try:
-                self._store(talk)
+                self._store(sample)
             except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
-                talk.fail(unforeseen(error, f"while the session of sample {talk.lease.id} was stored"))
+                sample.fail(unforeseen(error, f"while the session of sample {sample.lease.id} was stored"))
         with self._changed:
-            is_late = self._waiting.pop(talk.lease.key, None) is None
+            is_late = self._waiting.pop(sample.lease.key, None) is None
             self._changed.notify_all()
         if is_late:
-            self._lost(talk)
+            self._lost(sample)
         else:
-            self._ended(talk.outcome, talk.at_once)
+            self._ended(sample.outcome, sample.at_once)

@@ -106,7 +106,7 @@ class EngineProcess:
         self._load: tuple[dict[str, Any], bytes] | None = None
         self._memory: dict[str, int] = {}
         self._reason: WorkerStalled | None = None
-        self._run: _Run | None = None
+        self._run: _HostRun | None = None
         self._regions: dict[int, mmap.mmap] = {}
         self._has_ended = False
         self._deliveries: SimpleQueue[tuple[dict[str, Any], bytes] | None] = SimpleQueue()
@@ -198,7 +198,7 @@ class EngineProcess:
         self, *, source: Source, control: Control, results: Results, sink: Sink | None, options: RunOptions
     ) -> RunStatistics:
         """Run requests, see `EngineClient.run`."""
-        run = _Run(results, sink)
+        run = _HostRun(results, sink)
         with self._changed:
             self._run = run
         try:
@@ -209,7 +209,9 @@ class EngineProcess:
                 self._run = None
             self._forget_vectors(run, list(run.vectors))
 
-    def _follow(self, run: "_Run", source: Source, control: Control, options: RunOptions) -> RunStatistics:
+    def _follow(
+        self, run: "_HostRun", source: Source, control: Control, options: RunOptions
+    ) -> RunStatistics:
         """Send what there is to send until the run has ended."""
         is_closed = is_stopped = False
         error: Exception | None = None
@@ -245,7 +247,7 @@ class EngineProcess:
                 self._cancel_untaken(run)
                 raise self._lost("while it ran samples")
 
-    def _cancel_untaken(self, run: "_Run") -> None:
+    def _cancel_untaken(self, run: "_HostRun") -> None:
         """Cancel requests that the ended process never had: they are not to blame for its end."""
         for request in [request for key, request in run.live.items() if key not in run.taken]:
             run.results.done(
@@ -257,7 +259,7 @@ class EngineProcess:
                 )
             )
 
-    def _pull(self, run: "_Run", source: Source, options: RunOptions) -> int:
+    def _pull(self, run: "_HostRun", source: Source, options: RunOptions) -> int:
         """Send requests for which there is room. Returns how many."""
         with self._changed:
             chats = sum(request.priority for request in run.live.values())
@@ -270,14 +272,14 @@ class EngineProcess:
             self._send_request(run, request)
         return len(pulled)
 
-    def _send_request(self, run: "_Run", request: Request) -> None:
+    def _send_request(self, run: "_HostRun", request: Request) -> None:
         names = [
             None if edit.vector is None else self._vector(run, request.key, edit.vector)
             for edit in request.edits
         ]
         self._send({"m": "request", "request": messages.request_json(request), "vectors": names})
 
-    def _vector(self, run: "_Run", key: str, vector: NDArray[np.float32]) -> str:
+    def _vector(self, run: "_HostRun", key: str, vector: NDArray[np.float32]) -> str:
         """Name of a vector, which the process keeps until the requests with it have ended."""
         raw = vector.tobytes()
         name = hashlib.sha256(raw).hexdigest()
@@ -289,7 +291,7 @@ class EngineProcess:
             users.add(key)
         return name
 
-    def _forget_vectors(self, run: "_Run", names: Sequence[str]) -> None:
+    def _forget_vectors(self, run: "_HostRun", names: Sequence[str]) -> None:
         """Let the process drop vectors that no request has."""
         with run.vectors_change:
             for name in names:
@@ -347,7 +349,7 @@ class EngineProcess:
             with self._changed:  # the reader notes it; whoever waits sees it
                 self._changed.wait_for(lambda: self._has_ended)
 
-    def _release_vectors(self, run: "_Run", request: Request) -> None:
+    def _release_vectors(self, run: "_HostRun", request: Request) -> None:
         """Note that a request has ended, for the vectors of its edits."""
         if any(edit.vector is not None for edit in request.edits):
             with run.vectors_change:
@@ -355,7 +357,7 @@ class EngineProcess:
                     users.discard(request.key)
                 self._forget_vectors(run, [name for name, users in run.vectors.items() if not users])
 
-    # the process's side of the talk
+    # the process's side
 
     def _read(self) -> None:
         try:
@@ -427,7 +429,7 @@ class EngineProcess:
                     run.ended = messages.statistics_of(message["statistics"])
                     self.wake()
 
-    def _write(self, run: "_Run | None", message: dict[str, Any], raw: bytes) -> None:
+    def _write(self, run: "_HostRun | None", message: dict[str, Any], raw: bytes) -> None:
         """Let the sink take rows, and give their memory back."""
         error: Exception | None = None
         try:
@@ -464,7 +466,7 @@ class EngineProcess:
             made |= dict.fromkeys(part["hooks"], rows_of_hook)
         return made
 
-    def _done(self, run: "_Run", message: dict[str, Any]) -> None:
+    def _done(self, run: "_HostRun", message: dict[str, Any]) -> None:
         data = message["generation"]
         with self._changed:
             request = run.live.pop(data["key"])
@@ -482,7 +484,7 @@ class EngineProcess:
         self.wake()
 
 
-class _Run:
+class _HostRun:
     """State of a run at the host.
 
     Attributes:

@@ -23,7 +23,7 @@ _GENERATED = 4
 _PLACES = (0, 6)
 
 
-class _Run(ListedRequests):
+class _KeptBits(ListedRequests):
     """A run that keeps the bits of tokens and rows."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
@@ -81,6 +81,6 @@ def prove(engine: Engine, usual: RunOptions) -> None:
 
 def _bits(engine: Engine, requests: Sequence[Request], usual: RunOptions, of: str) -> dict[str, bytes]:
     """Bits of the tokens and rows of one of these requests, by hook."""
-    run = _Run(requests)
+    run = _KeptBits(requests)
     engine.run(source=run, control=run, results=run, sink=run, options=usual)
     return {hook: b"".join(parts) for (key, hook), parts in run.bits.items() if key == of}

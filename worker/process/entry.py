@@ -52,7 +52,7 @@ def enter(
     hostname, pid, namespace = socket.gethostname(), os.getpid(), process_identity.pid_namespace()
 
     def register(session: Session) -> None:
-        workers.bury(session, namespace, process_identity.has_ended)
+        workers.declare_lost(session, namespace, process_identity.has_ended)
         workers.register(
             session,
             worker_id,

@@ -10,7 +10,7 @@ from worker.engine.messages import Rows
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _LastRows:
     tokens: tuple[int, ...]
     data: NDArray[np.uint8]  # [rows, bytes of a row]
     dtype: str
@@ -25,7 +25,7 @@ class HeldRows:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _LastRows] = {}
 
     def add(self, hook: str, chunk: Rows) -> None:
         """Take further rows of a hook, each with its token."""
@@ -34,7 +34,7 @@ class HeldRows:
         if hook in self._held:
             raw, tokens = [self._held[hook].data, *raw], self._held[hook].tokens + tokens
         data = np.concatenate(raw)[-self._most :]
-        self._held[hook] = _Held(tokens[-self._most :], data.copy(), chunk.dtype)
+        self._held[hook] = _LastRows(tokens[-self._most :], data.copy(), chunk.dtype)
 
     def chosen(self, tokens: Collection[int]) -> Mapping[str, Rows]:
         """The held rows of these tokens by hook; a hook without any has an empty chunk."""

@@ -25,7 +25,7 @@ from storage.sessions.manifest import AppliedIntervention
 from worker.engine.messages import Edit, TokenRule
 
 
-class _Condition(BaseModel):
+class _StoredCondition(BaseModel):
     """A stored condition's name and interventions."""
 
     name: str
@@ -81,7 +81,7 @@ def steering_of(
             hook, or a stored vector that was deleted or is for another model.
     """
     job = [Intervention.model_validate(value) for value in spec.get("interventions") or ()]
-    conditions = [_Condition.model_validate(value) for value in spec.get("conditions") or ()]
+    conditions = [_StoredCondition.model_validate(value) for value in spec.get("conditions") or ()]
     if not job and not any(c.interventions for c in conditions):
         return UNSTEERED
     ready = [

@@ -20,7 +20,7 @@ from storage.results.export.inspect_log import InspectLog
 from storage.results.export.lm_eval_files import LmEvalFiles
 from storage.results.export.of_condition import Origin, runs
 from storage.results.export.plan import ExportPlan
-from storage.results.export.sample import Held, Prepared, json_file, json_line, line, prepare, write
+from storage.results.export.sample import Prepared, StoredSample, json_file, json_line, line, prepare, write
 from storage.sessions import damage, sessions
 from storage.tables.models import SampleRow
 
@@ -46,7 +46,7 @@ class Totals:
     #: of the first session
     origin: Origin = field(default_factory=Origin)
 
-    def count(self, sample: Sample, held: Held) -> None:
+    def count(self, sample: Sample, held: StoredSample) -> None:
         self.samples += 1
         self.failed += sample.status == SampleStatus.FAILED
         self.prompt_tokens += sample.prompt_tokens or 0
@@ -80,7 +80,7 @@ def stream(plan: ExportPlan, database: Database, store: ArtifactStore) -> Iterat
         def prepared(found: tuple[Sample, resources.Session | None]) -> Prepared:
             sample, session = found
             name = plan.name_of(sample.sample_index, sample.condition, sample.epoch)
-            held = Held.of(store, session, plan.detail)
+            held = StoredSample.of(store, session, plan.detail)
             return prepare(sample, held, name=name, task=plan.task, detail=plan.detail)
 
         for one in each_of(prepared, _samples(plan, database), READERS):

@@ -36,7 +36,7 @@ _OF_MANIFEST = {"revision", "capture", "sampling", "interventions", "turns", "se
 
 
 @dataclass(kw_only=True)
-class Held:
+class StoredSample:
     """Stored data of one sample."""
 
     session: resources.Session | None = None
@@ -45,7 +45,7 @@ class Held:
     error: ActographError | None = None
 
     @classmethod
-    def of(cls, store: ArtifactStore, session: resources.Session | None, detail: Detail) -> "Held":
+    def of(cls, store: ArtifactStore, session: resources.Session | None, detail: Detail) -> "StoredSample":
         if session is None or detail == "none":
             return cls(session=session)
         recorded = next((file for file in session.files if file.name == MANIFEST_NAME), None)
@@ -67,12 +67,12 @@ class Prepared:
 
     sample: Sample
     name: str
-    held: Held
+    held: StoredSample
     #: content of its record, closed by `write`
     record: IO[bytes]
 
 
-def prepare(sample: Sample, held: Held, *, name: str, task: str, detail: Detail) -> Prepared:
+def prepare(sample: Sample, held: StoredSample, *, name: str, task: str, detail: Detail) -> Prepared:
     """Read what the record of a sample shows. An error of unreadable rows is stored in `held`."""
     spool = new_spool()
     try:
@@ -110,7 +110,7 @@ def _problem(sample: Sample) -> dict[str, Any]:
     return {"problem": problem, "gold": given.get("answer")}
 
 
-def _write_record(spool: IO[bytes], record: dict[str, Any], held: Held, detail: Detail) -> None:
+def _write_record(spool: IO[bytes], record: dict[str, Any], held: StoredSample, detail: Detail) -> None:
     if detail == "sampled" and held.reader is not None and held.error is None:
         try:
             spool.write(json_file(record).removesuffix(b"\n}\n") + b',\n "activations": ')
@@ -130,7 +130,7 @@ def _write_record(spool: IO[bytes], record: dict[str, Any], held: Held, detail: 
     spool.write(json_file(record))
 
 
-def _agent_state(session: resources.Session, held: Held) -> dict[str, Any]:
+def _agent_state(session: resources.Session, held: StoredSample) -> dict[str, Any]:
     """Contents of a session: hooks, files, and its origin from the manifest."""
     state: dict[str, Any] = {"session_id": session.id, "hooks": described(session.hooks)}
     state |= session.model_dump(mode="json", include=_OF_STATE)

@@ -32,7 +32,7 @@ from storage.sessions.manifest import SessionManifest, StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 from storage.tables.models import JobRow, SampleRow
 from storage.upkeep import reaper
-from storage.upkeep.healing import Healing
+from storage.upkeep.reconcile import Reconciler
 from tests.support import leasing
 from tests.support.command_line import Run, runner
 from tests.support.indexes import write_index
@@ -176,7 +176,7 @@ class Service:
             wanted = tuple(models or (MODEL,))
             owners = pauses.held_owners(session)
             asking = claim.Asking(
-                worker_id="wrk_test", held=claim.Held(wanted[0]), may_load=wanted, owners=owners
+                worker_id="wrk_test", held=claim.HeldModel(wanted[0]), may_load=wanted, owners=owners
             )
             job = claim.choose(session, asking)
         return None if job is None else job.id
@@ -189,7 +189,7 @@ class Service:
 
     def reconcile(self) -> None:
         """One round of upkeep, and of the background work."""
-        Healing(self.services.settings, self.database, self.services.store).round()
+        Reconciler(self.services.settings, self.database, self.services.store).round()
         advance_all(self.services)
 
     def drain(self) -> None:

@@ -187,7 +187,7 @@ def test_the_commands_follow_and_print_tables(service: Service, run: Run, rows: 
     try:
         code, out, err = run("analyse", "outliers", source[:20], "--hooks", "resid_post")
         assert (code, "POSITION SHARE" in out) == (0, True), (out, err)
-        assert "actograph sessions pull" in err
+        assert "actograph sessions download" in err
         code, out, _ = run(
             "analyse", "probe", source, "--positions", "last", "--folds", 3, "--format", "json"
         )

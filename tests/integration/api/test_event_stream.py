@@ -60,7 +60,7 @@ def test_events_arrive_while_the_job_runs(service: Service, monkeypatch: pytest.
     job_id = service.submit()
     looks, has_pinged, look = count(1), threading.Event(), sse.look
 
-    def counted(*given: Any) -> sse.Look:
+    def counted(*given: Any) -> sse.NewEvents:
         if next(looks) == 3:  # the first is the request's own, and a ping follows the second
             has_pinged.set()
         return look(*given)

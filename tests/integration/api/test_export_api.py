@@ -253,10 +253,10 @@ def test_a_pull_that_broke_off_leaves_no_summary_and_is_repeated(
     out = tmp_path / "out"
     with Client(url, "", retries=0) as client:
         with pytest.raises(ServiceUnreachable):
-            client.jobs.get(job_id).pull_results(out, activations="sampled")
+            client.jobs.get(job_id).export(out, activations="sampled")
         assert not (out / "summary.json").exists()
         away = False
-        pulled = client.jobs.get(job_id).pull_results(out, activations="sampled")
+        pulled = client.jobs.get(job_id).export(out, activations="sampled")
     assert (pulled.samples, pulled.complete) == (6, True)
     assert {untimed(name) for name in files_of(out)} == {
         untimed(name) for name in export(service, job_id, activations="sampled")

@@ -13,7 +13,7 @@ from actograph.settings import Settings
 from storage.jobs import jobs
 from storage.queue import workers
 from storage.tables.models import WorkerRow
-from storage.upkeep.healing import Healing
+from storage.upkeep.reconcile import Reconciler
 from tests.integration.api.conftest import Service, Start
 from tests.integration.conftest import RedisProcess
 from tests.support import leasing
@@ -27,7 +27,7 @@ def run_upkeep() -> Iterator[Callable[[Service], None]]:
     stop, threads = threading.Event(), list[threading.Thread]()
 
     def run(service: Service) -> None:
-        upkeep = Healing(service.services.settings, service.database, service.services.store, stop)
+        upkeep = Reconciler(service.services.settings, service.database, service.services.store, stop)
         threads.append(threading.Thread(target=upkeep.run))
         threads[-1].start()
 
@@ -110,7 +110,7 @@ def test_upkeep_outlives_a_database_that_goes_and_comes(
 ) -> None:
     service = start(settings.model_copy(update={"reconcile_seconds": 0.05}))
     run_upkeep(service)
-    with caplog.at_level(logging.INFO, "storage.upkeep.healing"):
+    with caplog.at_level(logging.INFO, "storage.upkeep.reconcile"):
         with workers_table_away(service):
             eventually(lambda: "healing waits" in caplog.text)
             time.sleep(0.3)

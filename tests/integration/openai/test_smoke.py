@@ -14,7 +14,7 @@ import pytest
 from actograph.cli.main import main
 from actograph.client import Client, transport
 from actograph.contract.operations import NewKey
-from actograph.smoke import Kind
+from actograph.smoke import FailureKind
 
 #: (method, path, status, body) -> the status and body that the client gets
 Change = Callable[[str, str, int, bytes], tuple[int, bytes]]
@@ -126,7 +126,7 @@ def test_activations_that_are_missing_wrong_or_changed_are_found(
         with subtests.test(name):
             proxy.change = lie
             code, steps = run(proxy.url)
-            assert code == Kind.CAPTURE, steps
+            assert code == FailureKind.CAPTURE, steps
             assert steps[-1]["step"] == "clean up", "what it made is deleted after a failure too"
     with Client(service.url, "") as client:
         assert list(client.jobs.list()) == []
@@ -145,13 +145,13 @@ def test_other_faults_have_statuses_of_their_own(
     service: Any, proxy: Proxy, run: Run, subtests: pytest.Subtests
 ) -> None:
     page = b"<html>hello</html>"
-    cases: dict[str, tuple[Change, Kind]] = {
-        "another program": (lambda *_: (200, page), Kind.NOT_ACTOGRAPH),
-        "a proxy without its service": (lambda *_: (502, page), Kind.UNREACHABLE),
-        "a full store": (full, Kind.STORE),
+    cases: dict[str, tuple[Change, FailureKind]] = {
+        "another program": (lambda *_: (200, page), FailureKind.NOT_ACTOGRAPH),
+        "a proxy without its service": (lambda *_: (502, page), FailureKind.UNREACHABLE),
+        "a full store": (full, FailureKind.STORE),
         "another version": (
             lambda _method, _path, status, body: (status, body.replace(b'"version":"0.1', b'"version":"9.1')),
-            Kind.ROUTES,
+            FailureKind.ROUTES,
         ),
     }
     for name, (change, kind) in cases.items():
@@ -164,20 +164,20 @@ def test_other_faults_have_statuses_of_their_own(
 def test_another_model_a_pause_and_a_missing_key(
     service: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(service.url, "--model", "other")[0] == Kind.MODEL
+    assert run(service.url, "--model", "other")[0] == FailureKind.MODEL
     with Client(service.url, "") as client:
         client.queue.pause("the disk is changed")
-        assert run(service.url)[0] == Kind.STORE
+        assert run(service.url)[0] == FailureKind.STORE
         client.queue.resume()
         key = client.keys.create(NewKey(name="root", role="admin")).key
-    assert run(service.url)[0] == Kind.KEY
+    assert run(service.url)[0] == FailureKind.KEY
     monkeypatch.setenv("ACTOGRAPH_API_KEY", "acto_" + "0" * 43)
-    assert run(service.url)[0] == Kind.KEY
+    assert run(service.url)[0] == FailureKind.KEY
     monkeypatch.setenv("ACTOGRAPH_API_KEY", key)
     assert run(service.url)[0] == 0
-    assert run("http://127.0.0.1:9")[0] == Kind.UNREACHABLE
+    assert run("http://127.0.0.1:9")[0] == FailureKind.UNREACHABLE
 
 
 def test_every_kind_has_a_place_in_the_docs(pytestconfig: pytest.Config) -> None:
     page = (pytestconfig.rootpath / "docs/operate/running.md").read_text(encoding="utf-8")
-    assert [kind.name for kind in Kind if f"| {kind.value} | " not in page] == []
+    assert [kind.name for kind in FailureKind if f"| {kind.value} | " not in page] == []

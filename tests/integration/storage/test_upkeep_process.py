@@ -12,7 +12,7 @@ import pytest
 from actograph.contract.resources import JobStatus
 from storage.index.database import Database
 from storage.jobs import jobs
-from storage.upkeep import healing
+from storage.upkeep import reconcile
 from tests.support.indexes import write_index
 from tests.support.submitting import insert_capture
 
@@ -28,7 +28,7 @@ def test_the_process_works_alone_and_ends_in_order(
     job_id = insert_capture(database, "a", deadline_seconds=1000)
     with database.write() as session:
         jobs.lock(session, job_id).deadline_at = 1.0
-        assert healing.age(session) == float("inf")
+        assert reconcile.age(session) == float("inf")
     environment = os.environ | {"ACTOGRAPH_HOME": str(tmp_path), "ACTOGRAPH_RECONCILE_SECONDS": "0.1"}
     environment["ACTOGRAPH_BROKER_URL"] = "redis://127.0.0.1:1/0"  # it needs none
     process = subprocess.Popen([sys.executable, "-m", "storage.upkeep"], env=environment, cwd=REPO)
@@ -40,7 +40,7 @@ def test_the_process_works_alone_and_ends_in_order(
     try:
         eventually(has_failed)
         with database.read() as session:
-            assert healing.age(session) < 60
+            assert reconcile.age(session) < 60
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     finally:

@@ -186,7 +186,7 @@ def test_a_stopping_worker_keeps_what_ended_and_another_finishes_the_rest(
     bench: "Bench", slow: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first sample ends at a stop string, the second goes on."""
-    monkeypatch.setattr("worker.drain.leases.STOP_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("worker.drain.held_leases.STOP_GRACE_SECONDS", 0.2)
     drawn = {"temperature": 1.0, "seed": 3}
     plain = bench.submit(inputs=[{"prompt": "one two"}], capture=None, sampling={"max_tokens": 12, **drawn})
     bench.drain().look()

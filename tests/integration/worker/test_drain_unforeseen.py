@@ -14,8 +14,8 @@ from storage.sessions import sessions
 from storage.sessions.writer import SessionWriter
 from tests.support.engine_double import Watched
 from tests.support.local_engine import LocalEngine
-from worker.drain.desk import Desk
 from worker.drain.open_jobs import OpenJobs
+from worker.drain.scheduler import Scheduler
 from worker.engine.capture.pool import Pool
 from worker.engine.pass_hooks import PassHooks
 from worker.engine.stream.delivery import Delivery
@@ -110,11 +110,11 @@ def test_a_failure_of_the_engine_gives_its_samples_back(
             raise Bug
         return real(self, *args, **more)
 
-    def count(self: Desk, *args: Any) -> None:
+    def count(self: Scheduler, *args: Any) -> None:
         started[0] += 1
 
     monkeypatch.setattr(owner, method, failing)
-    monkeypatch.setattr(Desk, "started", count)
+    monkeypatch.setattr(Scheduler, "started", count)
     job_id = bench.submit(capture=CAPTURE)
     with pytest.raises(Bug):
         bench.drain(slots=3).look(1)

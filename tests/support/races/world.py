@@ -30,7 +30,7 @@ from storage.artifacts.factory import open_store
 from storage.index.database import Database
 from storage.index.ids import new_worker_id
 from storage.queue import workers
-from storage.upkeep.healing import Healing
+from storage.upkeep.reconcile import Reconciler
 from tests.support.null_engine import NullEngine
 from worker.drain.drain import Drain
 from worker.engine.messages import Generation, Request, Rows, Sink
@@ -187,7 +187,7 @@ class WorkerHere:
     def register(self) -> None:
         """As a worker does that starts: those of its host that are dead are buried."""
         with self.database.write() as session:
-            workers.bury(session, HOST, lambda pid, _started: pid == DEAD_PID)
+            workers.declare_lost(session, HOST, lambda pid, _started: pid == DEAD_PID)
             workers.register(
                 session, self.id, hostname=HOST, pid=self._pid, pid_namespace=HOST, process_started=1,
                 model=MODEL, served=[MODEL],
@@ -230,7 +230,7 @@ class World:
         self._databases: list[Database] = []
         self._handler = FaultyLog(self.faults)
         self.apis = [self._services() for _ in range(apis)]
-        self.healings = [Healing(self.settings, one.database, one.store) for one in self.apis]
+        self.healings = [Reconciler(self.settings, one.database, one.store) for one in self.apis]
         self.workers: list[WorkerHere] = []
 
     def __enter__(self) -> "World":

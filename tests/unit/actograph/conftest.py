@@ -335,7 +335,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def queue(self, _: Seen) -> BaseModel:
         waiting = [job.id for job in self.state.jobs.values() if job.status == "queued"]
-        return operations.Queue(
+        return operations.QueueState(
             paused=bool(self.state.pauses),
             paused_reason="; ".join(pause.reason or "" for pause in self.state.pauses) or None,
             pauses=self.state.pauses,

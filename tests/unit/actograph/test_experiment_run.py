@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from actograph.client import ApiError
-from actograph.client.pulls import SUMMARY_NAME
+from actograph.client.downloads import SUMMARY_NAME
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.resources import JobStatus
 from actograph.experiment.experiment import read
-from actograph.experiment.run import Run, RunFolder
+from actograph.experiment.run import ExperimentRun, RunFolder
 
 TEXT = """\
 name: tools
@@ -68,7 +68,7 @@ class Remembered:
 
         progress = SimpleNamespace(failed=0)
         return SimpleNamespace(
-            id=job_id, status=JobStatus.COMPLETED, progress=progress, error=None, pull_results=pull
+            id=job_id, status=JobStatus.COMPLETED, progress=progress, error=None, export=pull
         )
 
     def _file(self, file_id: str) -> Any:
@@ -96,10 +96,10 @@ def run(service: Remembered, tmp_path: Path) -> Callable[[str], dict[str, bool]]
         (tmp_path / "tools.yaml").write_text(text)
         experiment, folder = read(tmp_path / "tools.yaml"), RunFolder(tmp_path / "run")
         client: Any = service
-        made = Run(client, experiment, folder, tmp_path, service="here", note=lambda _: None)
+        made = ExperimentRun(client, experiment, folder, tmp_path, service="here", note=lambda _: None)
         done = made.plan(experiment.stages)
         made.run(experiment.stages)
-        assert Run(client, experiment, folder, tmp_path, service="here", note=lambda _: None).plan(
+        assert ExperimentRun(client, experiment, folder, tmp_path, service="here", note=lambda _: None).plan(
             experiment.stages
         ) == dict.fromkeys(experiment.stages, True)
         return done

@@ -40,7 +40,7 @@ LISTS: dict[str, Query] = {
     "vectors": lambda session, job: vectors.find(session),
     "log of a job": lambda session, job: events.after(session, job, 0),
 }
-ASKING = claim.Asking(worker_id="wrk_1", held=claim.Held("demo"), may_load=["demo", "other"])
+ASKING = claim.Asking(worker_id="wrk_1", held=claim.HeldModel("demo"), may_load=["demo", "other"])
 OTHERS: dict[str, Query] = {
     "samples of a job": samples.find,
     "batches to move on": lambda session, job: batches.unended(session),
@@ -51,7 +51,7 @@ OTHERS: dict[str, Query] = {
     "overdue jobs": lambda session, job: control.fail_overdue(session),
     "open samples": lambda session, job: view.open_samples(session),
     "rate": events.last_progress,
-    "dead workers": lambda session, job: workers.bury(session, "host", lambda pid, started: True),
+    "dead workers": lambda session, job: workers.declare_lost(session, "host", lambda pid, started: True),
     "upload in use": lambda session, job: files.reader_of(session, "file-1"),
     "claim": lambda session, job: leasing.claim(session, job, worker_id="wrk_1", count=4),
     "end": jobs.end_if_done,

@@ -51,7 +51,7 @@ _NO_SWITCH = re.compile(r"(token_ids?|index|vocab_size)$")
 
 
 @dataclass(frozen=True)
-class Texts:
+class VerificationTexts:
     """Texts that verify a model.
 
     Attributes:
@@ -68,7 +68,7 @@ class Texts:
         return 2 * self.length + sum(map(sum, _SHORT))
 
 
-def texts_for(model: LoadedModel) -> Texts:
+def texts_for(model: LoadedModel) -> VerificationTexts:
     """The texts that verify a model: as long as its config asks for, and its size and device allow."""
     source, reach = _source(model), _reach(model)
     for_any = min(reach // _SHARE_FOR_ANY, _LONGEST_FOR_ANY)
@@ -82,7 +82,7 @@ def texts_for(model: LoadedModel) -> Texts:
             needed = max(needed, tokens)
         elif may_switch and not of_positions:
             beyond.append((name, tokens))
-    return Texts(min(needed + _BEYOND, model.context_length), beyond)
+    return VerificationTexts(min(needed + _BEYOND, model.context_length), beyond)
 
 
 def _numbers(config: Mapping[Any, Any], within: str = "") -> Iterator[tuple[str, int]]:
@@ -123,7 +123,7 @@ def _reach(model: LoadedModel) -> int:
 
 
 @dataclass(eq=False)
-class _Text:
+class _TextBeingVerified:
     """A text while it is verified.
 
     Attributes:
@@ -139,18 +139,18 @@ class _Text:
     logits: list[Tensor] = field(default_factory=list)
 
 
-def _texts(length: int, vocabulary: int) -> list[_Text]:
+def _texts(length: int, vocabulary: int) -> list[_TextBeingVerified]:
     """The long texts, then the short ones; every pass of each long one ends elsewhere."""
     half = length // 2
     passes = [(half, length - half - 8, 1, 7), (0, length - half - 5, 1, 1), *_SHORT]
-    made: list[_Text] = []
+    made: list[_TextBeingVerified] = []
     for number, counts in enumerate(passes):
         start = half if number == 1 else 0
         tokens = [(7 * i * i + 11 * i + 5 * (number + 1)) % vocabulary for i in range(start + sum(counts))]
         if start:
             tokens[:start] = made[0].slot.tokens[:start]
         request = Request(key=str(number), prompt_ids=tuple(tokens), seed=0, max_tokens=0)
-        made.append(_Text(Slot(request), counts, start))
+        made.append(_TextBeingVerified(Slot(request), counts, start))
     return made
 
 
@@ -190,7 +190,9 @@ def verify(forward: PackedForward) -> None:
             )
 
 
-def _run(forward: PackedForward, texts: Sequence[_Text], number: int, at_hooks: PassHooks) -> None:
+def _run(
+    forward: PackedForward, texts: Sequence[_TextBeingVerified], number: int, at_hooks: PassHooks
+) -> None:
     """Run the next tokens of each text in one pass, and keep their last logits."""
     chosen = sorted((text for text in texts if text.counts[number]), key=lambda text: text.counts[number] > 1)
     place = 0
@@ -210,7 +212,7 @@ def _run(forward: PackedForward, texts: Sequence[_Text], number: int, at_hooks: 
         slot.computed = slot.stop
 
 
-def _compare(model: LoadedModel, text: _Text) -> None:
+def _compare(model: LoadedModel, text: _TextBeingVerified) -> None:
     """Hold the logits of a text against a forward of the whole. Raises UnknownAttention if they differ."""
     ids = torch.tensor([text.slot.tokens], device=model.device)
     keep = torch.tensor(text.compared, device=model.device)

@@ -31,7 +31,7 @@ class Router:
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _RouterOutputs:
     """The three tensors that one module returned."""
 
     path: str
@@ -68,7 +68,7 @@ def find_router(
     return _proved(choices[0], router, mlp_input, forward)
 
 
-def _choice(path: str, visits: list[Visit]) -> _Choice | None:
+def _choice(path: str, visits: list[Visit]) -> _RouterOutputs | None:
     """The visits as a router's output: ids [.., k], weights of the same shape, logits [.., E >= k]."""
     flat = [v for v in visits if v.value.ndim == 3]
     indices = [v for v in flat if not v.value.is_floating_point()]
@@ -82,11 +82,11 @@ def _choice(path: str, visits: list[Visit]) -> _Choice | None:
     logits, weights = sorted(floats, key=lambda v: -v.width)
     if weights.width != k:
         return None
-    return _Choice(path, logits, indices[0], weights)
+    return _RouterOutputs(path, logits, indices[0], weights)
 
 
 def _proved(
-    choice: _Choice, module: torch.nn.Module, mlp_input: Visit | None, forward: DryForward
+    choice: _RouterOutputs, module: torch.nn.Module, mlp_input: Visit | None, forward: DryForward
 ) -> Router | str:
     logits, indices, weights = choice.logits, choice.indices, choice.weights
     ids, experts = indices.value, choice.num_experts
@@ -116,7 +116,7 @@ def _repeats(ids: torch.Tensor) -> bool:
     return bool((ordered[..., 1:] == ordered[..., :-1]).any())
 
 
-def _row_by_row(choice: _Choice, module: torch.nn.Module, mlp_input: Visit | None) -> bool:
+def _row_by_row(choice: _RouterOutputs, module: torch.nn.Module, mlp_input: Visit | None) -> bool:
     """Whether the logits' rows are the router's answers to the rows of the MLP's input, in their order.
 
     A flattened tensor does not show the token of each row, so the router runs again on a few tokens alone.

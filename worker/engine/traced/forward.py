@@ -20,7 +20,7 @@ from worker.engine.tokens.sampler import new_next_ids
 from worker.engine.traced import tracing
 
 
-class _Observer:
+class _HookValues:
     """Shows the values at the locations of a pass to its hooks."""
 
     def __init__(self, lm: Any, at_hooks: PassHooks) -> None:
@@ -115,7 +115,7 @@ class TracedForward:
             computed=slot.computed,
             logits=max(1, len(kept)),
         )
-        observer, box = _Observer(model.lm, at_hooks), list[Tensor]()
+        observer, box = _HookValues(model.lm, at_hooks), list[Tensor]()
         handle = model.hf.register_forward_hook(lambda _, __, output: box.append(output.logits[0]))
         try:
             tracing.forward(model, inputs, [observer], observer.modules)

@@ -131,7 +131,7 @@ def test_sessions_ls_show_and_rm(service: Any, run: Run) -> None:
 def test_pull_of_damaged_bytes_fails_and_the_rest_is_pulled(service: Any, run: Run, tmp_path: Path) -> None:
     one, two = service.add_session(1), service.add_session(2)
     service.stored[one.id, "manifest.json"] = b"[]"
-    code, out, err = run("sessions", "pull", one.id, two.id, "--out", tmp_path)
+    code, out, err = run("sessions", "download", one.id, two.id, "--out", tmp_path)
     assert code == 1
     assert out.splitlines() == [str(tmp_path / two.id)]
     assert "manifest.json: got" in err

@@ -80,7 +80,9 @@ def test_changes_answer_as_json(service: Any, run_json: Any) -> None:
 def test_sessions_are_pulled_side_by_side(service: Any, run_json: Any, tmp_path: Path) -> None:
     data = bytes(range(256)) * 4000
     sessions = [service.add_session(number, {"a.bin": data + bytes([number])}) for number in range(6)]
-    code, lines, err = run_json("sessions", "pull", *(s.id for s in sessions), "--out", tmp_path, "--jobs", 3)
+    code, lines, err = run_json(
+        "sessions", "download", *(s.id for s in sessions), "--out", tmp_path, "--jobs", 3
+    )
     assert code == 0
     assert [line["id"] for line in lines] == [session.id for session in sessions], "in the order asked for"
     for number, session in enumerate(sessions):
@@ -92,7 +94,7 @@ def test_sessions_are_pulled_side_by_side(service: Any, run_json: Any, tmp_path:
 def test_sessions_are_pulled_by_filter(service: Any, run_json: Any, tmp_path: Path) -> None:
     for number in range(4):
         service.add_session(number)
-    code, lines, _ = run_json("sessions", "pull", "--correct", "--out", tmp_path)
+    code, lines, _ = run_json("sessions", "download", "--correct", "--out", tmp_path)
     assert code == 0
     assert {line["id"] for line in lines} == {f"ses_{number:032x}" for number in (0, 2)}
-    assert run_json("sessions", "pull", "--out", tmp_path)[0] == 1, "neither ids nor filters"
+    assert run_json("sessions", "download", "--out", tmp_path)[0] == 1, "neither ids nor filters"

@@ -34,7 +34,7 @@ def test_a_text_is_cut_by_the_columns_that_it_takes() -> None:
 def test_a_resource_is_described_by_its_fields_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     pause = operations.QueuePause(kind="disk", reason="full", since=940)
-    queue = operations.Queue(
+    queue = operations.QueueState(
         pauses=[pause], jobs={"queued": 2, "running": 0}, samples={}, next=["job_1", "job_2"], messages=None,
         workers={},
     )  # fmt: skip
@@ -59,7 +59,7 @@ def test_entries_are_sorted_by_any_field_and_those_without_it_come_last() -> Non
     assert [one.since for one in ordered(pauses, "-by")] == [3, 2, 1]
     with pytest.raises(InvalidRequest, match="there is no field 'size'; the fields are kind, "):
         ordered(pauses, "size")
-    queue = operations.Queue(
+    queue = operations.QueueState(
         pauses=pauses, jobs={"queued": 2}, samples={}, next=[], messages=None, workers={}
     )
     assert (field_of(queue, "jobs.queued"), field_of(queue, "jobs.none")) == (2, None)

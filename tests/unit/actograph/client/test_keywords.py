@@ -8,7 +8,7 @@ import pytest
 
 from actograph import Client
 from actograph.client.jobs import JobHandle
-from actograph.client.transport import Resource
+from actograph.client.transport import APIResource
 
 #: arguments without a default, by name
 VALUES: dict[str, Any] = {"change": {}, "sessions": "job_1", "other": "job_2"}
@@ -19,7 +19,7 @@ def calls() -> Iterator[tuple[str, Callable[..., Any]]]:
     client = Client("http://127.0.0.1:9", retries=0)
     job = JobHandle.model_construct(id="job_1")
     job._client = client
-    owners = [client, job, *(one for one in vars(client).values() if isinstance(one, Resource))]
+    owners = [client, job, *(one for one in vars(client).values() if isinstance(one, APIResource))]
     for owner in owners:
         for name in dir(type(owner)):
             if (name.startswith("_") and name != "__call__") or isinstance(owner, type):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actograph.client import DownloadDamaged
-from actograph.client.pulls import unpack
+from actograph.client.downloads import unpack
 
 FILES = {
     "dataset.jsonl": b"",

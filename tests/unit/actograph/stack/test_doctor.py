@@ -10,7 +10,7 @@ import pytest
 from actograph.demo import MODEL_DIR
 from actograph.settings import Settings
 from actograph.stack import doctor
-from actograph.stack.doctor import CHECKS, Problem
+from actograph.stack.doctor import CHECKS, UpProblem
 from actograph.stack.ports import free_port
 
 
@@ -38,14 +38,14 @@ def test_each_problem_has_its_cure(
         ),
     ]
     for check, settings, cure in cases:
-        with subtests.test(check), pytest.raises(Problem, match=cure):
+        with subtests.test(check), pytest.raises(UpProblem, match=cure):
             CHECKS[check](Settings(**{"home": tmp_path / "home", **settings}))
 
 
 @pytest.mark.integration
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(Problem, match="--device cuda:1, but this machine has no NVIDIA GPU"):
+    with pytest.raises(UpProblem, match="--device cuda:1, but this machine has no NVIDIA GPU"):
         CHECKS["device"](Settings(device="cuda:1"))
 
 
@@ -58,7 +58,7 @@ def test_a_port_of_another_program(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        with pytest.raises(Problem, match=f"another program uses 127.0.0.1:{port}"):
+        with pytest.raises(UpProblem, match=f"another program uses 127.0.0.1:{port}"):
             CHECKS["port"](Settings(home=tmp_path, port=port))
         thread.join()
 

@@ -11,7 +11,7 @@ from actograph.contract.resources import JobStatus
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import claim, leases, model_loads, pause, workers
-from storage.queue.claim import Asking, Held
+from storage.queue.claim import Asking, HeldModel
 from tests.support import leasing
 from tests.support.submitting import insert_chat
 
@@ -21,7 +21,7 @@ ME, OTHER = "wrk_" + "a" * 32, "wrk_" + "b" * 32
 
 def take(database: Database, worker_id: str = ME, room: int = 1, **asking: Any) -> Sequence[str]:
     """Jobs of the samples that a worker gets, all jobs being open."""
-    values = {"worker_id": worker_id, "held": Held("demo")} | asking
+    values = {"worker_id": worker_id, "held": HeldModel("demo")} | asking
     with database.write() as session:
         found = claim.claim(session, Asking(**values), lambda _job: room)
     return [] if found is None else [lease.job_id for lease in found.samples] or [found.job.id]
@@ -100,7 +100,7 @@ def test_chats_are_claimed_at_once_and_leave_one_claim_in_eight(database: Databa
 
 def test_what_joins_a_run_is_no_suspect_and_opens_nothing(database: Database, submit: Submit) -> None:
     job_id = submit(3)
-    asked = claim.Asking(worker_id=ME, held=claim.Held("demo"), joins=True)
+    asked = claim.Asking(worker_id=ME, held=claim.HeldModel("demo"), joins=True)
     with database.write() as session:
         found = claim.claim(session, asked, lambda _job: 0)
         assert found is not None and (found.job.id, found.samples) == (job_id, ())
@@ -144,7 +144,7 @@ def test_a_job_of_another_variant_of_the_model_waits_like_one_of_another_model(
     pinned, free = submit(9), submit(1)
     with database.write() as session:
         jobs.get(session, pinned).identity_sha256 = "a"
-    held = Held("demo", "b")
+    held = HeldModel("demo", "b")
     assert take(database, held=held) == [free]
     assert take(database, held=held) == [pinned], "nothing else is left"
 
@@ -152,7 +152,7 @@ def test_a_job_of_another_variant_of_the_model_waits_like_one_of_another_model(
 def test_a_look_waits_for_no_claim(database: Database, submit: Submit) -> None:
     """A worker that may load other models looks in a read while another one claims."""
     job_id = submit(model="other")
-    asking = Asking(worker_id=ME, held=Held("demo"), may_load=("other",))
+    asking = Asking(worker_id=ME, held=HeldModel("demo"), may_load=("other",))
     with database.write() as claiming:
         claim._load_alone(claiming)
         with ThreadPoolExecutor(1) as pool:
@@ -171,7 +171,7 @@ def test_no_worker_opens_a_job_without_a_sample_to_claim(
     """Opening it may load a model."""
     job_id = submit(2, model="other")
     leasing.begin(database, job_id, 2, worker_id=OTHER)
-    for asking in ({"joins": True, "held": Held("other")}, {"may_load": ("other",)}):
+    for asking in ({"joins": True, "held": HeldModel("other")}, {"may_load": ("other",)}):
         with subtests.test(asking=asking):
             with database.write() as session:
                 jobs.lock(session, job_id).pending = 1

@@ -21,14 +21,14 @@ from storage.index.counters import Counter
 from storage.index.database import Database
 from storage.jobs import control, jobs
 from storage.queue import claim, commit, leases, view, workers
-from storage.queue.claim import Asking, Held
+from storage.queue.claim import Asking, HeldModel
 from storage.queue.commit import Ended
 from storage.queue.leases import LeasedSample
 from storage.sessions import changes, sessions
 from storage.sessions.filter import SessionFilter
 from storage.tables.models import JobRow, TallyRow
 from storage.upkeep import reaper
-from storage.upkeep.healing import Healing
+from storage.upkeep.reconcile import Reconciler
 from tests.support import leasing
 from tests.support.samples import result, session_of
 from tests.support.submitting import insert
@@ -59,7 +59,9 @@ def make_job(capture_spec: Callable[..., Any]) -> Submit:
 
 
 def ask(session: Session, worker_id: str = ME, count: int = 4, **asking: Any) -> list[LeasedSample]:
-    found = claim.claim(session, Asking(worker_id=worker_id, held=Held("demo"), **asking), lambda _job: count)
+    found = claim.claim(
+        session, Asking(worker_id=worker_id, held=HeldModel("demo"), **asking), lambda _job: count
+    )
     return [] if found is None else list(found.samples)
 
 
@@ -266,7 +268,7 @@ def test_upkeep_ends_the_job_of_a_worker_that_died_after_its_last_commit(
     with database.read() as session:
         assert jobs.get(session, job_id).status == JobStatus.IN_PROGRESS
     settings = Settings(home=tmp_path)
-    Healing(settings, database, LocalStore(tmp_path)).round()
+    Reconciler(settings, database, LocalStore(tmp_path)).round()
     assert leasing.log(database, job_id)[-1] == "job.completed"
 
 

@@ -17,7 +17,7 @@ from storage.artifacts.factory import open_store
 from storage.artifacts.store import ArtifactStore
 from storage.index.ids import new_session_id
 from storage.results import matrix
-from storage.results.matrix import Choice, Source, plan, read
+from storage.results.matrix import RowChoice, SessionSource, plan, read
 from storage.sessions.manifest import StoredTensor
 from storage.sessions.writer import SessionWriter, TensorRows
 from tests.support.samples import manifest_of
@@ -68,7 +68,7 @@ class Sessions:
         self.store = store
         self.infos = [write_session(store, number) for number in range(5)]
 
-    def sources(self, hook: str, **changes: Any) -> list[Source]:
+    def sources(self, hook: str, **changes: Any) -> list[SessionSource]:
         values = [
             {
                 "id": f"ses_{number:032x}", "sample_id": "s", "sample_index": number, "epoch": 0,
@@ -77,17 +77,17 @@ class Sessions:
             }
             for number, infos in enumerate(self.infos)
         ]  # fmt: skip
-        return [Source(**one | changes) for one in values]
+        return [SessionSource(**one | changes) for one in values]
 
     def read(
         self,
         hook: str = HOOK,
         positions: Any = "last_prompt",
         reduce: Any = "none",
-        found: Sequence[Source] | None = None,
+        found: Sequence[SessionSource] | None = None,
         max_bytes: int = 1 << 20,
     ) -> Any:
-        choice = Choice(positions=positions, reduce=reduce, max_bytes=max_bytes)
+        choice = RowChoice(positions=positions, reduce=reduce, max_bytes=max_bytes)
         found = self.sources(hook) if found is None else found
         planned = plan(self.store, found, hook, choice)
         file = io.BytesIO(
@@ -171,7 +171,7 @@ def test_sessions_without_rows_are_skipped_with_the_reason(tmp_path: Path) -> No
     sessions = Sessions(store)
     found = sessions.sources(HOOK)
     other = sessions.sources("mlp_in.1")[1]
-    found[1] = Source(**vars(found[1]) | {"hook": None, "info": None, "stored": []})
+    found[1] = SessionSource(**vars(found[1]) | {"hook": None, "info": None, "stored": []})
     for path in (tmp_path / "sessions" / found[2].id).glob("*.safetensors"):
         path.write_bytes(path.read_bytes()[:-8])
     (tmp_path / "sessions" / found[3].id / "manifest.json").unlink()
@@ -180,7 +180,7 @@ def test_sessions_without_rows_are_skipped_with_the_reason(tmp_path: Path) -> No
     skipped = json.loads(str(matrix["skipped"]))
     assert [one["session_id"] for one in skipped] == [one.id for one in found[1:4]]
     assert "the session has none" in skipped[0]["reason"]
-    gone = [Source(**vars(found[0]) | {"id": new_session_id()})]
+    gone = [SessionSource(**vars(found[0]) | {"id": new_session_id()})]
     with pytest.raises(NotFound, match=r"no session gave rows of resid_post\.1"):
         sessions.read(found=gone)
     with pytest.raises(NotFound, match="no row at positions"):
@@ -201,12 +201,12 @@ def test_too_many_bytes_are_refused(sessions: Sessions) -> None:
 
 def test_sessions_that_do_not_fit_together_are_refused(sessions: Sessions) -> None:
     found = sessions.sources(HOOK, identity_sha256="a" * 64)
-    found[2] = Source(**vars(found[2]) | {"identity_sha256": "b" * 64})
+    found[2] = SessionSource(**vars(found[2]) | {"identity_sha256": "b" * 64})
     with pytest.raises(MixedIdentities, match=r"aaaaaaaaaaaa and bbbbbbbbbbbb.*by the filters"):
         sessions.read(found=found)
     found = sessions.sources(HOOK)
     wide = TensorInfo(shape=(7, 6), dtype="F32")
-    found[4] = Source(**vars(found[4]) | {"info": wide})
+    found[4] = SessionSource(**vars(found[4]) | {"info": wide})
     with pytest.raises(InvalidRequest, match="6 wide"):
         sessions.read(found=found)
 
@@ -228,7 +228,7 @@ def test_an_answer_holds_few_bytes_until_they_are_taken(
 
     for positions, reduce, rows in [("all", "none", 35), ("all[::2]", "none", 20), ("all", "mean", 5)]:
         with subtests.test(positions=positions, reduce=reduce):
-            choice: Any = Choice(positions=positions, reduce=reduce, max_bytes=1 << 20)
+            choice: Any = RowChoice(positions=positions, reduce=reduce, max_bytes=1 << 20)
             found = sessions.sources(HOOK)
             planned = plan(sessions.store, found, HOOK, choice)
             held, most, pieces = 0, 0, []
@@ -248,7 +248,7 @@ def test_a_file_that_is_lost_meanwhile_breaks_the_answer_off(tmp_path: Path) -> 
     store = open_store(tmp_path.as_uri())
     sessions = Sessions(store)
     found = sessions.sources(HOOK)
-    planned = plan(store, found, HOOK, Choice(positions="all", reduce="none", max_bytes=1 << 20))
+    planned = plan(store, found, HOOK, RowChoice(positions="all", reduce="none", max_bytes=1 << 20))
     for path in (tmp_path / "sessions" / found[2].id).glob("*.safetensors"):
         path.unlink()
     with pytest.raises(StoreDamaged, match="there is no stored file"):

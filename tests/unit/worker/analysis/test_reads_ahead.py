@@ -10,7 +10,7 @@ import pytest
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
 from storage.results import matrix
-from storage.results.matrix import Choice
+from storage.results.matrix import RowChoice
 from storage.sessions.filter import SessionFilter
 from tests.support.analysed import World, store_sessions
 from worker.analysis.blocks import blocks
@@ -53,7 +53,7 @@ def test_sessions_are_read_side_by_side(sqlite: Database, tmp_path: Path, subtes
     ids = [one.id for one in found]
     with subtests.test("matrix"):
         together: Any = Together(world.store)
-        choice = Choice(positions="all", reduce="none", max_bytes=1 << 30)
+        choice = RowChoice(positions="all", reduce="none", max_bytes=1 << 30)
         assert len(matrix.read(together, found, HOOK, choice).pieces) == len(ids)
     with subtests.test("blocks of an analysis"):
         read = list(blocks(Together(world.store), ids, [HOOK], "all"))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The lease keeper: sees what was taken from the batch, ends a stalled process."""
+"""The lease held_leases: sees what was taken from the batch, ends a stalled process."""
 
 import threading
 import time
@@ -17,13 +17,13 @@ from storage.tables.models import SampleRow
 from tests.support import leasing
 from tests.support.submitting import insert_capture
 from tests.support.waiting import wait_until
-from worker.drain.leases import LeaseKeeper
+from worker.drain.held_leases import HeldLeases
 from worker.signals.stop_signal import StopSignal
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.drain.leases.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("worker.drain.held_leases.POLL_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -36,22 +36,22 @@ def leases(database: Database) -> list[LeasedSample]:
     return leasing.begin(database, insert_capture(database, "ab"), 2, worker_id="w")
 
 
-def keeper(
+def held_leases(
     database: Database,
     leases: list[LeasedSample],
     stop: StopSignal,
     *,
     stall_seconds: float = 60,
     stalled: Callable[[WorkerStalled], None] = lambda reason: None,
-) -> LeaseKeeper:
-    made = LeaseKeeper(database, "w", stop, stall_seconds=stall_seconds, stalled=stalled)
+) -> HeldLeases:
+    made = HeldLeases(database, "w", stop, stall_seconds=stall_seconds, stalled=stalled)
     made.add(leases)
     return made
 
 
 def test_a_run_without_progress_is_ended_and_once(database: Database, leases: list[LeasedSample]) -> None:
     ended: list[WorkerStalled] = []
-    with keeper(database, leases, StopSignal(), stall_seconds=0.2, stalled=ended.append) as kept:
+    with held_leases(database, leases, StopSignal(), stall_seconds=0.2, stalled=ended.append) as kept:
         wait_until(lambda: bool(ended))
         kept.progress()
     assert "ACTOGRAPH_STALL_SECONDS" in ended[0].message
@@ -69,9 +69,9 @@ def test_a_process_that_was_stopped_and_goes_on_was_not_silent(
         looks[0] += 1
         return mine(session, worker_id)
 
-    monkeypatch.setattr("worker.drain.leases.time.monotonic", lambda: real() + ahead[0])
+    monkeypatch.setattr("worker.drain.held_leases.time.monotonic", lambda: real() + ahead[0])
     monkeypatch.setattr(queue_leases, "mine", look)
-    with keeper(database, leases, StopSignal(), stall_seconds=60, stalled=ended.append):
+    with held_leases(database, leases, StopSignal(), stall_seconds=60, stalled=ended.append):
         for ahead[0] in (0.0, 1000.0):
             before = looks[0]
             wait_until(lambda: looks[0] >= before + 2)  # noqa: B023
@@ -82,7 +82,7 @@ def test_what_is_taken_from_a_worker_is_dropped_alone(
     database: Database, leases: list[LeasedSample], tmp_path: Path
 ) -> None:
     first, second = leases
-    with keeper(database, leases, StopSignal()) as held:
+    with held_leases(database, leases, StopSignal()) as held:
         with database.write() as session:
             session.get_one(SampleRow, first.id).lease_token += 1
         wait_until(lambda: held.has_lost(first))
@@ -99,7 +99,7 @@ def test_a_lost_sample_that_the_worker_got_again_is_dropped_once(
 ) -> None:
     leasing.lose(database)
     again = leasing.begin(database, leases[0].job_id, 2, worker_id="w")
-    with keeper(database, leases, StopSignal()) as held:
+    with held_leases(database, leases, StopSignal()) as held:
         held.add(again)
         wait_until(lambda: all(held.has_lost(one) for one in leases))
         assert not any(held.has_lost(one) for one in again)
@@ -122,7 +122,7 @@ def test_a_claim_between_the_question_and_its_answer_is_not_lost(
         return {}
 
     monkeypatch.setattr(queue_leases, "mine", late)
-    held = keeper(database, [], StopSignal())
+    held = held_leases(database, [], StopSignal())
     with held:
         wait_until(lambda: len(asked) == 2)
         assert not held.has_lost(leases[0])

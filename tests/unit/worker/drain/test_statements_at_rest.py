@@ -14,9 +14,9 @@ from tests.support import leasing
 from tests.support.engine_double import OneModel
 from tests.support.null_engine import NullEngine
 from tests.support.submitting import insert_capture
-from worker.drain import desk
+from worker.drain import scheduler
 from worker.drain.drain import Drain
-from worker.drain.leases import LeaseKeeper
+from worker.drain.held_leases import HeldLeases
 from worker.process.periodic import heartbeat, idle_look
 from worker.signals.hints import HEARTBEAT_SECONDS, Hints, Looks
 from worker.signals.stop_signal import StopSignal
@@ -42,8 +42,8 @@ def test_at_rest_a_worker_sends_few_statements(postgres_url: str, tmp_path: Path
     with database.write() as session:
         workers.register(session, WORKER, hostname="here", pid=1, model="demo")
     held = leasing.begin(database, insert_capture(database, "ab"), 2, worker_id=WORKER)
-    drain._keeper = keeper = LeaseKeeper(database, WORKER, stop, stall_seconds=60, hints=hints)
-    keeper.add(held)
+    drain._held_leases = held_leases = HeldLeases(database, WORKER, stop, stall_seconds=60, hints=hints)
+    held_leases.add(held)
     beat = heartbeat(
         database,
         WORKER,
@@ -52,14 +52,14 @@ def test_at_rest_a_worker_sends_few_statements(postgres_url: str, tmp_path: Path
         forgotten=lambda: None,
         check_leases=drain.check_leases,
     )
-    chats, others = Looks(hints, desk.CHAT_SECONDS), Looks(hints, desk.LOOK_SECONDS)
+    chats, others = Looks(hints, scheduler.CHAT_SECONDS), Looks(hints, scheduler.LOOK_SECONDS)
     first: Any = None
 
     def a_while(begin: float, seconds: float) -> None:
         """The steps of a running worker in so much time. Its heart beats twice as often as it must."""
         next_beat = begin
-        for turn in range(int(seconds / desk.CHAT_SECONDS)):
-            moment = begin + turn * desk.CHAT_SECONDS
+        for turn in range(int(seconds / scheduler.CHAT_SECONDS)):
+            moment = begin + turn * scheduler.CHAT_SECONDS
             for looks, chats_only in ((chats, True), (others, False)):
                 if looks.is_due(moment):
                     looks.begin()
@@ -72,11 +72,11 @@ def test_at_rest_a_worker_sends_few_statements(postgres_url: str, tmp_path: Path
     a_while(0.0, 1.0)
     sent = sent_by(database, lambda: a_while(1.0, 60.0))
     assert 0 < len(sent) <= MOST * 60
-    assert not any(keeper.has_lost(lease) for lease in held)
+    assert not any(held_leases.has_lost(lease) for lease in held)
     with database.write() as session:
         leasing.lose(database)
     beat._work()
-    assert all(keeper.has_lost(lease) for lease in held), "the heartbeat asks for them"
+    assert all(held_leases.has_lost(lease) for lease in held), "the heartbeat asks for them"
     database.close()
 
 

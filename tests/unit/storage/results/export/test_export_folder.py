@@ -19,7 +19,7 @@ from storage.artifacts.local import LocalStore
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.results.export import folder, plan
-from storage.results.export.sample import Held
+from storage.results.export.sample import StoredSample
 from storage.samples.expansion import evaluation_samples
 from storage.tables.models import SampleRow
 from tests.support.submitting import insert
@@ -73,14 +73,14 @@ def test_manifests_of_an_export_are_read_side_by_side(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id, together = finished_job(database, 4), threading.Barrier(2)
-    of = Held.of.__func__  # type: ignore[attr-defined]
+    of = StoredSample.of.__func__  # type: ignore[attr-defined]
 
-    def meet(cls: type[Held], *given: Any) -> Held:
+    def meet(cls: type[StoredSample], *given: Any) -> StoredSample:
         together.wait(60)
-        held: Held = of(cls, *given)
+        held: StoredSample = of(cls, *given)
         return held
 
-    monkeypatch.setattr(Held, "of", classmethod(meet))
+    monkeypatch.setattr(StoredSample, "of", classmethod(meet))
     assert inflated(
         folder.stream(plan.prepare(database, job_id, "meta"), database, LocalStore(tmp_path / "s"))
     )

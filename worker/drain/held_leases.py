@@ -28,7 +28,7 @@ POLL_SECONDS = 0.5
 STOP_GRACE_SECONDS = 5.0
 
 
-class LeaseKeeper:
+class HeldLeases:
     """Watches leases; use as a context manager around a run."""
 
     def __init__(
@@ -61,9 +61,9 @@ class LeaseKeeper:
         self._lock = threading.Lock()
         self._silent_seconds = 0.0
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lease-held_leases", daemon=True)
 
-    def __enter__(self) -> "LeaseKeeper":
+    def __enter__(self) -> "HeldLeases":
         self._thread.start()
         return self
 

@@ -30,7 +30,7 @@ _OWN_FOLDERS = ("samples", "trajectories", "lm_eval", "inspect")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PulledResults:
+class ExportedResults:
     """Contents of the folder after a pull."""
 
     folder: Path
@@ -84,8 +84,8 @@ def pull(
     *,
     activations: Activations,
     on_progress: Update,
-) -> PulledResults:
-    """Download a job's results folder; see `JobHandle.pull_results` and `Sessions.download`."""
+) -> ExportedResults:
+    """Download a job's results folder; see `JobHandle.export` and `Sessions.download`."""
     _claim(folder, job.id)
     ended = job.progress.completed + job.progress.failed
     query = {"activations": "meta" if activations == "all" else activations}
@@ -116,7 +116,7 @@ def pull(
         on_progress("sessions", fetched, len(states))
     (folder / STATE_NAME).unlink()
     complete = bool(json.loads((folder / SUMMARY_NAME).read_bytes())["complete"])
-    return PulledResults(folder=folder, samples=samples, sessions=len(states), complete=complete)
+    return ExportedResults(folder=folder, samples=samples, sessions=len(states), complete=complete)
 
 
 def job_of(folder: Path) -> str | None:

@@ -47,7 +47,7 @@ TURN = "healing"
 _add = Upsert(StateRow, "name")
 
 
-class Healing:
+class Reconciler:
     """Rounds of upkeep."""
 
     def __init__(

@@ -27,7 +27,7 @@ from worker.sample.token_rules import named, rule_of
 from worker.sample.unforeseen import unforeseen
 
 
-class Talk:
+class SampleRun:
     """The state of one sample.
 
     While it is `running`: `request`, then the engine with `write` as the request's sink, then `end_turn` and
@@ -44,7 +44,7 @@ class Talk:
     def __init__(
         self, lease: LeasedSample, job: OpenJob, store: ArtifactStore, *, urgent: bool = False
     ) -> None:
-        """Build the first prompt; a faulty one ends the talk with its error."""
+        """Build the first prompt; a faulty one ends the sample with its error."""
         self._job = job
         self._runner = job.runner
         self.outcome = Outcome(lease=lease, provenance=job.provenance)
@@ -247,7 +247,7 @@ class Talk:
         return self._held.chosen(frozenset(due))
 
     def decode(self) -> None:
-        """Add text and log probabilities to a finished talk. Tokenizers serve one thread at a time."""
+        """Add text and log probabilities to a finished sample. Tokenizers serve one thread at a time."""
         generation, prompt = self.outcome.generation, self.outcome.prompt
         if self.outcome.error is not None or generation is None or prompt is None:
             return
@@ -260,7 +260,7 @@ class Talk:
             self.outcome = replace(self.outcome, completion=completion, logprobs=logprobs)
 
     def score(self) -> None:
-        """Add scores to a decoded talk. This may take seconds."""
+        """Add scores to a decoded sample. This may take seconds."""
         completion = self.outcome.completion
         if self.outcome.error is not None or completion is None:
             return
@@ -270,7 +270,7 @@ class Talk:
 
     @property
     def has_session(self) -> bool:
-        """Whether a session of this ended talk is to be stored."""
+        """Whether a session of this ended sample is to be stored."""
         return (
             self._recorder is not None
             and self.outcome.error is None
@@ -278,7 +278,7 @@ class Talk:
         )
 
     def store(self) -> None:
-        """Store the session of a scored talk; without it the sample fails."""
+        """Store the session of a scored sample; without it the sample fails."""
         if self._recorder is None or not self.has_session:
             return
         assert self.outcome.conversation is not None

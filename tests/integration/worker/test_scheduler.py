@@ -93,7 +93,7 @@ def test_a_lost_sample_that_the_worker_gets_again_while_it_runs_is_stored_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("worker.drain.leases.POLL_SECONDS", 60)  # it gets it before it knows of the loss
+    monkeypatch.setattr("worker.drain.held_leases.POLL_SECONDS", 60)  # it gets it before it knows of the loss
     job_id = bench.submit(**LONG | {"capture": CAPTURE, "sampling": {"max_tokens": 400}})
 
     def token() -> int:

@@ -1,7 +1,7 @@
-"""The desk: one run of the engine, as its source, control, results and sink.
+"""The scheduler: one run of the engine, as its source, control, results and sink.
 
-While the run goes on, a thread claims samples for it and builds their prompts. Talks that end are scored by a
-pool, stored by writers and committed by a thread of their own. So the engine waits for the index never, and
+While the run goes on, a thread claims samples for it and builds their prompts. Samples that end are scored by
+a pool, stored by writers and committed by a thread of their own. So the engine waits for the index never, and
 for the store only when sessions come faster than it takes them: then nothing is claimed. A sample that fails
 has its reason in its outcome; the others go on.
 """
@@ -21,14 +21,14 @@ from storage.queue.leases import SUSPECT_AFTER, LeasedSample
 from storage.sessions.writer import session_prefix
 from worker.drain import session_writers
 from worker.drain.commits import Commits
-from worker.drain.leases import LeaseKeeper
+from worker.drain.held_leases import HeldLeases
 from worker.drain.session_writers import SessionWriters
 from worker.drain.store_outage import StoreOutage
 from worker.engine.messages import Generation, Request, Rows
 from worker.sample.live_text import LiveText
 from worker.sample.open_job import OpenJob
 from worker.sample.outcome import Interrupted, Outcome
-from worker.sample.talk import Talk
+from worker.sample.sample_run import SampleRun
 from worker.sample.unforeseen import unforeseen
 from worker.sample.watched_store import watched
 from worker.signals.hints import Hints, Looks
@@ -61,7 +61,7 @@ class RunEnds(Exception):
 More = Callable[[int, bool], Work | None]
 
 
-class Desk:
+class Scheduler:
     """One run. It ends once nothing runs and nothing waits, or nothing may join."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Desk:
         more: More | None,
         *,
         slots: int,
-        keeper: LeaseKeeper,
+        held_leases: HeldLeases,
         commits: Commits,
         store: ArtifactStore,
         outage: StoreOutage | None = None,
@@ -90,17 +90,17 @@ class Desk:
             self._more = None
         #: samples that wait, so that a free slot need not wait for the index
         self._ahead = max(1, slots // 8)
-        self._keeper, self._commits = keeper, commits
+        self._held_leases, self._commits = held_leases, commits
         self._hints = hints or Hints()
         self._outage = outage or StoreOutage(store)
-        self._plain_store, self._store = store, watched(store, keeper.progress, self._waits)
-        #: sample -> talk that has not ended
-        self._running: dict[str, Talk] = {}
-        #: urgent talks, talks that wait for a further turn, and for their first one
-        self._urgent: deque[Talk] = deque()
-        self._further: deque[Talk] = deque()
-        self._waiting: deque[Talk] = deque()
-        #: free places at the engine's last pull: for urgent talks, and for others
+        self._plain_store, self._store = store, watched(store, held_leases.progress, self._waits)
+        #: key of its lease -> sample that has not ended
+        self._running: dict[str, SampleRun] = {}
+        #: urgent samples, samples that wait for a further turn, and for their first one
+        self._urgent: deque[SampleRun] = deque()
+        self._further: deque[SampleRun] = deque()
+        self._waiting: deque[SampleRun] = deque()
+        #: free places at the engine's last pull: for urgent samples, and for others
         self._room = (0, 0)
         #: True once nothing joins any more
         self._closed = False
@@ -121,7 +121,7 @@ class Desk:
 
         Raises:
             Exception: the engine failed, or claims fail for a reason beyond the index. Samples that had not
-                ended are still with the keeper.
+                ended are still among the held leases.
         """
         started = time.monotonic()
         failure: Exception | None = None
@@ -137,14 +137,14 @@ class Desk:
             self._close()
             self._feeder.join()
         self._calling.shutdown(cancel_futures=True)
-        for talk in list(self._running.values()):  # the run was stopped, or failed, before their turn
-            if failure is not None and talk.was_asked:
-                talk.discard()
+        for sample in list(self._running.values()):  # the run was stopped, or failed, before their turn
+            if failure is not None and sample.was_asked:
+                sample.discard()
             else:
-                talk.fail(Interrupted())
-                self._end(talk)
+                sample.fail(Interrupted())
+                self._end(sample)
         self._finishing.shutdown()
-        self._writers.close(self._keeper.gives_up)
+        self._writers.close(self._held_leases.gives_up)
         if self._live is not None:
             self._live.stop()
         failure = failure or self._error
@@ -204,18 +204,18 @@ class Desk:
                     self._changed.wait(CHAT_SECONDS)
 
     def _add(self, work: Work) -> None:
-        """Build the talks of claimed samples."""
-        self._keeper.add([lease for _, lease in work.samples])
+        """Build the prompts of claimed samples."""
+        self._held_leases.add([lease for _, lease in work.samples])
         for job, lease in work.samples:
-            self._keeper.progress()
-            talk = Talk(lease, job, self._store, urgent=work.urgent)
+            self._held_leases.progress()
+            sample = SampleRun(lease, job, self._store, urgent=work.urgent)
             with self._changed:
-                self._running[lease.key] = talk
-                if talk.running:
-                    (self._urgent if talk.urgent else self._waiting).append(talk)
+                self._running[lease.key] = sample
+                if sample.running:
+                    (self._urgent if sample.urgent else self._waiting).append(sample)
             self._wake()
-            if not talk.running:
-                self._end(talk)
+            if not sample.running:
+                self._end(sample)
 
     def _close(self) -> None:
         with self._changed:
@@ -244,113 +244,115 @@ class Desk:
             others = _take(room, self._further, self._urgent, self._waiting)
             self._room = (urgent - len(chats), room - len(others))
             self._changed.notify_all()
-        return [talk.request(priority=True) for talk in chats] + [talk.request() for talk in others]
+        return [sample.request(priority=True) for sample in chats] + [sample.request() for sample in others]
 
     # control
 
     def stopped(self) -> bool:
-        return self._keeper.should_stop() or self._commits.has_failed
+        return self._held_leases.should_stop() or self._commits.has_failed
 
     def dropped(self, key: str) -> bool:
-        return self._keeper.has_lost(self._running[key].lease)
+        return self._held_leases.has_lost(self._running[key].lease)
 
     def beat(self) -> None:
-        self._keeper.progress()
+        self._held_leases.progress()
 
     # results and sink
 
     def started(self, key: str, generated_ids: Sequence[int]) -> None:
-        talk = self._running[key]
-        if talk.live is None or talk.sampling is None:
+        sample = self._running[key]
+        if sample.live is None or sample.sampling is None:
             return
         if self._live is None:
-            self._live = LiveText(talk.live, self._job.engine.tokenizer)
+            self._live = LiveText(sample.live, self._job.engine.tokenizer)
             self._live.start()
-        sampling = talk.sampling
-        self._live.follow(talk.lease.id, generated_ids, sampling.stop, self._job.end_ids(sampling))
+        sampling = sample.sampling
+        self._live.follow(sample.lease.id, generated_ids, sampling.stop, self._job.end_ids(sampling))
 
     def write(self, key: str, rows: Mapping[str, Rows]) -> None:
         self._running[key].write(rows)
 
     def done(self, generation: Generation) -> None:
         """Take a turn's result."""
-        talk = self._running[generation.key]
-        self._keeper.progress()
+        sample = self._running[generation.key]
+        self._held_leases.progress()
         if generation.finish_reason == "cancelled" and generation.error is not None:
             return  # the run has failed: `run` raises the error, and the sample is given back
-        talk.end_turn(generation)
-        if talk.running and talk.calls_tools:
-            self._calling.submit(self._follow, talk)
+        sample.end_turn(generation)
+        if sample.running and sample.calls_tools:
+            self._calling.submit(self._follow, sample)
         else:
-            self._follow(talk)
+            self._follow(sample)
 
-    def _follow(self, talk: Talk) -> None:
-        """Let a talk go on, or end it."""
-        if talk.running:
-            talk.follow()
-        self._keeper.progress()
-        if not talk.running:
-            self._end(talk)
+    def _follow(self, sample: SampleRun) -> None:
+        """Let a sample go on, or end it."""
+        if sample.running:
+            sample.follow()
+        self._held_leases.progress()
+        if not sample.running:
+            self._end(sample)
             return
         with self._changed:
-            self._further.append(talk)
+            self._further.append(sample)
         self._wake()
 
-    def _end(self, talk: Talk) -> None:
-        """Score, store and commit an ended talk, in a thread of the pool."""
+    def _end(self, sample: SampleRun) -> None:
+        """Score, store and commit an ended sample, in a thread of the pool."""
         # a commit waits for others that end soon, if there are any
-        at_once = talk.live is not None or len(self._running) == 1
-        talk.at_once = at_once
-        self._finishing.submit(self._finish, talk)
-        if talk.sums is not None:
-            self._engine.forget(talk.sums)
+        at_once = sample.live is not None or len(self._running) == 1
+        sample.at_once = at_once
+        self._finishing.submit(self._finish, sample)
+        if sample.sums is not None:
+            self._engine.forget(sample.sums)
         with self._changed:
-            del self._running[talk.lease.key]
+            del self._running[sample.lease.key]
         self._wake()
 
-    def _finish(self, talk: Talk) -> None:
-        """Decode and score a talk; its session is stored by a writer."""
-        self._keeper.progress()
+    def _finish(self, sample: SampleRun) -> None:
+        """Decode and score a sample; its session is stored by a writer."""
+        self._held_leases.progress()
         try:
             with self._decoding:
-                talk.decode()
-            talk.score()  # before its session is stored: a sample that cannot be scored keeps none
-            self._keeper.progress()
-            if talk.has_session:
-                self._writers.add(talk)
+                sample.decode()
+            sample.score()  # before its session is stored: a sample that cannot be scored keeps none
+            self._held_leases.progress()
+            if sample.has_session:
+                self._writers.add(sample)
                 return
-            talk.discard()
+            sample.discard()
         except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
-            talk.fail(unforeseen(error, f"while sample {talk.lease.id} was finished"))
-        self._commit(talk.outcome, talk.at_once)
+            sample.fail(unforeseen(error, f"while sample {sample.lease.id} was finished"))
+        self._commit(sample.outcome, sample.at_once)
 
-    def _store_session(self, talk: Talk) -> None:
+    def _store_session(self, sample: SampleRun) -> None:
         if self._away is not None:
-            talk.fail(self._away)  # each would wait for the store in vain
+            sample.fail(self._away)  # each would wait for the store in vain
         else:
-            talk.store()
-        if isinstance(talk.outcome.error, ServiceUnavailable):
-            self._away = talk.outcome.error
-        talk.discard()
+            sample.store()
+        if isinstance(sample.outcome.error, ServiceUnavailable):
+            self._away = sample.outcome.error
+        sample.discard()
 
     def _commit(self, outcome: Outcome, at_once: bool) -> None:
         self._commits.add(outcome, at_once=at_once)
         if self._live is not None:
             self._live.end(outcome.lease.id)
 
-    def _remove_late(self, talk: Talk) -> None:
+    def _remove_late(self, sample: SampleRun) -> None:
         """Remove a session whose sample was given back before it was stored."""
-        if talk.outcome.recorded is not None:
+        if sample.outcome.recorded is not None:
             with suppress(ServiceUnavailable, OSError):
-                self._plain_store.delete_many({session_prefix(talk.outcome.recorded.session_id): None})
+                self._plain_store.delete_many({session_prefix(sample.outcome.recorded.session_id): None})
 
     def _waits(self, reason: ServiceUnavailable) -> bool:
         """Wait for the end of an outage of the store."""
-        return self._outage.wait(reason, gives_up=self._keeper.gives_up, progress=self._keeper.progress)
+        return self._outage.wait(
+            reason, gives_up=self._held_leases.gives_up, progress=self._held_leases.progress
+        )
 
 
-def _take(most: int, *queues: deque[Talk]) -> list[Talk]:
-    chosen: list[Talk] = []
+def _take(most: int, *queues: deque[SampleRun]) -> list[SampleRun]:
+    chosen: list[SampleRun] = []
     for queue in queues:
         while queue and len(chosen) < most:
             chosen.append(queue.popleft())
