@@ -82,7 +82,7 @@ class Engine:
         if self.others is not None and options.traced:
             raise InvalidRequest(f"{self.model.name} is shared by several ranks, which cannot be traced")
         with self._lock, current(self.model.device), self._watched_run(), self._others_too(options):
-            forward, rows = self.forwards.open(options)
+            forward, rows, at_hooks = self.forwards.open(options)
             if self.others is not None:
                 assert isinstance(forward, PackedForward)
                 forward.lead(self.others)
@@ -90,12 +90,15 @@ class Engine:
                 forward,
                 rows,
                 state=self.state,
+                at_hooks=at_hooks,
                 source=source,
                 control=control,
                 results=results,
                 sink=sink,
                 most=self.forwards.slots(options),
                 urgent=options.urgent,
+                step_tokens=self.forwards.step_tokens(options),
+                apart=self.forwards.on_gpu,
                 shard_bytes=options.shard_bytes,
                 # the other ranks are told the tokens of a pass, so they have to be read
                 late=None if self.others is None else False,

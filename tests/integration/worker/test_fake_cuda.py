@@ -75,14 +75,44 @@ def test_decode_passes_make_the_same_launches_whatever_is_kept(subtests: pytest.
             assert one == {"errors": [], "waits": 0, "hidden temporaries": 0}
 
 
+def test_prompts_and_texts_have_passes_of_their_own(subtests: pytest.Subtests) -> None:
+    """So every pass of texts is replayed, and prompts of 12,000 tokens are read 8,192 at a time, or fewer."""
+    for name, one in run_cases("passes")["passes"].items():
+        with subtests.test(name):
+            assert one.pop("prompt tokens") == COUNTS["prompt tokens"][name]
+            assert one == {
+                "errors": [],
+                "kinds": ["d", "p"],
+                "passes of prompts in a row": 1,
+                "replayed": 1,
+                "stalls": 1,
+                "left": True,
+            }
+
+
+def test_passes_with_edits_are_replayed(subtests: pytest.Subtests) -> None:
+    """Graphs are captured when a place or kind of edits opens, whatever the vectors, and serve later runs."""
+    found = run_cases("steering")["steering"]
+    at_load = found.pop("at load")
+    assert (found.pop("captures while a drain runs"), found.pop("unnamed")) == (0, [])
+    assert list(found) == ["add", "other vectors", "two of each request", "add again", "scale"]
+    for name, one in found.items():
+        with subtests.test(name):
+            assert (one["errors"], one["requests"]) == ([], 24)
+            assert one["captures"] == (0 if name in {"other vectors", "add again"} else at_load)
+            assert one["replays"] == one["passes"] > 0
+            assert (one["launches inside"], one["stalls"]) == (0, 2)
+
+
 def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.Subtests) -> None:
     found = run_cases("graphs", "failed-capture", "returned-bytes", "refused")
-    for name in ("waves", "orders"):
+    for name in ("waves", "orders", "waves again", "orders again"):
         with subtests.test(name):
             one: dict[str, Any] = found["graphs"][name]
             assert (one["errors"], one["requests"]) == ([], 32)
-            # for each number of rows, when the captures of the run open: all of them in its first turn
-            assert one["captures"] == found["graphs"]["at load"]
+            # for each number of rows, when the captures of the run open: all of them in its first turn.
+            # Another run with the same captures finds them
+            assert one["captures"] == (0 if "again" in name else found["graphs"]["at load"])
             assert one["replays"] == one["passes"] > 0
     with subtests.test("a pass captures no graph"):
         captured = found["graphs"]["captures while a drain runs"]
