@@ -5,10 +5,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from actograph.cli.tables import clean, describe, render
-from actograph.short_texts import duration
+from actograph.short_texts import duration, gib
 
 if TYPE_CHECKING:
-    from actograph.contract.operations import Estimate
+    from actograph.contract.operations import CardEstimate, Estimate
     from actograph.contract.resources import Job, JobComparison, JobResults, PairedDifference
 
 RESULTS = ("Tasks", "Condition", "Filter", ">n-shot", "Metric", ">Value", ">Stderr", ">Samples", ">Failed")
@@ -93,6 +93,16 @@ def _figures(found: "PairedDifference", digits: int) -> list[object]:
         bounds = f"{found.low:+.{digits}f} to {found.high:+.{digits}f}"
     means = [f"{found.baseline:.{digits}f}", f"{found.condition:.{digits}f}"]
     return [found.pairs, *means, f"{found.difference:+.{digits}f}", bounds]
+
+
+def describe_card(found: "CardEstimate") -> str:
+    """Describe what fits on a card, in GiB, and how many samples of which length."""
+    sizes = ("card", "weights", "pass", "spare", "run", "host_buffer")
+    shown = {name: gib(getattr(found, f"{name}_bytes")) for name in sizes if getattr(found, f"{name}_bytes")}
+    hidden = ["assumptions", "lengths", *(f"{name}_bytes" for name in sizes)]
+    table = render((">TOKENS", ">SAMPLES AT ONCE"), [[one.tokens, one.slots] for one in found.lengths])
+    lines = [describe(found, hidden, **shown), "", table, ""]
+    return "\n".join([*lines, *(f"- {clean(assumption)}" for assumption in found.assumptions)])
 
 
 def describe_estimate(found: "Estimate") -> str:

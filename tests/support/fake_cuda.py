@@ -427,6 +427,7 @@ def install() -> None:
         transformers_imports: {"is_fake_tensor": lambda *_: False},
         torch.cuda: {
             "get_device_capability": lambda *_: (9, 0),
+            "init": lambda: None,
             "current_stream": _stream,
             "Stream": _stream,
             "synchronize": _synchronize,

@@ -28,6 +28,7 @@ from worker.engine.engine import Engine
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import Capture, Edit, Generation, Reduce, Request, RunOptions, StatisticsOptions
+from worker.engine.model.memory import MemoryWatch, peak_over
 from worker.engine.model_state import ModelState
 
 Hooks = Sequence[str]
@@ -54,7 +55,7 @@ def engine_of(hooks: ModelHooks) -> Engine:
     engine = Engine.__new__(Engine)
     engine.model, engine.hooks, engine.structure = hooks.model, hooks, hooks.structure
     engine.forwards, engine.state, engine._lock = Forwards(hooks), ModelState(hooks), threading.Lock()
-    engine.others = None
+    engine.others, engine._used, engine._watch = None, {}, None
     return engine
 
 
@@ -444,6 +445,40 @@ def returned_bytes() -> dict[str, Any]:
     return found
 
 
+def memory() -> dict[str, Any]:
+    """Memory of two runs, the larger one first, and of a watch on another card; bytes beyond the first."""
+    found: dict[str, Any] = {}
+    with world("0.6b", layers=2) as (hooks, on):
+        engine = engine_of(hooks)
+        before = on.live
+        for requests in (64, 2):
+            run(engine, [ask(i, tokens=3) for i in range(requests)], keep=True)
+            used = engine.used["run"]
+            found[f"{requests} requests"] = {name: size - before for name, size in used.items()}
+            found[f"arena of {requests}"] = on.live - before
+            # what another part of the program does to the peak between two runs must not count
+            on.peak = on.size
+        watch = MemoryWatch([torch.device("cuda", 1)])
+        peak_over([torch.device("cuda", 1)], lambda: None)
+        found["watch"] = {name: size - before for name, size in watch.end().items()}
+        found["unnamed"] = on.unnamed
+    return found
+
+
+def choice() -> list[dict[str, int]]:
+    """Bytes of the largest pass by the number of requests and the vocabulary."""
+    found = []
+    for shape in ("0.6b", "gemma2"):
+        with world(shape, layers=1, size=300 * GB) as (hooks, _):
+            engine = engine_of(hooks)
+            vocabulary = int(hooks.model.text_config.vocab_size)
+            for slots in (16, 64, 256):
+                engine.forwards.plan(RunOptions(slots=slots))
+                taken = engine.forwards.pass_bytes or 0
+                found.append({"rows": slots + 2, "vocabulary": vocabulary, "bytes": taken})
+    return found
+
+
 def refused() -> dict[str, str]:
     """The reasons for which a model is refused on cards that are too small for it."""
     found = {}
@@ -476,6 +511,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "failed-capture": failed_capture,
     "passes": passes,
     "returned-bytes": returned_bytes,
+    "memory": memory,
+    "choice": choice,
     "refused": refused,
 }
 

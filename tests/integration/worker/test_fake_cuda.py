@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evals import plans
 from tests.support.fake_cuda_process import assert_admitted, run_cases
 
 #: exact counts of decode passes; a change that alters one writes the new one down
@@ -126,6 +127,23 @@ def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.S
         assert "0 bytes are left for keys, values and rows" in keys
     with subtests.test("a run and a plan give their bytes back"):
         assert len(found["returned-bytes"]) == 5 and not any(found["returned-bytes"].values())
+
+
+def test_the_plan_of_a_pass_without_a_card_is_what_the_engine_takes() -> None:
+    for one in run_cases("choice")["choice"]:
+        planned = plans.choice_bytes(one["rows"], one["vocabulary"])
+        assert 0.85 < planned / one["bytes"] < 1.15, one
+
+
+def test_memory_of_a_run_counts_from_its_start_on_the_models_device() -> None:
+    found = run_cases("memory")["memory"]
+    large, small = found["64 requests"], found["2 requests"]
+    assert large["before"] == 0 and large["after"] == found["arena of 64"] < large["peak"]
+    # the second run finds the arena of the first, and its peak is its own
+    assert small["before"] == small["after"] == found["arena of 64"]
+    assert small["after"] < small["peak"] < large["peak"]
+    assert found["watch"] == dict.fromkeys(("before", "after", "peak"), found["arena of 2"])
+    assert found["unnamed"] == []
 
 
 @pytest.mark.parametrize(
