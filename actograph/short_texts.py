@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Mapping
 
 from actograph.contract.errors import InvalidRequest
 
@@ -45,6 +46,16 @@ def size(count: int) -> str:
     from rich.filesize import decimal  # the parser starts without rich
 
     return decimal(count)
+
+
+def gib(count: int) -> str:
+    """Return bytes of memory in powers of 1024, such as `1.53 GiB`."""
+    return f"{count / 2**30:.3g} GiB"
+
+
+def memory_text(used: Mapping[str, int]) -> str:
+    """Return memory as `before 0.21 GiB, after 1.53 GiB, peak 1.9 GiB`, of the keys that there are."""
+    return ", ".join(f"{when} {gib(used[when])}" for when in ("before", "after", "peak") if when in used)
 
 
 def shorten(text: str) -> str:

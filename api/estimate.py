@@ -53,7 +53,10 @@ def plan(services: Services, submission: Submission[Any], length: int | None = N
     if not spec.is_prefill:
         assumptions.append(f"every sample generates max_tokens = {spec.max_tokens} tokens")
     if submission.structure is None:
-        assumptions.append(f"no worker has loaded {spec.model} yet, so its widths are unknown")
+        assumptions.append(
+            f"no worker has loaded {spec.model} yet, so its widths are unknown; by its config.json, "
+            "`actograph estimate --card 24GiB` says what fits"
+        )
     elif "run_bytes" not in submission.memory:
         assumptions.append("no live worker holds the model, so the free memory is unknown")
     else:

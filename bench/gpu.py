@@ -7,8 +7,11 @@ Random weights in the shapes of Qwen3-0.6B and Qwen3-8B in bfloat16, in the engi
 runs it, with 128 prompts and answers of GSM8K's lengths that come again and again. A case has a number of
 live requests, eager or replayed decode passes, and captures nothing, three layers, or all layers x 2 points.
 It is a short and a long run, and the difference counts: what a run does once, such as its first prompts and
-the capture of its graphs, cancels out. Then, with all captured and most live requests: bytes a second into a
-file, chats beside the drain against chats alone, and memory in use against the plan.
+the capture of its graphs, cancels out. With all captured and most live requests: bytes a second into a file,
+chats beside the drain against chats alone, and memory in use against the plan. Then replayed passes against
+eager ones, of every number of rows that has a graph: tokens and rows have to have the same bits. In the end,
+on the same weights: `generate` with plain hooks, and lm-eval's hf backend (`bench.gpu_rivals`), if lm-eval is
+installed here or in `.venv-lm-eval`.
 
 The share of the roofline is the least time of the long run's work, by the memory's bandwidth and the speed of
 matrix products measured on the same device, over the time that it took. Weights and the keys and values of
@@ -18,12 +21,15 @@ The program keeps `--minutes`: each case has an equal share, and what no longer 
 """
 
 import argparse
+import hashlib
+import importlib.util
 import json
 import os
 import random
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -44,6 +50,7 @@ from actograph.contract.models import parse_served
 from actograph.contract.specs import SamplingSpec
 from actograph.demo import MODEL_DIR
 from actograph.settings import Settings
+from bench.gpu_rivals import LM_EVAL
 from bench.marks import REPO, Mark, print_marks, write_result
 from bench.shapes import QWEN3_06B, QWEN3_8B
 from bench.time_budget import TimeBudget
@@ -70,9 +77,20 @@ PROMPTS = 128
 CONTEXT = 4096
 #: seconds that a case takes beside its two runs
 OVERHEAD = 0.5
+#: tokens of the requests that compare replayed passes with eager ones
+SHORT_PROMPT, SHORT_ANSWER = 2, 4
+#: tokens of each answer of the rivals: GSM8K's mean
+RIVAL_ANSWER = 128
+#: seconds in which a rival's process imports torch and loads the model of 0.6B
+RIVAL_START = 15.0
 #: seconds between a chat's end and the next one
 PAUSE = 0.1
 LEAST_ROOFLINE, LEAST_OF_NOTHING, LEAST_LIVE = 0.5, 0.8, 64
+LEAST_OF_LM_EVAL, MOST_OF_PLAN = 5.0, 1.1
+#: the environment that `bench.lm_eval_speed` and the tests make for lm-eval
+LM_EVAL_PYTHON = REPO / ".venv-lm-eval" / "bin" / "python"
+#: rivals, which count as so many cases
+RIVALS = 2
 Figures = dict[str, Any]
 
 
@@ -205,6 +223,69 @@ class Timed:
                     self._file.write(piece.data)
 
 
+class Waves:
+    """A run of groups of equal requests, one group after the other: source, control, results and sink.
+
+    Attributes:
+        made: of each request by its key, a digest of its tokens and of all its rows.
+    """
+
+    def __init__(self, vocabulary: int, capture: Capture | None, sizes: Sequence[int]) -> None:
+        draw = random.Random(3)
+        self._waves = [
+            [
+                Request(
+                    key=f"{size}-{i}",
+                    prompt_ids=tuple(draw.randrange(vocabulary) for _ in range(SHORT_PROMPT)),
+                    seed=i,
+                    sampling=SamplingSpec(temperature=0.0, max_tokens=SHORT_ANSWER, ignore_eos=True),
+                    capture=capture,
+                )
+                for i in range(size)
+            ]
+            for size in sizes
+        ]
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._running = 0
+        self.made: dict[str, tuple[tuple[int, ...], tuple[tuple[str, str], ...]]] = {}
+
+    @property
+    def exhausted(self) -> bool:
+        return not self._waves
+
+    def pull(self, room: int, *, urgent: int, wait: float) -> list[Request]:
+        if self._running or not self._waves or room < len(self._waves[0]):
+            return []
+        wave = self._waves.pop(0)
+        self._running = len(wave)
+        return wave
+
+    def stopped(self) -> bool:
+        return False
+
+    def dropped(self, key: str) -> bool:
+        return False
+
+    def beat(self) -> None: ...
+
+    def started(self, key: str, generated_ids: Sequence[int]) -> None: ...
+
+    def write(self, key: str, rows: Mapping[str, Rows]) -> None:
+        digests = self._rows.setdefault(key, {})
+        for hook, chunk in rows.items():
+            digest = digests.setdefault(hook, hashlib.blake2b(digest_size=8))
+            for piece in chunk.pieces:
+                digest.update(piece.tobytes())
+
+    def done(self, generation: Generation) -> None:
+        if generation.error is not None:
+            raise RuntimeError(f"{generation.key}: {generation.error}")
+        found = self._rows.pop(generation.key, {})
+        rows = tuple((hook, digest.hexdigest()) for hook, digest in sorted(found.items()))
+        self.made[generation.key] = generation.generated_ids, rows
+        self._running -= 1
+
+
 class Bench:
     """One loaded shape and its measurements."""
 
@@ -215,6 +296,7 @@ class Bench:
         three = tuple(grammar.expand(POINTS, None, [], structure))
         self._captures = dict(zip(CAPTURES, (None, Capture(hooks=three), Capture(hooks=every)), strict=True))
         self.resting = engine.memory()
+        self._peak = 0
 
     def _run(self, case: Case, seconds: float, **more: Any) -> tuple[Timed, RunStatistics, float]:
         vocabulary = self._made["vocabulary"]
@@ -224,6 +306,7 @@ class Bench:
         ran = self._engine.run(source=timed, control=timed, results=timed, sink=timed, options=options)
         if timed.errors:
             raise RuntimeError(f"{len(timed.errors)} requests failed: {timed.errors[0]}")
+        self._peak = max(self._peak, self._engine.memory()["run_peak_bytes"])
         return timed, ran, time.monotonic() - began
 
     def pace(self, case: Case, seconds: float) -> Figures:
@@ -277,12 +360,41 @@ class Bench:
             "drain_keeps": round(rates[1] / rates[0], 4) if rates[0] else None,
         }
 
+    def equality(self, *, replays: bool) -> list[Figures]:
+        """Requests whose tokens and rows have the same bits replayed and eager, by the rows of a pass.
+
+        Args:
+            replays: False: both runs are eager, to try the program.
+        """
+        from worker.engine.packed.decoding import _BUCKETS  # torch, which the other figures do without
+
+        sizes = [size for size in _BUCKETS if size <= self._live]
+        found = []
+        for name, capture in self._captures.items():
+            runs = [self._waves(capture, sizes, replayed=replayed) for replayed in (False, replays)]
+            pairs = {key: (one, runs[1][key]) for key, one in runs[0].items()}
+            for size in sizes:
+                own = [pair for key, pair in pairs.items() if key.startswith(f"{size}-")]
+                found.append(
+                    {
+                        "captured": name,
+                        "rows_of_a_pass": size,
+                        "requests": len(own),
+                        "same_tokens": sum(one[0] == other[0] for one, other in own),
+                        "same_rows": sum(one[1] == other[1] for one, other in own),
+                    }
+                )
+        return found
+
+    def _waves(self, capture: Capture | None, sizes: Sequence[int], *, replayed: bool) -> Mapping[str, Any]:
+        waves = Waves(self._made["vocabulary"], capture, sizes)
+        options = RunOptions(slots=self._live, cuda_graphs=replayed)
+        self._engine.run(source=waves, control=waves, results=waves, sink=waves, options=options)
+        return waves.made
+
     def memory(self, row_bytes: int) -> Figures:
-        """Peak of the engine's process beyond the loaded model, beside the plan of a run."""
+        """Peak of all runs beyond the loaded model, beside the plan of a run."""
         now, on_gpu = self._engine.memory(), "cuda_peak_bytes" in self.resting
-        used, peak = (
-            ("cuda_allocated_bytes", "cuda_peak_bytes") if on_gpu else ("rss_bytes", "peak_rss_bytes")
-        )
         plan = run_memory(
             self.resting["run_bytes"],
             token_bytes=self._engine.structure.kv_bytes_per_token or 1,
@@ -291,10 +403,11 @@ class Bench:
             row_bytes=row_bytes,
             on_gpu=on_gpu,
         )
+        # a CPU's pass is not measured
+        planned = plan.total + now["pass_bytes"] if on_gpu else plan.for_keys + plan.for_rows
         return {
-            "peak_beyond_the_model": now[peak] - self.resting[used],
-            # what one pass takes comes on top: the engine measures it at load, and its log has it
-            "planned_for_keys_and_rows": plan.total if on_gpu else plan.for_keys + plan.for_rows,
+            "peak_beyond_the_model": self._peak - self.resting["load_after_bytes"],
+            "planned": planned,
             "resting": self.resting,
             "in_the_end": now,
         }
@@ -395,14 +508,18 @@ def measure_shape(
         print(f"{shape}: made and loaded in {found['load_seconds']} s", flush=True)
         bench = Bench(engine, made, roof, most)
         full = Case(live=most, replayed=on_gpu, captured=CAPTURES[2])
-        further: dict[str, Callable[[Case, float], Figures]] = {"disk": bench.disk, "chat": bench.chat}
-        waiting = len(cases) + len(further) + after
+        further: dict[str, Callable[[Case, float], Any]] = {
+            "disk": bench.disk,
+            "chat": bench.chat,
+            "equality": lambda _case, _seconds: bench.equality(replays=on_gpu),
+        }
+        waiting = len(cases) + len(further) + RIVALS + after
         for name, measure in further.items():
             share = budget.share(f"{shape}: {name}", waiting, OVERHEAD)
             waiting -= 1
             if share is not None:
                 found[name] = measure(full, share)
-                print(f"{shape}: {name}: {found[name]}", flush=True)
+                print(f"{shape}: {name}: {_shown(found[name])}", flush=True)
         for case in cases:
             share = budget.share(f"{shape}: {case.name}", waiting, OVERHEAD)
             waiting -= 1
@@ -417,6 +534,44 @@ def measure_shape(
     finally:
         watch.cancel()
         engine.close()
+    share = budget.share(f"{shape}: rivals", RIVALS + after, RIVAL_START)
+    if share is not None:
+        found["rivals"] = measure_rivals(folder, device, most, share * RIVALS, budget)
+        for name, one in found["rivals"].items():
+            print(f"{shape}: {name}: {one}", flush=True)
+            if "left_out" in one:
+                budget.left_out[f"{shape}: {name}"] = one["left_out"]
+    return found
+
+
+def _shown(figures: Any) -> Any:
+    """Figures for the terminal: of a comparison, how many cases are equal."""
+    if not isinstance(figures, list):
+        return figures
+    return f"{sum(is_equal(one) for one in figures)} of {len(figures)} cases have the same bits"
+
+
+def is_equal(one: Figures) -> bool:
+    """Whether a case of the comparison has equal tokens and rows."""
+    return bool(one["same_tokens"] == one["same_rows"] == one["requests"])
+
+
+def measure_rivals(folder: Path, device: str, batch: int, seconds: float, budget: TimeBudget) -> Figures:
+    """Tokens a second of what a user would run instead, in a process of its own."""
+    python, site = sys.executable, []
+    if importlib.util.find_spec("lm_eval") is None and LM_EVAL_PYTHON.exists():
+        python, site = str(LM_EVAL_PYTHON), [sysconfig.get_paths()["purelib"]]
+    draw = random.Random(4)
+    prompts = [[draw.randrange(500) for _ in range(prompt)] for prompt, _ in lengths()]
+    done = subprocess.run(
+        [python, "-m", "bench.gpu_rivals", str(folder), device, str(batch), str(seconds), *site],
+        input=json.dumps({"prompts": prompts, "max_tokens": RIVAL_ANSWER}),
+        cwd=REPO, capture_output=True, text=True, check=False,
+        timeout=max(1.0, budget.left),
+    )  # fmt: skip
+    if done.returncode:
+        return {"rivals": {"trouble": done.stderr[-2000:]}}
+    found: Figures = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -434,6 +589,23 @@ def marks_of(shape: str, found: Figures) -> list[Mark]:
         elif (plain := by_case.get((live, replayed, CAPTURES[0]))) and plain["tokens_per_second"]:
             ratio = one["tokens_per_second"] / plain["tokens_per_second"]
             marks.append(Mark(name=f"{name}: all / nothing", measured=ratio, at_least=LEAST_OF_NOTHING))
+    marks += [
+        Mark(
+            name=f"{shape}, {captured}: replayed passes with the bits of eager ones",
+            measured=statistics.mean(is_equal(one) for one in own),
+            at_least=1.0,
+        )
+        for captured in CAPTURES
+        if (own := [one for one in found.get("equality", ()) if one["captured"] == captured])
+    ]
+    rival = found.get("rivals", {}).get(LM_EVAL, {}).get("tokens_per_second")
+    kept = [one["tokens_per_second"] for one in found["paces"] if one["captured"] == CAPTURES[2]]
+    if rival and kept:
+        ratio = max(kept) / rival
+        marks.append(Mark(name=f"{shape}: all captured / lm-eval", measured=ratio, at_least=LEAST_OF_LM_EVAL))
+    if memory := found.get("memory"):
+        ratio = memory["peak_beyond_the_model"] / memory["planned"]
+        marks.append(Mark(name=f"{shape}: peak of memory / plan", measured=ratio, at_most=MOST_OF_PLAN))
     return marks
 
 
@@ -459,7 +631,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     budget = TimeBudget(60 * options.minutes, options.seconds)
     roof = Roof(**in_process(["--device", options.device, "--roof"], budget))
     on_gpu = options.device.startswith("cuda")
-    each = len(cases_of(options.live, on_gpu=on_gpu)) + 2
+    each = len(cases_of(options.live, on_gpu=on_gpu)) + 3 + RIVALS
     found: dict[str, Figures] = {}
     for place, shape in enumerate(options.shapes):
         after = (len(options.shapes) - place - 1) * each

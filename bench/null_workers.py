@@ -37,6 +37,8 @@ HOOK = "resid_post.0"
 PROCESSES = 16
 #: seconds after which a thread lets others run; after 5 ms, an answer of the database waits for so long
 SWITCH_SECONDS = 0.0005
+#: claims and commits of each worker before it is measured
+WARM_UP = 2
 
 
 def measure(
@@ -86,7 +88,7 @@ def measure(
     found = [json.loads(answer.splitlines()[-1]) for answer in answers]
     claims = sorted(one for answer in found for one in answer["claims"])
     commits = sorted(one for answer in found for one in answer["commits"])
-    kept = sum(answer["kept"] for answer in found)
+    kept, before = (sum(answer[name] for answer in found) for name in ("kept", "before"))
     with database.read() as session:
         of_job = sa.select(sa.func.count()).where(
             SampleRow.job_id == job_id, SampleRow.status == SampleStatus.COMPLETED
@@ -100,8 +102,9 @@ def measure(
         "workers": count,
         "samples": kept,
         "samples_per_second": kept / seconds,
-        "lost_or_doubled": abs(stored - kept),
+        "lost_or_doubled": abs(stored - kept - before),
         "claims": len(claims),
+        "client_cpu_ms": 1000 * sum(answer["cpu"] for answer in found) / max(1, len(commits)),
         "claim_ms": _times(claims),
         "commit_ms": _times(commits),
     }
@@ -166,7 +169,9 @@ class _Worker:
             workers.set_idle(session, self._id, MODEL)
         self.claims: list[float] = []
         self.commits: list[float] = []
-        self.kept = 0
+        #: samples stored while it was measured, and before
+        self.kept = self.before = 0
+        self.is_warm = threading.Event()
         self._busy_with: str | None = None
         #: workers do not all begin together
         self._waits = random.uniform(0.0, options["run"])
@@ -177,23 +182,35 @@ class _Worker:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            # the job is started, and statements are compiled once for each process
+            self.before = sum(self._turn(run=0.0) for _ in range(WARM_UP))
+        finally:
+            self.is_warm.set()
+        self.claims.clear()
+        self.commits.clear()
         self._may_begin.wait()
         ends = self._options["begin"] + self._options["seconds"]
         time.sleep(max(0.0, self._options["begin"] - time.time()) + self._waits)
         while time.time() < ends:
-            begun = time.perf_counter()
-            found = self._claim()
-            claimed = time.perf_counter()
-            self._busy_with = None if found is None else found.job.id
-            self.claims.append(claimed - begun)
-            if found is None or not found.samples:
-                time.sleep(0.05)
-                continue
-            time.sleep(self._options["run"])
-            ended = [_ended(lease) for lease in found.samples]
-            begun = time.perf_counter()
-            self.kept += len(commit.store(self._database, ended, seconds=0.1).kept)
-            self.commits.append(time.perf_counter() - begun)
+            self.kept += self._turn(run=self._options["run"])
+
+    def _turn(self, *, run: float) -> int:
+        """Claim, run and commit. Returns how many samples were stored."""
+        begun = time.perf_counter()
+        found = self._claim()
+        claimed = time.perf_counter()
+        self._busy_with = None if found is None else found.job.id
+        self.claims.append(claimed - begun)
+        if found is None or not found.samples:
+            time.sleep(0.05)
+            return 0
+        time.sleep(run)
+        ended = [_ended(lease) for lease in found.samples]
+        begun = time.perf_counter()
+        stored = len(commit.store(self._database, ended, seconds=0.1).kept)
+        self.commits.append(time.perf_counter() - begun)
+        return stored
 
     def _claim(self) -> Claim | None:
         """As the drain does while samples run; without quotas it reads none."""
@@ -209,13 +226,18 @@ def main() -> None:
     migrate.require_current(database)
     may_begin = threading.Event()
     found = [_Worker(database, options, may_begin) for _ in range(options["workers"])]
+    for worker in found:
+        worker.is_warm.wait()
     print("ready", flush=True)
     options["begin"] = float(sys.stdin.readline())
+    before = time.process_time()
     may_begin.set()
     for worker in found:
         worker.join()
     answer = {
+        "cpu": time.process_time() - before,
         "kept": sum(worker.kept for worker in found),
+        "before": sum(worker.before for worker in found),
         "claims": [one for worker in found for one in worker.claims],
         "commits": [one for worker in found for one in worker.commits],
     }

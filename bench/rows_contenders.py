@@ -34,16 +34,18 @@ class Setup:
     max_tokens: int
     eos: frozenset[int]
     pad: int
+    #: prompts of a batch
+    batch: int = BATCH
 
     def batches(self, prompts: Sequence[Ids]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         """Left-padded batches in order of length: places of the prompts, ids, mask."""
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        for at in range(0, len(order), BATCH):
-            some = order[at : at + BATCH]
+        order, device = sorted(range(len(prompts)), key=lambda i: len(prompts[i])), self.hf.device
+        for at in range(0, len(order), self.batch):
+            some = order[at : at + self.batch]
             width = max(len(prompts[i]) for i in some)
             ids = [[self.pad] * (width - len(prompts[i])) + list(prompts[i]) for i in some]
             mask = [[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in some]
-            yield some, torch.tensor(ids), torch.tensor(mask)
+            yield some, torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -58,7 +60,8 @@ class Setup:
         """One row of a batch, without padding and without what ran after its end."""
         start = width - len(prompt)
         stop = width + len(ids) - 1
-        return Made(ids, {name: whole[place, start:stop].clone() for name, whole in rows.items()})
+        kept = {name: whole[place, start:stop].to("cpu", copy=True) for name, whole in rows.items()}
+        return Made(ids, kept)
 
 
 @contextmanager

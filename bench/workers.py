@@ -120,13 +120,16 @@ def drain_null(arguments: argparse.Namespace) -> int:
         finally:
             if server is not None:
                 server.remove()
-    table = Table("workers", "samples/s", "claim ms", "p99", "commit ms", "p99", "lost or doubled")
+    table = Table(
+        "workers", "samples/s", "claim ms", "p99", "commit ms", "p99", "CPU ms of a worker", "lost or doubled"
+    )
     for one in found:
         times = [one[name].get(key, 0.0) for name in ("claim_ms", "commit_ms") for key in ("median", "p99")]
         table.add_row(
             str(one["workers"]),
             f"{one['samples_per_second']:.0f}",
             *(f"{value:.1f}" for value in times),
+            f"{one['client_cpu_ms']:.1f}",
             str(one["lost_or_doubled"]),
         )
     Console().print(table, f"{os.cpu_count()} cores shared by all processes; load {os.getloadavg()[0]:.1f}")

@@ -153,6 +153,8 @@ GPU_SPARE = 1 << 30
 KEYS_SHARE = 0.5
 #: share of a run's memory on a GPU that is kept for blocks of captured rows
 BLOCKS_SHARE = 0.25
+#: share of a GPU's memory for blocks, an eighth, that captures of one kind leave to others
+BLOCKS_LEFT = 8
 #: rows of a block, of which a request that captures holds one at least
 BLOCK_ROWS = 64
 
@@ -174,6 +176,23 @@ def run_bytes(free: int, pass_bytes: int | None) -> int:
         pass_bytes: measured peak of a pass's logits, activations and choice of tokens; None: not measured.
     """
     return int(RUN_SHARE * free) if pass_bytes is None else max(0, free - pass_bytes - GPU_SPARE)
+
+
+#: numbers that the choice of tokens takes in at once; bytes for each of them, and for each further logit
+_CHOSEN_AT_ONCE, _CHOICE_BYTES, _LOGIT_BYTES = 1 << 24, 48, 11
+
+
+def choice_bytes(rows: int, vocabulary: int) -> int:
+    """Bytes of the logits of a pass on a GPU and of the choice of tokens by them.
+
+    Within 15 % of what the engine takes over fake CUDA tensors (tests/integration/worker/test_fake_cuda.py).
+
+    Args:
+        rows: requests that choose a token.
+    """
+    numbers = rows * vocabulary
+    at_once = min(numbers, _CHOSEN_AT_ONCE)
+    return _CHOICE_BYTES * at_once + _LOGIT_BYTES * (numbers - at_once)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,11 +379,20 @@ def samples_at_once(room: RunMemory, need: SampleNeed, slots: int) -> int:
     """Samples of equal needs that run at once, at least 1."""
     fit, held = min(slots, room.for_keys // max(1, need.keys)), need.held
     if room.for_blocks:
-        fit = min(fit, (room.for_blocks - held.spare) // max(1, held.on_device))
+        for_blocks = room.for_blocks
+        if held.spare + fit * held.on_device > for_blocks:
+            for_blocks -= for_blocks // BLOCKS_LEFT
+        fit = min(fit, (for_blocks - held.spare) // max(1, held.on_device))
         fit = min(fit, room.for_rows // max(1, held.on_host))
     elif held.together:
         fit = min(fit, room.for_rows // held.together)
     return max(1, fit)
+
+
+def samples_that_fit(room: RunMemory, need: SampleNeed, slots: int) -> int:
+    """As `samples_at_once`, but 0 if not even one sample fits."""
+    fits = fits_device(room, need) and need.held.on_host <= room.for_rows
+    return samples_at_once(room, need, slots) if fits else 0
 
 
 def fits_device(room: RunMemory, need: SampleNeed, samples: int = 1) -> bool:

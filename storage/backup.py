@@ -29,7 +29,7 @@ from storage.artifacts.local import LocalStore
 from storage.artifacts.store import ArtifactStore
 from storage.index import visible
 from storage.index.database import Database
-from storage.tables.models import FileRow, SessionRow
+from storage.tables.models import FileRow, SessionRow, Visibility
 
 RECORD = "backup.json"
 #: what the index says of stored files: prefix -> name (empty for an upload) -> sha256
@@ -108,9 +108,9 @@ def _without_reaper(database: Database) -> Iterator[None]:
 def _published(database: Database) -> Listed:
     """Stored sessions and uploads, also deleted ones: the copied index may still show them.
 
-    Rows with a negative `doomed_at` are left out: the reaper had begun with their files before the copy.
+    Without those whose files the reaper had begun to remove before the copy.
     """
-    with database.snapshot() as session, visible.doomed(session):
+    with database.snapshot() as session, visible.hidden_too(session):
         for row in session.execute(sa.select(SessionRow.id, SessionRow.files).where(_is_kept(SessionRow))):
             if row.files:
                 yield f"sessions/{row.id}", {name: file["sha256"] for name, file in row.files.items()}
@@ -120,7 +120,7 @@ def _published(database: Database) -> Listed:
 
 
 def _is_kept(row: type[SessionRow | FileRow]) -> sa.ColumnElement[bool]:
-    return sa.or_(row.doomed_at.is_(None), row.doomed_at >= 0)
+    return row.visibility != Visibility.REMOVING
 
 
 def _copy(source: ArtifactStore, target: ArtifactStore, prefix: str, files: dict[str, str]) -> bool:

@@ -18,6 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.pipeline import Pipeline
 
+from actograph.analysis import blas_threads
 from actograph.analysis.probe_fit import Fitted, ProbeKind, classifier, fit
 from actograph.analysis.probe_labels import predicts, require_groups
 from actograph.analysis.probe_scores import Scores, interval, mean_auroc, score
@@ -148,6 +149,7 @@ def corrected_p_values(probes: Mapping[str, tuple[float, Sequence[float]]]) -> d
     }
 
 
+@blas_threads.one_if_small
 def probe(
     features: Array,
     labels: Array | Sequence[Any],

@@ -16,6 +16,7 @@ from sklearn.model_selection import GridSearchCV, PredefinedSplit
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 
+from actograph.analysis import blas_threads
 from actograph.analysis.probe import (
     as_matrix,
     baseline_rows,
@@ -100,6 +101,7 @@ class RegressionResult:
         }
 
 
+@blas_threads.one_if_small
 def regression(
     features: Array,
     labels: Array | Sequence[float],

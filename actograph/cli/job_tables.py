@@ -4,11 +4,11 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from actograph.short_texts import duration
-from actograph.tables import clean, describe
+from actograph.short_texts import duration, gib
+from actograph.tables import clean, describe, render
 
 if TYPE_CHECKING:
-    from actograph.contract.operations import Estimate
+    from actograph.contract.operations import CardEstimate, Estimate
     from actograph.contract.resources import Job
 
 
@@ -43,6 +43,16 @@ def describe_job(job: "Job") -> str:
         took = duration(job.finished_at - job.started_at)
     hidden = ("progress", "queue_position", "model_identity", "identity_sha256", "results_url")
     return describe(job, hidden, status=status_text(job), took=took, error=error, spec=spec)
+
+
+def describe_card(found: "CardEstimate") -> str:
+    """Describe what fits on a card, in GiB, and how many samples of which length."""
+    sizes = ("card", "weights", "pass", "spare", "run", "host_buffer")
+    shown = {name: gib(getattr(found, f"{name}_bytes")) for name in sizes if getattr(found, f"{name}_bytes")}
+    hidden = ["assumptions", "lengths", *(f"{name}_bytes" for name in sizes)]
+    table = render((">TOKENS", ">SAMPLES AT ONCE"), [[one.tokens, one.slots] for one in found.lengths])
+    lines = [describe(found, hidden, **shown), "", table, ""]
+    return "\n".join([*lines, *(f"- {clean(assumption)}" for assumption in found.assumptions)])
 
 
 def describe_estimate(found: "Estimate") -> str:

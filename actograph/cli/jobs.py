@@ -251,10 +251,38 @@ def estimate(
     shell: Shell,
     *,
     prompt_tokens: int | None = typer.Option(None, min=1, help="Assumed length of every prompt."),
+    card: str | None = typer.Option(
+        None,
+        help="Memory of a GPU, such as 24GiB: estimate what fits on it, from the config.json of a model that "
+        "nothing serves. --model is its folder or Hub id.",
+    ),
+    tensor_parallel: int | None = typer.Option(None, min=1, help="With --card: GPUs that share each layer."),
+    dtype: str | None = typer.Option(None, help="With --card: auto, float32, float16 or bfloat16."),
+    slots: int | None = typer.Option(None, min=1, help="With --card: samples at once, at most."),
     **given: Any,
 ) -> None:
-    """Estimate the memory and disk of a job. Exit status 1: it does not fit."""
+    """Estimate the memory and disk of a job. Exit status 1: it does not fit.
+
+    With --card, estimate a model that no worker serves: weights, keys and values, captured rows, and how many
+    samples of which length fit on such a card. This needs the installed service, and no running one.
+    """
     drafted = job_flags.draft_of(**given)
+    if card is not None:
+        from actograph.stack.card import estimate_card
+
+        on_card = estimate_card(
+            drafted.body,
+            card,
+            prompt_tokens=prompt_tokens,
+            tensor_parallel=tensor_parallel,
+            dtype=dtype,
+            slots=slots,
+        )
+        shell.show(on_card, job_tables.describe_card)
+        end(0 if on_card.fits else ERROR)
+        return
+    if any(value is not None for value in (tensor_parallel, dtype, slots)):
+        raise InvalidRequest("--tensor-parallel, --dtype and --slots need --card; a served model has its own")
     drafted.complete(shell.client.models.only)
     sent: list[str] = []
     try:

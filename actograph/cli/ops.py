@@ -15,11 +15,11 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.field_wording import in_words
 from actograph.contract.roles import Role
 from actograph.progress import meter
-from actograph.short_texts import age, seconds_of, size
+from actograph.short_texts import age, memory_text, seconds_of, size
 from actograph.tables import Columns, describe, render, text_of
 
 if TYPE_CHECKING:
-    from actograph.contract.operations import ApiKey
+    from actograph.contract.operations import ApiKey, Worker
     from actograph.smoke import SmokeStep
 
 queue = typer.Typer(no_args_is_help=True, help="Show, pause and resume the queue.")
@@ -37,10 +37,18 @@ def workers(
     columns: Columns = (
         "worker id=id", "status", "model", "device", "host=hostname", "pid", "job_id",
         "heartbeat=last_heartbeat_at", "age=started_at",
+        ("load memory", lambda worker: _memory(worker, "load")),
+        ("run memory", lambda worker: _memory(worker, "run")),
         ("error", lambda worker: worker.error and worker.error.message),
     )  # fmt: skip
     shown = [one for one in shell.client.workers.list() if everything or one.status != "offline"]
     shell.rows(shown, columns, quiet=quiet, everything=True)
+
+
+def _memory(worker: "Worker", what: str) -> str:
+    """Memory of the worker's last load or run."""
+    sizes = {when: worker.memory.get(f"{what}_{when}_bytes") for when in ("before", "after", "peak")}
+    return memory_text({when: size for when, size in sizes.items() if size is not None})
 
 
 @command(queue)

@@ -64,7 +64,13 @@ class Worker(Resource):
     last_heartbeat_at: int
     job_id: str | None = None
     error: ErrorRecord | None = None
-    memory: dict[str, int] = Field({})
+    memory: dict[str, int] = Field(
+        {},
+        description="Bytes. `load_before_bytes`, `load_after_bytes` and `load_peak_bytes` are of the last "
+        "load of a model, `run_...` of the last run: of the GPUs of the model, or on a CPU of the engine's "
+        "process. A run that goes on has no `run_after_bytes`. Of several ranks it is the first one's. "
+        "`pass_bytes`: measured peak of the largest pass on a GPU.",
+    )
 
 
 class Usage(Resource):
@@ -175,6 +181,40 @@ class Estimate(Resource):
     host: Need = Field(Need(), description="Captured rows; on a CPU keys and values too.")
     disk: Need = Field(Need(), description="All sessions of the job.")
     fits: bool | None = Field(None, description="False if one of the three does not fit.")
+    assumptions: list[str] = Field([], description="Assumptions behind the numbers.")
+
+
+class LengthFit(Resource):
+    """How many samples of one length run at once."""
+
+    tokens: int = Field(description="Tokens of a sample: prompt and generated ones.")
+    slots: int = Field(description="Samples that run at once; 0: not one fits.")
+
+
+class CardEstimate(Resource):
+    """What fits on a card, by a model's config alone. Sizes are bytes of one card."""
+
+    object: Literal["card.estimate"] = "card.estimate"
+    model: str
+    architecture: str
+    dtype: str
+    tensor_parallel: int = Field(1, description="Cards that share each layer.")
+    num_parameters: int = Field(description="Of the whole model.")
+    card_bytes: int
+    weights_bytes: int
+    pass_bytes: int = Field(description="Activations, logits and choice of tokens of the largest pass.")
+    spare_bytes: int = Field(description="Left free for libraries and gaps.")
+    run_bytes: int = Field(description="Left for keys, values and captured rows.")
+    kv_bytes_per_token: int
+    row_bytes_per_token: int = Field(0, description="One captured row of all hooks.")
+    block_bytes: int = Field(
+        0, description="Rows that a sample which captures holds, on the card and in main memory."
+    )
+    host_buffer_bytes: int = Field(0, description="Main memory for captured rows.")
+    slots: int = Field(description="Samples that run at once if they are short.")
+    longest_tokens: int = Field(description="Tokens of the longest sample that fits, alone.")
+    fits: bool = Field(description="False if the model leaves no memory for a sample.")
+    lengths: list[LengthFit] = Field([])
     assumptions: list[str] = Field([], description="Assumptions behind the numbers.")
 
 

@@ -238,7 +238,8 @@ def get_job_sample(services: ServicesDep, job_id: JobId, sample_id: SampleId) ->
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "Messages with `id`, `event` and `data` (an Event); the last is the job's end.",
+            "description": "Messages with `id`, `event` and `data` (an Event), to the job's end. In a log "
+            "that is read later, the memory of a worker's run (`run.ended`) may follow it.",
             "content": sse.DOCUMENTED,
         },
         204: {"description": "The job has ended and the client has its last event: do not ask again."},

@@ -47,7 +47,7 @@ from tests.support.chaos.audit import Audit, audit_job
 from tests.support.chaos.changes import MODEL, SAVEPOINT
 from tests.support.chaos.faults import FAULTS
 from tests.support.chaos.stack import Stuck
-from tests.support.samples import age_dooms
+from tests.support.samples import age_removals
 from tests.support.servers import Unavailable
 
 SWEEP_ALL = -60.0
@@ -98,11 +98,11 @@ def run(arguments: argparse.Namespace, behind: Servers) -> Report:
         audit_job(audit, job=job, samples=samples, expected=expected[name], database=database, store=near)
     victims = {sample for _, hit in chaos.injected for sample in hit.in_hand}
     repeated = {s.id for _, _, samples in got for s in samples if s.losses > 0}
-    with database.read() as session, visible.doomed(session):
+    with database.read() as session, visible.hidden_too(session):
         indexed = set(session.scalars(sa.select(SessionRow.id)))
     unknown, leftovers = len(_stored(behind) - indexed), behind.leftovers()
     # as a day later
-    age_dooms(database)
+    age_removals(database)
     reaper.reap(database, store)
     store.sweep_staging(SWEEP_ALL)
     with database.read() as session:

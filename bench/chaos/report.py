@@ -44,7 +44,7 @@ class Report:
     longest_silence_seconds: float
     #: samples that ran again although no victim held them
     repeated_beyond_hand: int
-    #: stored sessions that the index does not know, not even as doomed
+    #: stored sessions that the index does not know, not even as hidden
     unknown_sessions: int
     staging_leftovers: int
     left_by_reaper: int

@@ -148,7 +148,7 @@ def _limits(session: Session, settings: Settings) -> Quotas:
 def used(session: Session) -> dict[str, int]:
     """Bytes in the store by owner, deleted ones included."""
     found = Counter[str]()
-    with visible.doomed(session):
+    with visible.hidden_too(session):
         for row in (JobRow, FileRow):
             found.update(_sizes(session, row))
     return found
@@ -165,10 +165,10 @@ def _sizes(session: Session, row: type[JobRow | FileRow]) -> dict[str, int]:
 def usage(session: Session) -> dict[str, OwnerUsage]:
     """Usage by owner in detail. Rows of sessions are wide: an index counts all, and hidden ones are read."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    with visible.doomed(session):
+    with visible.hidden_too(session):
         moment, count = now(session), sa.func.count()
-        hidden_jobs = sa.select(JobRow.id).where(JobRow.doomed_at.is_not(None))
-        of_hidden_jobs = sa.and_(SessionRow.doomed_at.is_(None), SessionRow.job_id.in_(hidden_jobs))
+        hidden_jobs = sa.select(JobRow.id).where(JobRow.removal_due_at.is_not(None))
+        of_hidden_jobs = sa.and_(SessionRow.removal_due_at.is_(None), SessionRow.job_id.in_(hidden_jobs))
         for row, sized, name, further in (
             (SessionRow, JobRow, "session", [of_hidden_jobs]),
             (FileRow, FileRow, "file", []),
@@ -178,9 +178,9 @@ def usage(session: Session) -> dict[str, OwnerUsage]:
             for owner, number in session.execute(sa.select(row.owner, count).group_by(row.owner)):
                 found[owner][f"{name}s"] += number
             # the others arrive: bytes of an upload count before it ends
-            deleted = sa.or_(row.doomed_at.is_(None), row.doomed_at <= moment)
+            deleted = sa.not_(visible.may_be_published(row, moment))
             sums = sa.select(row.owner, deleted, count, sa.func.sum(row.bytes)).group_by(row.owner, deleted)
-            for hidden in (row.doomed_at.is_not(None), *further):
+            for hidden in (row.removal_due_at.is_not(None), *further):
                 for owner, gone, number, size in session.execute(sums.where(hidden)):
                     found[owner][f"{name}s"] -= number
                     if gone:

@@ -13,7 +13,7 @@ from storage.index import visible
 from storage.index.database import Database, now
 from storage.queue import leases
 from storage.queue.leases import LeasedSample
-from storage.tables.models import FileRow, SampleRow
+from storage.tables.models import FileRow, SampleRow, Visibility
 
 
 def load(store: ArtifactStore, sample_id: str) -> bytes | None:
@@ -40,25 +40,27 @@ def save(database: Database, store: ArtifactStore, lease: LeasedSample, owner: s
 
 def drop(session: Session, sample_id: str) -> None:
     """Let the reaper remove the state."""
-    with visible.doomed(session):
+    with visible.hidden_too(session):
         waiting = sa.update(FileRow).where(
-            FileRow.id == _file_id(sample_id), FileRow.doomed_at > now(session)
+            FileRow.id == _file_id(sample_id), visible.may_be_published(FileRow, now(session))
         )
-        session.execute(waiting.values(doomed_at=now(session)))
+        session.execute(waiting.values(visible.deleted(now(session))))
 
 
 def _announce(session: Session, sample_id: str, owner: str, size: int) -> bool:
     moment, file_id = now(session), _file_id(sample_id)
-    with visible.doomed(session):
+    with visible.hidden_too(session):
         row = session.get(FileRow, file_id)
         if row is None:
             row = FileRow(
                 id=file_id, filename="state", purpose="analysis", sha256="", created_at=moment, owner=owner
             )
             session.add(row)
-        elif row.doomed_at is None or row.doomed_at <= moment:
+        elif row.visibility != Visibility.UNPUBLISHED or (row.removal_due_at or 0.0) <= moment:
             return False
-        row.bytes, row.doomed_at = size, moment + visible.UNPUBLISHED_SECONDS
+        row.bytes = size
+        for name, value in visible.unpublished(moment).items():
+            setattr(row, name, value)
         session.flush()
     return True
 

@@ -98,14 +98,14 @@ class LocalStore:
     def exists(self, prefix: str) -> bool:
         return (self.root / check_prefix(prefix)).exists()
 
-    def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
+    def delete_many(self, prefixes: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
         failures = {}
-        for prefix in doomed:
+        for prefix in prefixes:
             try:
                 self._delete(prefix)
             except OSError as error:
                 failures[prefix] = str(error)
-        for parent in {(self.root / prefix).parent for prefix in doomed}:
+        for parent in {(self.root / prefix).parent for prefix in prefixes}:
             fsync(parent)
         return failures
 

@@ -231,13 +231,13 @@ class S3Store:
             return False
         return True
 
-    def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
+    def delete_many(self, prefixes: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
         owners: dict[str, str] = {}
         try:
-            for prefix, names in doomed.items():
+            for prefix, names in prefixes.items():
                 owners |= dict.fromkeys(self._keys(prefix, names), prefix)
         except ServiceUnavailable as error:
-            return dict.fromkeys(doomed, str(error))
+            return dict.fromkeys(prefixes, str(error))
         return {owners[key]: reason for key, reason in self._delete(list(owners)).items()}
 
     def _keys(self, prefix: str, names: Sequence[str] | None) -> list[str]:

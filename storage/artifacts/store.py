@@ -175,11 +175,11 @@ class ArtifactStore(Protocol):
         """Whether a prefix was committed."""
         ...
 
-    def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
+    def delete_many(self, prefixes: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
         """Remove all files of many prefixes, durably. Missing files are no error.
 
         Args:
-            doomed: prefix -> names of its files if known, so that an S3 store need not list them.
+            prefixes: prefix -> names of its files if known, so that an S3 store need not list them.
 
         Returns:
             Prefix -> reason, for every prefix that could not be removed completely.

@@ -47,7 +47,7 @@ def announce(
         created_at=moment,
         owner=owner,
         expires_at=None if expires_after is None else moment + expires_after,
-        doomed_at=moment + visible.UNPUBLISHED_SECONDS,
+        **visible.unpublished(moment),
     )
     session.add(row)
     session.flush()
@@ -57,9 +57,11 @@ def announce(
 
 def publish(session: Session, file_id: str, *, size: int, sha256: str) -> FileRow:
     """Show a stored file. Raises ServiceUnavailable if the upload took so long that it was given up."""
-    with visible.doomed(session):
-        shown = sa.update(FileRow).where(FileRow.id == file_id, FileRow.doomed_at > now(session))
-        stored = session.execute(shown.values(bytes=size, sha256=sha256, doomed_at=None))
+    with visible.hidden_too(session):
+        shown = sa.update(FileRow).where(
+            FileRow.id == file_id, visible.may_be_published(FileRow, now(session))
+        )
+        stored = session.execute(shown.values(bytes=size, sha256=sha256, **visible.PUBLISHED))
     if not changed(stored):
         raise ServiceUnavailable(f"storing file {file_id} took more than a day; send it again")
     return get(session, file_id)
@@ -67,9 +69,11 @@ def publish(session: Session, file_id: str, *, size: int, sha256: str) -> FileRo
 
 def abandon(session: Session, file_id: str) -> None:
     """Give up a file that was announced and not published."""
-    with visible.doomed(session):
-        unpublished = sa.update(FileRow).where(FileRow.id == file_id, FileRow.doomed_at > now(session))
-        session.execute(unpublished.values(doomed_at=now(session)))
+    with visible.hidden_too(session):
+        unpublished = sa.update(FileRow).where(
+            FileRow.id == file_id, visible.may_be_published(FileRow, now(session))
+        )
+        session.execute(unpublished.values(visible.deleted(now(session))))
 
 
 def get(session: Session, file_id: str) -> FileRow:
@@ -108,7 +112,8 @@ def find(
 def delete(session: Session, file_id: str) -> None:
     """Hide the file now; its bytes are removed in the background. Raises NotFound."""
     row = lock(session, file_id)
-    row.doomed_at = now(session)
+    for name, value in visible.deleted(now(session)).items():
+        setattr(row, name, value)
     session.flush()
     session.expunge(row)
 

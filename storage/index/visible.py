@@ -1,4 +1,4 @@
-"""Visible rows: the owner's, and none that is doomed. Enforced in every statement.
+"""Visible rows: the owner's, and none that is hidden. Enforced in every statement.
 
 A session of a restricted `Database` carries its owner. Each SELECT, UPDATE and DELETE of a table below gets
 the owner's condition, including joins, aliases, totals and `Session.get`. So rows of other owners do not
@@ -6,10 +6,11 @@ exist: an unknown id and an id of another owner give the same answer after the s
 that cannot be narrowed is refused. INSERT is not narrowed, so read the parent row first. Queries about the
 whole queue or store that return no rows of others are marked `of_everyone`.
 
-Every session leaves out rows with `doomed_at`, and rows of a doomed job, unless it asks for them (`doomed`).
-A doom in the past is a deletion: `storage.upkeep.reaper` removes the stored files and then the row. A doom in
-the future is a row in the making: null publishes it, and if its maker dies, the reaper removes it. So a
-deletion writes one row, and the index knows every file that may be stored.
+Jobs, sessions and uploads have a `Visibility`. Every session leaves out those that are not visible, and the
+rows of such jobs, unless it asks for them (`hidden_too`). A hidden row has the time from which
+`storage.upkeep.reaper` removes its stored files and then the row. A deleted one is due at once. One in the
+making is due in a day, unless its maker publishes it before. So a deletion writes one row, and the index
+knows every file that may be stored.
 
 https://docs.sqlalchemy.org/en/20/orm/session_events.html#adding-global-where-on-criteria
 """
@@ -36,6 +37,7 @@ from storage.tables.models import (
     SessionRow,
     SessionTagRow,
     VectorRow,
+    Visibility,
 )
 
 P = ParamSpec("P")
@@ -46,8 +48,37 @@ UNPUBLISHED_SECONDS = 24 * 3600.0
 
 _OWNER = "actograph_owner"
 _EVERYONE = "actograph_everyone"
-_DOOMED = "actograph_doomed"
+_HIDDEN_TOO = "actograph_hidden_too"
 _NARROWED = "actograph_narrowed"
+
+
+Values = dict[str, Any]
+#: values of a row that readers see
+PUBLISHED: Values = {"visibility": Visibility.VISIBLE, "removal_due_at": None}
+
+
+def unpublished(moment: float, seconds: float = UNPUBLISHED_SECONDS) -> Values:
+    """Values of a row in the making, which must be published within so many seconds."""
+    return {"visibility": Visibility.UNPUBLISHED, "removal_due_at": moment + seconds}
+
+
+def deleted(moment: float) -> Values:
+    """Values of a row that is deleted now."""
+    return {"visibility": Visibility.DELETED, "removal_due_at": moment}
+
+
+def removing(next_attempt: float) -> Values:
+    """Values of a row whose files are being removed: nobody can publish it any more."""
+    return {"visibility": Visibility.REMOVING, "removal_due_at": next_attempt}
+
+
+def may_be_published(row: Any, moment: Any) -> sa.ColumnElement[bool]:
+    """Condition of rows in the making whose time has not passed.
+
+    Args:
+        row: a class of rows, or the columns of its table.
+    """
+    return sa.and_(row.visibility == Visibility.UNPUBLISHED, row.removal_due_at > moment)
 
 
 class Unnarrowable(RuntimeError):
@@ -90,9 +121,9 @@ def of_everyone(query: Callable[Concatenate[Session, P], T]) -> Callable[Concate
 
 
 @contextmanager
-def doomed(session: Session) -> Iterator[None]:
-    """See doomed rows too within the block."""
-    with _widened(session, _DOOMED):
+def hidden_too(session: Session) -> Iterator[None]:
+    """See rows that are not visible too within the block."""
+    with _widened(session, _HIDDEN_TOO):
         yield
 
 
@@ -125,7 +156,7 @@ def _narrow(state: ORMExecuteState) -> None:
     if owner is not None and not _is_narrowable(state):
         raise Unnarrowable(f"no owner can be added to: {state.statement!s:.200}")
     if state.is_select or state.is_update or state.is_delete:
-        state.statement = state.statement.options(*_criteria(owner, bool(info.get(_DOOMED))))
+        state.statement = state.statement.options(*_criteria(owner, bool(info.get(_HIDDEN_TOO))))
     if state.is_update or state.is_delete:
         state.update_execution_options(**{_NARROWED: True})
 
@@ -139,7 +170,7 @@ _GUARDED = {row.__tablename__ for row in (*OWNED, *OF_JOB, *OF_SESSION)}
 # aliases of the tables, since criteria of `JobRow` would be added to subqueries of criteria too
 _JOB = cast(sa.Table, JobRow.__table__).alias("its_job")
 _SESSION = cast(sa.Table, SessionRow.__table__).alias("its_session")
-_DOOMED_JOB = cast(sa.Table, JobRow.__table__).alias("doomed_job")
+_HIDDEN_JOB = cast(sa.Table, JobRow.__table__).alias("hidden_job")
 
 
 def _is_narrowable(state: ORMExecuteState) -> bool:
@@ -170,18 +201,20 @@ def _table_of(column: sa.Column[Any]) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _criteria(owner: str | None, sees_doomed: bool) -> tuple[ExecutableOption, ...]:
-    """The conditions for every table: of the owner, and without doomed rows."""
+def _criteria(owner: str | None, sees_hidden: bool) -> tuple[ExecutableOption, ...]:
+    """The conditions for every table: of the owner, and without hidden rows."""
     found: list[tuple[type[Base], Callable[[Any], sa.ColumnElement[bool]]]] = []
     if owner is not None:
         found += [(row, lambda row: row.owner == owner) for row in OWNED]
         found += [(row, lambda row: _is_of(_JOB, row.job_id, owner)) for row in OF_JOB]
         found += [(row, lambda row: _is_of(_SESSION, row.session_id, owner)) for row in OF_SESSION]
-    if not sees_doomed:
-        found += [(row, lambda row: row.doomed_at.is_(None)) for row in (JobRow, SessionRow, FileRow)]
-        # The few doomed jobs are read once. A lookup of its job for each row would slow down long lists.
-        of_doomed = sa.select(_DOOMED_JOB.c.id).where(_DOOMED_JOB.c.doomed_at.is_not(None))
-        found += [(row, lambda row: row.job_id.not_in(of_doomed)) for row in (SessionRow, *OF_JOB)]
+    if not sees_hidden:
+        found += [
+            (row, lambda row: row.visibility == Visibility.VISIBLE) for row in (JobRow, SessionRow, FileRow)
+        ]
+        # The few hidden jobs are read once. A lookup of its job for each row would slow down long lists.
+        of_hidden = sa.select(_HIDDEN_JOB.c.id).where(_HIDDEN_JOB.c.removal_due_at.is_not(None))
+        found += [(row, lambda row: row.job_id.not_in(of_hidden)) for row in (SessionRow, *OF_JOB)]
     # functions of the class, since only these reach an alias in a join
     return tuple(with_loader_criteria(row, condition, include_aliases=True) for row, condition in found)
 

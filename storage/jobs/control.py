@@ -17,7 +17,7 @@ from actograph.contract.errors import (
     TooManyFailures,
 )
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage.index import counters, events, notices, row_locks, tallies
+from storage.index import counters, events, notices, row_locks, tallies, visible
 from storage.index.clock import moment_of
 from storage.index.database import Database, changed, now
 from storage.index.ids import slices
@@ -243,7 +243,7 @@ def _delete(session: Session, job_ids: Sequence[str]) -> None:
     counters.add_removed(session, "deleted", sessions=count, size=int(size or 0))
     # the foreign key does so only when the row is removed
     session.execute(sa.update(BatchRow).where(BatchRow.job_id.in_(job_ids)).values(job_id=None))
-    _doom(session, JobRow.id.in_(job_ids))
+    _hide(session, JobRow.id.in_(job_ids))
 
 
 def delete_old(database: Database, kind: Kind, seconds: float, *, limit: int) -> int:
@@ -261,10 +261,10 @@ def delete_old(database: Database, kind: Kind, seconds: float, *, limit: int) ->
     with database.write() as session:
         jobs.lock_unread(session, ids, to_delete=True)
         # a job may have changed meanwhile
-        return _doom(session, JobRow.id.in_(ids), *_REMOVABLE)
+        return _hide(session, JobRow.id.in_(ids), *_REMOVABLE)
 
 
-def _doom(session: Session, *which: sa.ColumnElement[bool]) -> int:
+def _hide(session: Session, *which: sa.ColumnElement[bool]) -> int:
     """Hide jobs, whose idempotency keys are free again. Returns their number."""
-    statement = sa.update(JobRow).where(*which).values(doomed_at=now(session), idempotency_key=None)
+    statement = sa.update(JobRow).where(*which).values(**visible.deleted(now(session)), idempotency_key=None)
     return changed(session.execute(statement.execution_options(synchronize_session=False)))

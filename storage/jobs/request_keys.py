@@ -37,7 +37,7 @@ def made_with(session: Session, table: type[Row], owner: str, given: RequestKey)
     named = sa.select(table).where(table.owner == owner, table.idempotency_key == given.key)
     row = session.scalars(named).first()
     if row is None:
-        with visible.doomed(session):
+        with visible.hidden_too(session):
             row = session.scalars(named).first()
         if row is not None:  # a deleted job has no key
             raise IdempotencyInFlight(param="Idempotency-Key")

@@ -1,7 +1,7 @@
 """Announced sessions: a claim inserts the row of each session before its worker stores a file.
 
-The row is doomed in a day, see `storage.index.visible`. The commit of the sample publishes it. A worker that
-returns, fails or loses the sample dooms it now, and the reaper removes it with its files.
+The commit of the sample publishes the row, see `storage.index.visible`. A worker that returns, fails or loses
+the sample deletes it, and the reaper removes it with its files.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,8 +20,8 @@ from storage.tables.models import JobRow, SessionRow
 _SESSIONS = cast(sa.Table, SessionRow.__table__)
 _insert = BulkInsert(
     SessionRow, "id", "job_id", "sample_id", "sample_index", "condition", "epoch", "model", "owner",
-    "created_at", "doomed_at", "prompt_tokens", "generated_tokens", "rows", "bytes", "dtype", "hooks",
-    "files", "pinned",
+    "created_at", "visibility", "removal_due_at", "prompt_tokens", "generated_tokens", "rows", "bytes",
+    "dtype", "hooks", "files", "pinned",
 )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def announce(session: Session, job: JobRow, samples: Iterable[sa.RowMapping]) ->
             "model": job.model,
             "owner": job.owner,
             "created_at": moment,
-            "doomed_at": moment + visible.UNPUBLISHED_SECONDS,
+            **visible.unpublished(moment),
             # not known yet
             "prompt_tokens": 0,
             "generated_tokens": 0,
@@ -58,10 +58,10 @@ def announce(session: Session, job: JobRow, samples: Iterable[sa.RowMapping]) ->
 
 
 def abandon(session: Session, session_ids: Sequence[str | None]) -> None:
-    """Doom announced sessions now. Published ones stay as they are."""
+    """Delete announced sessions. Published ones stay as they are."""
     chosen = sorted({one for one in session_ids if one is not None})
     if chosen:
         moment = now(session)
-        announced = _SESSIONS.c.doomed_at > moment
+        announced = visible.may_be_published(_SESSIONS.c, moment)
         statement = sa.update(_SESSIONS).where(among(session, _SESSIONS.c.id, chosen), announced)
-        session.connection().execute(statement.values(doomed_at=moment))
+        session.connection().execute(statement.values(visible.deleted(moment)))

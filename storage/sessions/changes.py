@@ -46,7 +46,7 @@ def delete(session: Session, session_id: str) -> None:
     _lock(session, [session_id])
     if get(session, session_id).pinned:
         raise Conflict(f"session {session_id} is pinned; unpin it first")
-    _doom(session, "deleted", sa.select(SessionRow.id).where(SessionRow.id == session_id))
+    _hide(session, "deleted", sa.select(SessionRow.id).where(SessionRow.id == session_id))
 
 
 def deletable(wanted: SessionFilter, *, include_pinned: bool) -> SessionFilter:
@@ -58,7 +58,7 @@ def delete_matching(database: Database, wanted: SessionFilter, *, include_pinned
     """Delete all matching sessions, or none. Pinned sessions stay by default."""
     going = deletable(wanted, include_pinned=include_pinned)
     with database.write() as session:
-        gone = _doom(session, "deleted", going.narrow(sa.select(SessionRow.id)))
+        gone = _hide(session, "deleted", going.narrow(sa.select(SessionRow.id)))
     return sum(gone.values(), Count())
 
 
@@ -73,7 +73,7 @@ def expire(database: Database, *, limit: int = BATCH) -> Count:
         _lock(session, matching)
         # a session that was pinned or extended meanwhile stays
         still = sa.select(SessionRow.id).where(SessionRow.id.in_(matching), *_expired(session))
-        gone = _doom(session, "expired", still)
+        gone = _hide(session, "expired", still)
         for job_id, count in gone.items():
             of_job = {"sessions": count.sessions, "bytes": count.bytes}
             events.append(session, job_id, "sessions.expired", of_job)
@@ -155,17 +155,19 @@ def score(session: Session, given: Sequence[SessionScores]) -> None:
         session.connection().execute(of_session.values(correct=sa.bindparam("verdict")), judged)
 
 
-def _doom(session: Session, reason: str, chosen: sa.Select[str]) -> dict[str, Count]:
+def _hide(session: Session, reason: str, chosen: sa.Select[str]) -> dict[str, Count]:
     """Hide the sessions whose ids a statement selects. Returns their number and size by job."""
     moment = now(session)
     # all transactions lock sessions in the order of their ids
     held = chosen.order_by(SessionRow.id).with_for_update(of=SessionRow)
-    hidden = sa.update(SessionRow).where(SessionRow.id.in_(held)).values(doomed_at=moment)
+    hidden = sa.update(SessionRow).where(SessionRow.id.in_(held)).values(visible.deleted(moment))
     session.execute(hidden.execution_options(synchronize_session=False))
     # one row per job; RETURNING would return one per session
     sums = sa.select(SessionRow.job_id, sa.func.count(), sa.func.sum(SessionRow.bytes))
-    with visible.doomed(session):
-        found = session.execute(sums.where(SessionRow.doomed_at == moment).group_by(SessionRow.job_id)).all()
+    with visible.hidden_too(session):
+        found = session.execute(
+            sums.where(SessionRow.removal_due_at == moment).group_by(SessionRow.job_id)
+        ).all()
     gone = {job_id: Count(count, int(size)) for job_id, count, size in found}
     total = sum(gone.values(), Count())
     counters.add_removed(session, reason, sessions=total.sessions, size=total.bytes)

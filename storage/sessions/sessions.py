@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from actograph.contract import resources
 from actograph.contract.errors import NotFound
 from actograph.contract.specs import ExpiresAfter
-from storage.index import pages
+from storage.index import pages, visible
 from storage.index.bulk_rows import BulkInsert, BulkUpdate
 from storage.index.database import now
 from storage.index.pages import PageOptions
@@ -28,10 +28,13 @@ __all__ = [
 _SESSIONS = cast(sa.Table, SessionRow.__table__)
 _PUBLISHED = (
     "sample_index", "condition", "epoch", "model", "created_at", "prompt_tokens", "generated_tokens", "rows",
-    "bytes", "dtype", "hooks", "files", "correct", "expires_at", "identity_sha256", "doomed_at",
+    "bytes", "dtype", "hooks", "files", "correct", "expires_at", "identity_sha256", "visibility",
+    "removal_due_at",
 )  # fmt: skip
 _publish = BulkUpdate(
-    SessionRow, *_PUBLISHED, where=_SESSIONS.c.doomed_at > sa.bindparam("moment", type_=sa.Double)
+    SessionRow,
+    *_PUBLISHED,
+    where=visible.may_be_published(_SESSIONS.c, sa.bindparam("moment", type_=sa.Double)),
 )
 _insert_tags = BulkInsert(SessionTagRow, "session_id", "tag", "created_at")
 _name = attrgetter("name")
@@ -84,15 +87,18 @@ def publish(session: Session, *new: NewSession) -> set[str]:
 
 def _values(new: NewSession, moment: float) -> dict[str, Any]:
     own = {name: value for name, value in vars(new).items() if name in _PUBLISHED}
-    return own | {
-        "id": new.id,
-        "created_at": moment,
-        "bytes": sum(f.bytes for f in new.files),
-        "files": {f.name: {"bytes": f.bytes, "sha256": f.sha256} for f in sorted(new.files, key=_name)},
-        "hooks": _hooks.dump_python(dict(new.hooks), mode="json"),
-        "expires_at": _expiry(new.expires_after, moment),
-        "doomed_at": None,
-    }
+    return (
+        own
+        | {
+            "id": new.id,
+            "created_at": moment,
+            "bytes": sum(f.bytes for f in new.files),
+            "files": {f.name: {"bytes": f.bytes, "sha256": f.sha256} for f in sorted(new.files, key=_name)},
+            "hooks": _hooks.dump_python(dict(new.hooks), mode="json"),
+            "expires_at": _expiry(new.expires_after, moment),
+        }
+        | visible.PUBLISHED
+    )
 
 
 def get(session: Session, session_id: str) -> SessionRow:

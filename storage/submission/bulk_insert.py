@@ -1,8 +1,8 @@
 """Insert the samples of a large job slice by slice.
 
 One transaction for 200,000 samples would block every other writer of a SQLite index for seconds. So each
-slice is a transaction of its own. A submitted job is doomed until its last slice, see
-`storage.index.visible`: no list shows it, and no worker claims its samples. Each slice pushes the doom on. If
+slice is a transaction of its own. A submitted job is unpublished until its last slice, see
+`storage.index.visible`: no list shows it, and no worker claims its samples. Each slice gives it more time. If
 the process dies meanwhile, the reaper removes the incomplete job.
 """
 
@@ -65,25 +65,25 @@ def insert_job(
         if not after:
             _begin_batch(session, batch_id, row)
             return row
-        doomed_at = now(session) + ABANDONED_SECONDS
-        session.execute(sa.update(JobRow).where(JobRow.id == row.id).values(doomed_at=doomed_at))
+        hidden = sa.update(JobRow).where(JobRow.id == row.id)
+        session.execute(hidden.values(visible.unpublished(now(session), ABANDONED_SECONDS)))
     try:
         count = len(following)
         while after:
             following, after = after, _slice(rest)
             with database.write() as session:
-                _require(session, row.id, now(session) + ABANDONED_SECONDS)
+                _require(session, row.id, visible.unpublished(now(session), ABANDONED_SECONDS))
                 samples.insert(session, row.id, following, first=count)
                 count += len(following)
         with database.write() as session:
             named.keep_all(session, spec)
             _begin_batch(session, batch_id, row)
-            _require(session, row.id, None)
+            _require(session, row.id, visible.PUBLISHED)
             notices.note(session, row.model)
     except Exception:
-        # otherwise the reaper waits for the time of its doom
+        # otherwise the reaper waits until its time has passed
         with suppress(SQLAlchemyError), database.write() as session:
-            _change_hidden(session, row.id, doomed_at=now(session), idempotency_key=None)
+            _change_hidden(session, row.id, visible.deleted(now(session)) | {"idempotency_key": None})
         raise
     return row
 
@@ -124,18 +124,18 @@ def insert_dataset(database: Database, job_id: str, new: Sequence[NewSample]) ->
                 jobs.end_if_done(session, job_id)
 
 
-def _change_hidden(session: Session, job_id: str, **values: object) -> bool:
+def _change_hidden(session: Session, job_id: str, values: visible.Values) -> bool:
     """Change a job in the making. False if it was published, or is being removed."""
-    with visible.doomed(session):
-        hidden = sa.update(JobRow).where(JobRow.id == job_id, JobRow.doomed_at > now(session))
-        return changed(session.execute(hidden.values(**values))) > 0
+    with visible.hidden_too(session):
+        hidden = sa.update(JobRow).where(JobRow.id == job_id, visible.may_be_published(JobRow, now(session)))
+        return changed(session.execute(hidden.values(values))) > 0
 
 
-def _require(session: Session, job_id: str, doomed_at: float | None) -> None:
-    """Push the doom of a job in the making on; None publishes it.
+def _require(session: Session, job_id: str, values: visible.Values) -> None:
+    """Give a job in the making more time, or publish it.
 
     Raises:
-        ServiceUnavailable: the doom has passed, so the reaper removes the job.
+        ServiceUnavailable: its time has passed, so the reaper removes the job.
     """
-    if not _change_hidden(session, job_id, doomed_at=doomed_at):
+    if not _change_hidden(session, job_id, values):
         raise ServiceUnavailable("the job took too long to store and was deleted; submit it again")

@@ -1,5 +1,6 @@
 """The tables of the index. Times are Unix seconds (UTC) as double precision."""
 
+from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,8 +16,20 @@ _NAMING = {
 
 _ID_LENGTH = 64
 _LEASED = "leased"
-_DOOMED = "doomed_at IS NOT NULL"
+_IS_HIDDEN = "removal_due_at IS NOT NULL"
 _OPEN_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
+
+
+class Visibility(StrEnum):
+    """Who sees a row, see `storage.index.visible`."""
+
+    VISIBLE = "visible"
+    #: in the making: its maker publishes it before its removal is due
+    UNPUBLISHED = "unpublished"
+    #: the reaper has not begun with its files
+    DELETED = "deleted"
+    #: its files may be gone; it is tried again when its removal is due
+    REMOVING = "removing"
 
 
 class Base(DeclarativeBase):
@@ -31,6 +44,10 @@ class Base(DeclarativeBase):
 
 def _id_key() -> Mapped[str]:
     return mapped_column(sa.String(_ID_LENGTH), primary_key=True)
+
+
+def _visibility() -> Mapped[str]:
+    return mapped_column(sa.String(16), default=Visibility.VISIBLE, server_default=Visibility.VISIBLE.value)
 
 
 def _partial_index(name: str, *columns: str, where: str) -> sa.Index:
@@ -53,7 +70,7 @@ class JobRow(Base):
         sa.Index("uq_jobs_owner_idempotency_key", "owner", "idempotency_key", unique=True),
         # usage of the store by owner
         _partial_index("ix_jobs_owner_bytes", "owner", "bytes", where="bytes > 0"),
-        _partial_index("ix_jobs_doomed_at", "doomed_at", where=_DOOMED),
+        _partial_index("ix_jobs_removal_due_at", "removal_due_at", where=_IS_HIDDEN),
     )
 
     id: Mapped[str] = _id_key()
@@ -97,8 +114,9 @@ class JobRow(Base):
     cached_tokens: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     #: bytes of its sessions, also of deleted ones until their files are gone
     bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0)
-    #: see `storage.index.visible`; null for a job that readers see
-    doomed_at: Mapped[float | None]
+    visibility: Mapped[str] = _visibility()
+    #: the reaper removes it from then on; null for a visible job
+    removal_due_at: Mapped[float | None]
     #: see `storage.jobs.request_keys`
     idempotency_key: Mapped[str | None] = mapped_column(sa.String(255))
     idempotency_sha256: Mapped[str | None] = mapped_column(sa.String(64))
@@ -192,7 +210,7 @@ class SessionRow(Base):
         sa.Index("ix_sessions_model_created_at_id", "model", "created_at", "id"),
         sa.Index("ix_sessions_owner_created_at_id", "owner", "created_at", "id"),
         _partial_index("ix_sessions_expires_at", "expires_at", where="expires_at IS NOT NULL"),
-        _partial_index("ix_sessions_doomed_at", "doomed_at", where=_DOOMED),
+        _partial_index("ix_sessions_removal_due_at", "removal_due_at", where=_IS_HIDDEN),
     )
 
     id: Mapped[str] = _id_key()
@@ -223,8 +241,9 @@ class SessionRow(Base):
     identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
     #: expiry and bulk deletions leave a pinned session out
     pinned: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
-    #: see `storage.index.visible`; null for a session that readers see, unless its job is doomed
-    doomed_at: Mapped[float | None]
+    #: a session of a hidden job is hidden too, whatever stands here
+    visibility: Mapped[str] = _visibility()
+    removal_due_at: Mapped[float | None]
 
 
 class SessionTagRow(Base):
@@ -295,7 +314,7 @@ class FileRow(Base):
         sa.Index("ix_files_expires_at", "expires_at"),
         sa.Index("ix_files_created_at_id", "created_at", "id"),
         sa.Index("ix_files_owner_created_at_id", "owner", "created_at", "id"),
-        _partial_index("ix_files_doomed_at", "doomed_at", where=_DOOMED),
+        _partial_index("ix_files_removal_due_at", "removal_due_at", where=_IS_HIDDEN),
     )
 
     id: Mapped[str] = _id_key()
@@ -308,8 +327,8 @@ class FileRow(Base):
     owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
     #: time after which it is deleted; null keeps it
     expires_at: Mapped[float | None]
-    #: see `storage.index.visible`; null for a file that readers see
-    doomed_at: Mapped[float | None]
+    visibility: Mapped[str] = _visibility()
+    removal_due_at: Mapped[float | None]
 
 
 class VectorRow(Base):

@@ -1,10 +1,10 @@
-"""Remove what is doomed: stored files first, then the row.
+"""Remove what is due for removal: stored files first, then the row.
 
 A row holds the names and bytes of its files until they are gone. So after a crash at any moment the row is
 due again, and no file is left that the index does not know. Each slice takes three steps:
 
-1. Condemn rows, in a transaction of its own: `doomed_at = -(time of the next attempt)`. From then on nobody
-   can publish them, since that demands a doom in the future.
+1. Mark rows as being removed, in a transaction of its own, with the time of the next attempt. From then on
+   nobody can publish them.
 2. Remove their files. Files that the store keeps are tried again with the next attempt, and hold up nothing.
 3. Remove the rows whose files are gone.
 
@@ -26,7 +26,7 @@ from storage.index import tallies, visible
 from storage.index.clock import now
 from storage.index.database import Database, changed
 from storage.jobs import control, jobs
-from storage.tables.models import EventRow, FileRow, JobRow, SampleRow, SessionRow
+from storage.tables.models import EventRow, FileRow, JobRow, SampleRow, SessionRow, Visibility
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ RETRY_SECONDS = 60.0
 #: between two slices, for other writers
 _REST_SECONDS = 0.005
 
-Doomed = type[SessionRow] | type[FileRow]
+WithFiles = type[SessionRow] | type[FileRow]
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Reaped:
 
 def is_any_due(session: Session) -> bool:
     """Whether `reap` would find something to do."""
-    with visible.doomed(session):
+    with visible.hidden_too(session):
         return any(
             session.execute(sa.select(row.id).where(_is_due(session, row)).limit(1)).first() is not None
             for row in (JobRow, SessionRow, FileRow)
@@ -86,20 +86,18 @@ def reap(
 
 
 def _is_due(session: Session, row: type[JobRow | SessionRow | FileRow]) -> sa.ColumnElement[bool]:
-    """Condition of rows whose doom, or whose next attempt, has passed."""
-    moment = now(session)
-    return row.doomed_at.between(-moment, moment)
+    return row.removal_due_at <= now(session)
 
 
-def _reap_slice(database: Database, store: ArtifactStore, row: Doomed, reaped: Reaped) -> bool:
+def _reap_slice(database: Database, store: ArtifactStore, row: WithFiles, reaped: Reaped) -> bool:
     """Remove a slice of sessions or files. False if none is due, or the store removed none."""
-    condemned = _condemn(database, row)
-    if not condemned:
+    marked = _mark(database, row)
+    if not marked:
         return False
     parent = "files" if row is FileRow else "sessions"
     # an S3 store need not list the names that the index has
-    failures = store.delete_many({f"{parent}/{one.id}": list(one.files) or None for one in condemned})
-    gone = [one for one in condemned if f"{parent}/{one.id}" not in failures]
+    failures = store.delete_many({f"{parent}/{one.id}": list(one.files) or None for one in marked})
+    gone = [one for one in marked if f"{parent}/{one.id}" not in failures]
     if failures:
         reason = next(iter(failures.values()))
         log.warning("%d deleted objects are still stored and are tried again: %s", len(failures), reason)
@@ -109,36 +107,38 @@ def _reap_slice(database: Database, store: ArtifactStore, row: Doomed, reaped: R
     return bool(gone)
 
 
-def _condemn(database: Database, row: Doomed) -> Sequence[sa.Row[Any]]:
-    """Condemn the next slice. Returns its `id`, `bytes` and `files`, which are empty for uploads."""
+def _mark(database: Database, row: WithFiles) -> Sequence[sa.Row[Any]]:
+    """Mark the next slice as being removed. Returns `id`, `bytes` and `files`; of uploads no files."""
     files = SessionRow.files if row is SessionRow else sa.literal("").label("files")
-    with database.write() as session, visible.doomed(session):
-        ids = _locked(session, sa.select(row.id).where(_is_due(session, row)).order_by(row.doomed_at), row)
+    with database.write() as session, visible.hidden_too(session):
+        ids = _locked(
+            session, sa.select(row.id).where(_is_due(session, row)).order_by(row.removal_due_at), row
+        )
         if not ids and row is SessionRow:
-            of_doomed = sa.select(JobRow.id).where(_is_due(session, JobRow))
+            of_due = sa.select(JobRow.id).where(_is_due(session, JobRow))
             # One in the making belongs to a worker that was lost: the job had ended before it was deleted.
-            waits = sa.or_(SessionRow.doomed_at.is_(None), SessionRow.doomed_at > 0)
-            of_jobs = sa.select(SessionRow.id).where(SessionRow.job_id.in_(of_doomed), waits)
+            waits = SessionRow.visibility != Visibility.REMOVING
+            of_jobs = sa.select(SessionRow.id).where(SessionRow.job_id.in_(of_due), waits)
             ids = _locked(session, of_jobs, SessionRow)
-        condemned = (
+        marking = (
             sa.update(row)
             .where(row.id.in_(ids))
-            .values(doomed_at=-(now(session) + RETRY_SECONDS))
+            .values(visible.removing(now(session) + RETRY_SECONDS))
             .returning(row.id, row.bytes, files)
             .execution_options(synchronize_session=False)
         )
-        return session.execute(condemned).all() if ids else ()
+        return session.execute(marking).all() if ids else ()
 
 
-def _locked(session: Session, chosen: sa.Select[str], row: Doomed) -> Sequence[str]:
+def _locked(session: Session, chosen: sa.Select[str], row: WithFiles) -> Sequence[str]:
     """The first ids that a statement selects, without rows that others have locked."""
     return session.scalars(chosen.limit(SLICE).with_for_update(skip_locked=True, of=row)).all()
 
 
-def _remove_rows(database: Database, row: Doomed, ids: Sequence[str]) -> None:
+def _remove_rows(database: Database, row: WithFiles, ids: Sequence[str]) -> None:
     if not ids:
         return
-    with database.write() as session, visible.doomed(session):
+    with database.write() as session, visible.hidden_too(session):
         if row is SessionRow:
             _leave_jobs_and_samples(session, ids)
         session.execute(sa.delete(row).where(row.id.in_(ids)).execution_options(synchronize_session=False))
@@ -162,10 +162,12 @@ def _leave_jobs_and_samples(session: Session, session_ids: Sequence[str]) -> Non
 
 
 def _remove_job_rows(database: Database) -> bool:
-    """Remove a slice of rows of doomed jobs that have no session left, the jobs' own rows last."""
-    with database.write() as session, visible.doomed(session):
+    """Remove a slice of rows of jobs that are due that have no session left, the jobs' own rows last."""
+    with database.write() as session, visible.hidden_too(session):
         has_session = sa.exists().where(SessionRow.job_id == JobRow.id)
-        due = sa.select(JobRow.id).where(_is_due(session, JobRow), ~has_session).order_by(JobRow.doomed_at)
+        due = (
+            sa.select(JobRow.id).where(_is_due(session, JobRow), ~has_session).order_by(JobRow.removal_due_at)
+        )
         ids = session.scalars(due.limit(JOBS).with_for_update(skip_locked=True, of=JobRow)).all()
         if not ids:
             return False
@@ -174,5 +176,5 @@ def _remove_job_rows(database: Database) -> bool:
             found = session.scalars(sa.select(row.id).where(row.job_id.in_(ids)).limit(room)).all()
             session.execute(sa.delete(row).where(row.id.in_(found)))
             room -= len(found)
-        doomed = sa.delete(JobRow).where(JobRow.id.in_(ids)).execution_options(synchronize_session=False)
-        return not room or changed(session.execute(doomed)) > 0
+        removed = sa.delete(JobRow).where(JobRow.id.in_(ids)).execution_options(synchronize_session=False)
+        return not room or changed(session.execute(removed)) > 0

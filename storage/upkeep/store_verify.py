@@ -148,7 +148,7 @@ def _compare(reader: SessionReader, store: ArtifactStore, row: SessionRow) -> No
 def _orphans(
     database: Database, store: ArtifactStore, parent: str, after: str, *, oldest: float, deadline: float
 ) -> tuple[list[StoreProblem], str | None]:
-    """Find stored `sessions` or `files` that the index does not have, not even as doomed.
+    """Find stored `sessions` or `files` that the index does not have, not even as hidden.
 
     Returns them, and the last id that was read; None if all were.
     """
@@ -156,7 +156,7 @@ def _orphans(
     row = FileRow if parent == FILES else SessionRow
     orphans: list[StoreProblem] = []
     while batch := list(islice(old, _IDS)):
-        with database.read() as session, visible.doomed(session):
+        with database.read() as session, visible.hidden_too(session):
             chosen = sa.select(row.id).where(row.id.in_([prefix.id for prefix in batch]))
             known = set(session.scalars(chosen))
         for one in [one for one in batch if one.id not in known]:

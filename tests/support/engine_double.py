@@ -42,6 +42,7 @@ class OneModel:
 
     def __init__(self, name: str, engine: Any, *, slots: int = 0) -> None:
         self._name, self.engine = name, local(engine, slots=slots)
+        self.loads = 0
         self.before_unload: Callable[[], None] = lambda: None
 
     def lost(self) -> None:

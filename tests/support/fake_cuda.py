@@ -427,6 +427,7 @@ def install() -> None:
         transformers_imports: {"is_fake_tensor": lambda *_: False},
         torch.cuda: {
             "get_device_capability": lambda *_: (9, 0),
+            "init": lambda: None,
             "current_stream": _stream,
             "Stream": _stream,
             "synchronize": _synchronize,
@@ -456,8 +457,8 @@ def install() -> None:
 
 def _watched_run(inner: Callable[..., None]) -> Callable[..., None]:
     def run(self: Any, slots: Sequence[Any], **options: Any) -> None:
-        singles = sum(slot.count == 1 for slot in slots)
-        kind = "decode" if singles == len(slots) else "mixed" if singles else "prefill"
+        texts = sum(not slot.prefills for slot in slots)
+        kind = "decode" if texts == len(slots) else "mixed" if texts else "prefill"
         card().begin(kind, len(slots))
         card().in_pass = True
         try:

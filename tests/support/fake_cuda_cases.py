@@ -12,9 +12,11 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from actograph.contract.errors import ModelRefused
+from actograph.contract.interventions import Op
 from actograph.contract.row_selection import NamedPositions, Stride
 from actograph.contract.specs import SamplingSpec
 from tests.support import fake_cuda
@@ -25,7 +27,8 @@ from worker.engine import forwards
 from worker.engine.engine import Engine
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import Capture, Generation, Reduce, Request, RunOptions, StatisticsOptions
+from worker.engine.messages import Capture, Edit, Generation, Reduce, Request, RunOptions, StatisticsOptions
+from worker.engine.model.memory import MemoryWatch, peak_over
 from worker.engine.model_state import ModelState
 
 Hooks = Sequence[str]
@@ -52,7 +55,7 @@ def engine_of(hooks: ModelHooks) -> Engine:
     engine = Engine.__new__(Engine)
     engine.model, engine.hooks, engine.structure = hooks.model, hooks, hooks.structure
     engine.forwards, engine.state, engine._lock = Forwards(hooks), ModelState(hooks), threading.Lock()
-    engine.others = None
+    engine.others, engine._used, engine._watch = None, {}, None
     return engine
 
 
@@ -109,6 +112,7 @@ def ask(
     keep: Stride | NamedPositions = "all",
     reduce: Reduce = "none",
     statistics: StatisticsOptions | None = None,
+    edits: Sequence[Edit] = (),
     **sampling: Any,
 ) -> Request:
     ids = tuple((i * 97 + j * 7) % 1000 + 2 for j in range(prompt))
@@ -123,6 +127,7 @@ def ask(
         sampling=SamplingSpec(**{"temperature": 0.0, "ignore_eos": True} | sampling),
         capture=capture if hooks else None,
         rule=rule_for(ids, keep) if isinstance(keep, Stride) else None,
+        edits=tuple(edits),
     )
 
 
@@ -227,25 +232,75 @@ def stalls() -> dict[str, Any]:
 
 
 def graphs() -> dict[str, Any]:
-    """Captures of graphs by waves and orders of plans, and launches outside them."""
+    """Captures of graphs by waves, orders of plans and runs, and launches outside them."""
     found: dict[str, Any] = {}
     with world("0.6b", layers=1) as (hooks, on):
         one, two = points(hooks)[:1], points(hooks)
         engine = engine_of(hooks)
         engine.keep(RunOptions(cuda_graphs=True))
         found["at load"] = len(on.graphs)
-        on.graphs.clear()
-        waves = [[ask(8 * w + i, tokens=6, hooks=two) for i in range(8)] for w in range(4)]
-        made = run(engine, *waves, turns=60, graphs=True, keep=True)
-        found["waves"] = _replays(on, made)
-        on.graphs.clear()
-        # the plans of a pass come in another order, as requests end and others begin
-        waves = [
-            [ask(8 * w + i, tokens=6, hooks=(one, two)[(i + w) % 2]) for i in range(8)] for w in range(4)
-        ]
-        found["orders"] = _replays(on, run(engine, *waves, turns=60, graphs=True))
+        # in "orders" the plans of a pass come in another order, as requests end and others begin
+        plans = {
+            "waves": (two, two),
+            "orders": (one, two),
+            "waves again": (two, two),
+            "orders again": (two, one),
+        }
+        for name, (even, odd) in plans.items():
+            on.graphs.clear()
+            waves = [
+                [ask(8 * w + i, tokens=6, hooks=(even, odd)[(i + w) % 2]) for i in range(8)] for w in range(4)
+            ]
+            found[name] = _replays(on, run(engine, *waves, turns=60, graphs=True, keep=True))
+        engine.forwards.release()
         found["unnamed"] = on.unnamed
         found["captures while a drain runs"] = on.captured_in_passes
+    return found
+
+
+def edit(hooks: ModelHooks, hook: str, op: Op, seed: int) -> Edit:
+    vector = np.full(hooks.width_of(hook), 1 + seed, np.float32)
+    given = None if op in ("zero", "scale") else vector
+    return Edit(hook=hook, op=op, coefficient=0.5, positions="generated", vector=given)
+
+
+def steering() -> dict[str, Any]:
+    """Captures of graphs and launches outside them, of requests with edits, captures and neither."""
+    found: dict[str, Any] = {}
+    with world("0.6b", layers=2) as (hooks, on):
+        engine = engine_of(hooks)
+        engine.keep(RunOptions(cuda_graphs=True))
+        found["at load"] = len(on.graphs)
+        first, second, *_ = points(hooks)
+        ways: dict[str, list[tuple[str, Op]]] = {
+            "add": [(first, "add")],
+            "other vectors": [(first, "add")],
+            "two of each request": [(first, "add"), (first, "project_out"), (second, "replace")],
+            "add again": [(first, "add")],
+            "scale": [(second, "scale")],
+        }
+        for number, (name, edits) in enumerate(ways.items()):
+            on.graphs.clear()
+            waves = [
+                [
+                    ask(
+                        8 * w + i,
+                        tokens=6,
+                        hooks=points(hooks)[:1] if i % 2 else (),
+                        edits=[edit(hooks, *one, 100 * number + i) for one in edits] if i % 4 else [],
+                    )
+                    for i in range(8)
+                ]
+                for w in range(3)
+            ]
+            made = run(engine, *waves, turns=60, graphs=True, keep=True)
+            found[name] = _replays(on, made) | {
+                "launches inside": sum(one.inside["launch"] for one in decode_passes()),
+                # the tokens of a wave's last pass are read before another one
+                "stalls": max(one.stalls for one in decode_passes()),
+            }
+        found["captures while a drain runs"] = on.captured_in_passes
+        found["unnamed"] = on.unnamed
     return found
 
 
@@ -332,6 +387,34 @@ def failed_capture() -> dict[str, Any]:
         return lost | {reason: reasons.count(reason) for reason in sorted(set(reasons))}
 
 
+def passes() -> dict[str, Any]:
+    """Passes of prompts of 16 to 12,000 tokens that come while others decode, by kind."""
+    found: dict[str, Any] = {}
+    with world("0.6b", layers=1) as (hooks, on):
+        engine = engine_of(hooks)
+        for name, size in (("large card", 80 * GB), ("small card", on.live + 2.25 * GB)):
+            on.size = int(size)
+            engine.forwards.plan(RunOptions())
+            on.peak = on.live
+            lengths = (16, 100, 12_000, 1, 700)
+            asked = [
+                ask(i, prompt=lengths[i % 5], tokens=8, hooks=(points(hooks), ())[i % 2]) for i in range(10)
+            ]
+            made = run(engine, asked, turns=99, graphs=True, slots=6)
+            kinds = "".join({"decode": "d", "prefill": "p"}.get(one.kind, one.kind) for one in on.passes[1:])
+            found[name] = {
+                "errors": made.errors,
+                "prompt tokens": engine.forwards.prompt_tokens,
+                "kinds": sorted(set(kinds)),
+                "passes of prompts in a row": max(len(one) for one in kinds.split("d")),
+                "replayed": sum(one.counts["replay"] for one in decode_passes()) / len(decode_passes()),
+                # requests begin and end meanwhile
+                "stalls": max(one.stalls for one in on.passes[1:-1]),
+                "left": on.size - on.peak > GB,
+            }
+    return found
+
+
 def returned_bytes() -> dict[str, Any]:
     """Bytes that a run, and a model's memory for runs, leave on the card, without a collection of garbage."""
     found: dict[str, Any] = {}
@@ -343,8 +426,11 @@ def returned_bytes() -> dict[str, Any]:
             engine = engine_of(hooks)
             engine.keep(RunOptions(cuda_graphs=replayed))
             kept = on.live
-            for _ in range(2):
-                asked = [ask(i, tokens=3, hooks=points(hooks)) for i in range(4)]
+            statistics = StatisticsOptions(threshold=1.0)
+            for captures in (points(hooks), points(hooks)[:1]):
+                steered = [edit(hooks, points(hooks)[0], "add", 1)]
+                asked = [ask(i, tokens=3, hooks=captures, edits=steered) for i in range(4)]
+                asked += [ask(i, tokens=3, hooks=captures, statistics=statistics) for i in range(4, 6)]
                 made = run(engine, asked, graphs=replayed, keep=True)
                 assert not made.errors, made.errors
                 del made
@@ -356,6 +442,40 @@ def returned_bytes() -> dict[str, Any]:
         before = on.live
         engine.forwards.plan(RunOptions())
         found["plan"] = on.live - before
+    return found
+
+
+def memory() -> dict[str, Any]:
+    """Memory of two runs, the larger one first, and of a watch on another card; bytes beyond the first."""
+    found: dict[str, Any] = {}
+    with world("0.6b", layers=2) as (hooks, on):
+        engine = engine_of(hooks)
+        before = on.live
+        for requests in (64, 2):
+            run(engine, [ask(i, tokens=3) for i in range(requests)], keep=True)
+            used = engine.used["run"]
+            found[f"{requests} requests"] = {name: size - before for name, size in used.items()}
+            found[f"arena of {requests}"] = on.live - before
+            # what another part of the program does to the peak between two runs must not count
+            on.peak = on.size
+        watch = MemoryWatch([torch.device("cuda", 1)])
+        peak_over([torch.device("cuda", 1)], lambda: None)
+        found["watch"] = {name: size - before for name, size in watch.end().items()}
+        found["unnamed"] = on.unnamed
+    return found
+
+
+def choice() -> list[dict[str, int]]:
+    """Bytes of the largest pass by the number of requests and the vocabulary."""
+    found = []
+    for shape in ("0.6b", "gemma2"):
+        with world(shape, layers=1, size=300 * GB) as (hooks, _):
+            engine = engine_of(hooks)
+            vocabulary = int(hooks.model.text_config.vocab_size)
+            for slots in (16, 64, 256):
+                engine.forwards.plan(RunOptions(slots=slots))
+                taken = engine.forwards.pass_bytes or 0
+                found.append({"rows": slots + 2, "vocabulary": vocabulary, "bytes": taken})
     return found
 
 
@@ -387,8 +507,12 @@ CASES: dict[str, Callable[[], Any]] = {
     "graphs": graphs,
     "kept-rows": kept_rows,
     "leaving": leaving,
+    "steering": steering,
     "failed-capture": failed_capture,
+    "passes": passes,
     "returned-bytes": returned_bytes,
+    "memory": memory,
+    "choice": choice,
     "refused": refused,
 }
 

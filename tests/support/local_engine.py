@@ -62,7 +62,8 @@ class LocalEngine:
     def kill(self, reason: Exception) -> None: ...
 
     def memory(self) -> dict[str, int]:
-        return {}
+        used = self.engine.used
+        return {f"{what}_{when}_bytes": size for what, one in used.items() for when, size in one.items()}
 
 
 class _Results:

@@ -70,8 +70,8 @@ def add_file(database: Database, **values: Any) -> str:
     return file_id
 
 
-def age_dooms(database: Database) -> None:
-    """Let the time of every doom and of every next attempt of the reaper pass."""
-    with database.write() as session, visible.doomed(session):
+def age_removals(database: Database) -> None:
+    """Let every removal be due: of what is in the making too, and of the reaper's next attempts."""
+    with database.write() as session, visible.hidden_too(session):
         for row in (JobRow, SessionRow, FileRow):
-            session.execute(sa.update(row).where(row.doomed_at.is_not(None)).values(doomed_at=1.0))
+            session.execute(sa.update(row).where(row.removal_due_at.is_not(None)).values(removal_due_at=1.0))

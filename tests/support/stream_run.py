@@ -125,11 +125,16 @@ class StreamRun:
             prepare(forward)
         else:
             forward = TracedForward(hooks, budget, tokens=arena, token_bytes=sizes)
+        self.run_on(forward, budget, **options)
+        assert budget.used == sizes * arena  # whatever happened, all rows were given back
+        return self
+
+    def run_on(self, forward: Any, rows: Budget, **options: Any) -> "StreamRun":
+        """The same with this forward and this budget of rows."""
         options = {"late": self.late} | options
-        loop = Loop(forward, budget, source=self, control=self, results=self, sink=self, **options)
+        loop = Loop(forward, rows, source=self, control=self, results=self, sink=self, **options)
         self.statistics, self.running = loop.statistics, lambda: len(loop._slots.running)
         loop.run()
-        assert budget.used == sizes * arena  # whatever happened, all rows were given back
         return self
 
     # source

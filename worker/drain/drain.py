@@ -15,10 +15,13 @@ from functools import partial
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from actograph.contract import chat_job
 from actograph.contract.errors import ActographError, DeviceLost, NotFound, ServiceUnavailable, WorkerStalled
 from actograph.settings import Settings
 from storage.artifacts.store import ArtifactStore
+from storage.index import events
 from storage.index.database import Database, is_away
+from storage.index.ids import slices
 from storage.jobs import control, jobs
 from storage.queue import claim, leases, model_loads, workers
 from storage.queue.claim import Asking, Claim, HeldModel
@@ -27,16 +30,20 @@ from storage.tables.models import JobRow
 from worker.drain.commits import CommitResult, Commits
 from worker.drain.held_leases import HeldLeases
 from worker.drain.job_models import HeldElsewhere, JobModels, NotHeld
-from worker.drain.model_holder import ModelHolder
+from worker.drain.model_holder import ModelHolder, memory_used
 from worker.drain.open_jobs import OpenJobs
 from worker.drain.pauses import Pauses
 from worker.drain.scheduler import RunEnds, Scheduler, Work
+from worker.engine.client import EngineClient
 from worker.sample.open_job import OpenJob
 from worker.sample.unforeseen import unforeseen
 from worker.signals.hints import Hints
 from worker.signals.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
+
+#: jobs in whose logs one transaction writes
+MOST_EVENTS = 500
 
 
 class Drain:
@@ -83,6 +90,8 @@ class Drain:
         self._busy_with: str | None = None
         #: job id -> `time.monotonic` before which it is left to others
         self._left: dict[str, float] = {}
+        #: ids of the jobs of the last run, without chats, of which there are too many for an event in each
+        self._run_jobs: set[str] = set()
         #: of the last run
         self._held_leases: HeldLeases | None = None
         self._scheduler: Scheduler | None = None
@@ -224,6 +233,7 @@ class Drain:
 
     def _work_of(self, found: Claim) -> Work:
         samples = [(self._open.of(found.jobs[one.job_id], one), one) for one in found.samples]
+        self._run_jobs.update(job.id for job in found.jobs.values() if job.kind != chat_job.CHAT)
         return Work(samples, urgent=found.is_urgent_chat)
 
     def _count_chats(self, found: Claim) -> None:
@@ -337,6 +347,7 @@ class Drain:
         commits = Commits(
             self._database, self._worker_id, stored=self._note_stored, give_up=self._stop.is_set
         )
+        self._run_jobs.clear()
         first = self._work_of(found)
         more = partial(self._more, first.samples[0][0]) if joins else None
         scheduler = self._scheduler = Scheduler(
@@ -361,9 +372,23 @@ class Drain:
             self._models.lost()  # the next claim loads the model again
         except Exception as error:
             self._give_back(held_leases, unforeseen(error, "while the engine ran this sample and others"))
+            self._note_memory(engine)
             raise
+        else:
+            self._note_memory(engine)
         finally:
             self._held_leases = self._scheduler = None
+
+    def _note_memory(self, engine: EngineClient) -> None:
+        """Log the memory of a run in its jobs, some of which have ended."""
+        data = {"worker_id": self._worker_id, "memory": memory_used(engine, "run")}
+
+        def note(session: Session, some: Sequence[str]) -> None:
+            for row in jobs.lock_all(session, some):
+                events.append(session, row.id, "run.ended", data)
+
+        for some in slices(sorted(self._run_jobs), MOST_EVENTS) if data["memory"] else ():
+            self._database.insist(partial(note, some=some), give_up=self._stop.is_set)
 
     def _give_back(self, held_leases: HeldLeases, reason: ActographError) -> None:
         """Give back the samples that ran, which counts a loss of each."""

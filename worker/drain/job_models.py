@@ -6,15 +6,18 @@
 import logging
 from collections.abc import Callable
 
+from sqlalchemy.orm import Session
+
 from actograph.contract.errors import ActographError, ModelChanged, ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import ModelStructure, PinnedModel
+from storage.index import events
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
 from storage.queue.claim import HeldModel
 from storage.tables.models import JobRow
-from worker.drain.model_holder import ModelHolder, is_same
+from worker.drain.model_holder import ModelHolder, is_same, memory_used
 from worker.engine.client import EngineClient
 
 logger = logging.getLogger(__name__)
@@ -68,6 +71,15 @@ class JobModels:
             HeldElsewhere: only another worker can run the job.
             NotHeld: the job needs a load.
         """
+        loads = self._models.loads
+        try:
+            return self._engine_of_job(job, load=load)
+        finally:
+            if self._models.loads > loads:
+                with self._database.write() as session:
+                    self._note_load(session, job)
+
+    def _engine_of_job(self, job: JobRow, *, load: bool) -> tuple[EngineClient, PinnedModel | None]:
         pinned = jobs.pin_of(job)
         if pinned is None:
             if not load and not self._models.holds(job.model):
@@ -82,6 +94,14 @@ class JobModels:
         if not load and self.held != HeldModel(job.model, pinned.identity.sha256):
             raise NotHeld
         return self._pinned_engine(job, pinned), pinned
+
+    def _note_load(self, session: Session, job: JobRow) -> None:
+        """Log in a job that its model was loaded for it."""
+        engine = self._models.engine
+        if engine is not None and jobs.lock_all(session, [job.id]):
+            used = memory_used(engine, "load")
+            data = {"worker_id": self._worker_id, "model": engine.structure.model, "memory": used}
+            events.append(session, job.id, "model.loaded", data)
 
     def _pinned_engine(self, job: JobRow, pinned: PinnedModel) -> EngineClient:
         identity = pinned.identity
@@ -122,6 +142,7 @@ class JobModels:
             refused = error
         with self._database.write() as session:
             if structure is not None:
+                self._note_load(session, job)
                 model_loads.complete(session, job.id, structure)
             elif refused is not None:
                 logger.warning("model %s is refused: %s", job.model, refused)

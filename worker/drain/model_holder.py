@@ -5,7 +5,7 @@ import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from actograph.contract.errors import DeviceLost, ModelChanged, ModelRefused, UnknownModel
 from actograph.contract.model_loads import ModelLoadOptions
@@ -60,6 +60,8 @@ class ModelHolder:
         self.engine: EngineClient | None = None
         #: what it was loaded with
         self.options = ModelLoadOptions()
+        #: models that were loaded so far
+        self.loads = 0
 
     def engine_for(self, name: str) -> EngineClient:
         """The engine of the model served as `name`, loaded if another one is held.
@@ -117,6 +119,7 @@ class ModelHolder:
         logger.info("loading model %s", name)
         engine = self._load(model, options)
         self.engine, self.options = engine, options
+        self.loads += 1
         self._on_loaded(engine.structure)
         logger.info("model %s is ready on %s", name, engine.structure.device)
         return engine
@@ -171,6 +174,12 @@ class ModelHolder:
         process, self._process = self._process, None
         if process is not None:
             process.close()
+
+
+def memory_used(engine: EngineClient, what: Literal["load", "run"]) -> dict[str, int]:
+    """Memory of the engine before, after and at the peak of its load or last run; empty if it is unknown."""
+    numbers, names = engine.memory(), ("before_bytes", "after_bytes", "peak_bytes")
+    return {name: numbers[f"{what}_{name}"] for name in names if f"{what}_{name}" in numbers}
 
 
 def is_same(found: ModelIdentity | None, pinned: ModelIdentity) -> bool:

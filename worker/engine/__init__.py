@@ -9,7 +9,8 @@ files have what one decode pass does:
 4. `pass_hooks.py`: edits and captured rows at each hook of that forward.
 
 What they call has files of its own: keys and values (`packed/arena.py`), attention (`packed/attention.py`),
-the choice of tokens (`tokens/sampler.py`), blocks of rows (`capture/pool.py`).
+the choice of tokens (`tokens/sampler.py`), blocks of rows (`capture/pool.py`), edits of passes that CUDA
+graphs replay (`edit_tables.py`).
 """
 
 import os

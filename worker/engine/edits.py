@@ -64,12 +64,20 @@ class Change:
             case _:
                 return self._beside(x).expand_as(x)
 
+    def factor(self, device: torch.device) -> Tensor | None:
+        """Float32 [width] that rows are added to, replaced or projected with; None for other operations."""
+        if not self._on:
+            return None
+        found = self._on.get(device)
+        if found is None:  # an offloaded module computes somewhere else
+            found = self._on[device] = next(iter(self._on.values())).to(device)
+        return found
+
     def _beside(self, x: Tensor) -> Tensor:
         """The factor on the device of `x`."""
-        found = self._on.get(x.device)
-        if found is None:  # an offloaded module computes somewhere else
-            found = self._on[x.device] = next(iter(self._on.values())).to(x.device)
-        return found
+        factor = self.factor(x.device)
+        assert factor is not None
+        return factor
 
 
 class Write(NamedTuple):
@@ -100,6 +108,11 @@ class SlotEdits:
 
     def __bool__(self) -> bool:
         return bool(self._edits)
+
+    @property
+    def changes(self) -> list[tuple[str, int, Change]]:
+        """Location, order and change of each."""
+        return [(location, order, change) for location, order, change, _ in self._edits]
 
     def writes(self, start: int, stop: int) -> list[Write]:
         """Changes of tokens `start` to `stop - 1`."""

@@ -1,7 +1,7 @@
 """The engine of one model: runs of requests, one at a time."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from actograph.contract.errors import InvalidRequest
@@ -11,6 +11,7 @@ from worker.engine.messages import Control, Results, RunOptions, RunStatistics, 
 from worker.engine.model.device_errors import RankFailed
 from worker.engine.model.devices import current
 from worker.engine.model.loaded import LoadedModel
+from worker.engine.model.memory import MemoryWatch
 from worker.engine.model_state import ModelState
 from worker.engine.packed.forward import PackedForward
 from worker.engine.packed.other_ranks import OtherRanks
@@ -48,6 +49,17 @@ class Engine:
         self.state = ModelState(self.hooks)
         self._lock = threading.Lock()
         self.others: OtherRanks | None = None
+        self._used: dict[str, dict[str, int]] = {}
+        self._watch: MemoryWatch | None = None
+
+    @property
+    def used(self) -> dict[str, dict[str, int]]:
+        """ "load" and "run" -> memory of this rank in bytes, see `MemoryWatch`.
+
+        The run is the last one; one that goes on has no "after" yet.
+        """
+        watch = self._watch
+        return self._used | ({} if watch is None else {"run": watch.so_far()})
 
     def run(
         self,
@@ -66,10 +78,11 @@ class Engine:
         Raises:
             Exception: of `results`, or what makes every pass fail; all requests are cancelled with it.
         """
+        self._used.pop("run", None)
         if self.others is not None and options.traced:
             raise InvalidRequest(f"{self.model.name} is shared by several ranks, which cannot be traced")
-        with self._lock, current(self.model.device), self._others_too(options):
-            forward, rows = self.forwards.open(options)
+        with self._lock, current(self.model.device), self._watched_run(), self._others_too(options):
+            forward, rows, at_hooks = self.forwards.open(options)
             if self.others is not None:
                 assert isinstance(forward, PackedForward)
                 forward.lead(self.others)
@@ -77,16 +90,27 @@ class Engine:
                 forward,
                 rows,
                 state=self.state,
+                at_hooks=at_hooks,
                 source=source,
                 control=control,
                 results=results,
                 sink=sink,
                 most=self.forwards.slots(options),
                 urgent=options.urgent,
+                step_tokens=self.forwards.step_tokens(options),
+                apart=self.forwards.on_gpu,
                 shard_bytes=options.shard_bytes,
                 # the other ranks are told the tokens of a pass, so they have to be read
                 late=None if self.others is None else False,
             ).run()
+
+    @contextmanager
+    def _watched_run(self) -> Iterator[None]:
+        self._watch = watch = MemoryWatch(self.model.devices)
+        try:
+            yield
+        finally:
+            self._used["run"], self._watch = watch.end(), None
 
     @contextmanager
     def _others_too(self, options: RunOptions) -> Iterator[None]:
@@ -100,6 +124,10 @@ class Engine:
         finally:
             with suppress(RankFailed):  # then they end
                 self.others.closed()
+
+    def note_load(self, used: Mapping[str, int]) -> None:
+        """Note the memory of the load, for `used`."""
+        self._used["load"] = dict(used)
 
     def keep(self, usual: RunOptions) -> None:
         """On a GPU, take the memory of most runs now, see `Forwards.keep`. Raises MemoryError."""

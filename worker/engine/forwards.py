@@ -12,8 +12,9 @@ import torch
 
 from actograph.contract.errors import ModelRefused
 from evals.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes, run_memory
-from worker.engine.capture.budget import Budget
+from worker.engine.capture.budget import Budget, DeviceMemory
 from worker.engine.capture.pool import Pool
+from worker.engine.edit_tables import EditTables, table_bytes
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import RunOptions
 from worker.engine.model import group
@@ -26,25 +27,44 @@ from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.registration import ONE_BY_ONE
 from worker.engine.packed.verification import texts_for, verify
 from worker.engine.pass_hooks import PassHooks
-from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure
+from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure, measure_prompts
 from worker.engine.stream.forward import Forward
+from worker.engine.stream.loop import PROMPT_TOKENS, STEP_TOKENS
+from worker.engine.stream.slots import blocks_of
 from worker.engine.traced.forward import TracedForward
 
 log = logging.getLogger(__name__)
 
+#: bytes of a GPU for blocks of rows and sums, at most: more than 256 requests take that sum up every layer of
+#: a model of 8B parameters at two points; rows that are kept are bounded by the host's memory besides
+_MOST_FOR_BLOCKS = 32 << 30
+#: share of a GPU's free memory that a pass of prompts takes at most, if it is longer than `STEP_TOKENS`
+_PROMPTS_SHARE = 8
+
+
+class Opened(NamedTuple):
+    """What a run works with.
+
+    Attributes:
+        rows: budget of its rows on the host; on a CPU the forward's too.
+        at_hooks: of the model, with its blocks of rows; None: the run has its own.
+    """
+
+    forward: Forward
+    rows: Budget
+    at_hooks: PassHooks | None = None
+
 
 class _Kept(NamedTuple):
-    """A forward that serves one run after the other.
+    """What serves one run after the other.
 
     Attributes:
         key: of the runs that it serves.
-        total: bytes that a run divides, those of its arena included.
     """
 
-    key: tuple[int, bool, bool, bool]
-    total: int
+    key: tuple[int, bool, bool]
     forward: PackedForward
-    arena_bytes: int
+    at_hooks: PassHooks
 
 
 class Forwards:
@@ -52,11 +72,13 @@ class Forwards:
 
     Attributes:
         pass_bytes: measured peak of a packed pass on a GPU; None: not measured.
+        prompt_tokens: of a packed pass of prompts on a GPU, as its memory allows.
     """
 
     def __init__(self, hooks: ModelHooks) -> None:
         self._hooks = hooks
         self.pass_bytes: int | None = None
+        self.prompt_tokens = STEP_TOKENS
         self._kept: _Kept | None = None
 
     @property
@@ -118,21 +140,8 @@ class Forwards:
         """
         name, slots = self._hooks.model.name, self.slots(usual) + usual.urgent
         if self.on_gpu and self.reason is None:
-            longest = min(self._hooks.model.context_length, LONGEST_PROMPT)
-            least = least_tokens(slots)
-            # half of the memory is left to the passes
-            tokens = min(longest + least, self._free(GPU_SPARE) // 2 // self._token_bytes)
             try:
-                if tokens < least + BLOCK_ROWS:
-                    raise MemoryError(f"{self._free(0):,} bytes are free beside its weights")
-                forward = PackedForward(
-                    self._hooks,
-                    Budget(tokens * self._token_bytes),
-                    tokens=tokens,
-                    fused=self._fused,
-                    slots=slots,
-                )
-                peak = -group.least(-measure(forward, slots, tokens - least))
+                peak = self._measured(slots, usual)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -141,16 +150,59 @@ class Forwards:
                     f"{self._hooks.model.device} beside the weights ({error}); set fewer ACTOGRAPH_SLOTS, "
                     "or use a smaller dtype or a larger device"
                 ) from error
-            # CUDA graphs keep the memory of their passes
-            replays = usual.cuda_graphs and self._one_gpu and self.attends_together
-            self.pass_bytes = 2 * peak if replays else peak
-            log.info("%s: a pass of %d requests takes %s bytes", name, slots, f"{peak:,}")
+            log.info(
+                "%s: a pass of %d requests or %d tokens of prompts takes %s bytes",
+                name,
+                slots,
+                self.prompt_tokens,
+                f"{peak:,}",
+            )
         room = self._memory(usual)
         if room.tokens < BLOCK_ROWS:
             raise ModelRefused(
                 f"{name}: {room.total:,} bytes are left for keys, values and rows, and a token takes "
                 f"{self._token_bytes:,}; set fewer ACTOGRAPH_SLOTS, or use a smaller dtype or a larger device"
             )
+
+    def _measured(self, slots: int, usual: RunOptions) -> int:
+        """Most bytes that a pass takes; sets `pass_bytes` and `prompt_tokens`.
+
+        Raises:
+            Exception: a pass fails, perhaps since memory runs out.
+        """
+        longest = min(self._hooks.model.context_length, LONGEST_PROMPT)
+        least = least_tokens(slots)
+        # half of the memory is left to the passes
+        room = self._free(GPU_SPARE) // 2 // self._token_bytes
+        tokens = min(longest + least, room)
+        if tokens < least + BLOCK_ROWS:
+            raise MemoryError(f"{self._free(0):,} bytes are free beside its weights")
+        peak = decoding = self._most(measure(self._to_measure(tokens, slots), slots, tokens - least))
+        if self.attends_together and not usual.repeatable and room >= STEP_TOKENS:
+            prompts = self._most(measure_prompts(self._to_measure(STEP_TOKENS), STEP_TOKENS))
+            share = self._free(GPU_SPARE) // _PROMPTS_SHARE
+            # memory grows with the tokens at most
+            self.prompt_tokens = min(PROMPT_TOKENS, room, STEP_TOKENS * share // max(1, prompts))
+            self.prompt_tokens = max(STEP_TOKENS, self.prompt_tokens // STEP_TOKENS * STEP_TOKENS)
+            tokens = self.prompt_tokens
+            peak = max(peak, self._most(measure_prompts(self._to_measure(tokens), tokens)))
+        # CUDA graphs keep the memory of their passes
+        replays = usual.cuda_graphs and self._one_gpu and self.attends_together
+        self.pass_bytes = peak + decoding + table_bytes(self._hooks, slots) if replays else peak
+        return peak
+
+    def _to_measure(self, tokens: int, slots: int = 0) -> PackedForward:
+        slots = slots or -(-tokens // self._hooks.model.context_length)
+        budget = Budget(tokens * self._token_bytes)
+        return PackedForward(self._hooks, budget, tokens=tokens, fused=self._fused, slots=slots)
+
+    def _most(self, size: int) -> int:
+        """The most of all ranks' numbers."""
+        return -group.least(-size)
+
+    def step_tokens(self, options: RunOptions) -> int:
+        """Tokens of a pass of a run; on a GPU, of prompts."""
+        return STEP_TOKENS if options.traced or options.repeatable else self.prompt_tokens
 
     def keep(self, usual: RunOptions) -> None:
         """On a GPU, take the memory of most runs now: the arena, and the graphs of passes without captures.
@@ -159,9 +211,10 @@ class Forwards:
             MemoryError: there is no memory for a single request.
         """
         if self.on_gpu and self.reason is None:
-            forward, rows = self.open(usual)
+            forward, _, at_hooks = self.open(usual)
+            assert at_hooks is not None
             with torch.inference_mode():
-                forward.prepare(PassHooks(self._hooks, Pool(self._hooks.model.device, forward.budget, rows)))
+                forward.prepare(at_hooks)
             forward.close()
 
     def release(self) -> None:
@@ -170,20 +223,26 @@ class Forwards:
             self._kept.forward.release()
             self._kept = None
 
-    def open(self, options: RunOptions) -> tuple[Forward, Budget]:
-        """The forward of a run, and the budget of its rows, which on a CPU is the forward's too.
+    def open(self, options: RunOptions) -> Opened:
+        """What a run works with.
 
-        On a GPU packed runs with equal options have one forward, and so one arena, and graphs that read it.
+        On a GPU packed runs with equal options have one arena, one pool of blocks, and graphs of these.
 
         Raises:
             MemoryError: there is no memory for a single request.
         """
-        slots = self.slots(options) + options.urgent
-        key, kept = (slots, options.cuda_graphs, options.traced, options.repeatable), self._kept
-        if kept is not None and kept.key == key and kept.forward.arena.is_empty:
-            kept.forward.budget = Budget(kept.total)
-            kept.forward.budget.take(kept.arena_bytes)
-            return kept.forward, Budget(options.row_bytes)
+        slots, kept = self.slots(options) + options.urgent, self._kept
+        key = (slots, options.cuda_graphs, options.repeatable)
+        if (
+            kept is not None
+            and kept.key == key
+            and not options.traced
+            and kept.forward.arena.is_empty
+            and kept.at_hooks.pool.idle
+        ):
+            rows = kept.at_hooks.pool.host
+            rows.total = options.row_bytes
+            return Opened(kept.forward, rows, kept.at_hooks)
         self.release()
         room = self._memory(options)
         rows = Budget(room.for_rows)
@@ -193,9 +252,10 @@ class Forwards:
             device = rows = Budget(room.for_keys + room.for_rows)
         if self.reason is not None or options.traced:
             token_bytes = self._token_bytes
-            return TracedForward(
+            traced = TracedForward(
                 self._hooks, device, tokens=room.tokens, token_bytes=token_bytes, slots=slots
-            ), rows
+            )
+            return Opened(traced, rows)
         forward = PackedForward(
             self._hooks,
             device,
@@ -209,9 +269,22 @@ class Forwards:
             and not options.repeatable,
             rows=REPEATABLE_ROWS if options.repeatable else 0,
         )
-        if self.on_gpu:
-            self._kept = _Kept(key, room.total, forward, device.used)
-        return forward, rows
+        if not self.on_gpu:
+            return Opened(forward, rows)
+        blocks = blocks_of(slots, self.step_tokens(options))
+        pool = Pool(self._hooks.model.device, self._for_blocks(device.free), rows, blocks=blocks)
+        at_hooks = PassHooks(self._hooks, pool)
+        if forward.decoding is not None:
+            at_hooks = PassHooks(self._hooks, pool, padded=slots, tables=EditTables(self._hooks, slots))
+        self._kept = _Kept(key, forward, at_hooks)
+        return Opened(forward, rows, self._kept.at_hooks)
+
+    def _for_blocks(self, size: int) -> DeviceMemory:
+        """Memory for blocks of rows, of which the devices have `size` bytes; the first one's share."""
+        model = self._hooks.model
+        layers = model.layer_devices
+        share = size * layers.count(model.device) // len(layers)
+        return DeviceMemory(model.device, min(_MOST_FOR_BLOCKS, share))
 
     @property
     def _token_bytes(self) -> int:

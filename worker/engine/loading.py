@@ -13,9 +13,11 @@ from actograph.contract.models import ModelIdentity, ServedModel
 from worker.engine.engine import Engine
 from worker.engine.messages import RunOptions
 from worker.engine.model import group, weight_files
+from worker.engine.model.devices import load_devices
 from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.load import LoadDtype, load_model
 from worker.engine.model.loaded import LoadedModel
+from worker.engine.model.memory import MemoryWatch
 from worker.engine.model.placement import weights_by_device
 from worker.engine.model.weight_files import Stamp
 from worker.engine.packed.weights import pack
@@ -87,15 +89,24 @@ def load_as_ordered(order: Mapping[str, Any]) -> Engine:
     model = ServedModel(**order["model"] | {"aliases": frozenset(order["model"]["aliases"])})
     if order["threads"] or order["ranks"] > 1:
         torch.set_num_threads(max(1, (order["threads"] or torch.get_num_threads()) // order["ranks"]))
-    return load_engine(
-        model,
-        ModelLoadOptions.model_validate(order["options"]),
-        usual_options(order),
-        dtype=order["dtype"],
-        device=order["device"],
-        revision=order["revision"],
-        ranks=order["ranks"],
-    )
+    options = ModelLoadOptions.model_validate(order["options"])
+    one_device = None if options.is_spread else cast(str | None, options.device_map)
+    device = one_device or order["device"]
+    watch = MemoryWatch(load_devices(device, is_spread=options.is_spread, ranks=order["ranks"]))
+    try:
+        engine = load_engine(
+            model,
+            options,
+            usual_options(order),
+            dtype=order["dtype"],
+            device=order["device"],
+            revision=order["revision"],
+            ranks=order["ranks"],
+        )
+        engine.note_load(watch.end())
+    finally:
+        watch.close()
+    return engine
 
 
 def usual_options(order: Mapping[str, Any]) -> RunOptions:

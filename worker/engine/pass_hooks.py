@@ -4,12 +4,15 @@ Requests with equal captures share the copy: a point's rows of all of them go to
 row goes where is one index, made once per pass for all points of a layout. So each hook makes one
 `index_copy_`, however many requests there are.
 
+In passes of fixed shape the changes of edits are read from tables, see `edit_tables`.
+
 In decode passes on a GPU, rows that nobody keeps go to a block that belongs to no request. So neither the
 calls nor their shapes depend on what is kept.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,16 +21,23 @@ from torch import Tensor
 
 from worker.engine.capture.layouts import layouts_of, likeness_of
 from worker.engine.capture.modules import tokens_first
-from worker.engine.capture.points import LayoutCopies, Points
+from worker.engine.capture.points import FixedIndices, LayoutCopies, Points
 from worker.engine.capture.pool import Pool, Region
 from worker.engine.capture.record import LayoutRows, Record
 from worker.engine.capture.selection import Columns, index_on
 from worker.engine.capture.summaries import summary_bytes
+from worker.engine.edit_tables import EditTables, Stage
 from worker.engine.edits import Change, Write, changed
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import Capture
 from worker.engine.slot import Slot, in_pack
 
+log = logging.getLogger(__name__)
+
+#: captures without requests and blocks that are kept, since their graphs serve again with the same blocks
+_MOST_WITHOUT_REGIONS = 8
+#: numbers that a change takes at once: it makes a few float32 copies of them
+_CHANGED_NUMBERS = 1 << 24
 #: a location's place among all, a change, and the places of the tokens in the tensor that it changes
 PlannedChange = tuple[int, Change, Sequence[int]]
 
@@ -40,6 +50,7 @@ class _Site:
     reads: list[tuple[LayoutCopies, Tensor, Tensor]] = field(default_factory=list)  # see its `writes`
     #: places in the tensor by order and change
     writes: dict[tuple[int, Change], list[int]] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)  # changes that stand in tables
 
 
 class Written(NamedTuple):
@@ -53,16 +64,24 @@ class Written(NamedTuple):
 class PassHooks:
     """Edits and captures of one pass after the other. Forwards call `at`.
 
+    Args:
+        padded: rows of the largest pass of fixed shape, if there are such passes.
+        tables: of edits, for these.
+
     Attributes:
+        pool: of the blocks that rows go to.
         copies: those that write rows in this pass.
-        opened: number of captures that have opened.
     """
 
-    def __init__(self, hooks: ModelHooks, pool: Pool) -> None:
-        self._hooks, self._pool = hooks, pool
+    def __init__(
+        self, hooks: ModelHooks, pool: Pool, *, padded: int = 0, tables: EditTables | None = None
+    ) -> None:
+        self._hooks, self.pool, self._tables = hooks, pool, tables
+        self._fixed = FixedIndices(padded, pool.device) if padded else None
         self._order = {location: i for i, location in enumerate(hooks.structure.module_locations)}
         self._points: dict[tuple[object, ...], Points] = {}
-        self.opened = self._made_points = 0
+        self._opened = self._made_points = 0
+        self._told: set[str] = set()  # why edits are not in the tables
         self._sites: dict[str, _Site] = {}
         self._counts = {False: 0, True: 0}  # rows at a location in this pass, by `tail`
         self.copies: list[LayoutCopies] = []
@@ -75,27 +94,32 @@ class PassHooks:
         """
         key = likeness_of(capture)
         points = self._points.get(key)
-        if points is not None and self._holds(points):
+        held = points is not None and self._holds(points)
+        if points is not None and held:
             layouts = [region.layout for region in points.regions]
         else:
-            points, layouts = None, layouts_of(self._hooks, capture)
+            layouts = layouts_of(self._hooks, capture)
         regions: list[Region] = []
         try:
             for layout in layouts:
-                region = self._pool.open(layout, sums=summary_bytes(capture, [layout]))
+                region = self.pool.open(layout, sums=summary_bytes(capture, [layout]))
                 if region is None:
                     break
                 regions.append(region)
-            if len(regions) == len(layouts) and points is None:
+            complete = len(regions) == len(layouts)
+            if complete and not held:
                 points = self._made(key, capture, regions)
+        except BaseException:
+            complete = False
+            raise
         finally:
-            if points is None or len(regions) < len(layouts):
+            if not complete:
                 for region in regions:
-                    self._pool.close(region)
-        if points is None or len(regions) < len(layouts):
+                    self.pool.close(region)
+        if not complete or points is None:
             return None
         points.users += 1
-        self.opened += not points.is_open
+        self._opened += not points.is_open
         points.is_open = True
         return points
 
@@ -103,26 +127,72 @@ class PassHooks:
         """End a request with this capture. Its memory stays until another one needs it."""
         points.users -= 1
         for region in points.regions:
-            self._pool.close(region)
+            self.pool.close(region)
+
+    @property
+    def opened(self) -> int:
+        """Number of captures and kinds of edits that have opened."""
+        return self._opened + (0 if self._tables is None else self._tables.opened)
+
+    def open_edits(self, slot: Slot) -> None:
+        """Write a request's edits into the tables, if passes can make them from there."""
+        if self._tables is None or not slot.edits or slot.sampler is None:
+            return
+        slot.edit_rows = self._tables.open(slot.sampler.number, slot.edits)
+        reason = self._tables.refused
+        if reason is not None and reason not in self._told:
+            self._told.add(reason)
+            log.info("steered passes are not replayed as CUDA graphs: %s", reason)
+
+    def close_edits(self, slot: Slot) -> None:
+        """End a request's use of the tables."""
+        if self._tables is not None and slot.edit_rows is not None:
+            self._tables.close(slot.edit_rows)
+            slot.edit_rows = None
+
+    def end(self) -> None:
+        """End a run: let go of what its last pass has."""
+        self._sites, self.copies = {}, []
+        for points in self._points.values():
+            for copies in points.copies:
+                copies.end()
 
     def close_idle(self) -> None:
-        """Close the captures that no request has now; the next request with one opens it again."""
+        """Close what no request has now; the next request with it opens it again."""
         for points in self._points.values():
             points.is_open = points.users > 0
+        if self._tables is not None:
+            self._tables.close_idle()
 
     def _holds(self, points: Points) -> bool:
         """Whether the blocks of a capture still have their memory."""
-        return all(map(self._pool.holds, points.regions))
+        return all(map(self.pool.holds, points.regions))
 
     def _made(self, key: tuple[object, ...], capture: Capture, regions: Sequence[Region]) -> Points:
-        for old in [one for one in self._points.values() if not one.users]:
-            if not self._holds(old):
-                del self._points[old.key]
-        columns = Columns(capture.columns)
-        self._made_points += 1
-        copies = [LayoutCopies(region, columns) for region in regions]
-        self._points[key] = Points(key, copies, self._made_points)
-        return self._points[key]
+        """Points in new regions: those of before, if the regions lie where theirs were."""
+        known = self._points.pop(key, None)
+        if known is not None and [one.place for one in known.regions] == [one.place for one in regions]:
+            for copies, region in zip(known.copies, regions, strict=True):
+                copies.region = region
+            known.is_open = False
+        else:
+            columns = Columns(capture.columns)
+            self._made_points += 1
+            copies_of = [LayoutCopies(region, columns, self._fixed) for region in regions]
+            self._drop(known)
+            known = Points(key, copies_of, self._made_points)
+        self._points[key] = known
+        left = [one for one in self._points.values() if not one.users and not self._holds(one)]
+        for old in left[: max(0, len(left) - _MOST_WITHOUT_REGIONS)]:
+            if old is not known:
+                self._drop(self._points.pop(old.key))
+        return known
+
+    def _drop(self, points: Points | None) -> None:
+        """Forget points, whose graphs serve no more."""
+        for copies in () if points is None else points.copies:
+            if self._fixed is not None and copies.number is not None:
+                self._fixed.give(copies.number)
 
     @property
     def locations(self) -> list[str]:
@@ -140,7 +210,7 @@ class PassHooks:
         kept = {place: i for i, place in enumerate(in_pack(slots))}
         whole = padded or rows or sum(slot.count for slot in slots)
         self._counts = {False: whole, True: padded or (rows if kept else 0) or max(1, len(kept))}
-        spread = padded > 0 or (self._pool.on_gpu and all(slot.count == 1 for slot in slots))
+        spread = padded > 0 or (self.pool.on_gpu and all(slot.count == 1 for slot in slots))
         self._sites = {}
         used: dict[int, Points] = {}
         if padded:  # all that are open, whoever takes part
@@ -157,8 +227,12 @@ class PassHooks:
                         copies.begin(self._counts[copies.layout.tail] if spread else 0)
                 for copies, own in zip(points.copies, record.rows, strict=True):
                     _add(copies, own, slot, record, kept)
-            for write in slot.writes:
+            for write in slot.writes if not padded or self._tables is None else ():
                 self._write(write, slot, kept)
+        if padded and self._tables is not None and self._tables.key:
+            for stage in self._tables.open_stages:
+                self._site(stage.location).stages.append(stage)
+            self._tables.fill([(slot.edit_rows, slot.writes) for slot in slots])
         # in an order that does not depend on the requests', so that a graph serves all of them
         in_order = [copies for _, points in sorted(used.items()) for copies in points.copies]
         self.copies = [copies for copies in in_order if copies.owners or padded]
@@ -167,6 +241,29 @@ class PassHooks:
             for g, group in enumerate(copies.layout.groups):
                 for location, (target, index) in zip(group.locations, copies.writes(g), strict=True):
                     self._site(location).reads.append((copies, target, index))
+
+    @property
+    def trials(self) -> int:
+        """Trials that show what a pass of fixed shape does."""
+        return 1 if self._tables is None else self._tables.trials
+
+    def try_out(self, number: int, rows: int, *, from_tables: bool) -> None:
+        """Begin a pass of fixed shape that is nobody's, with examples of the edits that are open.
+
+        All rows have the same edits, since they read and write one place of the arena.
+
+        Args:
+            from_tables: or else as passes of other shapes make them.
+        """
+        self.begin((), padded=rows)
+        if self._tables is None:
+            return
+        for stage, change in self._tables.try_out(number, rows):
+            if not from_tables:
+                self._sites[stage.location].writes[stage.place, change] = list(range(rows))
+        if not from_tables:
+            for site in self._sites.values():
+                site.stages = []
 
     def changes(self) -> list[PlannedChange]:
         """The changes of this pass, in the order in which they are made at each location."""
@@ -197,6 +294,9 @@ class PassHooks:
             return
         count = self._counts[site.tail]
         rows = tokens_first(value, count, location, flat=location in self._hooks.flat)
+        for stage in site.stages:
+            assert self._tables is not None
+            self._tables.change(stage, rows)
         for (_, change), places in sorted(site.writes.items(), key=lambda item: item[0][0]):
             _apply(rows, places, change)
         for copies, target, index in site.reads:
@@ -217,15 +317,18 @@ class PassHooks:
         failed: dict[Record, Exception] = {}
         for record, own, tokens in written:
             try:
-                self._pool.leave(own.note(tokens))
+                self.pool.leave(own.note(tokens))
             except Exception as error:  # noqa: BLE001 (it fails this request alone)
                 failed[record] = error
         return failed
 
     @property
     def memory(self) -> tuple[object, ...]:
-        """Identity of what this pass writes to: equal for passes that make the same copies."""
-        return tuple(copies.memory for copies in self.copies)
+        """Identity of what this pass writes to and changes: equal for fixed passes that do the same."""
+        return (
+            *(copies.memory for copies in self.copies),
+            *(() if self._tables is None else self._tables.key),
+        )
 
     def written(self) -> list[tuple[Tensor, Tensor]]:
         """Targets of this pass: slabs as rows [.., width], and the numbers of rows in each."""
@@ -264,10 +367,12 @@ def _add(copies: LayoutCopies, own: LayoutRows, slot: Slot, record: Record, kept
 
 def _apply(rows: Tensor, places: Sequence[int], change: Change) -> None:
     """Write to `rows` [tokens, ...] in place."""
-    if not places:
-        return
+    size = max(1, _CHANGED_NUMBERS // max(1, rows[:1].numel()))
     if len(places) == len(rows):
-        rows.copy_(changed(rows, change))
+        for start in range(0, len(rows), size):
+            some = rows[start : start + size]
+            some.copy_(changed(some, change))
         return
-    index = index_on(places, rows.device)
-    rows[index] = changed(rows[index], change)
+    for start in range(0, len(places), size):
+        index = index_on(places[start : start + size], rows.device)
+        rows[index] = changed(rows[index], change)

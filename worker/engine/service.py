@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from transformers.utils.logging import disable_progress_bar
 
 from actograph.contract.errors import ActographError, ModelRefused
+from actograph.short_texts import memory_text
 from worker.engine import messages
 from worker.engine.channel import Channel, ChannelClosed
 from worker.engine.engine import Engine
@@ -132,7 +133,19 @@ class Service:
         numbers = memory_snapshot(engine.model.devices if engine is not None else ())
         if engine is not None:
             numbers |= capacity(engine.model.layer_devices, self._resting, engine.forwards.pass_bytes)
+            if engine.forwards.pass_bytes is not None:
+                numbers["pass_bytes"] = engine.forwards.pass_bytes
+            for what, used in engine.used.items():
+                numbers |= {f"{what}_{when}_bytes": size for when, size in used.items()}
         self.send({"m": "memory", "numbers": numbers})
+
+    def _log_memory(self, event: str, what: str) -> None:
+        """Log the memory of a load or a run, in one line."""
+        assert self._engine is not None
+        used, devices = self._engine.used.get(what), self._engine.model.devices
+        if used is not None:
+            on = ", ".join(map(str, devices)) if devices[0].type == "cuda" else "this process"
+            log.info("%s: memory of %s: %s", event, on, memory_text(used))
 
     # models
 
@@ -157,6 +170,7 @@ class Service:
             self.send({"m": "refused", "error": messages.error_record(error)})
             return
         self._engine = engine
+        self._log_memory(f"{name} is loaded", "load")
         self.send_memory()
         loaded = {
             "m": "loaded",
@@ -205,8 +219,11 @@ class Service:
             )
             if is_lost:
                 return False
+            self._log_memory("a run has failed", "run")
+            self.send_memory()
             self.send({"m": "failed", "error": messages.error_record(error)})
             return True
+        self._log_memory("a run has ended", "run")
         self.send_memory()
         self.send({"m": "ended", "statistics": messages.statistics_json(done)})
         return True

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.engine.capture.points import Points
 from worker.engine.capture.record import Record
+from worker.engine.edit_tables import EditRows
 from worker.engine.edits import SlotEdits, Write
 from worker.engine.messages import FinishReason, Generation, Request, TokenLogprobs
 from worker.engine.tokens.prompt_scores import PromptScore
@@ -40,6 +41,7 @@ class Slot:
         record: takes the rows.
         points: where its rows are copied.
         edits: None until it has its place in the forward.
+        edit_rows: the same in the tables that graphs read; None if they are not there.
         score: log probabilities of the prompt.
         sampler: its entry in the sampler's tables; None before its start and after its end.
         grammar: where the generated text is in the grammar that it follows.
@@ -65,6 +67,7 @@ class Slot:
     record: Record | None = None
     points: Points | None = None
     edits: SlotEdits | None = None
+    edit_rows: EditRows | None = None
     score: PromptScore | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     sampler: SamplerEntry | None = None

@@ -14,7 +14,7 @@ from api.openai.batches import advance
 from storage.jobs import batches
 from storage.tables.models import BatchRow
 from tests.integration.api.conftest import Keyed, Problem, Service, Start
-from tests.support.samples import age_dooms
+from tests.support.samples import age_removals
 
 CHAT = "/v1/chat/completions"
 
@@ -166,7 +166,7 @@ def test_files_that_a_killed_process_left_are_written_again(
     advance(service.services, batch_id)
     batch = show(service, batch_id)
     assert list(content(service, batch["output_file_id"])) == ["a", "b"]
-    age_dooms(service.database)
+    age_removals(service.database)
     service.drain()
     assert len(stored_files(service)) == 2
 

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from actograph.settings import Settings
 from api import submission
 from storage import samples
+from storage.index import visible
 from storage.jobs import jobs
 from storage.tables.models import JobRow
 from tests.integration.api.conftest import Problem, Service, Start
@@ -268,7 +269,7 @@ def test_a_key_in_flight_is_a_conflict(service: Service, problem: Problem) -> No
     headers = {"Idempotency-Key": "k1"}
     service.client.post("/v1/jobs", json=capture(), headers=headers)
     with service.database.write() as session:  # its samples are still being stored
-        session.execute(sa.update(JobRow).values(doomed_at=2.0**40))
+        session.execute(sa.update(JobRow).values(visible.unpublished(2.0**40)))
     again = service.client.post("/v1/jobs", json=capture(), headers=headers)
     problem(again, 409, "idempotency_in_flight")
 

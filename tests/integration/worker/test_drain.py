@@ -14,6 +14,7 @@ from storage.queue import view
 from storage.results import summary
 from storage.sessions.writer import SessionReader
 from tests.support import leasing
+from tests.support.submitting import insert_chat
 from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -32,11 +33,28 @@ def test_a_common_beginning_of_prompts_is_computed_once(bench: "Bench") -> None:
     job_id = bench.submit(inputs=inputs, capture=CAPTURE)
     bench.drain().look()
     with bench.database.read() as session:
-        last = events.after(session, job_id, 0)[-1]
-    assert last.event == "job.completed"
+        log = {event.event: event.data for event in events.after(session, job_id, 0)}
     # the first prompt may be read before the second one comes
-    assert last.data["cached_tokens"] in (3 * cached, 4 * cached)
+    assert log["job.completed"]["cached_tokens"] in (3 * cached, 4 * cached)
     assert cached
+
+
+def test_jobs_of_a_run_have_its_memory_in_their_logs_and_chats_have_not(bench: "Bench") -> None:
+    job_ids = [bench.submit(inputs=[{"prompt": text}], capture=CAPTURE) for text in ("one", "two")]
+    chat = insert_chat(bench.database, "tiny-qwen3")
+    drain = bench.drain()
+    while drain.look():
+        pass
+    with bench.database.read() as session:
+        logs = [events.after(session, job_id, 0) for job_id in (*job_ids, chat)]
+    for log in logs[:2]:
+        (ended,) = [event for event in log if event.event == "run.ended"]
+        assert ended.data["worker_id"]
+        memory = ended.data["memory"]
+        assert memory.keys() == {"before_bytes", "after_bytes", "peak_bytes"}
+        assert 0 < memory["before_bytes"] <= memory["peak_bytes"] >= memory["after_bytes"] > 0
+    assert "job.completed" in {event.event for event in logs[2]}
+    assert "run.ended" not in {event.event for event in logs[2]}
 
 
 def test_an_evaluation_ends_with_scores_and_a_session_for_every_sample(bench: "Bench") -> None:

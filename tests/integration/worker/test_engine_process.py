@@ -254,6 +254,9 @@ def test_requests_that_an_ended_process_never_had_are_cancelled_and_not_lost(
     process = EngineProcess(settings_of(tmp_path))
     process.load(parse_served(f"{MODEL}={shared / 'models' / MODEL}"), ModelLoadOptions())
     os.kill(process.pid, signal.SIGSTOP)
+    threads = list(Path(f"/proc/{process.pid}/task").glob("*/stat"))
+    # then it reads nothing more
+    wait_until(lambda: {stat.read_text().rpartition(")")[2].split()[0] for stat in threads} == {"T"})
     run, raised = ListedRun([Request(key="late", prompt_ids=(5, 6), seed=0)]), list[Exception]()
 
     def follow() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evals import plans
 from tests.support.fake_cuda_process import assert_admitted, run_cases
 
 #: exact counts of decode passes; a change that alters one writes the new one down
@@ -74,14 +75,44 @@ def test_decode_passes_make_the_same_launches_whatever_is_kept(subtests: pytest.
             assert one == {"errors": [], "waits": 0, "hidden temporaries": 0}
 
 
+def test_prompts_and_texts_have_passes_of_their_own(subtests: pytest.Subtests) -> None:
+    """So every pass of texts is replayed, and prompts of 12,000 tokens are read 8,192 at a time, or fewer."""
+    for name, one in run_cases("passes")["passes"].items():
+        with subtests.test(name):
+            assert one.pop("prompt tokens") == COUNTS["prompt tokens"][name]
+            assert one == {
+                "errors": [],
+                "kinds": ["d", "p"],
+                "passes of prompts in a row": 1,
+                "replayed": 1,
+                "stalls": 1,
+                "left": True,
+            }
+
+
+def test_passes_with_edits_are_replayed(subtests: pytest.Subtests) -> None:
+    """Graphs are captured when a place or kind of edits opens, whatever the vectors, and serve later runs."""
+    found = run_cases("steering")["steering"]
+    at_load = found.pop("at load")
+    assert (found.pop("captures while a drain runs"), found.pop("unnamed")) == (0, [])
+    assert list(found) == ["add", "other vectors", "two of each request", "add again", "scale"]
+    for name, one in found.items():
+        with subtests.test(name):
+            assert (one["errors"], one["requests"]) == ([], 24)
+            assert one["captures"] == (0 if name in {"other vectors", "add again"} else at_load)
+            assert one["replays"] == one["passes"] > 0
+            assert (one["launches inside"], one["stalls"]) == (0, 2)
+
+
 def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.Subtests) -> None:
     found = run_cases("graphs", "failed-capture", "returned-bytes", "refused")
-    for name in ("waves", "orders"):
+    for name in ("waves", "orders", "waves again", "orders again"):
         with subtests.test(name):
             one: dict[str, Any] = found["graphs"][name]
             assert (one["errors"], one["requests"]) == ([], 32)
-            # for each number of rows, when the captures of the run open: all of them in its first turn
-            assert one["captures"] == found["graphs"]["at load"]
+            # for each number of rows, when the captures of the run open: all of them in its first turn.
+            # Another run with the same captures finds them
+            assert one["captures"] == (0 if "again" in name else found["graphs"]["at load"])
             assert one["replays"] == one["passes"] > 0
     with subtests.test("a pass captures no graph"):
         captured = found["graphs"]["captures while a drain runs"]
@@ -96,6 +127,23 @@ def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.S
         assert "0 bytes are left for keys, values and rows" in keys
     with subtests.test("a run and a plan give their bytes back"):
         assert len(found["returned-bytes"]) == 5 and not any(found["returned-bytes"].values())
+
+
+def test_the_plan_of_a_pass_without_a_card_is_what_the_engine_takes() -> None:
+    for one in run_cases("choice")["choice"]:
+        planned = plans.choice_bytes(one["rows"], one["vocabulary"])
+        assert 0.85 < planned / one["bytes"] < 1.15, one
+
+
+def test_memory_of_a_run_counts_from_its_start_on_the_models_device() -> None:
+    found = run_cases("memory")["memory"]
+    large, small = found["64 requests"], found["2 requests"]
+    assert large["before"] == 0 and large["after"] == found["arena of 64"] < large["peak"]
+    # the second run finds the arena of the first, and its peak is its own
+    assert small["before"] == small["after"] == found["arena of 64"]
+    assert small["after"] < small["peak"] < large["peak"]
+    assert found["watch"] == dict.fromkeys(("before", "after", "peak"), found["arena of 2"])
+    assert found["unnamed"] == []
 
 
 @pytest.mark.parametrize(

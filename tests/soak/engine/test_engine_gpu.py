@@ -126,6 +126,35 @@ def test_replayed_passes_give_the_tokens_and_rows_of_others(
     assert "not replayed" not in caplog.text
 
 
+def test_replayed_passes_with_edits_give_the_tokens_and_rows_of_others(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A prompt of several passes is among them."""
+    hf: Any = copy.deepcopy(engine.model.hf)
+    half = Engine(wrap_model(hf.to(torch.bfloat16), engine.model.tokenizer, name="half"))
+    hooks = ["resid_post.1", "resid_post.3", "mlp_out.4", "resid_post.5"]
+    for scale in (1.0, -0.5):
+        vector = scale * torch.linspace(-1, 1, half.structure.hidden_size).numpy()
+        edits = (
+            Edit(hook="resid_post.1", op="add", vector=vector, coefficient=2.0, positions="generated"),
+            Edit(hook="resid_post.1", op="project_out", vector=vector),
+            Edit(hook="mlp_out.4", op="scale", coefficient=0.5, positions=TokenRange(start=1, stop=50)),
+        )
+        steered = [replace(r, edits=edits if i % 2 else ()) for i, r in enumerate(requests(40, 3, 17, 3900))]
+        found, sinks = [], []
+        for options in (RunOptions(), RunOptions(cuda_graphs=True)):
+            sinks.append(KeepingSink())
+            sampling = SamplingSpec(max_tokens=40)
+            found.append(
+                generate(half, steered, sampling=sampling, hooks=hooks, sink=sinks[-1], options=options)
+            )
+        assert [one.generated_ids for one in found[0]] == [one.generated_ids for one in found[1]]
+        for i, hook in itertools.product(range(4), hooks):
+            eager, replayed = (sink.rows(i, hook) for sink in sinks)
+            assert torch.allclose(eager.float(), replayed.float(), rtol=5e-2, atol=5e-2), hook
+    assert "not replayed" not in caplog.text
+
+
 def test_a_slow_sink_holds_decoding_back_and_loses_no_row(engine: Engine) -> None:
     """Blocks are used again as soon as they are written: none may be overwritten before."""
 

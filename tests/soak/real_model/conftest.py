@@ -24,8 +24,13 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(module_up: Callable[..., Any], smollm2: Path) -> Iterator[Client]:
+def url(module_up: Callable[..., Any], smollm2: Path) -> str:
     service = module_up("--dtype=float32", model=f"smollm2={smollm2}")
     service.await_ready()
-    with Client(service.url) as made:
+    return str(service.url)
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as made:
         yield made

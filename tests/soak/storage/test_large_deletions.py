@@ -69,7 +69,7 @@ def add_job(database: Database, count: int, owner: str = "alice") -> str:
 
 def counts(database: Database) -> dict[str, int]:
     tables = (JobRow, SampleRow, SessionRow, SessionTagRow, EventRow)
-    with database.read() as session, visible.doomed(session):
+    with database.read() as session, visible.hidden_too(session):
         return {
             table.__tablename__: session.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
             for table in tables
@@ -108,11 +108,11 @@ def drain_some(database: Database, folder: Path) -> None:
     batches: list[int] = []
 
     class Stopping(LocalStore):
-        def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
-            batches.append(len(doomed))
+        def delete_many(self, prefixes: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
+            batches.append(len(prefixes))
             if len(batches) == 3:
                 stop.set()
-            return store.delete_many(doomed)
+            return store.delete_many(prefixes)
 
     reaper.reap(database, Stopping(folder), stop)
     assert len(batches) == 3

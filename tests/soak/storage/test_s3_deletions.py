@@ -17,7 +17,7 @@ from storage.sessions import changes
 from storage.sessions.filter import SessionFilter
 from storage.upkeep import reaper
 from tests.support import leasing
-from tests.support.samples import add_file, age_dooms, result, session_of
+from tests.support.samples import add_file, age_removals, result, session_of
 from tests.support.submitting import insert_capture
 
 pytestmark = pytest.mark.integration
@@ -105,7 +105,7 @@ def test_keys_go_a_thousand_at_a_time_and_what_was_refused_goes_later(
     assert seen == ["POST delete"] * 3
     assert reaped.count == COUNT
     assert used(database) == 200
-    age_dooms(database)
+    age_removals(database)
     assert reaper.reap(database, store).count == 1
     assert len(seen) == 4
     assert stored(store) == {kept}

@@ -12,9 +12,11 @@ from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus
 from actograph.settings import Settings
 from storage.artifacts.factory import open_store
+from storage.index import events
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
+from storage.tables.models import JobRow
 from tests.support.indexes import create_index
 from tests.support.submitting import insert_capture
 from worker.drain.drain import Drain
@@ -119,6 +121,25 @@ def test_a_model_is_loaded_as_asked_and_stays_so(bench: Bench) -> None:
     assert bench.load(LLAMA) == (JobStatus.COMPLETED, "")
     assert bench.holder.engine_for(LLAMA).structure.dtype == "float32"
     assert bench.run(LLAMA, ["late"]).status == JobStatus.FAILED
+
+
+def test_a_load_tells_its_memory_to_the_job_that_caused_it_and_to_the_worker(bench: Bench) -> None:
+    assert bench.load(LLAMA) == (JobStatus.COMPLETED, "")
+    caused = bench.run(QWEN, ["resid_post.0"]).id
+    not_caused = bench.run(QWEN, ["resid_post.0"]).id
+    with bench.database.read() as session:
+        (load,) = [row.id for row in session.query(JobRow).where(JobRow.kind == jobs.LOAD)]
+        logs = {one: events.after(session, one, 0) for one in (load, caused, not_caused)}
+    told = {one: [event.data for event in log if event.event == "model.loaded"] for one, log in logs.items()}
+    assert told[not_caused] == []
+    for one, model in ((load, LLAMA), (caused, QWEN)):
+        (data,) = told[one]
+        assert (data["model"], data["worker_id"]) == (model, WORKER)
+        memory = data["memory"]
+        assert 0 < memory["before_bytes"] <= memory["peak_bytes"] >= memory["after_bytes"] > 0
+    numbers = bench.holder.memory()
+    assert {f"load_{name}": size for name, size in memory.items()}.items() <= numbers.items()
+    assert numbers["run_peak_bytes"] >= numbers["run_after_bytes"] > 0
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,9 @@ class Stack:
     def held(self) -> list[str]:
         """The samples that anybody holds, of jobs that nobody deletes."""
         held = [sample for samples in self.leased().values() for sample in samples]
-        doomed = sa.select(SampleRow.id).where(SampleRow.job_id.in_(self.deleted))
+        deleted = sa.select(SampleRow.id).where(SampleRow.job_id.in_(self.deleted))
         with self.database.read() as session:
-            return [sample for sample in held if sample not in set(session.scalars(doomed))]
+            return [sample for sample in held if sample not in set(session.scalars(deleted))]
 
     def ended_between(self, begin: float, end: float) -> int:
         """Samples that ended in this time, Unix seconds."""
@@ -110,7 +110,7 @@ class Stack:
 
     def undeleted(self) -> int:
         """Rows of deleted jobs that the index still has, and other rows that are to be removed now."""
-        with self.database.read() as session, visible.doomed(session):
+        with self.database.read() as session, visible.hidden_too(session):
             left = int(reaper.is_any_due(session))
             for column in (JobRow.id, SampleRow.job_id, SessionRow.job_id):
                 left += session.scalar(sa.select(sa.func.count()).where(column.in_(self.deleted))) or 0

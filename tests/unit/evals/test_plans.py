@@ -150,7 +150,16 @@ def test_as_many_samples_run_at_once_as_keys_and_blocks_allow() -> None:
     )
     assert plans.samples_at_once(room(row_bytes=12 * MIB, on_gpu=False), NEED, 16) == 3, "and sums, on a CPU"
     small = replace(room(), for_blocks=12 * MIB)
-    assert plans.samples_at_once(small, NEED, 16) == 3, "a block and sums for each, and a block for no one"
+    assert plans.samples_at_once(small, NEED, 16) == 2, "a block and sums for each, and a block for no one"
+    assert plans.samples_at_once(small, NEED, 3) == 3, "an eighth stays free only if all would be taken"
+    assert plans.samples_that_fit(small, NEED, 16) == 2
+    nothing = replace(room(), for_blocks=MIB)
+    assert plans.samples_at_once(nothing, NEED, 16) == 1 and plans.samples_that_fit(nothing, NEED, 16) == 0
+
+
+def test_the_choice_of_tokens_is_taken_in_pieces() -> None:
+    assert plans.choice_bytes(4, 1000) == 48 * 4000
+    assert plans.choice_bytes(256, 1 << 17) == 48 * (1 << 24) + 11 * (1 << 24)
 
 
 def test_a_device_holds_keys_and_blocks() -> None:

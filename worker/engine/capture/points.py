@@ -13,15 +13,44 @@ from worker.engine.capture.pool import SPARE, Region
 from worker.engine.capture.record import LayoutRows, Record
 from worker.engine.capture.selection import Columns, index_on
 
+#: layouts of captures that are open or were open last, and widths and dtypes of a layout's points
+_MOST_LAYOUTS, _MOST_GROUPS = 32, 8
+
+
+class FixedIndices:
+    """Memory for the indices of passes of fixed shape, which graphs read.
+
+    Args:
+        rows: of the largest of these passes.
+    """
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._memory = torch.empty(_MOST_LAYOUTS, _MOST_GROUPS, rows, dtype=torch.int64, device=device)
+        self._free = list(range(_MOST_LAYOUTS))
+
+    def take(self, groups: int) -> tuple[int, Tensor] | None:
+        """A number, and int64 [groups, rows] that stays where it is; None if there is no more."""
+        if groups > _MOST_GROUPS or not self._free:
+            return None
+        number = self._free.pop()
+        return number, self._memory[number, :groups]
+
+    def give(self, number: int) -> None:
+        self._free.append(number)
+
 
 class LayoutCopies:
     """Copies of one layout's rows in one pass after the other.
 
+    Args:
+        fixed: memory of the index in passes of fixed shape; None: it is made when it is needed.
+
     Attributes:
+        number: of its memory in `fixed`.
         owners: requests with rows in this pass, and their token numbers.
     """
 
-    def __init__(self, region: Region, columns: Columns) -> None:
+    def __init__(self, region: Region, columns: Columns, fixed: FixedIndices | None = None) -> None:
         self.region, self.layout = region, region.layout
         self._columns, self._device = columns, region.slabs[0].device
         self._sizes = [len(group.locations) * BLOCK for group in region.layout.groups]
@@ -30,7 +59,13 @@ class LayoutCopies:
         self._spread = self._selects = False
         self._selected: dict[torch.device, Tensor] = {}
         self._index: Sequence[Tensor] = ()  # of each group
-        self._fixed = torch.empty(len(region.layout.groups), 0, dtype=torch.int64, device=self._device)
+        groups = len(region.layout.groups)
+        taken = None if fixed is None else fixed.take(groups)
+        self.number: int | None = None
+        if taken is not None:
+            self.number, self._fixed = taken
+        else:
+            self._fixed = torch.empty(groups, 0, dtype=torch.int64, device=self._device)
         self.owners: list[tuple[Record, LayoutRows, Sequence[int]]] = []
 
     def begin(self, spread: int) -> None:
@@ -38,6 +73,10 @@ class LayoutCopies:
         self.owners, self._selected, self._spread = [], {}, spread > 0
         self._places = list(range(spread))
         self._targets = [[SPARE * size + i % BLOCK for i in range(spread)] for size in self._sizes]
+
+    def end(self) -> None:
+        """Let go of what a pass has."""
+        self.owners, self._selected, self._index = [], {}, ()
 
     def add(self, record: Record, own: LayoutRows, tokens: Sequence[int], places: Sequence[int]) -> None:
         """Write rows of a request's tokens, which lie at these places in the tensors of the pass."""

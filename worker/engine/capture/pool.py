@@ -6,9 +6,11 @@ layout are its region: one tensor [blocks, points, 64, width] for each group of 
 On a CPU the sink reads the rows where the pass has written them. The system gives the pages of a region as
 rows reach them, so each block counts when it is first used, and blocks that come back are used again.
 
-On a GPU a region takes its memory when the first request with its layout begins, and keeps it until another
-layout needs it. A block that leaves is copied to pinned host memory, and its place in the region is free for
-what the device does after the copy. A block has that host memory from its start, so it can always leave.
+On a GPU a pool lives as long as the model's arena, in memory that is taken when the model is loaded. A
+region takes a piece of it when the first request with its layout begins, and keeps it until another layout
+needs it. So graphs write to the same places from run to run. A block that leaves is copied to pinned host
+memory, and its place in the region is free for what the device does after the copy. A block has that host
+memory from its start, so it can always leave.
 
 Blocks of a shared prefix belong to several requests at once.
 """
@@ -23,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.engine.capture.budget import Budget
+from worker.engine.capture.budget import Budget, Piece
 from worker.engine.capture.layouts import BLOCK, Layout
 from worker.engine.capture.pinned import Copies, PinnedBlock, PinnedBlocks, Transfer
 from worker.engine.model.host_memory import HostPages
@@ -74,6 +76,9 @@ class Block:
 class Region:
     """Blocks of one layout.
 
+    Args:
+        piece: memory of a GPU; None: pages of the host.
+
     Attributes:
         slabs: [blocks, points, 64, width] of each group.
         points: of each group, for each point its rows [.., width], so that row `block * points * 64 + i` is
@@ -82,19 +87,18 @@ class Region:
         taken: places that blocks have now.
     """
 
-    def __init__(self, layout: Layout, device: torch.device, blocks: int) -> None:
-        self.layout, self.blocks = layout, blocks
+    def __init__(self, layout: Layout, blocks: int, piece: Piece | None = None) -> None:
+        self.layout, self.blocks, self.piece = layout, blocks, piece
         shapes = [(blocks, len(group.locations), BLOCK, group.width) for group in layout.groups]
         self._pages: list[HostPages] = []
-        if device.type == "cpu":
+        if piece is None:
             self._pages = [
                 HostPages(shape, group.stored) for shape, group in zip(shapes, layout.groups, strict=True)
             ]
             self.slabs = [pages.tensor for pages in self._pages]
         else:
             self.slabs = [
-                torch.empty(shape, dtype=group.stored, device=device)
-                for shape, group in zip(shapes, layout.groups, strict=True)
+                piece.tensor(shape, group.stored) for shape, group in zip(shapes, layout.groups, strict=True)
             ]
         self.points: list[list[Tensor]] = []
         for slab in self.slabs:
@@ -111,6 +115,11 @@ class Region:
     def idle(self) -> bool:
         return not self.users and not self.taken
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where its rows lie: of regions with one layout and one place, one takes the other's."""
+        return 0 if self.piece is None else self.piece.start, self.blocks
+
     def release(self, place: int) -> None:
         """Give the pages of a free place back to the system."""
         for pages, slab in zip(self._pages, self.slabs, strict=True):
@@ -120,10 +129,10 @@ class Region:
 
 
 class Pool:
-    """Regions of all layouts of a run. Used by the engine's thread only.
+    """Regions of all layouts, of a run or of a model. Used by the engine's thread only.
 
     Args:
-        memory: of the device; on a CPU, that of `host`.
+        memory: of the device; on a CPU, that of `host`. A `DeviceMemory` if it outlives a run.
         host: of the host, for blocks.
         blocks: blocks of a region on a GPU, if there is room for so many.
     """
@@ -202,9 +211,17 @@ class Pool:
             block.copied = event
             self._vacate(block, event)
 
-    def reserve(self, size: int) -> bool:
-        """Count bytes of the device beside the blocks; False if they do not fit."""
-        return self._counted(self.memory, size)
+    @property
+    def idle(self) -> bool:
+        """Whether no request has a region or a block."""
+        return all(region.idle for region in self._regions.values())
+
+    def reserve(self, size: int) -> Piece | None:
+        """Memory of the device beside the blocks; None if it does not fit."""
+        while (piece := self.memory.piece(size, self.device, small=True)) is None:
+            if not self._gives_way(self.memory):
+                return None
+        return piece
 
     def reserve_on_host(self, size: int) -> bool:
         """The same of the host's memory."""
@@ -220,19 +237,20 @@ class Pool:
         if not self.on_gpu:
             while self._forget_idle():  # their addresses, of which each region has many
                 pass
-            return Region(layout, self.device, self.host.total // size + 1 + SPARE + 1)
+            return Region(layout, self.host.total // size + 1 + SPARE + 1)
         own = size + sums
-        while self.memory.free < self._most * own and self._forget_idle():
+        while self.memory.largest < self._most * own and self._forget_idle():
             pass
-        free = self.memory.free
+        free = self.memory.largest
         fitting = self._most if self._most * own <= free else (free - free // _LEFT) // own
         blocks = max(fitting, SPARE + 2)
-        if not self.memory.take(blocks * size):
+        piece = self.memory.piece(blocks * size, self.device)
+        if piece is None:
             return None
         try:
-            region = Region(layout, self.device, blocks)
+            region = Region(layout, blocks, piece)
         except BaseException:
-            self.memory.give(blocks * size)
+            self.memory.remove(piece)
             raise
         for known in [known for known in self._pinned if known not in self._regions]:
             if self._pinned[known].empty:
@@ -274,11 +292,15 @@ class Pool:
 
     def _counted(self, budget: Budget, size: int) -> bool:
         """Count bytes, for which free memory of other uses goes."""
-        shared = not self.on_gpu or budget is self.host
         while not budget.take(size):
-            if not (shared and self._shrink()) and not (budget is self.memory and self._forget_idle()):
+            if not self._gives_way(budget):
                 return False
         return True
+
+    def _gives_way(self, budget: Budget) -> bool:
+        """Let go of free memory; False if there is none."""
+        shared = not self.on_gpu or budget is self.host
+        return (shared and self._shrink()) or (budget is self.memory and self._forget_idle())
 
     def _shrink(self) -> bool:
         """Let go of free memory of the host; False if there is none."""
@@ -297,10 +319,9 @@ class Pool:
         if region is None:
             return False
         del self._regions[region.layout]
-        size = region.layout.block_bytes
-        if self.on_gpu:
-            self.copies.settle()  # what takes its memory next must not overtake them
-            self.memory.give(region.blocks * size)
+        if region.piece is None:
+            self.host.give(len(region.free) * region.layout.block_bytes)
         else:
-            self.host.give(len(region.free) * size)
+            self.copies.settle()  # what takes its memory next must not overtake them
+            self.memory.remove(region.piece)
         return True

@@ -7,6 +7,7 @@ import torch
 
 from actograph.contract.row_selection import Selection
 from evals.plans import RowNeed, row_need
+from worker.engine.capture.budget import Piece
 from worker.engine.capture.host_rows import rows_of
 from worker.engine.capture.layouts import BLOCK, Layout
 from worker.engine.capture.pool import Block, Pool, Region
@@ -187,6 +188,7 @@ class Record:
     Attributes:
         rows: of each layout.
         need: bytes that it holds.
+        sums: memory of the device for what it sums up; None before it has its place.
     """
 
     def __init__(
@@ -206,6 +208,7 @@ class Record:
         self.has_tail = any(layout.tail for layout in layouts)
         self.need = need_of(capture, layouts)
         self._pool = pool
+        self.sums: Piece | None = None
         self._summaries: Summaries | None = None
         if capture.summarises:
             summed = [group for layout in layouts if layout.summed for group in layout.groups]
@@ -214,6 +217,12 @@ class Record:
             LayoutRows(region, pool, newest_only=kept.newest_only, summaries=self._summaries)
             for region in regions
         ]
+
+    def sum_in(self, memory: Piece) -> None:
+        """Give it memory for what it sums up: `need.sums` bytes."""
+        self.sums = memory
+        if self._summaries is not None and memory.memory is not None:
+            self._summaries.memory = memory
 
     @property
     def bytes(self) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from actograph.contract.errors import CaptureFailed
 from evals.plans import summed_channel_bytes
+from worker.engine.capture.budget import Piece
 from worker.engine.capture.host_rows import rows_of
 from worker.engine.capture.layouts import Group, Layout
 from worker.engine.capture.selection import DTYPES, stored_dtype
@@ -95,6 +96,8 @@ class Summaries:
                     )
         self._counts = dict.fromkeys(groups, 0)
         self._known: dict[Group, list[Summary]] = {}  # one summary per kind
+        #: takes the summaries, see `summary_bytes`; None: torch allocates them
+        self.memory: Piece | None = None
 
     def add(self, group: Group, rows: Tensor) -> None:
         """Take the next rows of a group, [points, tokens, width]."""
@@ -102,7 +105,26 @@ class Summaries:
         size = max(1, _PIECE_BYTES // (8 * rows.shape[0] * rows.shape[2]))
         for start in range(0, rows.shape[1], size):
             new = [kind.of(rows[:, start : start + size]) for kind in self._kinds]
-            self._known[group] = self._merged(self._known.get(group), new)
+            known = self._known.get(group)
+            made = self._merged(known, new)
+            self._known[group] = made if self.memory is None else self._stored(self.memory, known, made)
+
+    def _stored(
+        self, memory: Piece, known: Sequence[Summary] | None, made: Sequence[Summary]
+    ) -> list[Summary]:
+        """Copies of summaries in the request's own memory, from the first rows to the last."""
+        stored: list[Summary] = []
+        for i, summary in enumerate(made):
+            if known is None:
+                # of the number of rows, which is one number for a point, torch has the memory
+                own = {
+                    name: x if x.shape[-1] == 1 else memory.tensor(x.shape, x.dtype)
+                    for name, x in summary.items()
+                }
+            else:
+                own = known[i]
+            stored.append({name: own[name].copy_(x) for name, x in summary.items()})
+        return stored
 
     def chunks(self, fetch: Callable[[Tensor], Tensor]) -> dict[str, Rows]:
         """Tensor name -> one row, or no row if no row was chosen.

@@ -30,6 +30,24 @@ def resolve_device(device: str) -> torch.device:
     return found
 
 
+def load_devices(device: str, *, is_spread: bool, ranks: int) -> tuple[torch.device, ...]:
+    """Devices that a load may fill in this process.
+
+    Args:
+        device: as for `resolve_device`.
+        is_spread: whether accelerate places the modules on several devices.
+        ranks: processes that share the model; the first of them has the first GPU.
+
+    Raises:
+        ModelRefused: this machine has no such device.
+    """
+    if is_spread and torch.cuda.is_available():
+        return tuple(torch.device("cuda", number) for number in range(torch.cuda.device_count()))
+    if ranks > 1 and torch.cuda.is_available():
+        return (torch.device("cuda", torch.cuda.current_device()),)
+    return (resolve_device(device),)
+
+
 def current(device: torch.device) -> AbstractContextManager[Any]:
     """Make a GPU the current one, to which pinned memory and new streams belong; a CPU needs nothing."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,10 +1,10 @@
 """Free memory and memory in use, of host and devices."""
 
 import os
-import resource
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -63,22 +63,97 @@ def spread_bytes(layer_devices: Sequence[torch.device], free: Callable[[torch.de
     return min(free(device) * len(layer_devices) // count for device, count in counts.items())
 
 
+class MemoryWatch:
+    """Memory in use when this was made, since then at the peak, and now.
+
+    Of GPUs it is what torch's allocator has handed out, on each of them; without GPUs, the resident memory of
+    this process. The peak of the devices, or of the process, begins anew.
+
+    Args:
+        devices: of the work that is watched. CUDA is initialised if one is a GPU.
+    """
+
+    #: watches that have not ended, whose peaks a later one would hide
+    _open: ClassVar[list["MemoryWatch"]] = []
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        #: None is this process
+        self._places: list[torch.device | None] = [one for one in devices if one.type == "cuda"] or [None]
+        if self._places != [None]:
+            # the allocator has no peak to reset before
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        for watch in self._open:
+            watch._note()
+        self._knows_peak = all(_reset_peak(place) for place in self._places)
+        self._before = [_in_use(place) for place in self._places]
+        self._peaks = list(self._before)
+        self._open.append(self)
+
+    def _note(self) -> None:
+        """Take in the peak so far."""
+        self._peaks = [max(peak, _peak(place)) for peak, place in zip(self._peaks, self._places, strict=True)]
+
+    def so_far(self) -> dict[str, int]:
+        """Bytes `before` and at the `peak`, each the sum over the GPUs; without `peak` if it is unknown."""
+        self._note()
+        found = {"before": sum(self._before)}
+        return found | ({"peak": sum(self._peaks)} if self._knows_peak else {})
+
+    def most(self) -> int:
+        """Most bytes that were taken so far, of the GPU where it is most."""
+        self._note()
+        return max(peak - held for peak, held in zip(self._peaks, self._before, strict=True))
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self in self._open:
+            self._open.remove(self)
+
+    def end(self) -> dict[str, int]:
+        """What `so_far` returns, and the bytes `after`."""
+        found = self.so_far()
+        self.close()
+        return found | {"after": sum(map(_in_use, self._places))}
+
+
+def _in_use(place: torch.device | None) -> int:
+    return _rss() if place is None else torch.cuda.memory_allocated(place)
+
+
+def _peak(place: torch.device | None) -> int:
+    return _peak_rss() if place is None else torch.cuda.max_memory_allocated(place)
+
+
+def _reset_peak(place: torch.device | None) -> bool:
+    """Let the peak begin anew. Returns False if this system does not allow it."""
+    if place is not None:
+        torch.cuda.reset_peak_memory_stats(place)
+        return True
+    try:
+        # proc(5), clear_refs: the high-water mark of the resident memory
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
 def peak_over(devices: Iterable[torch.device], work: Callable[[], object]) -> int:
     """Most bytes that `work` takes of a GPU, of that one of these GPUs where it takes most."""
     gpus = [device for device in devices if device.type == "cuda"]
-    before = {device: torch.cuda.memory_allocated(device) for device in gpus}
-    for device in gpus:
-        torch.cuda.reset_peak_memory_stats(device)
-    work()
-    return max((torch.cuda.max_memory_allocated(device) - held for device, held in before.items()), default=0)
+    if not gpus:
+        work()
+        return 0
+    watch = MemoryWatch(gpus)
+    try:
+        work()
+        return watch.most()
+    finally:
+        watch.close()
 
 
 def memory_snapshot(devices: Iterable[torch.device] = ()) -> dict[str, int]:
     """Bytes in use now and at the peak: of this process, and of its GPUs."""
-    rss = _rss()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    # the kernel updates the peak late: it may be below the memory in use
-    snapshot = {"rss_bytes": rss, "peak_rss_bytes": max(rss, peak)}
+    snapshot = {"rss_bytes": _rss(), "peak_rss_bytes": _peak_rss()}
     gpus = [device for device in devices if device.type == "cuda"]
     if gpus:
         snapshot["cuda_allocated_bytes"] = sum(map(torch.cuda.memory_allocated, gpus))
@@ -119,6 +194,15 @@ def capacity(
             layer_devices, lambda device: run_bytes(beside_the_run(device), pass_bytes)
         ),
     }
+
+
+def _peak_rss() -> int:
+    """Most resident memory since `_reset_peak`, or since the process began."""
+    for line in _read("/proc/self/status").splitlines():
+        if line.startswith("VmHWM:"):
+            # the kernel updates it late: it may be below the memory in use
+            return max(_rss(), int(line.split()[1]) * 1024)
+    return _rss()
 
 
 def _rss() -> int:

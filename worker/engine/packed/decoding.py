@@ -4,17 +4,20 @@ A pass of one token per request is filled up to a bucket of rows. All that chang
 in tensors that stay where they are: newest tokens, positions, arena places, and ranges. So a pass makes
 the same calls on the same memory every time, and neither its shapes nor its calls depend on data.
 
-A graph is captured for each bucket when the model is loaded, and with copies of hooks when a capture opens.
-It is verified against the same pass run eagerly (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+A graph is captured for each bucket when the model is loaded, and with copies of hooks and changes of edits
+when these open. It is known by what it writes to, which stays where it is as long as the model is loaded: it
+serves every run in which the same captures and edits are open. It is verified against the same pass run
+eagerly (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from evals.plans import GPU_SPARE
 from worker.engine.packed.arena import Arena
 from worker.engine.packed.step import Lengths, Step
 from worker.engine.pass_hooks import PassHooks
@@ -24,6 +27,9 @@ from worker.engine.structure.comparison import alike
 log = logging.getLogger(__name__)
 
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+#: sets of captures and edits whose graphs are kept, beside those of passes without any, at most; and no more
+#: than take half of the memory that no run takes
+_MOST_SETS = 8
 
 #: ids and positions, [1, rows] each, and the step -> logits [rows, vocabulary]
 RunModel = Callable[[Tensor, Tensor, Step], Tensor]
@@ -64,9 +70,12 @@ class FixedPass:
         self._logits: Tensor | None = None
 
     def takes(self, slots: Sequence[Slot]) -> bool:
-        """Whether a pass takes the newest token of each slot, which no edit changes."""
+        """Whether a pass takes the newest token of each slot, with edits that stand in the tables alone."""
         return 0 < len(slots) <= self._most and all(
-            slot.count == slot.logits == 1 and not slot.prefills and not slot.writes for slot in slots
+            slot.count == slot.logits == 1
+            and not slot.prefills
+            and (not slot.writes or slot.edit_rows is not None)
+            for slot in slots
         )
 
     def bucket(self, slots: Sequence[Slot]) -> int:
@@ -112,22 +121,25 @@ class FixedPass:
 
 class _Graph(NamedTuple):
     graph: Any
-    logits: Tensor
+    logits: Tensor | None  # None: it could not be captured
     copies: Sequence[object]  # kept, so that no other has the id in the graph's key
 
 
 class Replays:
     """Decode passes as CUDA graphs, as long as they give what the eager pass gives.
 
-    A graph belongs to a number of rows and to the captures that are open. Graphs are captured when a model is
-    loaded and when a capture opens, and never by a pass: a pass without a graph runs eagerly.
+    A graph belongs to a number of rows and to the captures and edits that are open. Graphs are captured when
+    a model is loaded and when a capture or an edit opens, and never by a pass: a pass without a graph runs
+    eagerly. Those of the sets of captures and edits that were open last are kept.
     """
 
     def __init__(self, fixed: FixedPass, device: torch.device) -> None:
         self._fixed, self._device = fixed, device
-        self._graphs: dict[tuple[object, ...], _Graph] = {}
+        #: by what they write to, the set that was open last at the end, then by rows
+        self._sets: dict[Hashable, dict[int, _Graph]] = {}
         self._pool: Any = None
         self._broken = False
+        self._most_sets = _MOST_SETS
 
     def takes(self, slots: Sequence[Slot]) -> bool:
         return not self._broken and self._fixed.takes(slots)
@@ -136,8 +148,8 @@ class Replays:
         """Run a pass. Returns the slots' logits; None if it has no graph, and is still to run."""
         rows = self._fixed.bucket(slots)
         at_hooks.begin(slots, padded=rows)
-        graph = self._graphs.get((rows, *at_hooks.memory))
-        if graph is None:
+        graph = self._sets.get(at_hooks.memory, {}).get(rows)
+        if graph is None or graph.logits is None:
             return None
         self._fixed.fill(slots, rows)
         graph.graph.replay()
@@ -149,34 +161,40 @@ class Replays:
         Args:
             hook: puts the hooks of a pass on the model.
         """
+        if self._broken:
+            return
+        at_hooks.begin((), padded=self._fixed.buckets[-1])
+        key = at_hooks.memory
+        graphs = self._sets[key] = self._sets.pop(key, {})
+        spare = [other for other in self._sets if other and other != key]
+        for other in spare[: max(0, len(spare) + 1 - self._most_sets)]:
+            del self._sets[other]
+        free = _driver_bytes(self._device)
         for rows in reversed(self._fixed.buckets):  # the largest one decides about the memory of all
-            if self._broken:
-                return
+            if rows in graphs:
+                continue
             at_hooks.begin((), padded=rows)
-            if rows == self._fixed.buckets[-1]:  # passes with other captures come no more
-                self._graphs = {
-                    key: graph for key, graph in self._graphs.items() if graph.copies in ([], at_hooks.copies)
-                }
-            key = (rows, *at_hooks.memory)
-            if key not in self._graphs:
-                self._fixed.fill((), rows)
-                try:
-                    hook(at_hooks)
-                    self._graphs[key] = self._capture(rows, at_hooks)
-                except Exception as error:  # noqa: BLE001 (the eager pass serves)
-                    # the error of a failed capture reads like that of a lost device, which alone fails here
-                    torch.cuda.synchronize(self._device)
+            self._fixed.fill((), rows)
+            try:
+                hook(at_hooks)
+                graphs[rows] = self._capture(rows, at_hooks)
+            except Exception as error:  # noqa: BLE001 (the eager pass serves)
+                # the error of a failed capture reads like that of a lost device, which alone fails here
+                torch.cuda.synchronize(self._device)
+                if not key:
                     log.warning("decode passes are not replayed as CUDA graphs: %s", error)
                     self._broken = True
                     self.close()
-
-    def forget_captures(self) -> None:
-        """Let go of the graphs with captures, and of their blocks."""
-        self._graphs = {key: graph for key, graph in self._graphs.items() if not graph.copies}
+                    return
+                log.warning("decode passes with these captures and edits are not replayed: %s", error)
+                graphs.update(dict.fromkeys(self._fixed.buckets, _Graph(None, None, at_hooks.copies)))
+        took = free - _driver_bytes(self._device)
+        if took > 0:
+            self._most_sets = max(1, min(_MOST_SETS, GPU_SPARE // 2 // took - 1))
 
     def close(self) -> None:
         """Let go of all graphs and their memory."""
-        self._graphs.clear()
+        self._sets.clear()
         self._pool = None
 
     def _capture(self, rows: int, at_hooks: PassHooks) -> _Graph:
@@ -185,22 +203,32 @@ class Replays:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
+        at_hooks.try_out(0, rows, from_tables=True)
         with torch.cuda.stream(stream):  # what is made at the first call is made outside the graph
             self._fixed.forward(rows)
-            due = [self._fixed.forward(rows).clone(), *_written(at_hooks)]
         torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # other threads may call CUDA meanwhile
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             logits = self._fixed.forward(rows)
-        logits.zero_()
-        for slab, places in at_hooks.written():
-            slab.index_fill_(0, places, 0)
-        graph.replay()
-        for got, wanted in zip((logits, *_written(at_hooks)), due, strict=True):
-            if not (alike(got, wanted, wanted) if got.is_floating_point() else torch.equal(got, wanted)):
-                raise RuntimeError(f"a replayed pass of {rows} rows gives other numbers")
+        for number in range(at_hooks.trials):
+            at_hooks.try_out(number, rows, from_tables=False)
+            due = [self._fixed.forward(rows).clone(), *_written(at_hooks)]
+            at_hooks.try_out(number, rows, from_tables=True)
+            logits.zero_()
+            for slab, places in at_hooks.written():
+                slab.index_fill_(0, places, 0)
+            graph.replay()
+            for got, wanted in zip((logits, *_written(at_hooks)), due, strict=True):
+                if not (alike(got, wanted, wanted) if got.is_floating_point() else torch.equal(got, wanted)):
+                    raise RuntimeError(f"a replayed pass of {rows} rows gives other numbers")
         return _Graph(graph, logits, at_hooks.copies)
+
+
+def _driver_bytes(device: torch.device) -> int:
+    """Free bytes of a device and those of torch's allocator: less by what the driver has taken meanwhile."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device)
 
 
 def _written(at_hooks: PassHooks) -> list[Tensor]:

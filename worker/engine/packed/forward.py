@@ -208,10 +208,8 @@ class PackedForward:
             self.decoding.prepare(at_hooks, self.hook)
 
     def close(self) -> None:
-        """End a run: remove all hooks from the model, and let go of the graphs of its captures."""
+        """End a run: remove all hooks from the model."""
         self._hook_at(())
-        if self.decoding is not None:
-            self.decoding.forget_captures()
 
     def release(self) -> None:
         """Let go of all memory; it runs nothing afterwards."""

@@ -60,10 +60,11 @@ class _Follower:
         """Do what rank 0 does."""
         match message["m"]:
             case "open":
-                forward, rows = self._engine.forwards.open(messages.options_of(message["options"]))
+                forward, rows, at_hooks = self._engine.forwards.open(messages.options_of(message["options"]))
                 assert isinstance(forward, PackedForward)
                 self._forward = forward
-                self._at_hooks = PassHooks(forward.hooks, Pool(forward.hooks.model.device, rows, rows))
+                pool = Pool(forward.hooks.model.device, rows, rows)
+                self._at_hooks = at_hooks or PassHooks(forward.hooks, pool)
             case "close":
                 self._running.close()
                 self._forward = None

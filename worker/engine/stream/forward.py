@@ -70,5 +70,5 @@ class Forward(Protocol):
         ...
 
     def close(self) -> None:
-        """End a run: remove all hooks from the model, and let go of what its captures had."""
+        """End a run: remove all hooks from the model."""
         ...

@@ -1,7 +1,9 @@
 """The decode loop: requests get slots, a pass runs the next tokens of all of them, tokens are chosen.
 
-Requests come and go between passes. A pass takes one token of each text that is being written, and chunks of
-the prompts that are being read.
+Requests come and go between passes. On a CPU a pass takes one token of each text that is being written, and
+chunks of the prompts that are being read. On a GPU these are two passes, which take turns: one of single
+tokens, which a CUDA graph can replay, and a long one of prompts. So a text gets a token after each pass of
+prompts, and some prompt is read after each token.
 
 On a GPU the host is one pass late: it launches the next pass before it reads the tokens of the last one,
 which the device hands on itself. What the next pass has run of a request that the last token ends is left
@@ -10,7 +12,7 @@ out. If a pass cannot be planned without a newest token (a grammar, a rule of to
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,7 +28,7 @@ from worker.engine.model.device_errors import is_device_lost, is_out_of_memory, 
 from worker.engine.model.host_memory import to_device
 from worker.engine.model.memory import memory_snapshot
 from worker.engine.model_state import ModelState
-from worker.engine.pass_hooks import Written
+from worker.engine.pass_hooks import PassHooks, Written
 from worker.engine.slot import Slot, unread
 from worker.engine.stream.choice import TokenChoice
 from worker.engine.stream.delivery import Delivery
@@ -38,12 +40,16 @@ from worker.engine.tokens.sampler import Choice, ChosenToken
 
 #: passes of single requests that may fail one after the other before the run does
 _BAD_PASSES = 8
-#: tokens of one pass by default
+#: tokens of one pass on a CPU, and of a pass of prompts on a GPU while a chat is being written
 STEP_TOKENS = 512
+#: tokens of a pass of prompts on a GPU, at most
+PROMPT_TOKENS = 8192
 #: the same after memory ran out, at least
 _LEAST_TOKENS = 16
 #: tokens left to prompts however many requests decode
 _LEAST_OF_PROMPTS = 16
+#: passes that prompts of priority have for themselves one after the other, while other prompts wait
+_MOST_ALONE = 8
 
 
 class _Launched(NamedTuple):
@@ -69,9 +75,11 @@ class Loop:
     Args:
         budget: of the host's memory, for rows; on a CPU it may be the forward's.
         state: of the model; None: a new one.
+        at_hooks: of the model, see `Slots`.
         sink: required by requests that capture.
         most, urgent: see `Slots`.
         step_tokens: tokens of one pass.
+        apart: prompts are read in passes of their own.
         shard_bytes: rows of a request that are gathered before they leave.
         late: whether the host reads the tokens of a pass after it has launched the next one; None: on a GPU.
         clock: seconds, for time limits.
@@ -83,6 +91,7 @@ class Loop:
         budget: Budget,
         *,
         state: ModelState | None = None,
+        at_hooks: PassHooks | None = None,
         source: Source,
         control: Control,
         results: Results,
@@ -90,6 +99,7 @@ class Loop:
         most: int = 32,
         urgent: int = 2,
         step_tokens: int = STEP_TOKENS,
+        apart: bool = False,
         shard_bytes: int = 256 << 20,
         late: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -97,6 +107,8 @@ class Loop:
         model = forward.hooks.model
         self._forward, self._source, self._control, self._results = forward, source, control, results
         self._step_tokens = self._tokens = step_tokens
+        self._apart = apart and not forward.rows
+        self._alone = 0  # passes since the last one whose prompts were not of priority alone
         self._shard_bytes = shard_bytes
         self._scored = scored_tokens(int(model.text_config.vocab_size))
         self._late = forward.together and (model.device.type == "cuda" if late is None else late)
@@ -118,6 +130,7 @@ class Loop:
             most=most,
             urgent=urgent,
             step_tokens=step_tokens,
+            at_hooks=at_hooks,
             clock=clock,
         )
         self._bad = 0  # passes that failed since the last good one
@@ -185,6 +198,7 @@ class Loop:
         self._send_full_shards()
         if self._slots.at_hooks.opened != self._opened:
             self._read()
+            # those of an earlier run, too
             self._slots.at_hooks.close_idle()
             self._opened = self._slots.at_hooks.opened
             self._forward.prepare(self._slots.at_hooks)
@@ -195,7 +209,9 @@ class Loop:
                 planned.append(slot)
         planned = [slot for slot in planned if not slot.ended]  # by a token that had to be read
         for group in self._passes(planned):
-            self._run(group)
+            left = [slot for slot in group if not slot.ended]  # a token may have ended some meanwhile
+            if left:
+                self._run(left)
         if not planned and self._unread is not None:
             self._read()
         elif not planned and (slots.running or slots.waiting):
@@ -238,6 +254,7 @@ class Loop:
     def _started(self, slot: Slot) -> None:
         try:
             self._choice.open(slot)
+            self._slots.at_hooks.open_edits(slot)
             self._results.started(slot.key, slot.generated)
         except Exception as error:  # noqa: BLE001 (it fails this request alone)
             self._end(slot, "error", error)
@@ -245,19 +262,15 @@ class Loop:
     # passes
 
     def _planned(self) -> list[Slot]:
-        """Slots of the next pass, each with its `stop`: single tokens first, then chunks of prompts.
-
-        While a priority request has prompt tokens left, no other prompt takes part, so its first token is
-        near.
-        """
+        """Slots of the next passes, each with its `stop`: single tokens first, then chunks of prompts."""
         decoding, waiting, chunks = list[Slot](), list[Slot](), list[Slot]()
         for slot in self._slots.running:
             if slot.goes_on:
                 (waiting if slot.prefills else decoding).append(slot)
         for slot in decoding:
             slot.stop = slot.computed + 1
-        left, scored = max(_LEAST_OF_PROMPTS, self._tokens - len(decoding)), self._scored
-        for slot in [slot for slot in waiting if slot.priority] or waiting:
+        left, scored = self._prompt_tokens(decoding), self._scored
+        for slot in self._in_turn(waiting):
             rest = slot.prompt - slot.computed
             count = min(left, rest)
             if self._forward.rows:
@@ -274,6 +287,26 @@ class Loop:
                 (decoding if count == 1 else chunks).append(slot)
         return decoding + chunks
 
+    def _prompt_tokens(self, decoding: Sequence[Slot]) -> int:
+        """Tokens of prompts to read now."""
+        if not self._apart:
+            return max(_LEAST_OF_PROMPTS, self._tokens - len(decoding))
+        # the next token of a chat waits for this pass
+        return min(self._tokens, STEP_TOKENS) if any(slot.priority for slot in decoding) else self._tokens
+
+    def _in_turn(self, waiting: Sequence[Slot]) -> Sequence[Slot]:
+        """The prompts that take part in a pass, in their order.
+
+        While a priority request has prompt tokens left, no other prompt takes part, so its first token is
+        near; but now and then the others come first, or an endless row of chats would hold them up.
+        """
+        urgent, others = ([slot for slot in waiting if slot.priority is which] for which in (True, False))
+        self._alone = self._alone + 1 if urgent and others else 0
+        if self._alone > _MOST_ALONE:
+            self._alone = 0
+            return others + urgent
+        return urgent or others
+
     def _aligned(self, slot: Slot, rest: int) -> int:
         """Tokens of a prompt in its next pass, if passes have fixed rows: up to a multiple of a number.
 
@@ -288,9 +321,14 @@ class Loop:
         """The passes that run these slots."""
         if not self._forward.together:
             return [[slot] for slot in planned]
+        if self._apart:
+            prompts = [slot for slot in planned if slot.prefills]
+            texts = [slot for slot in planned if not slot.prefills]
+            # a chat's first token comes before the others' next ones
+            return [prompts, texts] if any(slot.priority for slot in prompts) else [texts, prompts]
         most = self._forward.rows
         if not most:
-            return [planned] if planned else []
+            return [planned]
         single = [slot for slot in planned if slot.count == 1]
         groups: list[Sequence[Slot]] = [single[at : at + most] for at in range(0, len(single), most)]
         return groups + [[slot] for slot in planned if slot.count > 1]
@@ -301,7 +339,7 @@ class Loop:
         If the pool is short, it runs fewer tokens.
         """
         try:
-            for stop in (slot.stop, min(slot.stop, slot.computed + BLOCK)):
+            for stop in self._stops(slot):
                 slot.run_to(stop)
                 if slot.record is None:
                     return True
@@ -313,7 +351,7 @@ class Loop:
                         self._read()  # rows that leave early must be counted, and requests may have ended
                         if slot.ended:
                             return False
-                    elif not self._slots.make_room(slot.record, planned):
+                    elif self._is_long(slot) or not self._slots.make_room(slot.record, planned):
                         break
                 if fits:
                     return True
@@ -322,6 +360,22 @@ class Loop:
         except Exception as error:  # noqa: BLE001 (it fails this request alone)
             self._end(slot, "error", error)
         return False
+
+    def _stops(self, slot: Slot) -> Iterator[int]:
+        """Ends of a slot's next tokens to try one after the other, for which the pool may have no blocks.
+
+        Rows of others leave early for a pass of the usual length, and not for a longer one.
+        """
+        while self._is_long(slot):
+            yield slot.stop
+            slot.stop = slot.computed + slot.count // 2
+        stop = slot.stop
+        yield stop
+        yield min(stop, slot.computed + BLOCK)
+
+    def _is_long(self, slot: Slot) -> bool:
+        """Whether a slot's next tokens are more than usual, and can be fewer."""
+        return self._forward.chunks and slot.count > STEP_TOKENS
 
     def _run(self, slots: Sequence[Slot], *, again: bool = False) -> None:
         """Run a pass. If that fails, run its halves, until the request at fault is alone.
@@ -355,7 +409,7 @@ class Loop:
         self._unread = launched
         self._bad = 0
         self._settle()
-        self._tokens = min(self._step_tokens, self._tokens + 16)
+        self._tokens = min(self._step_tokens, self._tokens + max(16, self._step_tokens // 32))
         self.statistics.passes += 1
         if not self._late:
             self._read()

@@ -40,6 +40,7 @@ class Slots:
         most: requests at once, priority requests besides.
         urgent: priority requests at once.
         step_tokens: tokens of the largest pass.
+        at_hooks: of the model, with its pool, which stay as they are; None: of this run alone.
 
     Attributes:
         running: in the order in which they came.
@@ -57,20 +58,26 @@ class Slots:
         most: int,
         urgent: int,
         step_tokens: int = BLOCK,
+        at_hooks: PassHooks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.running: list[Slot] = []
-        # a block for each request, and those that one pass of prompts fills while others leave
-        blocks = most + urgent + 2 * -(-step_tokens // BLOCK)
-        self.pool = Pool(forward.hooks.model.device, forward.budget, budget, blocks=blocks)
-        self.at_hooks = PassHooks(forward.hooks, self.pool)
+        self._keeps_pool = at_hooks is not None
+        if at_hooks is None:
+            blocks = blocks_of(most + urgent, step_tokens)
+            pool = Pool(forward.hooks.model.device, forward.budget, budget, blocks=blocks)
+            at_hooks = PassHooks(forward.hooks, pool)
+        self.at_hooks, self.pool = at_hooks, at_hooks.pool
         self.shared = 0
         self._waiting: list[_Waiting] = []
         self._forward, self._hooks, self._state = forward, forward.hooks, state
         self._source, self._delivery = source, delivery
         self._most, self._urgent, self._clock = most, urgent, clock
         self._prefixes = Prefixes()
-        self._host, self._device = budget.free, forward.budget.free  # for rows
+        # for rows
+        self._host, self._device = self.pool.host.free, self.pool.memory.free
+        if self._keeps_pool:  # of which idle regions have some
+            self._host, self._device = self.pool.host.total, self.pool.memory.total
 
     @property
     def waiting(self) -> list[Request]:
@@ -172,7 +179,9 @@ class Slots:
         for prefix in self._prefixes.all():
             self._evict(prefix)
         self.pool.give(self._delivery.take_back())
-        self.pool.clear()
+        self.at_hooks.end()
+        if not self._keeps_pool:
+            self.pool.clear()
 
     def _admit(self, request: Request) -> PrefixKeys:
         """Keys of the prefixes that a request may share.
@@ -201,7 +210,7 @@ class Slots:
         return keys_of(request)
 
     def _refuse(self, request: Request) -> None:
-        numbers = {"free_row_bytes": self.pool.host.free, "free_device_bytes": self._forward.budget.free}
+        numbers = {"free_row_bytes": self.pool.host.free, "free_device_bytes": self.pool.memory.free}
         what = (
             f"{request.key}: a prompt of {len(request.prompt_ids)} tokens with max_tokens "
             f"{request.most_generated}"
@@ -289,13 +298,15 @@ class Slots:
             return False
         counted = False
         try:
-            if self.pool.reserve(record.need.sums):
+            sums = self.pool.reserve(record.need.sums)
+            if sums is not None:
+                record.sum_in(sums)
                 try:
                     # with a block from the start, one of the running requests can always go on
                     counted = record.reserve(1, 1)
                 finally:
                     if not counted:
-                        self.pool.memory.give(record.need.sums)
+                        self.pool.memory.remove(sums)
         finally:
             if not counted:
                 self.pool.host.give(record.need.held)
@@ -303,10 +314,12 @@ class Slots:
 
     def _free(self, slot: Slot) -> None:
         self._forward.leave(slot)
+        self.at_hooks.close_edits(slot)
         if slot.record is not None and slot.points is not None:
             self.at_hooks.close(slot.points)
             self.pool.host.give(slot.record.need.held)
-            self.pool.memory.give(slot.record.need.sums)
+            if slot.record.sums is not None:
+                self.pool.memory.remove(slot.record.sums)
 
     def _evict(self, prefix: SharedPrefix, *, ever: bool = False) -> None:
         """Free the tokens and rows of a prefix that does not run."""
@@ -316,6 +329,11 @@ class Slots:
             self._free(slot)
             if slot.record is not None:
                 slot.record.discard()
+
+
+def blocks_of(slots: int, step_tokens: int) -> int:
+    """Blocks of a region: one for each request, and those that a pass of prompts fills while others leave."""
+    return slots + 2 * -(-step_tokens // BLOCK)
 
 
 def _bytes(slot: Slot) -> int:

@@ -13,6 +13,13 @@ def of_one(model: LoadedModel, prompt_tokens: int, max_tokens: int) -> list[Logi
 
     Sampling and stopping are left to us.
     """
+    # on the host at first: a GPU would be waited for, and most checkpoints have none
+    return _made(model, prompt_tokens, max_tokens, "cpu") and _made(
+        model, prompt_tokens, max_tokens, str(model.device)
+    )
+
+
+def _made(model: LoadedModel, prompt_tokens: int, max_tokens: int, device: str) -> list[LogitsProcessor]:
     hf: Any = model.hf
     config = copy.deepcopy(hf.generation_config)
     config.update(
@@ -22,9 +29,7 @@ def of_one(model: LoadedModel, prompt_tokens: int, max_tokens: int) -> list[Logi
         eos_token_id=list(model.eos_token_ids) or None,
         pad_token_id=0,  # nothing is padded
     )
-    hf._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=model.device)
+    hf._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=device)
     return list(
-        hf._get_logits_processor(
-            config, input_ids_seq_length=prompt_tokens, device=str(model.device), model_kwargs={}
-        )
+        hf._get_logits_processor(config, input_ids_seq_length=prompt_tokens, device=device, model_kwargs={})
     )

@@ -16,9 +16,12 @@ from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from actograph.analysis import blas_threads
 from actograph.analysis.probe import corrected_p_values, probe, shuffle_groups
 from actograph.analysis.probe_fit import ProbeKind, platt
+from actograph.analysis.regression import regression
 from actograph.cli.main import main
 from actograph.contract.errors import InvalidRequest
 
@@ -246,3 +249,20 @@ def test_few_groups_may_leave_rows_of_one_label_to_validate_on() -> None:
     features = np.random.default_rng(0).normal(size=(24, 4)) + labels[:, None]
     for seed in (1, 8, 10):
         assert probe(features, labels, folds=2, seed=seed).auroc > 0.8
+
+
+def test_small_fits_use_one_thread_of_blas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads wait for each other in loops."""
+    seen: list[set[int]] = []
+
+    @blas_threads.one_if_small
+    def fit(features: Array) -> None:
+        seen.append({one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"})
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        fit(np.zeros((4, 4)))
+        monkeypatch.setattr(blas_threads, "SHARED_NUMBERS", 16)
+        fit(features=np.zeros((4, 4)))
+        fit(features=np.zeros((3, 5)))
+    assert seen == [{1}, {2}, {1}]
+    assert all(hasattr(one, "__wrapped__") for one in (probe, regression)), "both are limited"

@@ -149,6 +149,7 @@ def test_models_and_workers(service: Any, run: Run) -> None:
             started_at=1,
             last_heartbeat_at=1,
             model="demo",
+            memory={"load_before_bytes": 0, "load_after_bytes": 3 << 29, "load_peak_bytes": 2 << 30},
         )
         for n, status in enumerate([operations.WorkerStatus.BUSY, operations.WorkerStatus.OFFLINE])
     ]
@@ -161,6 +162,7 @@ def test_models_and_workers(service: Any, run: Run) -> None:
     )  # fmt: skip
     assert run("models", "ls")[1].splitlines()[1].split() == ["org/demo", "loaded"]
     assert len(run("workers")[1].splitlines()) == 2
+    assert "before 0 GiB, after 1.5 GiB, peak 2 GiB" in run("workers")[1]
     assert len(run("workers", "--all")[1].splitlines()) == 3
     _, out, _ = run("models", "structure")
     assert "num layers:      2" in out

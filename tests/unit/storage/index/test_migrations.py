@@ -1,6 +1,7 @@
 """The migration makes exactly the tables that the models describe."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from actograph.contract.errors import ServiceUnavailable
 from storage import index_backup, migrate
+from storage.index import visible
 from storage.index.database import Database
-from storage.tables.models import Base
+from storage.tables.models import Base, FileRow
 
 
 def test_migrated_tables_are_those_of_the_models(database: Database) -> None:
@@ -51,6 +53,31 @@ def test_migrated_sqlite_is_word_for_word_what_the_models_create(tmp_path: Path)
     assert schema(migrated) == schema(created)
     migrated.close()
     created.close()
+
+
+def test_hidden_rows_keep_their_state(tmp_path: Path) -> None:
+    """Until revision 0003 the sign and the size of one number said what a row was."""
+    database = Database(f"sqlite:///{tmp_path / 'old.db'}")
+    migrate.upgrade(database, "0003")
+    later = time.time() + 3600
+    doomed = {"visible": None, "unpublished": later, "deleted": 5.0, "removing": -7.0}
+    columns = "id, filename, purpose, bytes, sha256, created_at, owner, doomed_at"
+    with database.engine.begin() as connection:
+        for name, moment in doomed.items():
+            insert = sa.text(
+                f"INSERT INTO files ({columns}) VALUES (:name, 'f', 'p', 1, '', 1.0, '', :moment)"
+            )
+            connection.execute(insert, {"name": name, "moment": moment})
+    migrate.upgrade(database)
+    with database.read() as session, visible.hidden_too(session):
+        found = {row.id: (row.visibility, row.removal_due_at) for row in session.scalars(sa.select(FileRow))}
+    database.close()
+    assert found == {
+        "visible": ("visible", None),
+        "unpublished": ("unpublished", later),
+        "deleted": ("deleted", 5.0),
+        "removing": ("removing", 7.0),
+    }
 
 
 def test_backups_know_the_tables_of_all_revisions(tmp_path: Path) -> None:

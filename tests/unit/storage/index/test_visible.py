@@ -1,4 +1,4 @@
-"""Rows of other owners and doomed rows do not exist, in whatever form a statement names them."""
+"""Rows of other owners and hidden rows do not exist, in whatever form a statement names them."""
 
 from collections.abc import Callable
 
@@ -87,7 +87,7 @@ def test_a_statement_that_cannot_be_narrowed_is_refused(
         assert session.execute(sa.select(sa.func.count()).select_from(plain)).scalar_one() == 2
 
 
-def test_doomed_rows_are_seen_only_by_who_asks(database: Database, own: dict[str, str]) -> None:
+def test_hidden_rows_are_seen_only_by_who_asks(database: Database, own: dict[str, str]) -> None:
     with database.write() as session:
         (lease,) = leasing.claim(session, own["bob"], worker_id="w", count=1)
         session.execute(sa.update(JobRow).values(status="completed"))
@@ -95,13 +95,13 @@ def test_doomed_rows_are_seen_only_by_who_asks(database: Database, own: dict[str
         assert session.scalar(announced) == 0
         control.delete(session, own["bob"])
         assert seen(session, own) == everywhere("alice")
-        with visible.doomed(session):
+        with visible.hidden_too(session):
             assert seen(session, own) == everywhere("alice", "bob")
             assert session.scalar(announced) == 1
             assert session.get(JobRow, own["bob"]) is not None
         assert session.get(JobRow, own["bob"]) is None
         assert session.get(SessionRow, lease.session_id) is None
-    with database.restricted_to("alice").read() as session, visible.doomed(session):
+    with database.restricted_to("alice").read() as session, visible.hidden_too(session):
         assert seen(session, own) == everywhere("alice"), "asking shows no other owner's"
 
 

@@ -21,7 +21,7 @@ from storage.submission import bulk_insert
 from storage.tables.models import JobRow, SampleRow
 from storage.upkeep import reaper
 from tests.support import leasing
-from tests.support.samples import age_dooms
+from tests.support.samples import age_removals
 
 MakeSpec = Callable[..., CaptureJobSpec]
 
@@ -35,7 +35,7 @@ def stored_samples(database: Database, job_id: str | None = None) -> list[int]:
     statement = sa.select(SampleRow.sample_index).order_by(SampleRow.position)
     if job_id is not None:
         statement = statement.where(SampleRow.job_id == job_id)
-    with database.read() as session, visible.doomed(session):
+    with database.read() as session, visible.hidden_too(session):
         return list(session.scalars(statement))
 
 
@@ -46,7 +46,7 @@ def remaining(database: Database, folder: Path) -> tuple[list[str], list[int]]:
 
 
 def job_ids(database: Database) -> list[str]:
-    with database.read() as session, visible.doomed(session):
+    with database.read() as session, visible.hidden_too(session):
         return list(session.scalars(sa.select(JobRow.id)))
 
 
@@ -142,7 +142,7 @@ def test_what_a_killed_submitter_left_is_removed(
     with pytest.raises(SystemExit):
         insert(killed())
     assert remaining(database, tmp_path)[1], "its submitter may still be at work"
-    age_dooms(database)
+    age_removals(database)
     assert remaining(database, tmp_path) == ([], [])
 
 
@@ -152,7 +152,7 @@ def test_a_submitter_that_was_given_up_publishes_nothing(
     def slow() -> Iterator[NewSample]:
         for sample in new_samples(5000):
             if sample.sample_index == 3500:
-                age_dooms(database)
+                age_removals(database)
             yield sample
 
     with pytest.raises(ServiceUnavailable, match="submit it again"):

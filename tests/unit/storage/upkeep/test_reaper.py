@@ -25,7 +25,7 @@ from storage.sessions.writer import session_prefix
 from storage.tables.models import EventRow, FileRow, JobRow, SampleRow, SessionRow
 from storage.upkeep import reaper
 from tests.support import leasing
-from tests.support.samples import add_file, age_dooms, result, session_of
+from tests.support.samples import add_file, age_removals, result, session_of
 
 Submit = Callable[..., str]
 Stored = Callable[..., tuple[str, list[str]]]
@@ -42,13 +42,13 @@ class FlakyStore(LocalStore):
         self.kills = 0
         self.batches: list[int] = []
 
-    def delete_many(self, doomed: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
-        self.batches.append(len(doomed))
+    def delete_many(self, prefixes: Mapping[str, Sequence[str] | None]) -> dict[str, str]:
+        self.batches.append(len(prefixes))
         self.kills -= 1
         if self.kills >= 0 and self.kills % 2:
             raise Killed
-        failures = dict.fromkeys(self.refused & doomed.keys(), "503 Slow Down")
-        failures |= super().delete_many({one: doomed[one] for one in doomed.keys() - failures.keys()})
+        failures = dict.fromkeys(self.refused & prefixes.keys(), "503 Slow Down")
+        failures |= super().delete_many({one: prefixes[one] for one in prefixes.keys() - failures.keys()})
         if self.kills >= 0:
             raise Killed
         return failures
@@ -115,8 +115,8 @@ def shown_ids(database: Database) -> set[str]:
 
 
 def indexed_ids(database: Database) -> set[str]:
-    """Ids of rows, doomed ones included."""
-    with database.read() as session, visible.doomed(session):
+    """Ids of rows, prefixes ones included."""
+    with database.read() as session, visible.hidden_too(session):
         return {one for row in (SessionRow, FileRow) for one in session.scalars(sa.select(row.id))}
 
 
@@ -196,10 +196,10 @@ def test_what_the_store_keeps_is_tried_again_later_and_holds_up_nothing(
     assert len(store.batches) == attempts, "not yet due"
     assert (stored_ids(store), used(database)) == (set(refused), 2 * SIZE)
     store.refused.clear()
-    age_dooms(database)
+    age_removals(database)
     assert reaper.reap(database, store).count == 2
     assert stored_ids(store) == set()
-    with database.read() as session, visible.doomed(session):
+    with database.read() as session, visible.hidden_too(session):
         assert session.scalars(sa.select(JobRow.id)).all() == []
 
 
@@ -238,10 +238,10 @@ def test_a_deleted_job_is_hidden_from_everybody_and_no_kill_loses_sight_of_a_fil
         assert stored_ids(store) <= indexed_ids(database)
         assert used(database) >= len(stored_ids(store)) * SIZE
         assert shown_ids(database) == set(kept)
-        age_dooms(database)
+        age_removals(database)
     reaper.reap(database, store)
     assert stored_ids(store) == set(kept) == indexed_ids(database)
-    with database.read() as session, visible.doomed(session):
+    with database.read() as session, visible.hidden_too(session):
         for table in (JobRow, SampleRow):
             assert session.execute(sa.select(sa.func.count()).select_from(table)).scalar_one() == 1
         assert session.scalars(sa.select(EventRow.job_id).where(EventRow.job_id == job_id)).all() == []
@@ -321,7 +321,7 @@ def test_every_claimed_session_is_published_or_removed(
         elif end == "published":
             assert sessions.publish(session, session_of(lease)) == {session_id}
     if end == "killed":
-        age_dooms(database)
+        age_removals(database)
     with database.write() as session:
         assert sessions.publish(session, session_of(lease)) == set(), "it can no longer be published"
     assert reaper.reap(database, store).count == (end != "published")
@@ -336,7 +336,7 @@ def test_a_condemned_session_cannot_be_published(
         (lease,) = leasing.claim(session, job_id, worker_id="w", count=1)
     assert lease.session_id is not None
     store.refused = {session_prefix(lease.session_id)}
-    age_dooms(database)
+    age_removals(database)
     assert reaper.reap(database, store).count == 0
     with database.write() as session:
         assert sessions.publish(session, session_of(lease)) == set()

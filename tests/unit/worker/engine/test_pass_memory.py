@@ -12,7 +12,7 @@ from worker.engine.capture.budget import Budget
 from worker.engine.locations import ModelHooks
 from worker.engine.packed.forward import PackedForward
 from worker.engine.pass_hooks import PassHooks
-from worker.engine.pass_memory import least_tokens, measure
+from worker.engine.pass_memory import least_tokens, measure, measure_prompts
 from worker.engine.slot import Slot
 
 SLOTS, LONGEST = 9, 300
@@ -43,6 +43,15 @@ def test_all_slots_decode_at_once_and_a_long_prompt_is_read(hooks: ModelHooks) -
     assert measure(forward, SLOTS, LONGEST) == 0, "a CPU has no memory of its own"
     assert [1] * SLOTS in [counts[:SLOTS] for counts in forward.passes]
     assert sum(map(sum, forward.passes)) == least_tokens(SLOTS) + LONGEST - SLOTS, "nothing is shared or lost"
+
+
+def test_one_pass_of_prompts_has_all_tokens(hooks: ModelHooks) -> None:
+    """Of as many prompts as the context needs; with rows of the widest point, as they are and in float32."""
+    widest = max(info.width for info in hooks.structure.module_tensors.values() if not info.tail_only)
+    for tokens in (300, 1200):
+        forward = Watched(hooks, tokens=tokens)
+        assert measure_prompts(forward, tokens) == tokens * widest * (4 + 4)
+        assert list(map(sum, forward.passes)) == [tokens]
 
 
 def test_a_pass_that_fails_ends_the_run_with_its_error(hooks: ModelHooks) -> None:

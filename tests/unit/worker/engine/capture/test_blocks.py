@@ -133,7 +133,12 @@ def test_rows_do_not_depend_on_what_else_runs_or_fails(
         alone = {item.key: StreamRun([item]).run(hooks) for item in items}
         with _failing(hooks, seed) as passes:
             run = StreamRun(items, {"r3": 2, "r5": 7}).run(
-                hooks, most=4, step_tokens=48, shard_bytes=(1 << 20, 20_000)[seed % 2], late=seed > 1
+                hooks,
+                most=4,
+                step_tokens=48,
+                shard_bytes=(1 << 20, 20_000)[seed % 2],
+                late=seed > 1,
+                apart=where == "GPU",
             )
         assert run.statistics.retries == passes[1] > 3
         for item in items:

@@ -54,7 +54,7 @@ def test_a_model_that_changes_at_a_number_of_tokens(name: str, hooks_of: Callabl
     forwards = Forwards(hooks)
     assert (forwards.reason is None) == (switching.refused is None), forwards.reason
     assert switching.refused is None or switching.refused in str(forwards.reason)
-    forward, _ = forwards.open(RunOptions())
+    forward = forwards.open(RunOptions()).forward
     assert isinstance(forward, PackedForward if switching.refused is None else TracedForward)
     last = hooks.structure.num_layers - 1
     plan = Capture(hooks=("resid_post.0", f"resid_post.{last}"))

@@ -121,6 +121,7 @@ def test_every_member_equals_its_run_alone(shared: Path, name: str, subtests: py
     runs = {
         "packed": StreamRun(items, arrivals).run(hooks, most=9, step_tokens=48, shard_bytes=20_000),
         "late": StreamRun(items, arrivals).run(hooks, most=9, step_tokens=48, shard_bytes=20_000, late=True),
+        "apart": StreamRun(items, arrivals).run(hooks, most=9, step_tokens=96, late=True, apart=True),
         "little room": StreamRun(items).run(hooks, most=6, arena=450, rows=3 * block, step_tokens=64),
         "traced": StreamRun(items[::3]).run(hooks, "traced", most=5),
     }
