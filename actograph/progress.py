@@ -44,6 +44,11 @@ class ProgressLines:
             sys.stderr.flush()
             self._status, self._written_at, self._pending = status, time.monotonic(), ""
 
+    def note(self, text: str) -> None:
+        """Write a line of its own."""
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
 
 class ProgressBar:
     """Redraws a bar in one line of a terminal or of a notebook's output."""
@@ -64,6 +69,12 @@ class ProgressBar:
         sys.stderr.write(f"\r{line:{len(self._last)}}")
         sys.stderr.flush()
         self._last = line
+
+    def note(self, text: str) -> None:
+        """Write a line of its own above the bar."""
+        sys.stderr.write(f"\r{text:{len(self._last)}}\n")
+        sys.stderr.flush()
+        self._last = ""
 
 
 def view() -> ProgressBar | ProgressLines:
@@ -92,13 +103,21 @@ def meter(unit: str = "samples", *, show: bool = True) -> Iterator[Update]:
 
 @contextmanager
 def follower(*, show: bool) -> Iterator[Callable[["Job"], None]]:
-    """Yield a function that shows the progress of a job, at the rate that the service reports."""
+    """Yield a function that shows the progress of a job, at the rate that the service reports.
+
+    It tells when no worker can run the job, and when one is back.
+    """
     if not show:
         yield lambda job: None
         return
+    told: str | None = None
     with view() as shown:
 
         def update(job: "Job") -> None:
+            nonlocal told
+            if job.waiting_reason != told:
+                told = job.waiting_reason
+                shown.note(f"waiting: {told}" if told else "a worker is back")
             numbers = job.progress
             status = job.status if job.queue_position is None else f"{job.status} #{job.queue_position}"
             done, total = numbers.completed + numbers.failed, numbers.total

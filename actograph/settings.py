@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from actograph import service_urls
+from actograph.contract.field_wording import in_words
 from actograph.contract.specs import BUILT_IN_TOOLS
 from actograph.contract.tasks import SCORER_NAMES
 
@@ -195,4 +196,4 @@ def first_problem(error: ValidationError) -> str:
     """The first wrong variable and what is wrong with it."""
     first = error.errors(include_url=False, include_input=False)[0]
     name = "_".join(str(part) for part in first["loc"])
-    return f"ACTOGRAPH_{name.upper()}: {first['msg'].removeprefix('Value error, ')}"
+    return f"ACTOGRAPH_{name.upper()}: {in_words([first])}"

@@ -17,6 +17,7 @@ from actograph.contract.job_specs import (
     check_capture,
     check_sampling,
 )
+from actograph.contract.models import ModelStructure
 from actograph.contract.specs import JobSpecBase
 from actograph.contract.tool_calls import NOT_OFFERED
 from api.submission import Submission
@@ -52,7 +53,23 @@ def captured(submission: Submission[M]) -> Submission[M]:
     except UnknownHook as error:
         raise UnknownHook(error.message, param=f"capture.{error.param or 'hooks'}") from None
     check_capture(capture, names, structure)
-    return replace(submission, hooks=names)
+    return replace(submission, spec=with_layers(submission.spec, structure), hooks=names)
+
+
+def with_layers(spec: M, structure: ModelStructure) -> M:
+    """The spec with the numbers of the layers that `layers: null` stands for.
+
+    It stays null where one of them lacks a point, since a layer that is listed must have it.
+    """
+    capture = spec.capture
+    if capture is None or capture.layers is not None or not hooks.uses_layers(capture.points, capture.hooks):
+        return spec
+    chosen = capture.model_copy(update={"layers": hooks.select_layers(None, structure.num_layers)})
+    try:
+        hooks.expand(chosen.points, chosen.layers, chosen.hooks, structure)
+    except UnknownHook:
+        return spec
+    return spec.model_copy(update={"capture": chosen})
 
 
 def interventions(submission: Submission[Any]) -> None:
@@ -70,6 +87,8 @@ def interventions(submission: Submission[Any]) -> None:
             continue  # only the worker knows the width
         if vector is not None:
             check_width(hook, vector.width, known.width, f"{param}.vector_id")
+        elif param in submission.source_widths:
+            check_width(hook, submission.source_widths[param], known.width, f"{param}.from")
         elif one.vector is not None:
             check_width(hook, len(one.vector), known.width, f"{param}.vector")
 

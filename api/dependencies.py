@@ -15,7 +15,6 @@ from fastapi import Depends, Header, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from pydantic import BaseModel
-from sqlalchemy.orm import InstrumentedAttribute
 
 from actograph.contract.errors import Forbidden, InvalidRequest
 from actograph.contract.roles import Role
@@ -28,9 +27,9 @@ from storage.broker.broker import Broker
 from storage.index import disk_reserve
 from storage.index.database import Database
 from storage.index.ids import is_beginning
-from storage.index.pages import Order, PageOptions, only_id
+from storage.index.pages import Order, PageOptions, full_id
 from storage.jobs.request_keys import RequestKey
-from storage.tables.models import ApiKeyRow, BatchRow, FileRow, JobRow, SampleRow, SessionRow
+from storage.sessions.filter import SessionFilter
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -177,7 +176,7 @@ def _example(prefix: str) -> Any:
     return Path(examples=[f"{prefix}_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"])
 
 
-def _id(prefix: str, name: str, column: InstrumentedAttribute[str]) -> Any:
+def _id(prefix: str, name: str) -> Any:
     """A path parameter: an id, or the unique beginning of one, which becomes the full id.
 
     Without a match the text stays as it is, and is not found.
@@ -187,7 +186,7 @@ def _id(prefix: str, name: str, column: InstrumentedAttribute[str]) -> Any:
         typed = given[name]
         if not is_beginning(typed, prefix):
             return typed
-        return await run_in_threadpool(_completed, services, typed, column)
+        return await run_in_threadpool(_completed, services, typed, prefix)
 
     ours = inspect.signature(full).parameters["services"]
     path = inspect.Parameter(name, ours.kind, annotation=Annotated[str, _example(prefix)])
@@ -197,18 +196,32 @@ def _id(prefix: str, name: str, column: InstrumentedAttribute[str]) -> Any:
     return Depends(full)
 
 
-def _completed(services: Services, typed: str, column: InstrumentedAttribute[str]) -> str:
+def _completed(services: Services, typed: str, prefix: str) -> str:
     """Raises InvalidRequest if several ids begin like this."""
     with services.database.read() as session:
-        return only_id(session, column, typed) or typed
+        return full_id(session, typed, prefix)
 
 
-JobId = Annotated[str, _id("job", "job_id", JobRow.id)]
-LoadId = Annotated[str, _id("job", "load_id", JobRow.id)]
-SampleId = Annotated[str, _id("smp", "sample_id", SampleRow.id)]
-SessionId = Annotated[str, _id("ses", "session_id", SessionRow.id)]
-FileId = Annotated[str, _id("file", "file_id", FileRow.id)]
+def resolved(services: Services, wanted: SessionFilter) -> SessionFilter:
+    """A filter with the full id of its job, and the name of its model.
+
+    Raises:
+        InvalidRequest: several jobs begin like this.
+    """
+    # sessions outlive the service of their model
+    name = wanted.model and services.models.find(wanted.model)
+    changes = {"model": name} if name else {}
+    if wanted.job_id is not None and is_beginning(wanted.job_id, "job"):
+        changes["job_id"] = _completed(services, wanted.job_id, "job")
+    return wanted.model_copy(update=changes)
+
+
+JobId = Annotated[str, _id("job", "job_id")]
+LoadId = Annotated[str, _id("job", "load_id")]
+SampleId = Annotated[str, _id("smp", "sample_id")]
+SessionId = Annotated[str, _id("ses", "session_id")]
+FileId = Annotated[str, _id("file", "file_id")]
 #: ids, their beginnings and names, see `storage.submission.vector_names`
 VectorId = Annotated[str, _example("vec")]
-BatchId = Annotated[str, _id("batch", "batch_id", BatchRow.id)]
-KeyId = Annotated[str, _id("key", "key_id", ApiKeyRow.id)]
+BatchId = Annotated[str, _id("batch", "batch_id")]
+KeyId = Annotated[str, _id("key", "key_id")]

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 
 from actograph.contract.base import OpenAIError, Problem, ProblemItem
 from actograph.contract.errors import ActographError, InvalidRequest, ServiceBusy, StorageFull, StoreDamaged
+from actograph.contract.field_wording import in_words
 from actograph.contract.job_specs import MAX_REPORTED, FieldError, InvalidFields
 from api.middleware import request_ids
 from storage.index import disk_reserve
@@ -148,7 +149,7 @@ def refusal_of(error: Exception) -> str:
     reason = str(error)
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        reason = f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        reason = f"setting {'.'.join(map(str, first['loc']))}: {in_words([first])}"
     elif isinstance(error, SQLAlchemyError):
         reason = f"the database cannot be used: {type(error).__name__}: {error.args[0] if error.args else ''}"
     return redact(" ".join(reason.split()))

@@ -41,8 +41,8 @@ def located(services: Services, spec: D) -> D:
             changes[field] = PathDataset(path=path, format=dataset.format or format_of(dataset.path))
         elif isinstance(dataset, FileDataset):
             with services.database.read() as session:
-                form = dataset.format or format_of(named.upload(session, dataset.file_id, field).filename)
-            changes[field] = dataset.model_copy(update={"format": form})
+                file = named.upload(session, dataset.file_id, field)
+            changes[field] = FileDataset(file_id=file.id, format=dataset.format or format_of(file.filename))
     return spec.model_copy(update=changes)
 
 

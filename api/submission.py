@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, cast
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.interventions import StoredVector
+from actograph.contract.interventions import StoredVector, each
 from actograph.contract.job_specs import AnyJobSpec
 from actograph.contract.models import ModelStructure
 from actograph.contract.specs import ExpiresAfter, HubDataset, JobSpecBase, QueuedSpec
@@ -15,6 +15,7 @@ from storage.accounts.quotas import Quotas
 from storage.analyses.queries import Survey
 from storage.queue import workers
 from storage.samples import NewSample
+from storage.sessions import source_rows
 from storage.submission import named, vector_names
 
 S = TypeVar("S", bound=QueuedSpec)
@@ -40,6 +41,8 @@ class Submission(Generic[S]):
     waiting_reason: str | None = None
     #: stored vectors, by the field that names them
     vectors: Mapping[str, StoredVector] = field(default_factory=dict)
+    #: widths of the rows of sessions that interventions take, by the field that names them
+    source_widths: Mapping[str, int] = field(default_factory=dict)
     #: what an analysis reads
     surveys: tuple[Survey, ...] = ()
     #: canonical names of captured hooks; None if the worker must resolve them
@@ -99,13 +102,15 @@ def outlook(services: Services, spec: M, owner: str) -> Submission[M]:
     """The submission of a job that runs a model: the state of the service for it.
 
     Raises:
-        InvalidRequest: there is no such vector.
+        InvalidRequest: there is no such vector, or no such row of a session.
     """
+    edits = list(each(spec.interventions, getattr(spec, "conditions", ())))
     with services.database.read() as session:
+        source_rows.require_sessions(session, edits)
         holders = workers.holders(session, spec.model)
         served = {spec.model: None} if holders else workers.served_models(session)
         memory = [row.memory for row in holders if row.status in workers.LIVE and row.memory]
-        return Submission(
+        submission = Submission(
             spec=spec,
             owner=owner,
             structure=services.structures.find(session, spec.model),
@@ -114,6 +119,8 @@ def outlook(services: Services, spec: M, owner: str) -> Submission[M]:
             waiting_reason=workers.why_unserved(spec.model, served),
             vectors=named.stored_vectors(session, cast(AnyJobSpec, spec)),
         )
+    rows = source_rows.read(services.store, edits)
+    return replace(submission, source_widths={param: len(row) for param, row in rows.items()})
 
 
 def within_context(submission: Submission[M], most: int) -> Submission[M]:

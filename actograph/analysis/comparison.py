@@ -42,7 +42,7 @@ class RowComparison:
     cka: float | None
     #: norm of the mean difference
     difference_norm: float
-    #: mean cosine of each problem's difference with the mean difference of the other problems
+    #: mean cosine of each problem's difference with the mean difference of the others; about 0 for noise
     consistency: float | None
     #: projection on the mean difference of the other problems: its mean in standard deviations
     effect_size: float | None
@@ -74,8 +74,12 @@ def compare_rows(
 
     Rows of one problem are averaged first: repeated runs of a problem are not independent. Under the null
     hypothesis a problem's difference could as well have the other sign, so the test flips signs at random
-    (Fisher 1935). Effects are Cohen's d of paired differences; along the mean difference it is leave-one-out,
-    since a direction fitted to the same problems would show an effect in pure noise.
+    (Fisher 1935). Effects are Cohen's d of paired differences.
+
+    `consistency` and `effect_size` compare each difference d_i with the mean of the others (leave-one-out:
+    Stone, Cross-validatory choice and assessment of statistical predictions, 1974). With the mean of all,
+    which contains d_i, the cosine of independent noise in many dimensions is about 1 / sqrt(pairs) instead
+    of 0: noise of 25 problems would have a consistency of 0.2.
 
     Args:
         first: [n, width].

@@ -12,14 +12,21 @@ from actograph.contract.errors import InvalidDataset, StoreDamaged
 from actograph.tensor_files import TensorEntry, TensorFileHeader, read_header, value_array
 
 Array = NDArray[Any]
+SUFFIXES = (".npz", ".safetensors")
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """Read all arrays of a file; bfloat16 becomes float32.
+    """Read all arrays of a file, or of the files of a folder; bfloat16 becomes float32.
+
+    In a folder a file with one array gives its own name to it, such as `layer_3_ln_attn` of
+    `layer_3_ln_attn.npz`. Other files are left alone.
 
     Raises:
-        InvalidDataset: the file is neither .npz nor .safetensors, is damaged, holds objects, or is empty.
+        InvalidDataset: the file is neither .npz nor .safetensors, is damaged, holds objects, or is empty; or
+            two arrays of a folder have one name.
     """
+    if path.is_dir():
+        return _of_folder(path)
     if path.suffix == ".safetensors":
         found = {name: stored.read() for name, stored in stored_arrays(path).items()}
     elif path.suffix == ".npz":
@@ -28,6 +35,20 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise InvalidDataset(f"{path}: the name must end with .npz or .safetensors")
     if not found:
         raise InvalidDataset(f"{path} has no arrays")
+    return found
+
+
+def _of_folder(folder: Path) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for path in sorted(one for one in folder.iterdir() if one.suffix in SUFFIXES):
+        arrays = read_arrays(path)
+        if len(arrays) == 1:
+            arrays = dict.fromkeys([path.stem], next(iter(arrays.values())))
+        if twice := sorted(found.keys() & arrays.keys()):
+            raise InvalidDataset(f"{path}: another file of the folder has an array {twice[0]!r}, too")
+        found |= arrays
+    if not found:
+        raise InvalidDataset(f"{folder} has no files that end with {' or '.join(SUFFIXES)}")
     return found
 
 

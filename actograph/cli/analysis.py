@@ -1,7 +1,6 @@
 """`actograph analyse ...`: analyses of stored sessions as jobs, or of files."""
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -9,16 +8,19 @@ import typer
 
 from actograph.cli.flags import IdArgument, names
 from actograph.cli.shell import Shell, command, emit, note, on_interrupt
-from actograph.cli.tables import Columns, describe, table
 from actograph.cli.vectors import note_saved
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.short_texts import shorten
 
 SourcesArgument = Annotated[
-    list[str], typer.Argument(metavar="JOB|FILE", help="Ids of jobs, or one .npz or .safetensors file.")
+    list[str],
+    typer.Argument(
+        metavar="JOB|SESSION|FILE",
+        help="Ids of jobs or sessions, or one .npz or .safetensors file, or a folder of them.",
+    ),
 ]
 C = TypeVar("C", bound=Callable[..., None])
-JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB", help="Ids of jobs.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB|SESSION", help="Ids of jobs or sessions.")]
 _SUFFIXES = (".npz", ".safetensors")
 
 
@@ -83,13 +85,13 @@ _FLAGS = {
     },
 }
 _EXAMPLES = {
-    "outliers": ("outliers job_3fa2 --hooks resid_post", "outliers layers.safetensors"),
+    "outliers": ("outliers job_3fa2 --hooks resid_post", "outliers layers.safetensors", "outliers run-1/"),
     "probe": ("probe job_3fa2 --positions generated --reduce mean", "probe matrix.npz"),
     "compare": (
         "compare job_3fa2 --label label --unpaired --hooks resid_post --save-as truth",
         "compare job_3fa2 --condition plain --other-condition EP02 --hooks resid_post",
     ),
-    "lens": ("lens job_3fa2 --positions generated", "lens job_3fa2 --limit 1 --token next"),
+    "lens": ("lens ses_3760", "lens job_3fa2 --positions generated", "lens job_3fa2 --limit 1 --token next"),
 }
 
 app = typer.Typer(no_args_is_help=True, help="Analyse stored activations, as jobs or from files.")
@@ -105,7 +107,7 @@ def _command(function: C) -> C:
 
 @_command
 def outliers(shell: Shell, sources: SourcesArgument, **given: Any) -> None:
-    """Find outlier features and massive activations in the sessions of jobs, or in a file.
+    """Find outlier features and massive activations in the sessions of jobs, a file or a folder of files.
 
     A file has one array per layer and point, [positions, width] or [batch, sequence, width]; the number
     after "layer", or the first one of its name, is the layer. A file of "jobs arrays" gives the numbers of
@@ -156,17 +158,28 @@ def compare(
         _analyse(shell, "compare", [job], given)
         return
     side = {"condition": given.pop("other_condition", None), "limit": given.get("limit")}
-    given["other"] = side | {"jobs": [shell.id("job", other or job)]}
+    given["other"] = side | _named(shell, [other or job])
     _analyse(shell, "compare", [job], given)
 
 
 @_command
 def lens(shell: Shell, jobs: JobsArgument, **given: Any) -> None:
-    """Read stored residual rows as next tokens: the logit lens. Without --hooks: resid_post of all layers."""
+    """Read stored residual rows as next tokens: the logit lens. Without --hooks: resid_post of all layers.
+
+    The grid shows the tokens on top, by layer and position, of the first session.
+    """
     given = _typed(given)
     if (token := given.get("token", "")).isdecimal():
         given["token"] = int(token)
     _analyse(shell, "lens", jobs, given)
+
+
+def _named(shell: Shell, typed: Sequence[str]) -> dict[str, Any]:
+    """The query of jobs, or of sessions. Raises InvalidRequest for a mixture."""
+    sessions = [one for one in typed if one.startswith("ses_")]
+    if sessions and len(sessions) < len(typed):
+        raise InvalidRequest("name jobs or sessions, not both")
+    return {"ids": sessions} if sessions else {"jobs": [shell.id("job", one) for one in typed]}
 
 
 def _typed(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +192,7 @@ def _file(sources: Sequence[str], given: Mapping[str, Any], *of_jobs: str) -> Pa
     Raises:
         InvalidRequest: there is more than the file, or an option that only jobs have.
     """
-    files = [Path(source) for source in sources if source.endswith(_SUFFIXES)]
+    files = [Path(one) for one in sources if one.endswith(_SUFFIXES) or Path(one).is_dir()]
     if files and len(sources) > 1:
         raise InvalidRequest("give one file, or ids of jobs")
     unused = [name for name in (*_OF_JOBS, *of_jobs) if name in given] if files else []
@@ -187,7 +200,7 @@ def _file(sources: Sequence[str], given: Mapping[str, Any], *of_jobs: str) -> Pa
         raise InvalidRequest(
             f"--{unused[0].replace('_', '-')} is for the sessions of jobs; leave it out for a file"
         )
-    if files and not files[0].is_file():
+    if files and not files[0].exists():
         raise InvalidDataset(f"{files[0]}: no such file")
     return files[0] if files else None
 
@@ -195,7 +208,7 @@ def _file(sources: Sequence[str], given: Mapping[str, Any], *of_jobs: str) -> Pa
 def _analyse(shell: Shell, kind: str, jobs: Sequence[str], given: Mapping[str, Any]) -> None:
     """Submit an analysis, follow it and print its results."""
     fields = {name: value for name, value in given.items() if name not in _OF_JOBS}
-    query = {"jobs": [shell.id("job", job) for job in jobs]}
+    query: dict[str, Any] = _named(shell, jobs)
     query |= {name: given[name] for name in ("condition", "limit") if name in given}
     body = {"kind": kind, "sessions": query, "hooks": names(given.get("hooks", [])), **fields}
     job = shell.client.submit(body)
@@ -203,43 +216,12 @@ def _analyse(shell: Shell, kind: str, jobs: Sequence[str], given: Mapping[str, A
     later = f"actograph jobs watch {shorten(job.id)}"
     with on_interrupt(f"job {job.id} continues; follow it with: {later}"):
         finished = shell.client.analysis.follow(job.id)
-    shell.show(finished.result, _text)
+    shell.show(finished.result)
     if "save_as" in given:
         saved = shell.client.vectors.list(name=given["save_as"])
         of_job = {one.hook: one.id for one in saved if one.metadata.get("job_id") == job.id}
         note_saved(shell, given["save_as"], of_job)
     note(f"files: actograph sessions download {shorten(finished.session.id)} --out .")
-
-
-def _text(result: Any) -> str:
-    """Describe a result: its numbers, then a table for each list and for the hooks."""
-    lists = ("outlier_features", "massive_activations", "attribution")
-    tables = {name: getattr(result, name, []) for name in lists}
-    tables["hooks"] = [{"hook": hook} | _numbers(one) for hook, one in result.hooks.items()]
-    experts = getattr(result, "experts", {})
-    tables["experts"] = [{"layer": layer} | _numbers(use) for layer, use in experts.items()]
-    parts = [describe(result, ["spec", "warnings", *tables])]
-    parts += [f"warning: {warning}" for warning in getattr(result, "warnings", [])]
-    for name, lines in tables.items():
-        if lines:
-            columns: Columns = [(column, methodcaller("get", column)) for column in lines[0]]
-            parts.append(f"{name.replace('_', ' ')}\n{table(columns, lines)}")
-    return "\n\n".join(parts)
-
-
-def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a hook, and those of a probe's lists that people look for first."""
-    from actograph.contract.analyses import ranked_by
-
-    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
-    if "baselines" in found:
-        score = ranked_by(found)
-        low, high = found[f"{score}_interval"]
-        baselines = {name: one[score] for name, one in found["baselines"].items()}
-        shown = ("auroc", "accuracy", "r2", "spearman", "rows", "groups", "p_corrected")
-        known = {name: numbers[name] for name in shown if name in numbers}
-        return known | {"low": low, "high": high} | baselines
-    return numbers
 
 
 def _probe_file(file: Path, *, kind: Any, **options: Any) -> None:

@@ -9,9 +9,9 @@ import typer
 
 from actograph.cli.flags import LIST_FLAGS, IdArgument, QuietOption
 from actograph.cli.shell import Shell, command, emit, note
-from actograph.cli.tables import Columns, clean
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.short_texts import size
+from actograph.tables import Columns, clean
 
 app = typer.Typer(no_args_is_help=True, help="Send files of requests, and read their answers.")
 

@@ -11,8 +11,8 @@ import typer
 
 from actograph.cli import jobs, sessions
 from actograph.cli.shell import Shell, emit, note
-from actograph.cli.tables import table
 from actograph.short_texts import shorten, size
+from actograph.tables import table
 
 if TYPE_CHECKING:
     from actograph.client.jobs import JobHandle

@@ -10,6 +10,7 @@ import typer
 
 from actograph.cli.flags import ScorersOption, scorers_of
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from actograph.contract.job_options import Draft
@@ -22,10 +23,16 @@ _CONDITION = (
     "Condition: `plain`, `EP02:suffix=This matters.` or `calc:tools=calculator`. Repeat for more; the first "
     "is the baseline. Fields: system prefix suffix tools steer temperature top_p top_k."
 )
+_CONDITIONS = (
+    'JSON file with a list of conditions, or {"stimuli": {NAME: TEXT}, "field": "suffix"}; the field may be '
+    "prefix or system too."
+)
 STEER = (
     "VECTOR@HOOK*COEFFICIENT[@POSITIONS]: add a stored vector, by name or id, such as "
     "truth@resid_post.12*4@generated. Repeat for more."
 )
+#: parts of the prompt that the texts of a stimuli file can be
+_STIMULUS_FIELDS = ("suffix", "prefix", "system")
 #: flag -> type, option of `client.evaluate` and `client.capture`, and help
 _FLAGS: dict[str, tuple[Any, str, str]] = {
     "kind": (str, "kind", "evaluation or capture."),
@@ -43,17 +50,29 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
     "tool_format": (str, "tool_format", "template (the model's own) or annotations (<<48/2=24>>)."),
     "max_turns": (int, "max_turns", "Maximum number of turns with tools."),
     "condition": (list[str], "conditions", _CONDITION),
-    "conditions": (Path, "", 'JSON file with a list of conditions, or {"stimuli": {NAME: SUFFIX}}.'),
+    "conditions": (
+        Path,
+        "",
+        'JSON file with a list of conditions, or {"stimuli": {NAME: TEXT}, "field": "suffix"}.',
+    ),
     "steer": (list[str], "interventions", STEER),
     "thinking": (bool, "enable_thinking", "Let the model think."),
     "chat_template": (bool, "apply_chat_template", "Default: apply it if the model has one."),
     "capture": (
         str,
         "capture",
-        "POINTS[@LAYERS], such as attn_in,mlp_in@8:20:4, or hooks: mlp_in.3.",
+        "POINTS[@LAYERS], such as attn_in,mlp_in@8:20:4, or hooks: mlp_in.3; in a hook {i} stands for each "
+        "layer.",
     ),
     "positions": (str, "positions", "Tokens to store: generated, prompt[-3:], 0,-1, ... (default: all)"),
+    "features": (
+        str,
+        "features",
+        "Columns to store: 50 for the first 50, or 1,5,9. (default: all)",
+    ),
     "reduce": (str, "reduce", "Store one row per hook and sample: mean, max or last."),
+    "stats": (bool, "stats", "Store statistics of each channel over the tokens."),
+    "dtype": (str, "dtype", "Store as float32, float16, bfloat16, or model. (default: model)"),
     "mode": (str, "mode", "generate, or prefill: read the prompts and generate nothing."),
     "max_tokens": (int, "max_tokens", "Maximum number of generated tokens per sample."),
     "temperature": (float, "temperature", "0 is greedy."),
@@ -106,11 +125,19 @@ def _conditions(typed: list[str], file: Path) -> list[Any]:
 
     content = _read_json(str(file))
     if isinstance(content, dict) and isinstance(content.get("stimuli"), dict):
-        content = conditions_of(content["stimuli"])
+        place = content.get("field", "suffix")
+        if place not in _STIMULUS_FIELDS:
+            raise InvalidRequest(
+                f"{file}: unknown field {place!r}{did_you_mean(str(place), _STIMULUS_FIELDS)}", param="field"
+            )
+        stimuli = conditions_of(content["stimuli"])
+        content = [
+            {place if name == "suffix" else name: value for name, value in one.items()} for one in stimuli
+        ]
         if typed and content[0] == {"name": "baseline"}:
             del content[0]
     if not isinstance(content, list):
-        raise InvalidRequest(f'{file}: use a list of conditions, or {{"stimuli": {{NAME: SUFFIX}}}}')
+        raise InvalidRequest(f'{file}: use a list of conditions, or {{"stimuli": {{NAME: TEXT}}}}')
     return [*typed, *content]
 
 

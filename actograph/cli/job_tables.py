@@ -1,18 +1,15 @@
-"""Jobs, their results, comparisons and estimates as text."""
+"""Jobs and estimates as text."""
 
 import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from actograph.cli.tables import clean, describe, render
 from actograph.short_texts import duration, gib
+from actograph.tables import clean, describe, render
 
 if TYPE_CHECKING:
     from actograph.contract.operations import CardEstimate, Estimate
-    from actograph.contract.resources import Job, JobComparison, JobResults, PairedDifference
-
-RESULTS = ("Tasks", "Condition", "Filter", ">n-shot", "Metric", ">Value", ">Stderr", ">Samples", ">Failed")
-SCORES = ("Condition", "Metric", ">Pairs", ">Baseline", ">Value", ">Difference", "Interval", ">McNemar p")
+    from actograph.contract.resources import Job
 
 
 def status_text(job: "Job") -> str:
@@ -24,31 +21,6 @@ def status_text(job: "Job") -> str:
         text += f" {job.progress.completed + job.progress.failed}/{job.progress.total}"
     text += ", paused" if job.paused_reason else ""
     return text + (f", {job.progress.failed} failed" if job.progress.failed else "")
-
-
-def results_table(results: "JobResults", num_fewshot: int | None) -> str:
-    """Render one row per condition, metric and filter, with lm-eval's column names.
-
-    Without any scores, as of a capture job, the columns for scores are left out.
-    """
-    if not any(condition.metrics for condition in results.conditions.values()):
-        counts = [[name, one.samples, one.failed] for name, one in results.conditions.items()]
-        return render(("Condition", ">Samples", ">Failed"), counts)
-    rows: list[list[object]] = []
-    for name, condition in results.conditions.items():
-        scored = [key for key in condition.metrics if "_stderr," not in key]
-        for key in scored or [","]:
-            metric, _, filter_name = key.partition(",")
-            figures = [condition.metrics.get(key), condition.metrics.get(f"{metric}_stderr,{filter_name}")]
-            shown = ["N/A" if value is None else f"{value:.4f}" for value in figures] if scored else ["", ""]
-            row = [condition.alias, name, filter_name, num_fewshot, metric, *shown]
-            rows.append([*row, condition.samples, condition.failed])
-    left_out = [
-        f"{name}: {key} leaves out {count} problem(s) with too few completed epochs"
-        for name, condition in results.conditions.items()
-        for key, count in condition.left_out.items()
-    ]
-    return "\n".join([render(RESULTS, rows), *left_out])
 
 
 def describe_job(job: "Job") -> str:
@@ -71,28 +43,6 @@ def describe_job(job: "Job") -> str:
         took = duration(job.finished_at - job.started_at)
     hidden = ("progress", "queue_position", "model_identity", "identity_sha256", "results_url")
     return describe(job, hidden, status=status_text(job), took=took, error=error, spec=spec)
-
-
-def scores_table(found: "JobComparison") -> str:
-    """Render one row per condition and metric."""
-    rows = []
-    for name, condition in found.conditions.items():
-        for key, metric in condition.metrics.items():
-            p = "" if metric.mcnemar_p is None else f"{metric.mcnemar_p:.4g}"
-            rows.append([name, key, *_figures(metric, 4), p])
-        rows.append([name, "prompt_tokens", *_figures(condition.prompt_tokens, 1), ""])
-        rows.append([name, "generated_tokens", *_figures(condition.generated_tokens, 1), ""])
-    return f"baseline: {found.baseline}\n\n{render(SCORES, rows)}"
-
-
-def _figures(found: "PairedDifference", digits: int) -> list[object]:
-    if found.baseline is None or found.condition is None or found.difference is None:
-        return [found.pairs, "N/A", "N/A", "N/A", "N/A"]
-    bounds = "N/A"
-    if found.low is not None and found.high is not None:
-        bounds = f"{found.low:+.{digits}f} to {found.high:+.{digits}f}"
-    means = [f"{found.baseline:.{digits}f}", f"{found.condition:.{digits}f}"]
-    return [found.pairs, *means, f"{found.difference:+.{digits}f}", bounds]
 
 
 def describe_card(found: "CardEstimate") -> str:

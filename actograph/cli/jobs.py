@@ -24,14 +24,13 @@ from actograph.cli.shell import (
     note,
     on_interrupt,
 )
-from actograph.cli.tables import Columns, clean, cut
-from actograph.cli.vectors import note_saved
 from actograph.contract.errors import InvalidRequest
 from actograph.short_texts import shorten
+from actograph.tables import Columns, clean, cut
 
 if TYPE_CHECKING:
     from actograph.client.jobs import JobHandle
-    from actograph.contract.resources import Sample
+    from actograph.contract.resources import JobResults, Sample
 
 app = typer.Typer(no_args_is_help=True, help="Submit, follow and control jobs.")
 
@@ -56,8 +55,12 @@ def submit(
     **given: Any,
 ) -> "JobHandle":
     """Submit a job and print its id. Flags override the file."""
-    job = shell.client.submit(job_flags.draft_of(**given), progress=True)
+    drafted = job_flags.draft_of(**given)
+    is_default = (drafted.body.get("capture") or {}).get("layers") is None
+    job = shell.client.submit(drafted, progress=True)
     shell.show(job, lambda job: str(job.id))
+    if is_default and (layers := (job.spec.get("capture") or {}).get("layers")):
+        note(f"captures layers {', '.join(map(str, layers))}; choose others with --capture POINTS@LAYERS")
     return follow(shell, job.id) if watch else job
 
 
@@ -206,7 +209,7 @@ def write_arrays(
     "compare",
     examples=[
         "actograph jobs compare job_3fa2",
-        "actograph jobs compare job_3fa2 --activations EP02 --positions last_prompt --save-as career",
+        "actograph jobs compare job_3fa2 --texts --hooks resid_post",
     ],
 )
 def compare(
@@ -214,27 +217,34 @@ def compare(
     job: IdArgument,
     *,
     baseline: str | None = typer.Option(None, help="Baseline condition. Default: the first."),
-    level: float = typer.Option(0.95, help="Coverage of the intervals."),
-    activations: str | None = typer.Option(
-        None, metavar="CONDITION", help="Compare this condition's activations with the baseline's."
+    level: float | None = typer.Option(None, help="Coverage of the intervals. (default: 0.95)"),
+    texts: bool = typer.Option(
+        False, "--texts", help="Show the texts side by side, where they part, and the shift of captured rows."
     ),
-    hooks: list[str] = typer.Option([], help="Hooks to compare (commas or repeated). Default: all."),
-    positions: str = typer.Option("all", help="Tokens to average: all, generated, answer[-5:], 0,-1, ..."),
-    limit: int | None = typer.Option(None, min=1, help="Maximum number of pairs."),
-    save_as: str | None = typer.Option(None, metavar="NAME", help="Store the mean differences as vectors."),
+    hooks: list[str] = typer.Option(
+        [], help="With --texts: hooks, or points for all layers (commas or repeated). Default: all."
+    ),
+    limit: int | None = typer.Option(None, min=1, help="With --texts: number of problems. (default: 10)"),
+    offset: int | None = typer.Option(None, min=0, help="With --texts: problems to leave out first."),
 ) -> None:
-    """Compare a job's conditions problem by problem: scores and lengths, or activations."""
-    if activations is None and (hooks or save_as or limit):
-        raise InvalidRequest("--hooks, --limit and --save-as need --activations CONDITION")
+    """Compare a job's conditions problem by problem: scores and lengths, or texts.
+
+    `actograph analyse compare` compares activations.
+    """
     compared = _job(shell, job)
-    if activations is None:
-        shell.show(compared.comparison(baseline=baseline, level=level), job_tables.scores_table)
+    if texts:
+        if level is not None:
+            raise InvalidRequest("--level is for scores; leave it out with --texts")
+        found = compared.compare_texts(
+            baseline=baseline, hooks=names(hooks), limit=limit or 10, offset=offset or 0
+        )
+        shell.show(found)
+        if found.has_more:
+            note(f"only {len(found.data)} problems; show more with --limit and --offset")
         return
-    options = {"hooks": names(hooks), "positions": positions, "limit": limit, "save_as": save_as}
-    found = compared.compare_activations(activations, baseline=baseline, **options)
-    shell.show(found)
-    if save_as is not None:
-        note_saved(shell, save_as, {hook: one.vector_id or "" for hook, one in found.hooks.items()})
+    if hooks or limit is not None or offset is not None:
+        raise InvalidRequest("--hooks, --limit and --offset need --texts")
+    shell.show(compared.comparison(baseline=baseline, level=level))
 
 
 def estimate(
@@ -310,7 +320,7 @@ def _show_results(shell: Shell, job: "JobHandle") -> None:
     if results.conditions or shell.json:
         shell.show(results, partial(_results, job))
     if job.kind == "evaluation" and len(job.spec.get("conditions") or ()) > 1:
-        shell.show(job.comparison(), lambda found: "\n" + job_tables.scores_table(found))
+        shell.show(job.comparison(), lambda found: f"\n{found}")
     if truncated := sum(condition.truncated for condition in results.conditions.values()):
         # mode prefill generates nothing: its texts were too long
         reads = (job.spec.get("capture") or {}).get("mode") == "prefill"
@@ -328,8 +338,8 @@ def _job(shell: Shell, typed: str) -> "JobHandle":
     return shell.client.jobs.get(shell.id("job", typed))
 
 
-def _results(job: "JobHandle", results: Any) -> str:
-    return job_tables.results_table(results, job.spec.get("num_fewshot"))
+def _results(job: "JobHandle", results: "JobResults") -> str:
+    return results.table(job.spec.get("num_fewshot"))
 
 
 def verdict(sample: "Sample") -> bool | None:

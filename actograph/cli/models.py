@@ -7,8 +7,8 @@ import typer
 
 from actograph.cli.flags import QuietOption, name_and_value
 from actograph.cli.shell import Shell, command, end, job_status_code, note, on_interrupt
-from actograph.cli.tables import clean, describe
 from actograph.short_texts import shorten
+from actograph.tables import clean, describe
 
 if TYPE_CHECKING:
     from actograph.contract.models import ModelStructure

@@ -11,11 +11,12 @@ import typer
 
 from actograph.cli.flags import DryRunOption, IdArgument, QuietOption
 from actograph.cli.shell import ERROR, Shell, command, emit, end, note
-from actograph.cli.tables import Columns, describe, render, text_of
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.field_wording import in_words
 from actograph.contract.roles import Role
 from actograph.progress import meter
 from actograph.short_texts import age, memory_text, seconds_of, size
+from actograph.tables import Columns, describe, render, text_of
 
 if TYPE_CHECKING:
     from actograph.contract.operations import ApiKey, Worker
@@ -175,7 +176,7 @@ def create_key(
         new = NewKey.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}") from None
+        raise InvalidRequest(f"{first['loc'][0]}: {in_words([first])}") from None
     made = shell.client.keys.create(new)
     if not shell.json:
         note(f"{made.id}: {made.role} of {made.owner}; the key is shown only once")

@@ -10,10 +10,10 @@ import typer
 
 from actograph.cli.flags import LIST_FLAGS, DryRunOption, IdArgument
 from actograph.cli.shell import ERROR, OK, Shell, ask, command, emit, end, error_code, note, on_interrupt
-from actograph.cli.tables import Columns
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.progress import meter
 from actograph.short_texts import NEVER, seconds_of, size
+from actograph.tables import Columns
 
 if TYPE_CHECKING:
     from actograph.client.sessions import SessionFilters, SessionHandle

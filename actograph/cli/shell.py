@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from actograph.cli.flags import names
-from actograph.cli.tables import Columns, cut, describe, field_of, ordered, table
 from actograph.contract.errors import ActographError, InvalidRequest, NotFound
+from actograph.tables import Columns, cut, field_of, ordered, table
 
 if TYPE_CHECKING:
     from actograph.client import Client
@@ -79,7 +79,7 @@ class Shell:
         }
         return full_id(typed, prefix, listed[prefix])
 
-    def show(self, item: Any, text: Callable[[Any], str] = describe) -> None:
+    def show(self, item: Any, text: Callable[[Any], str] = str) -> None:
         """Print one item as JSON or as the text that `text` makes of it."""
         emit(item.model_dump_json() if self.json else text(item))
 
@@ -183,6 +183,7 @@ def load_settings(**overrides: Any) -> "Settings":
     """
     from pydantic import ValidationError
 
+    from actograph.contract.field_wording import in_words
     from actograph.settings import Settings
 
     given = {name: value for name, value in overrides.items() if value is not None}
@@ -192,7 +193,7 @@ def load_settings(**overrides: Any) -> "Settings":
         first = error.errors(include_url=False)[0]
         name = "_".join(str(part) for part in first["loc"])
         source = f"--{name.replace('_', '-')}" if name in given else f"ACTOGRAPH_{name.upper()}"
-        raise InvalidRequest(f"{source}: {first['msg']}") from error
+        raise InvalidRequest(f"{source}: {in_words([first])}") from error
 
 
 def full_id(typed: str, prefix: str, listed: Callable[[str], Iterable[Any]]) -> str:

@@ -7,9 +7,9 @@ import typer
 
 from actograph.cli.flags import LIST_FLAGS
 from actograph.cli.shell import Shell, command, emit, note
-from actograph.cli.tables import Columns, describe, table
 from actograph.contract.errors import InvalidDataset
 from actograph.short_texts import shorten
+from actograph.tables import Columns, describe, table
 
 app = typer.Typer(no_args_is_help=True, help="List, store, show and delete vectors for interventions.")
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from actograph.client.errors import AnalysisFailed
 from actograph.client.jobs import JobHandle, Jobs
@@ -17,6 +18,7 @@ from actograph.client.transport import LONG_SECONDS, APIResource, Transport, par
 from actograph.contract.analyses import (
     ANALYSIS_KINDS,
     RESULT_FILE,
+    RESULTS,
     AnalysisResult,
     CompareSpec,
     ComparisonResult,
@@ -31,16 +33,13 @@ from actograph.contract.errors import package
 from actograph.progress import meter
 
 R = TypeVar("R", bound=AnalysisResult)
-#: jobs by id or handle, or the fields of a session query
-Query = str | JobHandle | Iterable[str | JobHandle] | Mapping[str, Any]
+#: a job or a session, by id or handle
+One = str | JobHandle | SessionHandle
+#: jobs or sessions, or the fields of a session query
+Query = One | Iterable[One] | Mapping[str, Any]
 _SPECS = {"outliers": OutliersSpec, "probe": ProbeSpec, "compare": CompareSpec, "lens": LensSpec}
-#: kind -> content of `result.json`, and the table that `frame` shows by default
-_FORMS: dict[str, tuple[type[AnalysisResult], str]] = {
-    "outliers": (OutliersResult, "outlier_features"),
-    "probe": (ProbesResult, "probes"),
-    "compare": (ComparisonResult, "hooks"),
-    "lens": (LensResult, "lens"),
-}
+#: kind -> table that `frame` shows by default
+_TABLES = {"outliers": "outlier_features", "probe": "probes", "compare": "hooks", "lens": "lens"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +50,10 @@ class FinishedAnalysis(Generic[R]):
     session: SessionHandle
     result: R
     analysis: "Analysis" = field(repr=False)
+
+    @override
+    def __str__(self) -> str:
+        return str(self.result)
 
     def frame(self, table: str | None = None) -> Any:
         """Return a CSV file as a `pandas.DataFrame`.
@@ -64,7 +67,7 @@ class FinishedAnalysis(Generic[R]):
             ApiError: 404 if the analysis has no such table.
         """
         pandas = package("pandas", "a data frame")
-        data = self.file(f"{table or _FORMS[self.job.kind][1]}.csv")
+        data = self.file(f"{table or _TABLES[self.job.kind]}.csv")
         return pandas.read_csv(BytesIO(data)) if data.strip() else pandas.DataFrame()
 
     def file(self, name: str) -> bytes:
@@ -84,8 +87,8 @@ class Analysis(APIResource, path="/v1/jobs"):
     Every call submits a job and waits for its end. `client.submit` takes the same specs without waiting.
 
     Args (every call):
-        sessions: jobs by id or handle, or a mapping with `jobs` and filters (`condition`, `tag`, `correct`,
-            `limit`).
+        sessions: jobs or sessions, by id or handle, or a mapping with `jobs` or `ids`, and filters
+            (`condition`, `tag`, `correct`, `limit`).
         hooks: stored hooks, or points such as `resid_post` for all of its layers; empty: all.
         progress: show a bar on stderr, or lines if stderr is no terminal.
         options: further fields of the job's spec.
@@ -148,6 +151,8 @@ class Analysis(APIResource, path="/v1/jobs"):
     ) -> FinishedAnalysis[LensResult]:
         """Read residual rows as next tokens, and attribute a token's logit to components.
 
+        `result.grid` has the tokens on top, by layer and position, of the first session; `print` shows it.
+
         Options: `positions`, `top`, `listed`, `token`, `against`.
         """
         return self._run("lens", sessions, hooks, progress, options)
@@ -159,7 +164,7 @@ class Analysis(APIResource, path="/v1/jobs"):
         if job.kind not in ANALYSIS_KINDS or session is None:
             reason = f": {job.error.message}" if job.error else ""
             raise AnalysisFailed(f"job {job.id} of kind {job.kind} is {job.status}, without results{reason}")
-        result = parse(_FORMS[job.kind][0], self.read(session, RESULT_FILE))
+        result = parse(RESULTS[job.kind], self.read(session, RESULT_FILE))
         return FinishedAnalysis(job=job, session=session, result=result, analysis=self)
 
     def read(self, session: SessionHandle, name: str) -> bytes:
@@ -189,5 +194,9 @@ class Analysis(APIResource, path="/v1/jobs"):
 def _query(given: Query) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return dict(given)
-    found = [given] if isinstance(given, str | JobHandle) else list(given)
-    return {"jobs": [one if isinstance(one, str) else one.id for one in found]}
+    found = [given] if isinstance(given, str | JobHandle | SessionHandle) else list(given)
+    ids = [one if isinstance(one, str) else one.id for one in found]
+    sessions = [one for one in ids if one.startswith("ses_")]
+    # the service refuses a mixture
+    fields = {"ids": sessions, "jobs": [one for one in ids if not one.startswith("ses_")]}
+    return {name: named for name, named in fields.items() if named} or {"jobs": []}

@@ -30,12 +30,7 @@ from actograph.client.transport import (
 )
 from actograph.contract import base, operations, resources
 from actograph.contract.errors import package
-from actograph.contract.resources import (
-    ActivationComparison,
-    ActivationComparisonRequest,
-    JobComparison,
-    JobStatus,
-)
+from actograph.contract.resources import JobComparison, JobStatus, TextComparison
 from actograph.progress import follower, meter
 
 Spec = Mapping[str, Any] | BaseModel
@@ -115,14 +110,19 @@ class JobHandle(Handle, resources.Job):
         params = {"baseline": baseline, "level": level}
         return self._jobs._call(JobComparison, "GET", self.id, "comparison", params=params)
 
-    def compare_activations(self, condition: str, **options: Any) -> ActivationComparison:
-        """Subtract the baseline's mean activations per hook; see docs/guides/steering.md.
+    def compare_texts(
+        self, *, baseline: str | None = None, hooks: Sequence[str] = (), limit: int = 20, offset: int = 0
+    ) -> TextComparison:
+        """Show the texts of all conditions side by side, where they part, and how far captured rows moved.
 
-        Options: `positions`, `hooks`, `baseline`, `limit` and `save_as`. The service reads every session.
+        Args:
+            hooks: of the shifts; empty: all that both sessions have.
+            limit, offset: problems, in the order of the dataset.
         """
-        require_known(self.compare_activations, options, ActivationComparisonRequest)
-        sent: Any = {"json": {**options, "condition": condition}, "timeout": LONG_SECONDS}
-        return self._jobs._call(ActivationComparison, "POST", self.id, "comparison", "activations", **sent)
+        params: Any = {"baseline": baseline, "hooks": list(hooks), "limit": limit, "offset": offset}
+        return self._jobs._call(
+            TextComparison, "GET", self.id, "comparison", "texts", params=params, timeout=LONG_SECONDS
+        )
 
     def export(
         self, folder: str | Path, *, activations: Activations = "meta", progress: bool = False

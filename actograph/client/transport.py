@@ -176,6 +176,7 @@ class Transport:
             ApiError: the service refused.
             ServiceUnreachable: no connection, or it was lost.
         """
+        self._require_open()
         options["params"] = _stated(params)
         if timeout is not None:
             options["timeout"] = timeout
@@ -222,6 +223,7 @@ class Transport:
             ApiError: the service refused.
             ServiceUnreachable: no connection, or it was lost, also while the body is read.
         """
+        self._require_open()
         options["params"] = _stated(params)
         if read_timeout is not None:
             options["timeout"] = httpx.Timeout(CONNECT_SECONDS, read=read_timeout)
@@ -236,6 +238,11 @@ class Transport:
         with self.stream("GET", path, **options) as response:
             for chunk in response.iter_bytes():
                 out.write(chunk)
+
+    def _require_open(self) -> None:
+        """Raises InvalidRequest after `close`; handles and tensors send requests when they are read."""
+        if self._http.is_closed:
+            raise InvalidRequest("the client is closed; read results and tensors before its `with` ends")
 
     def _unreachable(self, error: httpx.TransportError) -> ServiceUnreachable:
         where = f"the service at {self._base_url}"

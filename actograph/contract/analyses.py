@@ -4,14 +4,17 @@ Such a job has one sample. A worker of its own runs it (`python -m worker.analys
 """
 
 from collections.abc import Mapping
+from operator import methodcaller
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
+from typing_extensions import override
 
-from actograph.contract.base import HookList, Resource, Spec, example
+from actograph.contract.base import HookList, Resource, SessionId, Spec, example, fault_of
 from actograph.contract.interventions import VectorName
 from actograph.contract.row_selection import Positions, Reduce
 from actograph.contract.specs import QueuedSpec
+from actograph.tables import Columns, cut, describe, render, table
 
 #: `model` of these jobs and of their workers; served models have no "=" in their names, see `parse_served`
 ANALYSIS = "=analysis"
@@ -37,21 +40,30 @@ def _is_group(value: str) -> str:
 
 Label = Annotated[str, Field(min_length=1, max_length=300)]
 Groups = Annotated[str, Field(max_length=300), AfterValidator(_is_group)]
-JobId = Annotated[str, Field(pattern=r"^job_[0-9a-f]{32}$")]
+#: an id, or its unique beginning, which the service completes
+JobId = Annotated[str, Field(pattern=r"^job_[0-9a-f]{1,32}$")]
 Bytes = Annotated[int, Field(ge=1, le=4 << 30)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _EXAMPLE = {"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"]}
 
 
 class SessionQuery(Spec):
-    """The sessions of jobs; null means any value."""
+    """The sessions of jobs, or sessions by their ids; null means any value."""
 
-    jobs: list[JobId] = Field(min_length=1, max_length=100, description="Ids of jobs.")
+    jobs: list[JobId] = Field([], max_length=100, description="Ids of jobs, or their unique beginnings.")
+    ids: list[SessionId] = Field([], max_length=100, description="Ids of sessions, instead of jobs.")
     condition: str | None = Field(None, max_length=64)
     sample_index: int | None = Field(None, ge=0, le=2**31 - 1)
     correct: bool | None = Field(None, description="Result of the task's first scorer.")
     tag: str | None = Field(None, max_length=64)
     limit: int | None = Field(None, ge=1, description="Most sessions of each job, by their order in it.")
+
+    @model_validator(mode="after")
+    def _jobs_or_ids(self) -> Self:
+        if bool(self.jobs) == bool(self.ids):
+            fault = "both are given" if self.jobs else "neither is given"
+            raise fault_of("jobs", f"name jobs, or sessions by ids; {fault}")
+        return self
 
 
 class AnalysisSpecBase(QueuedSpec):
@@ -205,6 +217,8 @@ ANALYSIS_KINDS: tuple[AnalysisKind, ...] = get_args(AnalysisKind)
 
 #: content of the first file of an analysis's session
 RESULT_FILE = "result.json"
+#: warnings in the text of a result
+_WARNINGS = 3
 
 
 class SkippedSession(Resource):
@@ -222,6 +236,50 @@ class AnalysisResult(Resource):
     sessions: int = Field(description="Sessions with rows.")
     skipped: list[SkippedSession] = Field([], description="The first 100.")
     skipped_sessions: int = 0
+
+    @property
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Lines of each table by its title, such as those of the hooks; without empty tables."""
+        lists = ("outlier_features", "massive_activations", "attribution")
+        found: dict[str, list[dict[str, Any]]] = {name: getattr(self, name, []) for name in lists}
+        hooks: dict[str, dict[str, Any]] = getattr(self, "hooks", {})
+        found["hooks"] = [{"hook": hook} | _numbers(one) for hook, one in hooks.items()]
+        experts: dict[str, dict[str, Any]] = getattr(self, "experts", {})
+        found["experts"] = [{"layer": layer} | _numbers(use) for layer, use in experts.items()]
+        return {name.replace("_", " "): _even(lines) for name, lines in found.items() if lines}
+
+    @override
+    def __str__(self) -> str:
+        """Describe the result: its numbers, then its tables."""
+        fields = {name for name, value in self if isinstance(value, list | dict | Resource)}
+        parts = [describe(self, ["spec", *fields])]
+        warnings: list[str] = getattr(self, "warnings", [])
+        parts += [f"warning: {warning}" for warning in warnings[:_WARNINGS]]
+        if len(warnings) > _WARNINGS:
+            parts.append(f"{len(warnings) - _WARNINGS} more warnings are in {RESULT_FILE}")
+        for name, lines in self.tables.items():
+            columns: Columns = [(column, methodcaller("get", column)) for column in lines[0]]
+            parts.append(f"{name}\n{table(columns, lines)}")
+        return "\n\n".join(parts)
+
+
+def _even(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines with the same columns, None in those that a line lacks."""
+    empty = dict.fromkeys(column for line in lines for column in line)
+    return [empty | line for line in lines]
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a hook, and those of a probe's lists that people look for first."""
+    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    if "baselines" in found:
+        score = ranked_by(found)
+        low, high = found[f"{score}_interval"]
+        baselines = {name: one[score] for name, one in found["baselines"].items()}
+        shown = ("auroc", "accuracy", "r2", "spearman", "rows", "groups", "p_corrected")
+        known = {name: numbers[name] for name in shown if name in numbers}
+        return known | {"low": low, "high": high} | baselines
+    return numbers
 
 
 class OutliersResult(AnalysisResult):
@@ -270,6 +328,43 @@ class ComparisonResult(AnalysisResult):
     second: float | str | None = Field(None, description="Value of the label on the second side.")
 
 
+#: columns of a grid in a terminal, and characters of a token in one
+_GRID_COLUMNS, _GRID_TEXT = 8, 9
+
+
+class LensGrid(Resource):
+    """The tokens on top at the first selected positions of the first session, by hook."""
+
+    session_id: str
+    positions: list[int]
+    inputs: list[str] = Field(description="Text of the token at each position.")
+    tokens: dict[str, list[str]] = Field(description="Hook -> text of the token on top at each position.")
+    probabilities: dict[str, list[float]] = Field(description="Hook -> probabilities of these tokens.")
+
+    @override
+    def __str__(self) -> str:
+        """Render layers over positions, the last layer on top, some positions at a time."""
+        blocks = []
+        for start in range(0, len(self.positions), _GRID_COLUMNS):
+            shown = range(start, min(start + _GRID_COLUMNS, len(self.positions)))
+            rows: list[list[object]] = [["", *(visible(self.inputs[place]) for place in shown)]]
+            rows += [
+                [
+                    hook,
+                    *(f"{visible(tokens[place])} {self.probabilities[hook][place]:.0%}" for place in shown),
+                ]
+                for hook, tokens in reversed(self.tokens.items())
+            ]
+            blocks.append(render(["Hook", *(str(self.positions[place]) for place in shown)], rows))
+        title = f"tokens on top, by layer and position, of session {self.session_id}"
+        return "\n\n".join([title, *blocks])
+
+
+def visible(text: str) -> str:
+    """A token's text with its spaces and line ends as characters."""
+    return cut(text.replace("\n", "⏎").replace(" ", "·"), _GRID_TEXT)
+
+
 class LensResult(AnalysisResult):
     kind: Literal["lens"] = "lens"
     hooks: dict[str, dict[str, Any]] = Field(
@@ -282,3 +377,18 @@ class LensResult(AnalysisResult):
     compared_rows: int = Field(
         0, description="Rows of the last layer whose lens was compared with stored logits."
     )
+    grid: LensGrid | None = Field(None, description="null with `listed: 0`.")
+
+    @override
+    def __str__(self) -> str:
+        grid = "" if self.grid is None else f"\n\n{self.grid}"
+        return f"{super().__str__()}{grid}"
+
+
+#: kind -> content of `result.json`
+RESULTS: dict[str, type[AnalysisResult]] = {
+    "outliers": OutliersResult,
+    "probe": ProbesResult,
+    "compare": ComparisonResult,
+    "lens": LensResult,
+}

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Mapping
 from hashlib import sha256
-from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -11,11 +11,16 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
+    ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import ErrorType
+from typing_extensions import override
 
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.suggestions import did_you_mean
+from actograph.tables import describe
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_TAGS = 16
@@ -27,7 +32,9 @@ FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 HookName = Annotated[str, Field(min_length=1, max_length=256)]
 HookList = Annotated[list[HookName], Field(max_length=10_000)]
 ModelName = Annotated[str, Field(min_length=1, max_length=1024)]
-FileId = Annotated[str, Field(pattern=r"^file_[0-9a-f]{32}$")]
+#: ids, or their unique beginnings, which the service completes
+FileId = Annotated[str, Field(pattern=r"^file_[0-9a-f]{1,32}$")]
+SessionId = Annotated[str, Field(pattern=r"^ses_[0-9a-f]{1,32}$")]
 ServerPath = Annotated[str, Field(min_length=1, max_length=4096, description="Path below a data root.")]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 #: strings that end a generation
@@ -36,6 +43,10 @@ Stops = Annotated[list[Stop], Field(max_length=16)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
+
+
+#: kinds of errors of pydantic itself
+_KNOWN_ERRORS = frozenset(get_args(ErrorType))
 
 
 class _Exact(BaseModel):
@@ -47,7 +58,12 @@ class _Exact(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _as_sent(cls, sent: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        made = handler(sent)
+        try:
+            made = handler(sent)
+        except ValidationError as error:
+            if hinted := _with_hints(cls, error):
+                raise hinted from None
+            raise
         if isinstance(sent, dict):
             for name, value in sent.items():
                 if name in cls.loose:
@@ -55,6 +71,28 @@ class _Exact(BaseModel):
                 if fault := _coerced(value, getattr(made, name, None)):
                     raise fault_of(name, fault)
         return made
+
+
+def _with_hints(model: type[BaseModel], error: ValidationError) -> ValidationError | None:
+    """The error with the nearest field for each unknown one of this object; None without unknown ones."""
+    found = error.errors(include_url=False)
+    if not any(one["type"] == "extra_forbidden" and len(one["loc"]) == 1 for one in found):
+        return None
+    details = []
+    for one in found:
+        kind: Any = one["type"]
+        if kind == "extra_forbidden" and len(one["loc"]) == 1:
+            known = [field.alias or name for name, field in model.model_fields.items()]
+            near = did_you_mean(str(one["loc"][0]), known)
+            hint = near if near.endswith("?") else ""
+            kind = PydanticCustomError("unknown_field", "unknown field{hint}", {"hint": hint})
+        elif kind not in _KNOWN_ERRORS:
+            context = {**one.get("ctx", {}), "why": one["msg"]}
+            kind = PydanticCustomError(kind, "{why}", context)
+        details.append(
+            InitErrorDetails(type=kind, loc=one["loc"], input=one["input"], ctx=one.get("ctx", {}))
+        )
+    return ValidationError.from_exception_data(error.title, details)
 
 
 def _coerced(sent: Any, made: Any) -> str | None:
@@ -97,9 +135,13 @@ class RequestPart(_Exact):
 
 
 class Resource(BaseModel):
-    """Base of all answers."""
+    """Base of all answers. `str` describes one: its fields, and a table for each list of objects."""
 
     model_config = ConfigDict(frozen=True)
+
+    @override
+    def __str__(self) -> str:
+        return describe(self)
 
 
 def fault_of(field: str, why: str) -> PydanticCustomError:

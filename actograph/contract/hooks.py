@@ -13,6 +13,7 @@ from pydantic import Field
 
 from actograph.contract.errors import UnknownHook
 from actograph.contract.models import ModelStructure
+from actograph.contract.suggestions import did_you_mean
 
 LayerPoint = Literal[
     "resid_pre", "attn_in", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post",
@@ -34,6 +35,9 @@ _INDEX = re.compile(r"\[(\d+)\]")
 _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 # a module's main tensor, as nnsight code names it where modules return tuples
 _FIRST = ".output.0"
+
+#: stands for each layer in a hook of a capture
+IN_LAYERS = "{i}"
 
 #: point -> its other names: the flat name, those of TransformerLens (what SAE users type, then version 3) and
 #: of nnterp
@@ -103,6 +107,22 @@ def names_in(structure: ModelStructure, hook: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name != hook and resolve(name, structure) == hook]
 
 
+def matching(stored: Iterable[str], wanted: Sequence[str]) -> list[str]:
+    """Stored hooks that are wanted by name, alias, or point for all of its layers.
+
+    Raises:
+        UnknownHook: a wanted one is not stored; the message has the nearest name.
+    """
+    names, found = list(stored), dict[str, None]()
+    for place, name in enumerate(wanted):
+        same = [one for one in names if name in (one, point_of(one)) or one == canonical(name)]
+        if not same:
+            hint = did_you_mean(name, [*names, *map(point_of, names)]) or "; no hook is stored"
+            raise UnknownHook(f"no tensor {name} is stored{hint}", param=f"hooks.{place}")
+        found.update(dict.fromkeys(same))
+    return list(found)
+
+
 def point_of(hook: str) -> str:
     """`resid_post` for `resid_post.12`; a module location is its own point."""
     m = _CANONICAL.match(hook)
@@ -151,6 +171,43 @@ def resolve(name: str, structure: ModelStructure) -> str:
     raise UnknownHook(f"{name}: no such hook point or module{hint}", param="hooks")
 
 
+def uses_layers(points: Sequence[str], hooks: Iterable[str]) -> bool:
+    """Whether a capture spec reads its `layers`; without points and hooks it captures `resid_post`."""
+    named = list(hooks)
+    return any(IN_LAYERS in name for name in named) or any(
+        point in LAYER_POINTS for point in points or ([] if named else ["resid_post"])
+    )
+
+
+def resolved(
+    names: Iterable[str], layers: Sequence[int] | str | None, structure: ModelStructure
+) -> dict[str, str]:
+    """Name -> canonical name of each explicit hook of a capture spec; `{i}` becomes the number of each layer.
+
+    Raises:
+        UnknownHook: the model lacks a hook: itself, in each of its layers, or in one that is listed.
+    """
+    found: dict[str, str] = {}
+    is_listed = isinstance(layers, Sequence) and not isinstance(layers, str)
+    for name in names:
+        if IN_LAYERS not in name:
+            if "{" in name:
+                raise UnknownHook(f"{name}: write {IN_LAYERS} for the number of a layer", param="hooks")
+            found[name] = resolve(name, structure)
+            continue
+        known, fault = dict[str, str](), None
+        for layer in select_layers(layers, structure.num_layers):
+            numbered = name.replace(IN_LAYERS, str(layer))
+            try:
+                known[numbered] = resolve(numbered, structure)
+            except UnknownHook as error:
+                fault = fault or error
+        if fault is not None and (is_listed or not known):
+            raise fault
+        found |= known
+    return found
+
+
 def _why_missing(hook: str, structure: ModelStructure) -> str:
     general = structure.unavailable.get(point_of(hook), "this architecture does not have it")
     return structure.unavailable.get(hook, general)
@@ -186,8 +243,9 @@ def expand(
 ) -> list[str]:
     """Canonical hook names of a capture spec, without repeats, in execution order.
 
-    Layers without a point are skipped (the first layers of some mixture-of-experts models are dense). A
-    layer that is listed by number must have it.
+    `{i}` in a hook stands for each layer, as in `model.layers.{i}.mlp.up_proj.output`. Layers without a point
+    are skipped (the first layers of some mixture-of-experts models are dense). A layer that is listed by
+    number must have it.
 
     Raises:
         UnknownHook: the model lacks a name, point or layer.
@@ -196,8 +254,8 @@ def expand(
     if not points and not explicit:
         points = ["resid_post"]
     names: dict[str, None] = {}
-    by_layer = any(p in LAYER_POINTS for p in points)
-    chosen = select_layers(layers, structure.num_layers) if by_layer else []
+    chosen = select_layers(layers, structure.num_layers) if uses_layers(points, explicit) else []
+    is_listed = isinstance(layers, Sequence) and not isinstance(layers, str)
     for point in points:
         if point in structure.unavailable:
             raise UnknownHook(f"{point}: {structure.unavailable[point]}", param="points")
@@ -208,10 +266,9 @@ def expand(
             continue
         found = [f"{point}.{i}" for i in chosen if f"{point}.{i}" in structure.locations]
         lacking = [f"{point}.{i}" for i in chosen if f"{point}.{i}" not in structure.locations]
-        if lacking and (not found or not (layers is None or isinstance(layers, str))):
+        if lacking and (not found or is_listed):
             raise UnknownHook(f"{lacking[0]}: {_why_missing(lacking[0], structure)}", param="points")
         names.update(dict.fromkeys(found))
-    for name in explicit:
-        names[resolve(name, structure)] = None
+    names.update(dict.fromkeys(resolved(explicit, layers, structure).values()))
     order = {location: i for i, location in enumerate(structure.module_locations)}
     return sorted(names, key=lambda hook: order[structure.locations.get(hook, hook)])

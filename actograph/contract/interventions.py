@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from actograph.contract import hooks
-from actograph.contract.base import HookName, Metadata, ModelName, Name, Resource, Spec, example
+from actograph.contract.base import HookName, Metadata, ModelName, Name, Resource, SessionId, Spec, example
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import Positions, known_in_the_pass
@@ -68,6 +68,19 @@ def _known_in_the_pass(value: Any) -> Any:
     return known_in_the_pass(value)
 
 
+class RowSource(Spec):
+    """A stored row of a session, as the vector of an intervention."""
+
+    session: SessionId = Field(description="Id of a session, or its unique beginning.")
+    hook: HookName | None = Field(None, description="Stored hook; null: that of the intervention.")
+    row: int = Field(
+        ge=-10_000_000,
+        le=1 << 31,
+        strict=True,
+        description="Its token, counted from the first of the prompt; -1 is the last token of the prompt.",
+    )
+
+
 class Intervention(Spec):
     """A change of a hook's tensor: c is the coefficient, x a token's row and v the vector.
 
@@ -75,6 +88,8 @@ class Intervention(Spec):
     Tokens are counted from the first token of the prompt, without padding. The model computes a token's
     row when the token is its input.
     """
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
     hook: HookName = Field(description="Hook name or alias.")
     op: Op = Field(description="Change of each row.")
@@ -84,6 +99,9 @@ class Intervention(Spec):
         description="A stored vector, instead of `vector`: its id, the beginning of one, its name (the "
         "vector of this hook), or `NAME@HOOK`.",
     )
+    source: RowSource | None = Field(
+        None, alias="from", description="A stored row of a session, instead of `vector`: patching."
+    )
     coefficient: Number = Field(1.0, description="c in these formulas.")
     positions: Annotated[Positions, AfterValidator(_known_in_the_pass)] = Field(
         "all", description="Tokens to change, as in a capture spec; none counted from the end."
@@ -91,9 +109,9 @@ class Intervention(Spec):
 
     @model_validator(mode="after")
     def _fits_the_op(self) -> "Intervention":
-        given = (self.vector is not None) + (self.vector_id is not None)
+        given = sum(one is not None for one in (self.vector, self.vector_id, self.source))
         if self.op in VECTOR_OPS and given != 1:
-            raise ValueError(f"{self.op} needs exactly one of vector and vector_id")
+            raise ValueError(f"{self.op} needs exactly one of vector, vector_id and from")
         if self.op not in VECTOR_OPS and given:
             raise ValueError(f"{self.op} takes no vector")
         if self.op == "zero" and self.coefficient != 1.0:

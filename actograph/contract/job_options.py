@@ -47,7 +47,9 @@ class JobOptions(TypedDict, total=False):
     capture: Capture | None
     mode: Literal["generate", "prefill"] | None
     positions: Positions | None
+    features: int | str | Sequence[int] | Fields | None
     reduce: Reduce | None
+    stats: bool | Fields | None
     dtype: Dtype | None
     max_tokens: int | None
     temperature: float | None
@@ -82,7 +84,7 @@ class CaptureOptions(JobOptions, total=False):
 #: option -> place in the spec, if that is not a field of its name
 _PLACES = {
     **{name: f"sampling.{name}" for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")},
-    **{name: f"capture.{name}" for name in ("mode", "positions", "reduce", "dtype")},
+    **{name: f"capture.{name}" for name in ("mode", "positions", "features", "reduce", "stats", "dtype")},
 }
 #: placeholder of an upload while the rest of a spec is checked
 _UNSENT_FILE = "file_" + "0" * 32
@@ -143,6 +145,8 @@ def draft(options: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> 
         if field in given:
             given[field], file = _dataset(given[field], field)
             uploads |= {} if file is None else {field: file}
+    if "features" in given:
+        given["features"] = features_of(given["features"])
     if "inputs" in given:
         given["inputs"] = inputs_of(given["inputs"])
     if "tools" in given:
@@ -165,7 +169,7 @@ def draft(options: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> 
 def capture_of(given: Capture) -> dict[str, Any]:
     """Return the fields of a capture spec: of `points@layers`, such as `attn_in,mlp_in@8,12,16`, or as given.
 
-    A name with a dot or a bracket is a hook (`mlp_in.3`).
+    A name with a dot or a bracket is a hook (`mlp_in.3`); `{i}` in one stands for each of the layers.
 
     Raises:
         InvalidRequest: there are no points before the @, or the layers are not valid.
@@ -176,7 +180,7 @@ def capture_of(given: Capture) -> dict[str, Any]:
     found = _names(before)
     hooks = [name for name in found if "." in name or "[" in name]
     points = [name for name in found if name not in hooks]
-    if not found or (typed and not points):
+    if not found or (typed and not points and not any("{i}" in name for name in hooks)):
         raise InvalidRequest(
             f"capture: {given!r} is not valid; use points@layers, such as attn_in,mlp_in@8,12,16"
         )
@@ -189,6 +193,31 @@ def capture_of(given: Capture) -> dict[str, Any]:
                 f"capture: layers {typed!r} are not valid; use all, a slice such as 8:20:4, or 8,12,16"
             ) from None
     return {name: part for name, part in (("points", points), ("hooks", hooks), ("layers", layers)) if part}
+
+
+def features_of(given: int | str | Sequence[int] | Fields) -> dict[str, Any]:
+    """Return columns as a spec: the first ones of `50` or `first:50`, and those of `1,5,9` by number.
+
+    Raises:
+        InvalidRequest: the text has another form.
+    """
+    if isinstance(given, Mapping | BaseModel):
+        return dict(_plain(given))
+    if isinstance(given, int):
+        return {"first": given}
+    if not isinstance(given, str):
+        return {"indices": list(given)}
+    try:
+        numbers = [int(part) for part in _names(given.removeprefix("first:"))]
+    except ValueError:
+        numbers = []
+    is_first = len(numbers) == 1 and "," not in given
+    if not numbers or (given.startswith("first:") and not is_first):
+        raise InvalidRequest(
+            f"features: {given!r} is not valid; use 50 for the first 50 columns, or 1,5,9 for these",
+            param="features",
+        )
+    return {"first": numbers[0]} if is_first else {"indices": numbers}
 
 
 def conditions_of(given: Conditions) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from actograph.contract.base import (
     example,
 )
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.field_wording import in_words
 from actograph.contract.interventions import each
 from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import FirstFeatures, needs_generation
@@ -298,26 +299,25 @@ def field_errors(errors: Iterable[Mapping[str, Any]], sent: Any = None) -> list[
     pydantic's `loc` names members of unions beside fields (`dataset.FileDataset.file_id`). If `sent`, the
     body, is a container, only steps in the body are kept.
     """
-    details: dict[tuple[str | int, ...], list[str]] = {}
-    for error in errors:
-        loc, detail = tuple(error["loc"]), error["msg"].removeprefix("Value error, ")
-        kind, context = error["type"], error.get("ctx", {})
+    details: dict[tuple[str | int, ...], list[Mapping[str, Any]]] = {}
+    for one in errors:
+        error, loc, kind, context = one, tuple(one["loc"]), one["type"], one.get("ctx", {})
         if loc and isinstance(sent, dict) and loc[0] == sent.get("kind"):
             loc = loc[1:]  # the kind of a job stands before its fields
         if kind == "json_invalid":
-            loc, detail = (), f"Invalid JSON: {context['error']}"
+            loc, error = (), {**error, "msg": f"Invalid JSON: {context['error']}"}
         elif kind == "fault_of":
             loc = (*loc, context["field"])
         elif kind.startswith("union_tag") and not loc:
-            loc, detail = ("kind",), f"kind must be one of {', '.join(JOB_KINDS)}"
-        elif kind == "extra_forbidden":
-            detail = "unknown field"
+            loc = ("kind",)
+            expected = ", ".join(repr(one) for one in JOB_KINDS)
+            # pydantic tells of the tag alone
+            given = sent.get("kind") if isinstance(sent, dict) else None
+            error = {"type": "literal_error", "ctx": {"expected": expected}, "input": given}
         if isinstance(sent, dict | list):
             loc = _path_in(loc, sent, missing=kind == "missing" or loc == ("kind",))
-        found = details.setdefault(loc, [])
-        if detail not in found:
-            found.append(detail)
-    return [FieldError(path, " or ".join(found)) for path, found in details.items()][:MAX_REPORTED]
+        details.setdefault(loc, []).append(error)
+    return [FieldError(path, in_words(found)) for path, found in details.items()][:MAX_REPORTED]
 
 
 def _path_in(loc: Sequence[str | int], sent: Any, *, missing: bool) -> tuple[str | int, ...]:

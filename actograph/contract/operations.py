@@ -44,6 +44,7 @@ class WorkerStatus(StrEnum):
     READY = "ready"  # idle
     BUSY = "busy"  # running a batch
     SETUP_FAILED = "setup_failed"  # the model could not be loaded
+    SILENT = "silent"  # its heartbeat is late: it has died, or cannot reach the index
     OFFLINE = "offline"  # stopped, or its heartbeat ended
 
 
@@ -276,6 +277,7 @@ class Limits(Resource):
     store_quota_bytes: int
     owner_quota_bytes: int
     inputs_per_job: int = job_specs.MAX_INPUTS
+    conditions_per_job: int = specs.MAX_CONDITIONS
     samples_per_job: int
     prompt_characters: int = base.MAX_PROMPT_CHARS
 

@@ -4,25 +4,23 @@ Times are Unix seconds (UTC), sizes are bytes. Differences of comparisons are co
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
+from typing_extensions import override
 
 from actograph.contract.base import (
     ErrorRecord,
     FiniteNumber,
-    HookList,
-    Name,
     Resource,
     Spec,
     Text,
     example,
 )
-from actograph.contract.interventions import VectorName
 from actograph.contract.models import EngineName, ModelIdentity
-from actograph.contract.row_selection import Positions
+from actograph.tables import cut, render
 
 #: `answer`: the last turn calls no tool; `max_turns`, `context_length`: it calls one, but no further turn is
 #: possible; `length`: a turn reached max_tokens
@@ -147,6 +145,38 @@ class JobResults(Resource):
     task: str | None = None
     progress: Progress
     conditions: dict[str, ConditionResults]
+
+    @override
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self, num_fewshot: int | None = None) -> str:
+        """Render one row per condition, metric and filter, with lm-eval's column names.
+
+        Without any scores, as of a capture job, the columns for scores are left out.
+        """
+        if not any(condition.metrics for condition in self.conditions.values()):
+            counts = [[name, one.samples, one.failed] for name, one in self.conditions.items()]
+            return render(("Condition", ">Samples", ">Failed"), counts)
+        rows: list[list[object]] = []
+        for name, condition in self.conditions.items():
+            scored = [key for key in condition.metrics if "_stderr," not in key]
+            for key in scored or [","]:
+                metric, _, filter_name = key.partition(",")
+                figures = [
+                    condition.metrics.get(key),
+                    condition.metrics.get(f"{metric}_stderr,{filter_name}"),
+                ]
+                shown = ["N/A" if value is None else f"{value:.4f}" for value in figures]
+                shown = shown if scored else ["", ""]
+                row = [condition.alias, name, filter_name, num_fewshot, metric, *shown]
+                rows.append([*row, condition.samples, condition.failed])
+        left_out = [
+            f"{name}: {key} leaves out {count} problem(s) with too few completed epochs"
+            for name, condition in self.conditions.items()
+            for key, count in condition.left_out.items()
+        ]
+        return "\n".join([render(_RESULTS, rows), *left_out])
 
 
 class Event(Resource):
@@ -344,6 +374,15 @@ class SessionChange(Resource):
     sessions: int
 
 
+_RESULTS = ("Tasks", "Condition", "Filter", ">n-shot", "Metric", ">Value", ">Stderr", ">Samples", ">Failed")
+_SCORES = ("Condition", "Metric", ">Pairs", ">Baseline", ">Value", ">Difference", "Interval", ">McNemar p")
+_TEXTS = ("Condition", ">Token", ">Character", "Text")
+#: columns of a terminal for a text in a table
+_TEXT_COLUMNS = 100
+#: characters that are shown before the first that differs
+_BEFORE = 40
+
+
 class PairedDifference(Resource):
     """Means over the pairs, and their difference."""
 
@@ -353,6 +392,16 @@ class PairedDifference(Resource):
     difference: float | None = Field(None, description="condition - baseline, epochs of a problem averaged.")
     low: float | None = Field(None, description="Lower bound of the bootstrap interval over problems.")
     high: float | None = Field(None, description="Upper bound; null below two problems.")
+
+    def cells(self, digits: int) -> list[object]:
+        """Cells of a table: pairs, both means, difference and interval."""
+        if self.baseline is None or self.condition is None or self.difference is None:
+            return [self.pairs, "N/A", "N/A", "N/A", "N/A"]
+        bounds = "N/A"
+        if self.low is not None and self.high is not None:
+            bounds = f"{self.low:+.{digits}f} to {self.high:+.{digits}f}"
+        means = [f"{self.baseline:.{digits}f}", f"{self.condition:.{digits}f}"]
+        return [self.pairs, *means, f"{self.difference:+.{digits}f}", bounds]
 
 
 class MetricDifference(PairedDifference):
@@ -383,42 +432,93 @@ class JobComparison(Resource):
     resamples: int
     conditions: dict[str, ConditionComparison]
 
+    @override
+    def __str__(self) -> str:
+        """Render one row per condition and metric."""
+        rows = []
+        for name, condition in self.conditions.items():
+            for key, metric in condition.metrics.items():
+                p = "" if metric.mcnemar_p is None else f"{metric.mcnemar_p:.4g}"
+                rows.append([name, key, *metric.cells(4), p])
+            rows.append([name, "prompt_tokens", *condition.prompt_tokens.cells(1), ""])
+            rows.append([name, "generated_tokens", *condition.generated_tokens.cells(1), ""])
+        return f"baseline: {self.baseline}\n\n{render(_SCORES, rows)}"
 
-class ActivationComparisonRequest(Spec):
-    """Hooks and positions to average over tokens and to compare pair by pair."""
 
-    model_config = example(
-        condition="ep02", hooks=["resid_post.12"], positions="last_prompt", save_as="career"
+class ConditionText(Resource):
+    """The text of a condition, where it parts from the baseline's, and how far captured rows moved."""
+
+    text: str | None = Field(description="The completion; null if the sample is not completed.")
+    prompt: str | None = Field(None, description="If it differs from the baseline's.")
+    session_id: str | None = None
+    character: int | None = Field(None, description="First character that differs, from 0; null if none.")
+    token: int | None = Field(
+        None, description="First generated token that differs, from 0; null if none, or without two sessions."
+    )
+    shifts: dict[str, float] = Field(
+        {},
+        description="Hook -> |row - baseline's row| / |baseline's row|, of the row that chose `token`, or of "
+        "the last row of equal texts.",
     )
 
-    baseline: Name | None = Field(None, description="null is the job's first condition.")
-    condition: Name
-    hooks: HookList = Field([], description="Empty: every hook of the job.")
-    positions: Positions = Field("all", description="Tokens to average, as in a capture spec.")
-    limit: int | None = Field(None, ge=1, description="Maximum number of pairs, in the order of the dataset.")
-    save_as: VectorName | None = Field(None, description="Name for the mean differences, stored as vectors.")
 
+class ProblemTexts(Resource):
+    """The texts of all conditions on one problem in one epoch."""
 
-class HookDifference(Resource):
-    """The pooled activations of one hook, over all pairs with this hook."""
-
-    pairs: int
-    width: int
-    baseline_norm: float = Field(description="Euclidean norm of the mean under the baseline.")
-    condition_norm: float
-    difference_norm: float = Field(description="Norm of the mean difference.")
-    cosine_similarity: float | None = Field(description="Of the two means; null if one is zero.")
-    mean_pair_norm: float = Field(description="Mean norm of the pairs' differences.")
-    consistency: float | None = Field(description="Mean cosine of the pairs with the mean difference.")
-    vector_id: str | None = Field(None, description="The stored direction, condition minus baseline.")
-
-
-class ActivationComparison(Resource):
-    object: Literal["job.activation_comparison"] = "job.activation_comparison"
-    job_id: str
+    sample_index: int
+    epoch: int
+    prompt: str = Field(description="The text that the model read under the baseline.")
     baseline: str
-    condition: str
-    positions: Positions
-    pairs: int = Field(description="Pairs of sessions that were compared.")
-    skipped: int = Field(description="Pairs without these positions, for example with an empty segment.")
-    hooks: dict[str, HookDifference]
+    session_id: str | None = None
+    conditions: dict[str, ConditionText]
+
+
+class TextComparison(Resource):
+    """The texts of a job's conditions side by side; available while the job runs."""
+
+    object: Literal["job.text_comparison"] = "job.text_comparison"
+    job_id: str
+    status: JobStatus
+    baseline: str
+    data: list[ProblemTexts] = Field(description="In the order of the dataset.")
+    has_more: bool = Field(description="Whether further problems follow, from `offset` + `limit`.")
+
+    @override
+    def __str__(self) -> str:
+        """Render a table for each problem, and the mean shift of each hook over the problems."""
+        parts = [_problem_table(self.baseline, one) for one in self.data]
+        shifts: dict[str, dict[str, list[float]]] = {}
+        for one in self.data:
+            for name, found in one.conditions.items():
+                for hook, value in found.shifts.items():
+                    shifts.setdefault(hook, {}).setdefault(name, []).append(value)
+        if shifts:
+            names = list(dict.fromkeys(name for found in shifts.values() for name in found))
+            rows = [[hook, *(_mean(found.get(name, ())) for name in names)] for hook, found in shifts.items()]
+            title = "mean shift of the rows where texts part, as a share of the baseline's row"
+            parts.append(f"{title}\n{render(('Hook', *(f'>{name}' for name in names)), rows)}")
+        return "\n\n".join(parts)
+
+
+def _from(text: str, place: int) -> str:
+    """A text from shortly before a place."""
+    return f"…{text[place - _BEFORE :]}" if place > _BEFORE else text
+
+
+def _mean(values: Collection[float]) -> str:
+    return f"{sum(values) / len(values):.4g}" if values else ""
+
+
+def _problem_table(baseline: str, found: ProblemTexts) -> str:
+    epoch = f", epoch {found.epoch}" if found.epoch else ""
+    title = f"problem {found.sample_index}{epoch}: {found.prompt}"
+    rows: list[list[object]] = [[baseline, "", "", cut(found.baseline, _TEXT_COLUMNS)]]
+    for name, one in found.conditions.items():
+        if one.text is None:
+            text = "(not completed)"
+        else:
+            text = (
+                "(the same)" if one.character is None else cut(_from(one.text, one.character), _TEXT_COLUMNS)
+            )
+        rows.append([name, one.token, one.character, text])
+    return f"{cut(title, _TEXT_COLUMNS)}\n{render(_TEXTS, rows)}"

@@ -387,6 +387,8 @@ class StatsSpec(Spec):
 def _spelled_out(value: Any) -> Any:
     if value is True:
         return StatsSpec()
+    if isinstance(value, str | int | float) and value is not False:
+        raise ValueError('write true, or an object such as {"threshold": 6}')
     return None if value is False else value
 
 

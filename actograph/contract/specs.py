@@ -98,14 +98,15 @@ Layers = list[Annotated[int, Field(ge=0)]] | Literal["all"] | hooks.LayerSlice
 class CaptureSpec(Spec):
     """The activations to store. See docs/guides/capture.md.
 
-    A job captures `points` x `layers` and the explicit `hooks`. Points without a layer
-    (`embed`, `final_norm`, `logits`) ignore `layers`. `layers: null` means a quarter, a half
-    and three quarters of the depth. Without `points` and `hooks` the point is `resid_post`.
+    A job captures `points` x `layers` and the explicit `hooks`, in which `{i}` stands for each of `layers`.
+    Points without a layer (`embed`, `final_norm`, `logits`) ignore `layers`. `layers: null` means a quarter,
+    a half and three quarters of the depth; a job shows their numbers once its model is known. Without
+    `points` and `hooks` the point is `resid_post`.
     """
 
     points: list[hooks.PointName] = Field([], max_length=100, description="Read in each of `layers`.")
     layers: Layers | None = Field(None, description="null: 1/4, 1/2 and 3/4 of the depth.")
-    hooks: HookList = Field([], description="Hook names or aliases.")
+    hooks: HookList = Field([], description="Hook names or aliases; `{i}` stands for each of `layers`.")
     positions: Annotated[Positions, AfterValidator(capturable)] = Field("all", description="Tokens to store.")
     features: Features | None = Field(None, description="Columns to store.")
     reduce: Reduce = Field("none", description="Store one row per hook and sample.")
@@ -164,7 +165,9 @@ def _distinct_names(value: list[C]) -> list[C]:
     return value
 
 
-Conditions = Annotated[list[C], Field(max_length=64), AfterValidator(_distinct_names)]
+#: one for each patched layer and position of a prompt, for example
+MAX_CONDITIONS = 1024
+Conditions = Annotated[list[C], Field(max_length=MAX_CONDITIONS), AfterValidator(_distinct_names)]
 
 DatasetFormat = Literal["jsonl", "csv", "parquet"]
 Format = Annotated[

@@ -8,6 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.field_wording import in_words
 from actograph.contract.tasks import TaskSpec
 
 MAX_FILE_BYTES = 200_000
@@ -63,7 +64,7 @@ def task_from(fields: Mapping[str, Any], *, param: str = "task") -> TaskSpec:
         return TaskSpec.model_validate(fields)
     except ValidationError as error:
         faults = [
-            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
+            f"{'.'.join(str(part) for part in fault['loc'])}: {in_words([fault])}"
             for fault in error.errors(include_url=False, include_input=False)
         ]
         raise InvalidRequest(f"the task file: {'; '.join(faults)}", param=param) from None

@@ -7,17 +7,19 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Json
 from actograph.contract.base import FileId, Name, ServerPath, Spec, Stops, example
 
 MAX_SCORERS = 16
-ScorerName = Literal["strict-match", "flexible-extract", "numeric", "exact", "includes", "efficiency"]
+ScorerName = Literal[
+    "strict-match", "flexible-extract", "numeric", "exact", "includes", "efficiency", "format"
+]
 SCORER_NAMES = get_args(ScorerName)
 _EXACT = ("strict-match", "flexible-extract", "numeric")
 #: scorers with keys other than `<name>,none`
 _KEYS = {"exact": "exact_match,none"} | {name: f"exact_match,{name}" for name in _EXACT}
-#: options of a single scorer -> the scorer
+#: options of some scorers -> the scorers
 _OPTIONS = {
-    "form": "strict-match",
-    "tolerance": "numeric",
-    "target_tokens": "efficiency",
-    "max_tokens": "efficiency",
+    "form": ("strict-match", "format"),
+    "tolerance": ("numeric",),
+    "target_tokens": ("efficiency",),
+    "max_tokens": ("efficiency",),
 }
 
 
@@ -26,16 +28,18 @@ class Scorer(Spec):
 
     name: ScorerName | Name = Field(description="A built-in scorer, or one of the service's operator.")
     label: Name | None = Field(None, description="Last part of the metric key; null uses the default.")
-    form: Literal["gsm8k", "gsm8k_cot"] | None = Field(None, description="strict-match; null: the task's.")
+    form: Literal["gsm8k", "gsm8k_cot"] | None = Field(
+        None, description="strict-match, format; null: the task's."
+    )
     tolerance: float = Field(0.0, ge=0.0, le=1.0, description="numeric: allowed difference of decimals.")
     target_tokens: int | None = Field(None, ge=1, description="efficiency: most tokens with the value 1.")
     max_tokens: int | None = Field(None, ge=1, description="efficiency: 0 from here; null: the job's.")
 
     @model_validator(mode="after")
     def _fits(self) -> "Scorer":
-        for option, name in _OPTIONS.items():
-            if self.name != name and getattr(self, option):
-                raise ValueError(f"{option} is an option of the scorer {name}")
+        for option, names in _OPTIONS.items():
+            if self.name not in names and getattr(self, option):
+                raise ValueError(f"{option} is an option of the scorer {' or '.join(names)}")
         if self.name == "efficiency" and self.target_tokens is None:
             raise ValueError("efficiency needs target_tokens")
         if self.max_tokens is not None and self.max_tokens <= (self.target_tokens or 0):

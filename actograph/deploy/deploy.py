@@ -159,5 +159,7 @@ class Deploy:
 def _machine(found: dict[str, Any]) -> str:
     """Describe the machine in one line."""
     gpus = "; ".join(found["gpus"]) or "no NVIDIA GPU"
+    if found["gpu_processes"]:
+        gpus += f"; others use it: {', '.join(found['gpu_processes'])}"
     memory, free = found["memory"] / 2**30, found["free"] / 2**30
     return f"{gpus}; {memory:.0f} GiB memory, {free:.0f} GiB free disk, Python {found['python_version']}"

@@ -1,4 +1,4 @@
-"""The figure of an analysis: a probe or the lens over layers, or a map of outlier features."""
+"""Figures of analyses: a probe or the lens over layers, a grid of tokens, a map of outlier features."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,36 +7,70 @@ from actograph.contract import hooks
 from actograph.contract.analyses import (
     SCORE_TITLES,
     AnalysisResult,
+    LensGrid,
     LensResult,
     OutliersResult,
     ProbesResult,
     ranked_by,
+    visible,
 )
 from actograph.report import figures
 from actograph.report.figures import Bar, Figure
+from actograph.short_texts import shorten
 
 Numbers = Mapping[str, Mapping[str, Any]]
 _LENS = {"agreement": "agrees with the last hook", "next_is_top": "next token on top"}
 
 
-def figure_of(result: AnalysisResult, name: str = "") -> Figure | None:
-    """Draw the figure of a result; None if it has none.
+def figures_of(result: AnalysisResult, prefix: str = "") -> list[Figure]:
+    """Draw the figures of a result, the most telling first; their titles have what was read.
 
     Args:
-        name: of the figure; by default that of the main table.
+        prefix: of their names.
 
     Raises:
         PackageMissing: matplotlib is not installed.
     """
     if isinstance(result, ProbesResult):
-        title = SCORE_TITLES[ranked_by(next(iter(result.hooks.values())))]
-        return figures.curves(name or "probes", "Probe and baselines", _probe(result.hooks), title)
+        first = next(iter(result.hooks.values()))
+        score = SCORE_TITLES[ranked_by(first)]
+        rows = max(one["rows"] for one in result.hooks.values())
+        groups = max(one["groups"] for one in result.hooks.values())
+        title = (
+            f"Probe of {result.spec['label']} and baselines: {rows} rows of {groups} groups, {_about(result)}"
+        )
+        return [figures.curves(f"{prefix}probes", title, _probe(result.hooks), score)]
     if isinstance(result, OutliersResult) and result.outlier_features:
+        title = f"Layers of each outlier feature: {result.positions} tokens, {_about(result)}"
         layers = _layers(result.outlier_features)
-        return figures.outlier_map(name or "outlier_features", "Layers of each outlier feature", layers)
+        return [figures.outlier_map(f"{prefix}outlier_features", title, layers)]
     if isinstance(result, LensResult):
-        return figures.curves(name or "lens", "Logit lens", _lens(result.hooks), "share of rows")
-    return None
+        rows = max(one["rows"] for one in result.hooks.values())
+        title = f"Logit lens: {rows} rows of each hook, {_about(result)}"
+        curves = figures.curves(f"{prefix}lens", title, _lens(result.hooks), "share of rows")
+        return [curves] if result.grid is None else [_grid(f"{prefix}lens_grid", result.grid), curves]
+    return []
+
+
+def _about(result: AnalysisResult) -> str:
+    """The sessions and tokens that were read."""
+    reduce = result.spec.get("reduce", "none")
+    sessions = f"{result.sessions} session{'s' if result.sessions != 1 else ''}"
+    return f"positions {result.spec['positions']}{'' if reduce == 'none' else f' ({reduce})'} of {sessions}"
+
+
+def _grid(name: str, found: LensGrid) -> Figure:
+    columns = [
+        f"{position} {visible(text)}" for position, text in zip(found.positions, found.inputs, strict=True)
+    ]
+    rows = {
+        hook: [(visible(text), value) for text, value in zip(texts, found.probabilities[hook], strict=True)]
+        for hook, texts in found.tokens.items()
+    }
+    title = (
+        f"Tokens on top by the logit lens: {len(columns)} positions of session {shorten(found.session_id)}"
+    )
+    return figures.grid(name, title, columns, rows, x="position and input", y="hook", unit="probability")
 
 
 def _probe(found: Numbers) -> dict[str, list[Bar]]:

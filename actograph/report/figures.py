@@ -1,6 +1,7 @@
 """Figures of reports as SVG and PNG, in colours that colour-blind readers can tell apart."""
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,8 @@ def bars(name: str, title: str, groups: Mapping[str, Sequence[Bar]]) -> Figure:
             hatch=("", "//", "..", "xx")[number % 4],
         )  # fmt: skip
     axes.set_xticks(range(len(labels)), labels, rotation=20 if len(labels) > 4 else 0)
+    axes.set_xlabel("condition")
+    axes.set_ylabel("value")
     _legend(axes, len(groups))
     return _drawn(figure, name, title)
 
@@ -109,10 +112,50 @@ def outlier_map(name: str, title: str, features: Mapping[int, Sequence[int]]) ->
     return _drawn(figure, name, title)
 
 
-def _axes() -> tuple[Any, Any]:
+def grid(
+    name: str,
+    title: str,
+    columns: Sequence[str],
+    rows: Mapping[str, Sequence[tuple[str, float]]],
+    *,
+    x: str,
+    y: str,
+    unit: str,
+) -> Figure:
+    """Draw a text and a value from 0 to 1 in each cell, the last row on top.
+
+    Args:
+        rows: label -> text and value for each column.
+        x, y, unit: labels of the axes and of the values.
+    """
+    figure, axes = _axes(width=2.2 + 0.62 * len(columns), height=1.6 + 0.26 * len(rows))
+    axes.grid(visible=False)
+    values = [[value for _, value in cells] for cells in rows.values()]
+    image = axes.imshow(values, cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower")
+    for row, cells in enumerate(rows.values()):
+        for column, (text, value) in enumerate(cells):
+            colour = "white" if value > 0.6 else "black"
+            style = {"ha": "center", "va": "center", "fontsize": 7, "color": colour}
+            axes.text(column, row, _drawable(text), **style)
+    axes.set_xticks(range(len(columns)), map(_drawable, columns), rotation=60, ha="right", fontsize=7)
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=7)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    figure.colorbar(image, ax=axes, label=unit, pad=0.01)
+    return _drawn(figure, name, title)
+
+
+def _drawable(text: str) -> str:
+    """A text in which characters that the font lacks are boxes; matplotlib would warn of each."""
+    fonts = package("matplotlib", "a figure", module="matplotlib.font_manager")
+    font = fonts.get_font(fonts.findfont(fonts.FontProperties()))
+    return "".join(one if font.get_char_index(ord(one)) else "□" for one in text)
+
+
+def _axes(width: float = 7, height: float = 3.6) -> tuple[Any, Any]:
     # not pyplot, which keeps figures in a global list
     module = package("matplotlib", "a figure", module="matplotlib.figure")
-    figure = module.Figure(figsize=(7, 3.2), layout="constrained")
+    figure = module.Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", linewidth=0.4, alpha=0.6)
@@ -121,13 +164,14 @@ def _axes() -> tuple[Any, Any]:
 
 
 def _legend(axes: Any, series: int) -> None:
-    """Above the axes, where it hides nothing."""
+    """Below the axes, where it hides nothing."""
     if series > 1:
-        axes.figure.legend(fontsize=8, frameon=False, loc="outside upper left", ncols=3)
+        axes.figure.legend(fontsize=8, frameon=False, loc="outside lower left", ncols=3)
 
 
 def _drawn(figure: Any, name: str, title: str) -> Figure:
     found = {}
+    figure.suptitle("\n".join(textwrap.wrap(title, int(14 * figure.get_figwidth()))), fontsize=9)
     # names are shown as they are: a dollar sign begins no formula
     for text in figure.findobj(lambda artist: hasattr(artist, "set_parse_math")):
         text.set_parse_math(False)

@@ -18,7 +18,7 @@ from actograph.contract.analyses import (
 )
 from actograph.contract.resources import ConditionComparison, ConditionResults, JobComparison, JobResults
 from actograph.report import figures, page
-from actograph.report.analysis_figures import figure_of
+from actograph.report.analysis_figures import figures_of
 from actograph.report.figures import Bar, Figure
 
 #: of a normal distribution, for intervals of 95 %
@@ -93,7 +93,9 @@ def _of_samples(job: JobHandle, drawn: list[Figure]) -> list[str]:
         if sample.generated_tokens is not None:
             lengths.setdefault(sample.condition or "all", []).append(sample.generated_tokens)
     if any(any(found) for found in lengths.values()):
-        shown = figures.histogram(f"{job.id}-lengths", "Lengths of answers", lengths, "tokens")
+        shown = figures.histogram(
+            f"{job.id}-lengths", f"Lengths of {sum(map(len, lengths.values()))} answers", lengths, "tokens"
+        )
         text += [page.heading("Lengths", 3), _add(drawn, shown)]
     return text
 
@@ -131,9 +133,16 @@ def _scores(name: str, results: JobResults, drawn: list[Figure]) -> list[str]:
     headers = ("Condition", "Metric", "Value", "Standard error", "Samples", "Failed", "Truncated")
     return [
         page.heading("Scores", 3),
-        _add(drawn, figures.bars(f"{name}-scores", "Scores, with 95 % intervals", bars)),
+        _add(drawn, figures.bars(f"{name}-scores", f"Scores, with 95 % intervals: {_counts(results)}", bars)),
         page.table(headers, rows),
     ]
+
+
+def _counts(results: JobResults) -> str:
+    """`24 samples`, or `23 to 24 samples of each condition`."""
+    counts = sorted({one.samples for one in results.conditions.values()})
+    number = " to ".join(str(one) for one in dict.fromkeys((counts[0], counts[-1])))
+    return f"{number} samples{' of each condition' if len(results.conditions) > 1 else ''}"
 
 
 def _error(results: ConditionResults, metric: str) -> float | None:
@@ -160,8 +169,7 @@ def _comparison(found: JobComparison) -> list[str]:
 
 def _of_analysis(name: str, found: Any, drawn: list[Figure]) -> list[str]:
     text = [page.paragraph(f"Of {found.sessions} sessions; {found.skipped_sessions} were left out.")]
-    if (shown := figure_of(found, f"{name}-{found.kind}")) is not None:
-        text.append(_add(drawn, shown))
+    text += [_add(drawn, one) for one in figures_of(found, f"{name}-")]
     if isinstance(found, ProbesResult):
         return [*text, *map(page.paragraph, found.warnings), _probe(found.hooks)]
     if isinstance(found, OutliersResult):

@@ -138,6 +138,8 @@ class Supervisor:
             elif child.restart_at is not None and time.monotonic() >= child.restart_at:
                 child.start()
             elif child.pid is not None and not child.ready and child.is_ready(child.pid):
+                if child.was_ready:
+                    self._report(f"{child.name} is ready again")
                 child.ready, child.was_ready, child.deaths = True, True, 0
         return all(child.ready for child in self.children)
 

@@ -8,13 +8,27 @@ from api.dependencies import Services
 from api.submission import Submission, with_expiry
 from storage.accounts import quotas
 from storage.analyses import queries
+from storage.index.pages import full_id
 from storage.jobs import jobs
 from storage.samples import NewSample
+from storage.sessions import sessions
 
 
 def resolve(services: Services, body: AnalysisSpec) -> AnalysisSpec:
-    """Set the defaults."""
-    return with_expiry(services, body)
+    """Set the defaults, and the full ids of jobs and sessions.
+
+    Raises:
+        InvalidRequest: several ids begin like one.
+    """
+    changes = {}
+    with services.database.read() as session:
+        for field, query in body.queries.items():
+            ids = {
+                name: [full_id(session, one, prefix) for one in getattr(query, name)]
+                for name, prefix in (("jobs", "job"), ("ids", "ses"))
+            }
+            changes[field] = query.model_copy(update=ids)
+    return with_expiry(services, body.model_copy(update=changes))
 
 
 def check(services: Services, spec: AnalysisSpec, owner: str) -> Submission[AnalysisSpec]:
@@ -32,6 +46,12 @@ def check(services: Services, spec: AnalysisSpec, owner: str) -> Submission[Anal
                     jobs.get(session, job_id)
                 except NotFound:
                     raise InvalidRequest(f"there is no job {job_id}", param=f"{field}.jobs.{place}") from None
+            for place, session_id in enumerate(query.ids):
+                try:
+                    sessions.get(session, session_id)
+                except NotFound:
+                    fault = f"there is no session {session_id}"
+                    raise InvalidRequest(fault, param=f"{field}.ids.{place}") from None
             try:
                 surveys.append(
                     queries.survey(session, query, spec.hooks, kind=spec.kind, with_stream=spec.attributes)

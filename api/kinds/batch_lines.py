@@ -169,12 +169,19 @@ class _CheckedLines:
         found = chat.spec_of(services, request, self._job.structure)
         if len(found.inputs) != 1:
             raise InvalidRequest("one prompt for each line; write a line for each prompt", param="prompt")
+        if any(one.source is not None for one in found.interventions):
+            raise InvalidRequest(
+                "a batch takes no rows of sessions; store the row as a vector, and name it by vector_id",
+                param="interventions",
+            )
         if request.stream:
             raise InvalidRequest("a batch does not stream; leave stream out", param="stream")
         if model != self._job.spec.model:
             message = f"a batch is for one model; the first line's is {self._job.spec.model}"
             raise _Fault("model_mismatch", message, "model")
-        return with_vectors(services, found.model_copy(update={"model": model}))
+        full = with_vectors(services, found.model_copy(update={"model": model}))
+        structure = self._job.structure
+        return full if structure is None else checks.with_layers(full, structure)
 
     def _check(self, spec: ChatJobSpec) -> None:
         """Like a chat's check, but lines alike in capture and interventions are checked once."""

@@ -1,14 +1,15 @@
 """One job: progress, events, errors, accuracy by condition, paired comparison and its samples."""
 
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request
+from pydantic import ValidationError
 from starlette.responses import Response
 
-from actograph.contract.analyses import ANALYSIS_KINDS
+from actograph.contract.analyses import ANALYSIS_KINDS, RESULT_FILE, RESULTS
 from actograph.contract.errors import ActographError
-from actograph.contract.resources import ConditionResults, JobResults
+from actograph.contract.resources import ConditionResults, JobResults, Session
 from api.auth import READ
 from api.dependencies import JobId, Services, ServicesDep
 from api.pages.live import digest
@@ -18,12 +19,15 @@ from api.routes.jobs import get_job, get_job_results
 from api.routes.sessions import get_session
 from storage.index import events
 from storage.samples import verdicts
+from storage.sessions.writer import session_prefix
 
 router = APIRouter(include_in_schema=False, dependencies=[READ])
 
 #: samples in the grid of a page
 GRID = 1000
 EVENTS = 50
+#: lines of each table of an analysis, and the largest result that a page reads
+TABLE_LINES, LARGEST_RESULT = 100, 4 << 20
 #: verdicts in words
 _NAMES = {"no_answer": "no answer", "done": "completed", "leased": "running", "pending": "waiting"}
 
@@ -51,6 +55,8 @@ def show_job(
     results, trouble = _results(services, job_id)
     # the result of an analysis is the one session of its one sample
     results_in = shown[0].session_id if shown and job.kind in ANALYSIS_KINDS else None
+    stored = get_session(services, results_in) if results_in else None
+    tables, unread = _tables(services, job.kind, stored) if stored else ({}, "")
     grid: dict[str, list[verdicts.Verdict]] = {}
     for one in shown:
         grid.setdefault(one.condition, []).append(one)
@@ -58,7 +64,7 @@ def show_job(
         "state": state,
         "job": job,
         "is_over": job.status.is_terminal(),
-        "trouble": trouble,
+        "trouble": trouble or unread,
         "results": results.conditions if results else {},
         "metrics": intervals(results.conditions) if results else {},
         "conditions": [one["name"] for one in job.spec.get("conditions") or []],
@@ -69,9 +75,28 @@ def show_job(
         "step": GRID,
         "groups": groups,
         "events": log,
-        "session": get_session(services, results_in) if results_in else None,
+        "session": stored,
+        "tables": tables,
     }
     return render(request, "job.html", values)
+
+
+Tables = Mapping[str, list[dict[str, Any]]]
+
+
+def _tables(services: Services, kind: str, stored: Session) -> tuple[Tables, str]:
+    """The first lines of each table of an analysis, and the reason if it cannot be read."""
+    file = next((one for one in stored.files if one.name == RESULT_FILE), None)
+    if file is None or file.bytes > LARGEST_RESULT:
+        return {}, ""
+    try:
+        data = services.store.read(f"{session_prefix(stored.id)}/{RESULT_FILE}", 0, file.bytes)
+        found = RESULTS[kind].model_validate_json(data).tables
+    except ActographError as error:
+        return {}, error.message
+    except ValidationError:  # of another version
+        return {}, ""
+    return {title: lines[:TABLE_LINES] for title, lines in found.items()}, ""
 
 
 @router.get("/jobs/{job_id}/comparison")

@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from actograph import __version__
 from actograph.contract.roles import Role
 from actograph.short_texts import age, duration, shorten, size
+from actograph.tables import text_of
 from api.auth import Access
 
 HERE = Path(__file__).parent
@@ -75,6 +76,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(moment=moment, number=number, pretty=pretty, age=age, shorten=shorten)
+    made.filters["cell"] = lambda value: (
+        number(value) if value is None or isinstance(value, int | float) else text_of("", value)
+    )
     made.filters["size"] = lambda count: NONE if count is None else size(count)
     made.filters["duration"] = lambda seconds: NONE if seconds is None else duration(seconds)
     made.globals.update(address=address, version=__version__)

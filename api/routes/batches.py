@@ -33,6 +33,9 @@ def create_batch(
     """
     require_priority(services, request.priority)
     key = request_key(idempotency_key, request)
+    with services.database.read() as session:
+        input_file_id = pages.full_id(session, request.input_file_id, "file")
+    request = request.model_copy(update={"input_file_id": input_file_id})
     with services.database.write() as session:
         row = None if key is None else request_keys.made_with(session, BatchRow, by, key)
         if row is None:

@@ -8,9 +8,10 @@ from starlette.responses import Response, StreamingResponse
 
 from actograph.contract.analyses import ABOUT_GROUPS, ABOUT_LABELS, CORRECT, SAMPLE, Groups, Label
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.field_wording import in_words
 from actograph.contract.row_selection import Positions, Reduce
 from api.auth import READ
-from api.dependencies import JobId, Services, ServicesDep, slow
+from api.dependencies import JobId, Services, ServicesDep, resolved, slow
 from api.reading.downloads import binary
 from storage.jobs import jobs
 from storage.results import labels, matrix
@@ -78,9 +79,7 @@ def get_job_matrix(services: ServicesDep, job_id: JobId, wanted: Annotated[Matri
 @slow
 def get_sessions_matrix(services: ServicesDep, wanted: Annotated[SessionsMatrixQuery, Query()]) -> Response:
     """Rows of all matching sessions, such as those of a tag, in the form of a job's matrix."""
-    samples = SessionFilter(**wanted.model_dump(include=set(SessionFilter.model_fields)))
-    if wanted.model and (name := services.models.find(wanted.model)):
-        samples = samples.model_copy(update={"model": name})
+    samples = resolved(services, SessionFilter(**wanted.model_dump(include=set(SessionFilter.model_fields))))
     with services.database.read() as session:
         structures = [services.structures.find(session, name) for name in matrix.models(session, samples)]
         names = matrix.hook_names(wanted.hook, *structures)
@@ -105,5 +104,5 @@ def _parsed(text: str) -> Positions:
     try:
         return _positions.validate_python(text)
     except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        reason = in_words(error.errors(include_url=False))
         raise InvalidRequest(f"positions: {reason}", param="positions") from None

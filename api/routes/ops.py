@@ -21,6 +21,7 @@ from actograph.contract.operations import (
     StoreGc,
     StoreVerification,
     Worker,
+    WorkerStatus,
     of_contract,
 )
 from actograph.contract.specs import PauseRequest
@@ -32,7 +33,9 @@ from api.routes.models import list_models
 from api.submission import MAX_SAMPLES
 from storage.accounts import api_keys, quotas
 from storage.index import pages
+from storage.index.database import now
 from storage.queue import pause, view, workers
+from storage.tables.models import WorkerRow
 from storage.upkeep import store_gc, store_verify
 
 log = logging.getLogger(__name__)
@@ -162,9 +165,19 @@ def resume_queue(services: ServicesDep, by: Caller) -> QueueState:
 
 @router.get("/v1/workers", tags=["queue"], dependencies=[READ, ADMIN], summary="Workers, the newest first")
 def list_workers(services: ServicesDep) -> ListPage[Worker]:
-    """Live workers, and workers that ended within a day."""
+    """Live workers, and workers that ended within a day.
+
+    A worker is `silent` after half of the time in which its samples are freed.
+    """
     with services.database.read() as session:
-        return pages.page(workers.find(session), False, workers.resource)
+        since = now(session) - services.settings.lease_seconds / 2
+
+        def shown(row: WorkerRow) -> Worker:
+            found = workers.resource(row)
+            is_silent = row.status in workers.ALIVE and row.heartbeat_at < since
+            return found.model_copy(update={"status": WorkerStatus.SILENT}) if is_silent else found
+
+        return pages.page(workers.find(session), False, shown)
 
 
 class Health(BaseModel):

@@ -14,7 +14,7 @@ from actograph.contract.operations import StoreUsage
 from actograph.contract.resources import SessionChange, SessionDeletion, SessionScoresRequest, SessionStats
 from actograph.contract.specs import SessionUpdate
 from api.auth import READ, SUBMIT
-from api.dependencies import PageDep, Services, ServicesDep, SessionId
+from api.dependencies import PageDep, Services, ServicesDep, SessionId, resolved
 from api.reading import downloads
 from api.reading.tensor_slices import Format, answer
 from storage.accounts import quotas
@@ -30,10 +30,8 @@ router = APIRouter(prefix="/v1/activations", tags=["sessions"], dependencies=[RE
 ALIAS = "/session/{session_id}"
 
 
-async def _filter(services: ServicesDep, wanted: Annotated[SessionFilter, Query()]) -> SessionFilter:
-    # sessions outlive the service of their model
-    name = wanted.model and services.models.find(wanted.model)
-    return wanted.model_copy(update={"model": name}) if name else wanted
+def _filter(services: ServicesDep, wanted: Annotated[SessionFilter, Query()]) -> SessionFilter:
+    return resolved(services, wanted)
 
 
 FilterDep = Annotated[SessionFilter, Depends(_filter)]

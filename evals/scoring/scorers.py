@@ -112,10 +112,13 @@ def gold_number(target: str) -> Number:
 
 
 def _judge(scorer: Scorer, *, form: str, max_tokens: int | None) -> Judge:
+    is_cot = (scorer.form or form) == "gsm8k_cot"
+    strict = gsm8k_filters.strict_match_cot if is_cot else gsm8k_filters.strict_match
     match scorer.name:
         case "strict-match":
-            is_cot = (scorer.form or form) == "gsm8k_cot"
-            return _filtered(gsm8k_filters.strict_match_cot if is_cot else gsm8k_filters.strict_match)
+            return _filtered(strict)
+        case "format":
+            return _has_form(strict)
         case "flexible-extract":
             return _filtered(gsm8k_filters.flexible_extract)
         case "numeric":
@@ -132,6 +135,16 @@ def _filtered(extract: Callable[[str], str | None]) -> Judge:
     def judge(given: Answer) -> Score:
         answer = extract(given.completion)
         return Score(value=float(gsm8k_filters.exact_match(answer, given.target)), answer=answer)
+
+    return judge
+
+
+def _has_form(extract: Callable[[str], str | None]) -> Judge:
+    """Score 1 if the completion has an answer in the asked form, right or wrong."""
+
+    def judge(given: Answer) -> Score:
+        answer = extract(given.completion)
+        return Score(value=float(answer is not None), answer=answer)
 
     return judge
 

@@ -12,7 +12,7 @@ from actograph.analysis.comparison import require_common, require_sets
 from actograph.analysis.probe_labels import predicts, require_groups
 from actograph.contract import hooks
 from actograph.contract.analyses import CompareSpec, ProbeSpec, SessionQuery
-from actograph.contract.errors import InvalidRequest, MixedIdentities, UnknownHook
+from actograph.contract.errors import InvalidRequest, MixedIdentities
 from actograph.contract.models import ModelIdentity, short
 from actograph.contract.resources import TensorInfo
 from actograph.tensor_files import Array, itemsize
@@ -31,7 +31,6 @@ _RESIDUAL = ("resid_pre", "resid_mid", "resid_post")
 #: points of routers, of which `outliers` reports the use of experts
 ROUTED = ("router_logits", "expert_indices")
 _NEEDS = {OUTLIERS: "hooks of a layer with a row per token", LENS: "resid_pre, resid_mid or resid_post"}
-_SHOWN = 8
 #: ids in one statement
 _AT_ONCE = 500
 
@@ -58,10 +57,12 @@ class Survey:
 
 
 def filters(query: SessionQuery) -> Iterator[SessionFilter]:
-    """The filter of each job's sessions."""
+    """The filter of each job's sessions, or of each session."""
     conditions = query.model_dump(include=set(SampleFilter.model_fields))
     for job_id in dict.fromkeys(query.jobs):
         yield SessionFilter(job_id=job_id, **conditions)
+    for session_id in dict.fromkeys(query.ids):
+        yield SessionFilter(id_prefix=session_id, **conditions)
 
 
 def survey(
@@ -99,7 +100,7 @@ def survey(
     stored = {name: TensorInfo.model_validate(info) for name, info in first.hooks.items()}
     usable = {name: info for name, info in stored.items() if _is_usable(name, info, kind)}
     default = [name for name in usable if kind != LENS or hooks.point_of(name) == "resid_post"]
-    names = matching(stored, wanted) if wanted else default
+    names = hooks.matching(stored, wanted) if wanted else default
     unusable = [name for name in names if name not in usable]
     if unusable or not names:
         needed = _NEEDS.get(kind, "rows of floats")
@@ -158,18 +159,6 @@ def component_names(points: Sequence[str]) -> list[str]:
 def _layer(name: str) -> int:
     layer = hooks.layer_of(name)
     return -1 if layer is None else layer
-
-
-def matching(stored: Mapping[str, TensorInfo], wanted: Sequence[str]) -> list[str]:
-    """Names of stored tensors that are wanted, by name, alias or point. Raises UnknownHook."""
-    found: dict[str, None] = {}
-    for place, name in enumerate(wanted):
-        same = [one for one in stored if name in (one, hooks.point_of(one)) or one == hooks.canonical(name)]
-        if not same:
-            listed = ", ".join(list(stored)[:_SHOWN])
-            raise UnknownHook(f"no tensor {name} is stored; there are {listed}", param=f"hooks.{place}")
-        found.update(dict.fromkeys(same))
-    return list(found)
 
 
 def _is_usable(name: str, info: TensorInfo, kind: str) -> bool:

@@ -12,6 +12,7 @@ from actograph.contract.analyses import AnalysisKind
 from actograph.contract.resources import JobStatus
 from storage.artifacts.checked_files import CheckedFile
 from storage.artifacts.store import ArtifactStore
+from storage.index.ids import among
 from storage.jobs import jobs
 from storage.sessions import sessions
 from storage.sessions.selected_rows import Floats
@@ -24,9 +25,17 @@ _MOST_BYTES = 32 << 20
 
 
 def of_job(session: Session, kind: AnalysisKind, job_id: str) -> Sequence[SessionRow]:
-    """The results of completed analyses of a job's sessions, newest first."""
+    """The results of completed analyses of a job, or of sessions of it, newest first."""
     done, _ = jobs.find(session, {"kind": kind, "status": JobStatus.COMPLETED}, limit=_JOBS)
-    chosen = [job.id for job in done if job_id in job.spec["sessions"]["jobs"]]
+    queries = {job.id: job.spec["sessions"] for job in done}
+    named = {one for query in queries.values() for one in query.get("ids", ())}
+    of_job = SessionRow.job_id == job_id
+    own = set(session.scalars(sa.select(SessionRow.id).where(of_job, among(session, SessionRow.id, named))))
+    chosen = [
+        name
+        for name, query in queries.items()
+        if job_id in query["jobs"] or own.intersection(query.get("ids", ()))
+    ]
     statement = sa.select(SessionRow).where(SessionRow.job_id.in_(chosen))
     return session.scalars(statement.order_by(SessionRow.created_at.desc())).all()
 

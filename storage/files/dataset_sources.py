@@ -16,7 +16,7 @@ from evals.dataset_rows import DatasetRow, RowForm, checked
 from storage.artifacts.store import ArtifactStore
 from storage.files import files
 from storage.index.database import Database
-from storage.index.ids import is_id
+from storage.index.pages import full_id
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,10 @@ class Uploads:
     def open(self, file_id: str) -> BinaryIO:
         """The bytes of a file, verified. Raises InvalidDataset if there is no such file."""
         missing = InvalidDataset(f"no file {file_id}", param="dataset.file_id")
-        if not is_id(file_id, "file"):
-            raise missing
         try:
             with self.database.read() as session:
-                row = files.get(session, file_id)
-            self.store.size(f"files/{file_id}")
+                row = files.get(session, full_id(session, file_id, "file"))
+            self.store.size(f"files/{row.id}")
         except NotFound as error:
             raise missing from error
         file = files.stored(row, self.store)

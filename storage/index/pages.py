@@ -8,6 +8,8 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.base import ListPage
 from actograph.contract.errors import InvalidRequest
+from storage.index.ids import is_beginning
+from storage.tables.models import ApiKeyRow, BatchRow, FileRow, JobRow, SampleRow, SessionRow, VectorRow
 
 Order = Literal["asc", "desc"]
 R = TypeVar("R")
@@ -23,6 +25,11 @@ class PageOptions(TypedDict, total=False):
 
 
 Column = sa.orm.InstrumentedAttribute[Any]
+#: prefix of an id -> its column
+_COLUMNS: dict[str, Column] = {
+    "job": JobRow.id, "smp": SampleRow.id, "ses": SessionRow.id, "file": FileRow.id, "vec": VectorRow.id,
+    "batch": BatchRow.id, "key": ApiKeyRow.id,
+}  # fmt: skip
 
 
 def fetch(
@@ -69,12 +76,28 @@ def page(rows: Sequence[R], has_more: bool, to_resource: Callable[[R], T]) -> Li
     )
 
 
-def only_id(session: Session, column: sa.orm.InstrumentedAttribute[str], beginning: str) -> str | None:
-    """The id with this beginning; None if there is none. Raises InvalidRequest if there are several."""
+def only_id(session: Session, beginning: str) -> str | None:
+    """The id with this beginning, such as `job_3fa2`; None if there is none.
+
+    Raises:
+        InvalidRequest: several ids begin like this.
+    """
+    column = _COLUMNS[beginning.partition("_")[0]]
     found = session.scalars(sa.select(column).where(id_begins(column, beginning)).limit(2)).all()
     if len(found) > 1:
         raise InvalidRequest(f"{beginning} is not unique: {found[0]} and {found[1]} begin with it")
     return found[0] if found else None
+
+
+def full_id(session: Session, typed: str, prefix: str) -> str:
+    """The id that a text begins, among those that the caller may see; the text itself if there is none.
+
+    This is the one way from the beginning of an id to the id, for paths, bodies and filters.
+
+    Raises:
+        InvalidRequest: several ids begin like this.
+    """
+    return (only_id(session, typed) or typed) if is_beginning(typed, prefix) else typed
 
 
 def id_begins(column: sa.orm.InstrumentedAttribute[str], beginning: str) -> sa.ColumnElement[bool]:

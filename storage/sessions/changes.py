@@ -15,6 +15,7 @@ from actograph.contract.specs import SessionUpdate
 from storage.index import counters, events, visible
 from storage.index.database import Database, now
 from storage.index.ids import slices
+from storage.index.pages import full_id
 from storage.jobs import jobs
 from storage.sessions.filter import SessionFilter
 from storage.sessions.sessions import get, ids
@@ -126,7 +127,9 @@ def score(session: Session, given: Sequence[SessionScores]) -> None:
         NotFound: a session does not exist.
         InvalidRequest: a session is an evaluation's, all of whose samples have the same scorers.
     """
-    by_id = {one.session_id: one for one in given}
+    by_id = {full_id(session, one.session_id, "ses"): one for one in given}
+    if len(by_id) < len(given):
+        raise InvalidRequest("a session is named twice; give all its scores together", param="sessions")
     if missing := by_id.keys() - set(_lock(session, list(by_id))):
         raise NotFound(f"no session {min(missing)}")
     statement = (

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actograph.contract.errors import StoreDamaged
+from actograph.contract.interventions import RowSource
 from actograph.contract.models import ModelIdentity
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.row_selection import Segment
@@ -64,6 +65,7 @@ class AppliedIntervention(ManifestPart):
     coefficient: float
     positions: Any
     vector_id: str | None = None
+    source: RowSource | None = Field(None, description="The row of a session that was its vector.")
     vector_sha256: str | None = Field(None, description="Of the numbers as little-endian float32.")
 
 

@@ -7,6 +7,7 @@ from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound
 from actograph.contract.interventions import StoredVector, each
 from actograph.contract.specs import FileDataset
 from storage.files import files
+from storage.index.pages import full_id
 from storage.jobs.jobs import Spec
 from storage.sessions import vectors
 from storage.tables.models import FileRow
@@ -16,9 +17,17 @@ DATASETS = ("dataset", "fewshot_dataset")
 
 
 def upload(session: Session, file_id: str, field: str, *, keep: bool = False) -> FileRow:
-    """Find an upload. `keep` prevents its deletion until the transaction ends. Raises InvalidDataset."""
+    """Find an upload by its id or the beginning of one.
+
+    Args:
+        keep: prevent its deletion until the transaction ends.
+
+    Raises:
+        InvalidDataset: there is no such upload.
+        InvalidRequest: several ids begin like this.
+    """
     try:
-        return (files.keep if keep else files.get)(session, file_id)
+        return (files.keep if keep else files.get)(session, full_id(session, file_id, "file"))
     except NotFound:
         raise InvalidDataset(
             f"there is no file {file_id}; upload it through /v1/files", param=f"{field}.file_id"

@@ -10,8 +10,8 @@ from actograph.contract import hooks
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.interventions import ID_START, Intervention, each
 from actograph.contract.specs import JobSpecBase
+from storage.index import pages
 from storage.index.ids import is_id
-from storage.index.pages import only_id
 from storage.tables.models import VectorRow
 
 S = TypeVar("S", bound=JobSpecBase)
@@ -34,7 +34,7 @@ def full_id(session: Session, reference: str, *, hook: str | None = None, model:
         return reference
     found = sa.select(VectorRow).options(defer(VectorRow.data, raiseload=True))
     if re.fullmatch(ID_START, reference):
-        known = only_id(session, VectorRow.id, reference)
+        known = pages.only_id(session, reference)
         if known is None:
             raise NotFound(f"no vector has the id {reference}")
         return known
@@ -62,13 +62,17 @@ def full_id(session: Session, reference: str, *, hook: str | None = None, model:
 
 
 def with_full_ids(session: Session, spec: S) -> S:
-    """The spec with the full ids of the vectors that its interventions name.
+    """The spec with the full ids of the vectors and sessions that its interventions name.
 
     Raises:
         InvalidRequest: there is no such vector, or the reference is not unique; the error names the field.
     """
 
     def named(one: Intervention, param: str) -> Intervention:
+        if one.source is not None:
+            full = pages.full_id(session, one.source.session, "ses")
+            source = one.source.model_copy(update={"session": full})
+            return one.model_copy(update={"source": source})
         if one.vector_id is None:
             return one
         try:
@@ -96,9 +100,13 @@ def with_full_ids(session: Session, spec: S) -> S:
 
 
 def has_short_ones(spec: JobSpecBase) -> bool:
-    """Whether an intervention names a vector otherwise than by its full id."""
-    given = (one.vector_id for _, one in each(spec.interventions, getattr(spec, "conditions", ())))
-    return any(one is not None and not is_id(one, "vec") for one in given)
+    """Whether an intervention names a vector or a session otherwise than by its full id."""
+    given = [one for _, one in each(spec.interventions, getattr(spec, "conditions", ()))]
+    return any(
+        (one.vector_id is not None and not is_id(one.vector_id, "vec"))
+        or (one.source is not None and not is_id(one.source.session, "ses"))
+        for one in given
+    )
 
 
 def _canonical(hook: str) -> str:

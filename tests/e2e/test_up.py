@@ -57,6 +57,7 @@ def test_ready_means_that_jobs_run_also_after_kills_and_stop_leaves_nothing(
             killed.kill()
             wait(lambda: "starting it again" in service.said())
             wait(lambda: service_is_ready(client))
+            wait(lambda: "is ready again" in service.said())
             evaluate(client)
     assert service.process.poll() is None
     assert "SIGKILL" in service.said()

@@ -5,13 +5,15 @@ Stored logits of the model are compared with the lens of the last layer first.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.contract.analyses import LensResult, LensSpec
+from actograph.contract.analyses import LensGrid, LensResult, LensSpec
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
+from actograph.contract.hooks import matching
 from actograph.contract.models import ServedModel
 from storage.analyses import queries
 from storage.artifacts.store import ArtifactStore
@@ -28,6 +30,8 @@ from worker.analysis.run import AnalysisResults, AnalysisRun, Arrays, left_out
 _ROWS, _VOCABULARY = 1024, 4096
 #: bytes of all components of the rows that are attributed at once
 _COMPONENT_BYTES = 32 << 20
+#: positions of the grid, which must fit a figure
+GRID_POSITIONS = 32
 #: part of the logit that depends on no row
 BIAS = "bias"
 LOGITS = "logits"
@@ -184,6 +188,30 @@ class LensSums:
                         | numbers
                     )
 
+    def grid(self, ids: Sequence[str], text_of: Callable[[int], str]) -> LensGrid | None:
+        """The tokens on top at the first listed rows of the first session; None if no row is listed."""
+        rows = [(origin, columns) for origin, columns in islice(self._rows("row", ids), GRID_POSITIONS)]
+        rows = [one for one in rows if one[0]["session_id"] == rows[0][0]["session_id"]]
+        if not rows:
+            return None
+
+        def text(token: int) -> str:
+            return text_of(token) or str(token)
+
+        return LensGrid(
+            session_id=rows[0][0]["session_id"],
+            positions=[origin["position"] for origin, _ in rows],
+            inputs=[text(origin["input"]) for origin, _ in rows],
+            tokens={
+                hook: [text(int(columns["token"][place, 0])) for _, columns in rows]
+                for place, hook in enumerate(self.hooks)
+            },
+            probabilities={
+                hook: [float(np.exp(columns["log_probability"][place, 0])) for _, columns in rows]
+                for place, hook in enumerate(self.hooks)
+            },
+        )
+
     def contributions(self, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
         """A line for each listed row and component."""
         for origin, columns in self._rows("part", ids):
@@ -226,7 +254,7 @@ def run(run: AnalysisRun, spec: LensSpec, served: Sequence[ServedModel]) -> Anal
         with_logits = queries.sources(session, spec.sessions, LOGITS)
     folder = model_files.folder_of(identity, served)
     with ModelEnd(folder) as model:
-        hooks = queries.matching(survey.tensors, spec.hooks or ["resid_post"])
+        hooks = matching(survey.tensors, spec.hooks or ["resid_post"])
         for name, info in survey.tensors.items():
             if info.shape[1] != model.width:
                 raise InvalidRequest(
@@ -252,6 +280,7 @@ def _results(
         hooks=sums.of_hooks(),
         attribution=sums.attribution(),
         compared_rows=compared,
+        grid=sums.grid(progress.ids, text_of),
         **left_out(progress.skipped),
     )
     tables: dict[str, Any] = {

@@ -14,7 +14,7 @@ from actograph.contract.analyses import ANALYSIS, RESULT_FILE
 from actograph.contract.base import canonical_digest
 from actograph.contract.errors import ServiceUnavailable
 from actograph.contract.resources import SessionFile
-from actograph.report.analysis_figures import figure_of
+from actograph.report.analysis_figures import figures_of
 from storage.artifacts.store import ArtifactStore
 from storage.queue.leases import LeasedSample
 from storage.sessions.manifest import MANIFEST_NAME, SessionManifest
@@ -74,7 +74,7 @@ def _contents(results: AnalysisResults) -> Iterator[tuple[str, bytes]]:
         file = io.BytesIO()
         np.savez(file, **results.arrays)  # type: ignore[arg-type]
         yield DIRECTIONS_FILE, file.getvalue()
-    if (figure := figure_of(results.body)) is not None:
+    for figure in figures_of(results.body):
         yield f"{figure.name}.png", figure.png
         yield f"{figure.name}.svg", figure.svg
 

@@ -62,6 +62,7 @@ class OpenJobs:
         seconds = settings.user_function_seconds
         self._tools = UserFunctions.of(settings.user_tools, seconds)
         self._scorers = UserFunctions.of(settings.user_scorers, seconds)
+        self._store = store
         self._datasets = DatasetReader(Uploads(database, store), settings.data_roots)
         #: id, or form of chats -> open job, the last used one at the end
         self._open: dict[str, OpenJob] = {}
@@ -154,7 +155,7 @@ class OpenJobs:
         structure = structure.model_copy(update={"engine": name, "engine_reason": reason})
         runner = self._runner(row, engine)
         with self._database.read() as session:
-            steering = steering_of(session, spec, row.model, structure)
+            steering = steering_of(session, spec, row.model, structure, self._store)
         return OpenJob(
             settings=self._settings,
             engine=engine,
@@ -218,7 +219,7 @@ class OpenJobs:
             template_sha256=template_sha256(engine.tokenizer),
             capture=capture,
             hooks=names,
-            resolved={name: hooks.resolve(name, structure) for name in capture.hooks},
+            resolved=hooks.resolved(capture.hooks, capture.layers, structure),
             markup=markup_of(spec, engine.tokenizer),
             steering=steering,
             takes_turns=runner.takes_turns,

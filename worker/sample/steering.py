@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
@@ -20,7 +21,8 @@ from actograph.contract.interventions import (
 )
 from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import NamedPositions, Positions, TokenRange
-from storage.sessions import vectors
+from storage.artifacts.store import ArtifactStore
+from storage.sessions import source_rows, vectors
 from storage.sessions.manifest import AppliedIntervention
 from worker.engine.messages import Edit, TokenRule
 
@@ -70,23 +72,27 @@ def steering_of(
     spec: Mapping[str, Any],
     model: str,
     structure: ModelStructure,
+    store: ArtifactStore,
 ) -> Steering:
     """Resolve the interventions of a stored job spec.
 
     Args:
+        store: of the sessions whose rows interventions take.
         structure: of the loaded model, perhaps with other savepoints.
 
     Raises:
         InvalidRequest: an unknown hook or one that cannot be changed, a vector of another width than its
-            hook, or a stored vector that was deleted or is for another model.
+            hook, or a stored vector or session that was deleted, or a vector that is for another model.
     """
     job = [Intervention.model_validate(value) for value in spec.get("interventions") or ()]
     conditions = [_StoredCondition.model_validate(value) for value in spec.get("conditions") or ()]
     if not job and not any(c.interventions for c in conditions):
         return UNSTEERED
+    named = list(each(job, conditions))
+    rows = source_rows.read(store, named)
     ready = [
-        _ready(session, intervention, model, structure, param=param)
-        for param, intervention in each(job, conditions)
+        _ready(session, intervention, model, structure, param=param, row=rows.get(param))
+        for param, intervention in named
     ]
     own, rest = ready[: len(job)], ready[len(job) :]
     found: dict[str, Sequence[tuple[Edit, AppliedIntervention]]] = {} if conditions else {"": own}
@@ -109,15 +115,18 @@ def _ready(
     structure: ModelStructure,
     *,
     param: str,
+    row: NDArray[np.float32] | None,
 ) -> tuple[Edit, AppliedIntervention]:
     hook = resolve_hook(intervention.hook, structure, f"{param}.hook")
-    numbers = intervention.vector
+    numbers: Sequence[float] | None = intervention.vector
+    if row is not None:
+        numbers = row.tolist()
     if intervention.vector_id is not None:
         stored = _stored(session, intervention.vector_id, f"{param}.vector_id")
         check_stored(intervention.op, stored, model, f"{param}.vector_id")
         numbers = stored.vector
     if numbers is not None:
-        source = "vector" if intervention.vector_id is None else "vector_id"
+        source = "from" if row is not None else "vector" if intervention.vector_id is None else "vector_id"
         check_width(hook, len(numbers), width_of(structure, hook), f"{param}.{source}")
     edit = Edit(
         hook=hook,
@@ -132,6 +141,7 @@ def _ready(
         coefficient=intervention.coefficient,
         positions=intervention.model_dump(mode="json")["positions"],
         vector_id=intervention.vector_id,
+        source=intervention.source,
         vector_sha256=None if numbers is None else vector_sha256(numbers),
     )
     return edit, record

@@ -41,14 +41,16 @@ def check(box: Box, request: dict[str, Any]) -> dict[str, Any]:
     python, python_version = find_python(request["python"])
     source = box.versions / request["version"]
     lock = f"{request['lock']}-{python_version}"
+    state = status(box, request)
     made = [path.parent.name for path in box.envs.glob(f"{lock}-*/complete")]
     return {
         "root": str(box.root), "python": python, "python_version": python_version, "gpus": gpus(),
+        "gpu_processes": gpu_processes(state["pid"]),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "free": shutil.disk_usage(str(existing)).free, "lock": lock, "env": max(made, default=None),
         "has_version": source.exists(),
         "is_intact": source.exists() and fingerprint(files_below(source)) == request["version"],
-        **status(box, request),
+        **state,
     }  # fmt: skip
 
 
@@ -75,10 +77,39 @@ def find_python(named: str | None) -> tuple[str, str]:
 
 
 def gpus() -> list[str]:
-    """Return name, memory and driver of each NVIDIA GPU."""
+    """Return name, used and whole memory, and driver of each NVIDIA GPU."""
+    lines = _nvidia_smi("--query-gpu=name,memory.used,memory.total,driver_version")
+    found = [[part.strip() for part in line.split(",")] for line in lines]
+    return [f"{name}, {used} of {total} used, {driver}" for name, used, total, driver in found]
+
+
+def gpu_processes(own: int | None) -> list[str]:
+    """Return name, pid and memory of each process on a GPU that the service `own` did not start."""
+    found = []
+    for line in _nvidia_smi("--query-compute-apps=pid,used_memory,process_name"):
+        pid, used, name = (part.strip() for part in line.split(",", 2))
+        if own is None or own not in _ancestors(pid):
+            found.append(f"{name} (pid {pid}, {used})")
+    return found
+
+
+def _ancestors(pid: str) -> list[int]:
+    """Pids of a process and of those that started it; none if it is of another container."""
+    found: list[int] = []
+    while pid.isdecimal() and pid != "0":
+        found.append(int(pid))
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:
+            break
+        pid = next((line.split()[1] for line in lines if line.startswith("PPid:")), "0")
+    return found
+
+
+def _nvidia_smi(query: str) -> list[str]:
+    """Lines of a query; none without a driver."""
     if shutil.which("nvidia-smi") is None:
         return []
-    query = "--query-gpu=name,memory.total,driver_version"
     done = run(["nvidia-smi", query, "--format=csv,noheader"])
     return done.stdout.strip().splitlines() if done.returncode == 0 else []
 

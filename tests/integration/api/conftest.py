@@ -209,18 +209,20 @@ class Service:
         tensors: dict[str, TensorRows] | None = None,
         correct: bool | None = None,
         scores: dict[str, Any] | None = None,
+        completion: str = "a completion",
+        token_ids: range | list[int] = range(100, 107),
     ) -> str | None:
         """Complete a sample as a worker does: session files, session row, sample, counters, end."""
 
         session_id = None if tensors is None else lease.session_id
         assert tensors is None or session_id is not None, "the job captures nothing"
         done = result(
-            prompt="a prompt", completion="a completion", finish_reason="stop", prompt_tokens=3,
+            prompt="a prompt", completion=completion, finish_reason="stop", prompt_tokens=3,
             generated_tokens=4, scores=scores or {}, session_id=session_id,
         )  # fmt: skip
         made = None
         if session_id is not None and tensors is not None:
-            files, infos = self._write_session(session_id, lease, tensors)
+            files, infos = self._write_session(session_id, lease, tensors, token_ids)
             made = session_of(
                 lease, condition=lease.condition, epoch=lease.epoch, prompt_tokens=3, generated_tokens=4,
                 rows=6, hooks=infos, files=files, correct=correct,
@@ -230,7 +232,11 @@ class Service:
         return session_id
 
     def _write_session(
-        self, session_id: str, lease: LeasedSample, tensors: dict[str, TensorRows]
+        self,
+        session_id: str,
+        lease: LeasedSample,
+        tensors: dict[str, TensorRows],
+        token_ids: range | list[int],
     ) -> tuple[list[SessionFile], dict[str, TensorInfo]]:
         manifest = SessionManifest(
             session_id=session_id, job_id=lease.job_id, sample_id=lease.id, model=MODEL, capture={},
@@ -244,7 +250,7 @@ class Service:
         )  # fmt: skip
         with SessionWriter(self.services.store, session_id) as writer:
             writer.write_shard(list(tensors.values()))
-            files = writer.finish(manifest, range(100, 107))
+            files = writer.finish(manifest, token_ids)
             assert writer.manifest is not None
             infos = {
                 name: TensorInfo(shape=t.shape, dtype=t.dtype, first_row=t.first_row, nbytes=t.nbytes)

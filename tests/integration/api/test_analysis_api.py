@@ -53,6 +53,10 @@ def test_an_analysis_is_a_job_and_its_results_are_a_session(service: Service, ro
         *("result.json", "manifest.json", "outlier_features.csv", "massive_activations.csv", "hooks.csv"),
         *("outlier_features.png", "outlier_features.svg"),
     }
+    page = service.client.get(f"/jobs/{job['id']}").text
+    figure = page.index(f"/figures/{session['id']}/outlier_features.svg")
+    table = page.index("<h2>Hooks")
+    assert figure < table < page.index("<h2>Samples"), "the page begins with the figure and the tables"
     path = f"/v1/activations/sessions/{session['id']}"
     found = json.loads(service.client.get(f"{path}/files/result.json").content)
     arrays = {hook: np.concatenate([one[hook] for one in rows]) for hook in rows[0]}
@@ -137,8 +141,10 @@ def test_analyses_that_cannot_run_are_refused(
     for changes, pointer, says in [
         ({"sessions": {"jobs": [source, unknown]}}, "/sessions/jobs/1", "there is no job"),
         ({"sessions": {"jobs": [empty]}}, "/sessions", "no session matches"),
-        ({"sessions": {"jobs": []}}, "/sessions/jobs", ""),
-        ({"hooks": ["resid_pst"]}, "/hooks/0", "there are resid_post.0"),
+        ({"sessions": {"jobs": []}}, "/sessions/jobs", "neither is given"),
+        ({"sessions": {"jobs": [source], "ids": ["ses_1"]}}, "/sessions/jobs", "both are given"),
+        ({"sessions": {"ids": ["ses_" + "0" * 32]}}, "/sessions/ids/0", "there is no session"),
+        ({"hooks": ["resid_pst"]}, "/hooks/0", "Did you mean 'resid_post'?"),
         ({"threshold": 0}, "/threshold", ""),
         ({"model": "demo"}, "/model", "unknown field"),
         ({"kind": "lens", "sessions": {"jobs": [outputs]}, "token": 3}, "/token", "capture resid_pre.0"),

@@ -17,6 +17,7 @@ from storage.jobs import jobs
 from storage.tables.models import JobRow
 from tests.integration.api.conftest import Problem, Service, Start
 from tests.integration.api.conftest import capture_spec as capture
+from tests.support.command_line import Run
 
 GOOD_ROWS = [{"question": f"What is {i}?", "answer": f"It is {i}. #### {i}"} for i in range(5)]
 
@@ -51,6 +52,19 @@ def test_hooks_are_resolved_where_the_structure_is_known_and_left_open_where_not
     with service.database.read() as session:
         found = [jobs.get(session, job["id"]).hooks for job in (before, after, off)]
     assert found == [None, ["resid_pre.0", "mlp_in.1", "mlp_in.2"], []]
+
+
+def test_a_job_shows_the_layers_that_null_stands_for(service: Service, url: str, run: Run) -> None:
+    job = service.client.post("/v1/jobs", json=capture(capture={"points": ["mlp_in"]})).json()
+    assert job["spec"]["capture"]["layers"] is None, "the model is not known yet"
+    service.load_model()
+    for given, layers in [({"points": ["mlp_in"]}, [1, 2, 3]), ({}, [1, 2, 3]), ({"hooks": ["embed"]}, None)]:
+        job = service.client.post("/v1/jobs", json=capture(capture=given)).json()
+        assert job["spec"]["capture"]["layers"] == layers
+    code, _, said = run("jobs", "submit", "--model", "demo", "--prompt", "Hi", "--capture", "mlp_in")
+    assert (code, said.splitlines()[-1][:23]) == (0, "captures layers 1, 2, 3")
+    code, _, said = run("jobs", "submit", "--model", "demo", "--prompt", "Hi", "--capture", "mlp_in@1")
+    assert "captures" not in said
 
 
 def test_a_path_below_a_data_root_is_read_and_stored_resolved(service: Service, settings: Settings) -> None:

@@ -9,6 +9,8 @@ from starlette.testclient import TestClient
 
 from actograph.settings import Settings
 from api.app import create_app
+from storage.queue import workers
+from storage.tables.models import WorkerRow
 from tests.integration.api.conftest import Keyed, Problem, Service, Start
 
 
@@ -67,6 +69,16 @@ def test_the_queue_counts_jobs_samples_messages_and_workers(service: Service) ->
 
 
 # Keys
+
+
+def test_a_worker_whose_heartbeat_is_late_is_silent(service: Service) -> None:
+    late, busy = service.load_model(), service.load_model()
+    job_id = service.submit()
+    with service.database.write() as session:
+        workers.set_busy(session, busy, job_id)
+        session.get_one(WorkerRow, late).heartbeat_at -= service.services.settings.lease_seconds / 2 + 1
+    shown = {one["id"]: one["status"] for one in service.client.get("/v1/workers").json()["data"]}
+    assert shown == {late: "silent", busy: "busy"}
 
 
 def test_anything_else_is_kept_out(keyed: Keyed, problem: Problem, subtests: pytest.Subtests) -> None:

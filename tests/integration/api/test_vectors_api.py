@@ -52,7 +52,7 @@ def test_a_wrong_vector_is_refused_by_field(
     service: Service, problem: Problem, subtests: pytest.Subtests
 ) -> None:
     for change, pointer, says in [
-        ({"name": "no spaces"}, "/name", "pattern"),
+        ({"name": "no spaces"}, "/name", "Write a name of up to 64 letters"),
         ({"vector": VECTOR[:3]}, "/vector", "3 numbers, resid_post.1 is 8 wide"),
         ({"vector": ["x"]}, "/vector/0", "number"),
         ({"vector": [1e300]}, "/vector/0", "less than"),

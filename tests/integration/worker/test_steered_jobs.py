@@ -99,11 +99,12 @@ def test_a_steered_run_and_its_twin_are_two_conditions_of_one_job(place: Place) 
         assert torch.allclose(mid, twins_mid, atol=1e-4)  # what comes before does not show it
     record = {
         "hook": "mlp_out.1", "op": "scale", "coefficient": 0.5, "positions": {"start": 1, "stop": None},
-        "vector_id": None, "vector_sha256": None,
+        "vector_id": None, "vector_sha256": None, "source": None,
     }  # fmt: skip
     own = {
         "hook": HOOK, "op": "add", "coefficient": 4.0, "positions": "generated",
         "vector_id": vector_id, "vector_sha256": vector_sha256(numbers),
+        "source": None,
     }  # fmt: skip
     assert [i.model_dump() for i in place.reader(done[0]).manifest.interventions] == [record]
     assert [i.model_dump() for i in place.reader(done[1]).manifest.interventions] == [record, own]
@@ -189,3 +190,35 @@ def test_what_the_service_could_not_check_fails_the_job_at_its_start(
     status, error = place.ended(job_id)
     assert status is JobStatus.FAILED
     assert error is not None and says in error.message
+
+
+def test_rows_of_another_session_are_patched_in_at_every_hook_and_position(place: Place) -> None:
+    """A condition for each; the last layer's row at the last token is the other text's answer."""
+    capture = {"points": ["attn_out", "mlp_out", "resid_post", "final_norm"], "layers": "all"}
+    options: dict[str, Any] = {"capture": capture, "sampling": {"max_tokens": 1}}
+    source, target = place.run(place.submit(inputs=INPUTS, **options))
+    count = target.prompt_tokens
+    assert count is not None
+    hooks = [name for name in place.reader(source).manifest.tensors if name != "final_norm"]
+    conditions = []
+    for hook in hooks:
+        for position in range(count):
+            row = {"session": source.session_id, "row": -1}
+            patch = {"hook": hook, "op": "replace", "from": row, "positions": [position]}
+            conditions.append({"name": f"{hook}.{position}", "interventions": [patch]})
+    assert len(conditions) > 64
+    job_id = place.submit(inputs=INPUTS[1:], conditions=[{"name": "clean"}, *conditions], **options)
+    done = {sample.condition: sample for sample in place.run(job_id)}
+    assert place.ended(job_id) == (JobStatus.COMPLETED, None)
+    last = f"resid_post.1.{count - 1}"
+    ends = {name: place.rows(done[name], "final_norm")[-1] for name in (last, "clean", "resid_post.1.0")}
+    assert torch.allclose(ends[last], place.rows(source, "final_norm")[-1], atol=1e-5)
+    assert not torch.allclose(ends[last], ends["clean"], atol=1e-2)
+    assert torch.equal(ends["resid_post.1.0"], ends["clean"]), "the last layer's earlier rows have no effect"
+    for hook in hooks:
+        given = place.rows(source, hook)[-1]
+        assert torch.equal(place.rows(done[f"{hook}.3"], hook)[3], given)
+    (record,) = place.reader(done[last]).manifest.interventions
+    assert record.source is not None
+    assert (record.source.session, record.source.row) == (source.session_id, -1)
+    assert record.vector_sha256 == vector_sha256(place.rows(source, "resid_post.1")[-1].tolist())

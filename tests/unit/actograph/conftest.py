@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from actograph.contract import base, operations, resources
 from actograph.contract.job_specs import job_spec_adapter
 from actograph.contract.models import Model, ModelStructure
-from actograph.contract.resources import ActivationComparison, ActivationComparisonRequest, JobComparison
+from actograph.contract.resources import JobComparison, TextComparison
 from tests.support.tensor_files import encode_tensors
 
 CREATED_AT = 1_700_000_000
@@ -73,7 +73,7 @@ class ContractServer:
     structure: ModelStructure | None = None
     estimate: operations.Estimate | None = None
     comparison: JobComparison | None = None
-    activation_comparison: ActivationComparison | None = None
+    text_comparison: TextComparison | None = None
     #: what a request to load a model answers and then shows, the last one for ever
     model_loads: list[resources.ModelLoad] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -223,11 +223,6 @@ class Handler(BaseHTTPRequestHandler):
         job_spec_adapter.validate_json(seen.body)
         assert self.state.estimate is not None
         return self.state.estimate
-
-    def activation_comparison(self, seen: Seen, job_id: str) -> BaseModel:
-        ActivationComparisonRequest.model_validate_json(seen.body)
-        assert self.state.activation_comparison is not None
-        return self.state.activation_comparison
 
     def delete_file(self, _: Seen, file_id: str) -> BaseModel:
         del self.state.uploads[file_id]
@@ -383,7 +378,7 @@ ROUTES: list[tuple[str, str, Callable[..., BaseModel | None]]] = [
     ("GET", "/v1/jobs/([^/]+)/results", lambda self, _, job_id: self.state.results[job_id]),
     ("GET", "/v1/jobs/([^/]+)/events", Handler.follow),
     ("GET", "/v1/jobs/([^/]+)/comparison", lambda self, *_: self.state.comparison),
-    ("POST", "/v1/jobs/([^/]+)/comparison/activations", Handler.activation_comparison),
+    ("GET", "/v1/jobs/([^/]+)/comparison/texts", lambda self, *_: self.state.text_comparison),
     ("POST", "/v1/estimate", Handler.estimate),
     ("POST", "/v1/files", Handler.upload),
     ("DELETE", "/v1/files/([^/]+)", Handler.delete_file),

@@ -74,7 +74,12 @@ def test_jobs_are_the_base_with_changes_once_for_every_value(write: Callable[[st
         ("    plain:\n", "    plain:\n    plain:\n", 10, "plain is there twice"),
         ("fetch: {", "fetch: now: {", 15, "mapping"),
         ("sampling: {max_tokens: 96}", "sampling: 96", 3, "sampling.temperature cannot be set"),
-        ("{hooks: [middle]}", "{hook: [middle]}", 7, "capture.hook: unknown field (job "),
+        (
+            "{hooks: [middle]}",
+            "{hook: [middle]}",
+            7,
+            "capture.hook: unknown field. Did you mean 'hooks'?",
+        ),
         ("[0.0, 0.7]", "[0.7, 0.7]", 3, "two jobs have the name plain.temperature-0_7"),
         ("    plain:\n", "    plain: {model: a}\n", 18, "reads jobs of different models"),
         ("    tools:\n", "    right:\n", 17, "right is the name of a job too"),

@@ -3,6 +3,7 @@ import sys
 import pytest
 
 from actograph import progress
+from actograph.contract.resources import Job
 from actograph.progress import progress_text
 
 
@@ -43,3 +44,24 @@ def test_a_bar_in_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert first == "━" * 10 + " " * 11 + "in_progress 5/10 (2 failed)"
     assert second.rstrip() == "━" * 20 + " done 10/10"
     assert len(second) == len(first)
+
+
+def test_a_follower_tells_when_workers_go_and_come_back(
+    capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {
+        "id": "job_1", "kind": "capture", "status": "in_progress", "model": "demo", "created_at": 0,
+        "progress": {"total": 4, "completed": 1, "failed": 0}, "priority": 5, "spec": {}, "results_url": "",
+    }  # fmt: skip
+    running = Job.model_validate(values)
+    waiting = running.model_copy(update={"waiting_reason": "no worker is alive"})
+    for in_terminal in (False, True):
+        with subtests.test(in_terminal=in_terminal):
+            for stream in (sys.stdout, sys.stderr):
+                monkeypatch.setattr(stream, "isatty", lambda value=in_terminal: value)
+            with progress.follower(show=True) as show:
+                for job in (running, waiting, waiting, running):
+                    show(job)
+            said = capsys.readouterr().err.replace("\r", "\n")
+            told = [line.strip() for line in said.splitlines() if "worker" in line]
+            assert told == ["waiting: no worker is alive", "a worker is back"]

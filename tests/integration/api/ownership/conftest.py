@@ -12,14 +12,6 @@ CHANGE = {"pinned": True, "tags": ["stolen"], "expires_at": 2**40}
 #: every field of the request that the route takes, all of which would change something
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/jobs/{job_id}/rescore"): {"scorers": ["strict-match"]},
-    ("POST", "/v1/jobs/{job_id}/comparison/activations"): {
-        "condition": "b",
-        "baseline": "a",
-        "hooks": ["embed"],
-        "positions": "last",
-        "limit": 1,
-        "save_as": "difference",
-    },
     ("PATCH", "/v1/activations/sessions/{session_id}"): CHANGE,
     ("PATCH", "/v1/activations/session/{session_id}"): CHANGE,
     ("PATCH", "/v1/activations/sessions"): CHANGE,

@@ -61,6 +61,15 @@ def test_a_planted_shift_is_found_with_its_size() -> None:
     assert found.cka == linear_cka(first, first + change)
 
 
+def test_consistency_is_about_zero_for_noise_and_one_for_a_common_shift() -> None:
+    """The cosine with a mean that contains the difference itself would be 0.2 for 25 problems of noise."""
+    problems, rows = np.arange(25), np.zeros((25, 2000))
+    found = [compare_rows(rows, noise(25, 2000, seed), problems, problems, permutations=1) for seed in (0, 1)]
+    assert all(abs(one.consistency or 1) < 0.03 for one in found)
+    shifted = compare_rows(rows, 1 + 1e-3 * noise(25, 2000, 2), problems, problems, permutations=1)
+    assert shifted.consistency == pytest.approx(1, abs=1e-4)
+
+
 def test_the_p_value_equals_that_of_scipy() -> None:
     stats = pytest.importorskip("scipy.stats")
     differences = noise(10, 1, 3) + 0.5

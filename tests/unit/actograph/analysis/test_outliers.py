@@ -160,3 +160,25 @@ def test_outliers_of_an_expert_are_those_of_its_tokens() -> None:
     arrays["layer_1_mlp_in"] = rows[:3]
     with pytest.raises(InvalidDataset, match="different tokens"):
         outliers_of_arrays(arrays)
+
+
+def test_a_folder_of_files_is_read_like_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generator = np.random.default_rng(0)
+    arrays = {f"layer_{layer}_ln_attn": generator.normal(size=(9, 8)) * 3 for layer in range(4)}
+    np.savez(tmp_path / "layers.npz", **arrays)
+    (tmp_path / "layers").mkdir()
+    for number, (name, array) in enumerate(arrays.items()):
+        if number % 2:
+            save_file({"x": array}, tmp_path / "layers" / f"{name}.safetensors")
+        else:
+            np.savez(tmp_path / "layers" / name, array)
+    (tmp_path / "layers" / "notes.txt").write_text("of last week")
+    found = []
+    for place in ("layers.npz", "layers"):
+        assert main(["analyse", "outliers", str(tmp_path / place)]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    assert found[0]["outlier_features"]
+    np.savez(tmp_path / "layers" / "twice", layer_0_ln_attn=arrays["layer_0_ln_attn"], other=np.zeros((9, 8)))
+    assert main(["analyse", "outliers", str(tmp_path / "layers")]) == 1
+    assert "has an array 'layer_0_ln_attn', too" in capsys.readouterr().err

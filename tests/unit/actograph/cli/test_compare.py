@@ -1,18 +1,18 @@
 """`actograph jobs compare`: what it asks for and how it shows the answer."""
 
-import json
 from typing import Any
 
 import pytest
 
 from actograph.contract.resources import (
-    ActivationComparison,
     ConditionComparison,
-    HookDifference,
+    ConditionText,
     JobComparison,
     JobStatus,
     MetricDifference,
     PairedDifference,
+    ProblemTexts,
+    TextComparison,
 )
 from tests.support.command_line import Run
 
@@ -37,14 +37,25 @@ def compare(service: Any, run: Run) -> Run:
         job_id=job.id, status=JobStatus.COMPLETED, baseline="plain", level=0.95, resamples=2000,
         conditions={"kind": kind},
     )  # fmt: skip
-    hook = HookDifference(
-        pairs=9, width=8, baseline_norm=1, condition_norm=2, difference_norm=1.5, cosine_similarity=0.5,
-        mean_pair_norm=1.6, consistency=None, vector_id="vec_" + "1" * 32,
-    )  # fmt: skip
-    service.activation_comparison = ActivationComparison(
-        job_id=job.id, baseline="plain", condition="kind", positions="answer", pairs=10, skipped=1,
-        hooks={"resid_post.1": hook},
-    )  # fmt: skip
+    problems = [
+        ProblemTexts(
+            sample_index=0, epoch=0, prompt="1+2=", baseline="3",
+            conditions={
+                "kind": ConditionText(text="3", token=None, shifts={"embed": 0.5, "resid_post.1": 0.25}),
+                "loud": ConditionText(text="33!", character=1, token=1, shifts={"embed": 1.0}),
+            },
+        ),
+        ProblemTexts(
+            sample_index=1, epoch=1, prompt="2+2=", baseline="4",
+            conditions={
+                "kind": ConditionText(text=None),
+                "loud": ConditionText(text="5", character=0, shifts={"embed": 2.0}),
+            },
+        ),
+    ]  # fmt: skip
+    service.text_comparison = TextComparison(
+        job_id=job.id, status=JobStatus.COMPLETED, baseline="plain", data=problems, has_more=True
+    )
 
     return lambda *arguments: run("jobs", "compare", job.id, *arguments)
 
@@ -56,7 +67,7 @@ def cells(line: str) -> list[str]:
 def test_scores_and_lengths_are_a_table(service: Any, compare: Run) -> None:
     code, out, err = compare("--baseline", "plain")
     assert (code, err) == (0, "")
-    assert service.seen[-1].query == {"baseline": "plain", "level": "0.95"}
+    assert service.seen[-1].query == {"baseline": "plain"}
     lines = out.splitlines()
     assert lines[0] == "baseline: plain"
     assert cells(lines[3]) == [
@@ -67,22 +78,24 @@ def test_scores_and_lengths_are_a_table(service: Any, compare: Run) -> None:
     assert cells(lines[5])[2:] == ["100", "50.0", "62.0", "+12.0", "+9.5 to +14.0"]
 
 
-def test_activations_are_asked_for_as_typed(service: Any, compare: Run) -> None:
-    code, out, err = compare(
-        *("--activations", "kind", "--hooks", "resid_post.1,mlp_in.2", "--positions", "answer"),
-        *("--limit", 10, "--save-as", "mood"),
-    )
-    assert (code, err) == (0, "saved mood@resid_post.1 as vec_111111111111\n")
-    sent = json.loads(service.seen[-1].body)
-    assert sent == {
-        "baseline": None, "condition": "kind", "hooks": ["resid_post.1", "mlp_in.2"], "positions": "answer",
-        "limit": 10, "save_as": "mood",
-    }  # fmt: skip
-    fields, _, table = out.partition("\n\n")
-    assert [line.split()[-1] for line in fields.splitlines()][1:] == ["plain", "kind", "answer", "10", "1"]
-    head, row = map(cells, table.splitlines())
-    assert dict(zip(head, row, strict=True)) == {
-        "HOOKS": "resid_post.1", "PAIRS": "9", "WIDTH": "8", "BASELINE NORM": "1", "CONDITION NORM": "2",
-        "DIFFERENCE NORM": "1.5", "COSINE SIMILARITY": "0.5", "MEAN PAIR NORM": "1.6",
-        "VECTOR ID": "vec_" + "1" * 32,
-    }  # fmt: skip
+def test_texts_are_side_by_side_and_shifts_are_means(service: Any, compare: Run) -> None:
+    code, out, err = compare("--texts", "--hooks", "resid_post,embed", "--limit", 2, "--offset", 3)
+    assert (code, err) == (0, "only 2 problems; show more with --limit and --offset\n")
+    assert service.seen[-1].query == {"hooks": "embed", "limit": "2", "offset": "3"}
+    first, second, shifts = ([cells(line) for line in part.splitlines()] for part in out.split("\n\n"))
+    assert first == [
+        ["problem 0: 1+2="], ["Condition", "Token", "Character", "Text"], ["plain", "3"],
+        ["kind", "(the same)"], ["loud", "1", "1", "33!"],
+    ]  # fmt: skip
+    assert second[0] == ["problem 1, epoch 1: 2+2="]
+    assert second[3:] == [["kind", "(not completed)"], ["loud", "0", "5"]]
+    assert shifts[1:] == [
+        ["Hook", "kind", "loud"], ["embed", "0.5", "1.5"], ["resid_post.1", "0.25"]
+    ]  # fmt: skip
+
+
+def test_flags_of_the_other_form_are_refused(compare: Run) -> None:
+    for flags, says in [(("--hooks", "embed"), "need --texts"), (("--texts", "--level", "0.9"), "--level")]:
+        code, _, err = compare(*flags)
+        assert code == 1
+        assert says in err

@@ -131,3 +131,29 @@ def test_files_that_hold_no_spec(tmp_path: Path, subtests: pytest.Subtests) -> N
             path.write_text(content)
         with subtests.test(reason), pytest.raises((InvalidRequest, OSError), match=reason):
             draft_of(spec=str(path))
+
+
+def test_flags_of_the_stored_rows(subtests: pytest.Subtests) -> None:
+    for typed, due in [
+        ("50", {"first": 50}), ("first:50", {"first": 50}), ("1,5,9", {"indices": [1, 5, 9]}),
+        ("7,", {"indices": [7]}),
+    ]:  # fmt: skip
+        with subtests.test(typed):
+            body = draft_of(prompt=["p"], features=typed, stats=True, dtype="float16").body
+            assert body["capture"] == {"features": due, "stats": True, "dtype": "float16"}
+    for typed in ("first", "1;2", "first:1,2", ""):
+        with subtests.test(typed), pytest.raises(InvalidRequest, match="use 50 for the first 50"):
+            draft_of(prompt=["p"], features=typed)
+    body = draft_of(prompt=["p"], capture="model.layers.{i}.mlp.up_proj.output@8,12").body
+    assert body["capture"] == {"hooks": ["model.layers.{i}.mlp.up_proj.output"], "layers": [8, 12]}
+
+
+def test_stimuli_choose_their_place_in_the_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "stimuli.json"
+    for place in ("suffix", "prefix", "system"):
+        path.write_text(json.dumps({"stimuli": {"a": "It matters."}, "field": place}))
+        made = draft_of(task="gsm8k", conditions=path).body["conditions"]
+        assert made == [{"name": "baseline"}, {"name": "a", place: "It matters."}]
+    path.write_text(json.dumps({"stimuli": {"a": "x"}, "field": "prefx"}))
+    with pytest.raises(InvalidRequest, match="Did you mean 'prefix'"):
+        draft_of(task="gsm8k", conditions=path)

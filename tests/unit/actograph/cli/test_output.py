@@ -2,10 +2,10 @@ import time
 
 import pytest
 
-from actograph.cli.tables import cut, describe, field_of, ordered, render
 from actograph.contract import models, operations
 from actograph.contract.errors import InvalidRequest
 from actograph.short_texts import age, size
+from actograph.tables import cut, describe, field_of, ordered, render
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

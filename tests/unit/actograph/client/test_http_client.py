@@ -17,6 +17,7 @@ from actograph.client import (
     transport,
 )
 from actograph.contract import base
+from actograph.contract.errors import InvalidRequest
 
 SPEC = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": "file_" + "0" * 32}}
 
@@ -191,3 +192,11 @@ def test_slashes_in_ids_are_escaped(service: Any, client: Client) -> None:
     with pytest.raises(ApiError, match="no job a/b"):
         client.jobs.get("a/b")
     assert service.seen[-1].path == "/v1/jobs/a%2Fb"
+
+
+def test_a_closed_client_says_so(service: Any, client: Client) -> None:
+    job = client.jobs.get(service.add_job(1).id)
+    client.close()
+    for read in (job.refresh, lambda: list(client.jobs.events(job.id))):
+        with pytest.raises(InvalidRequest, match="the client is closed"):
+            read()

@@ -147,3 +147,19 @@ def test_a_point_that_some_layers_lack_is_taken_where_it_is_and_refused_by_numbe
             hooks.expand(points, layers, names, mixed)
     with pytest.raises(UnknownHook, match="layers 0 to 3"):
         hooks.resolve("router_logits.4", mixed)
+
+
+def test_i_in_a_hook_stands_for_each_of_the_layers(subtests: pytest.Subtests) -> None:
+    path, up = "model.layers.{i}.mlp.up_proj.output", "model.layers.{}.mlp.up_proj.output"
+    cases: list[tuple[list[str], Any, list[str]]] = [
+        ([path], [1, 3], [up.format(1), up.format(3)]),
+        ([path], None, [up.format(2), up.format(4), up.format(6)]),
+        (["model.layers[{i}].output"], "1:3", ["resid_post.1", "resid_post.2"]),
+        (["blocks.{i}.hook_resid_post", "embed"], [0], ["embed", "resid_post.0"]),
+    ]
+    for names, layers, due in cases:
+        with subtests.test(names=names, layers=layers):
+            assert hooks.expand([], layers, names, llama()) == due
+    for name, says in [("model.layers.{n}.output", "write {i}"), ("model.layers.{i}.mpl.output", "no such")]:
+        with subtests.test(name=name), pytest.raises(UnknownHook, match=says):
+            hooks.expand([], "all", [name], llama())

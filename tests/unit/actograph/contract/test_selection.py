@@ -8,7 +8,6 @@ from pydantic import ValidationError
 
 from actograph.contract.analyses import CompareSpec, LensSpec, OutliersSpec, ProbeSpec
 from actograph.contract.interventions import Intervention
-from actograph.contract.resources import ActivationComparisonRequest
 from actograph.contract.row_selection import Selection
 from actograph.contract.specs import CaptureSpec
 
@@ -83,7 +82,6 @@ def test_unknown_positions_are_answered_with_the_nearest_name_everywhere(subtest
         (CompareSpec, {"kind": "compare", "sessions": query, "other": query}),
         (LensSpec, {"kind": "lens", "sessions": query}),
         (OutliersSpec, {"kind": "outliers", "sessions": query}),
-        (ActivationComparisonRequest, {"condition": "a"}),
     ]
     cases = [
         ("generatd", "'generatd' selects no tokens. Did you mean 'generated'? Write a name"),

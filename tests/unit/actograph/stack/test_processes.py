@@ -105,7 +105,9 @@ def test_deaths_are_counted_since_a_program_was_last_ready(watcher: Watcher, tmp
         child.kill()
         watcher.until(lambda: not child.ready)
         watcher.until(lambda: child.ready)
-    assert "SIGKILL, perhaps out of memory" in watcher.said[-1]
+    assert "SIGKILL, perhaps out of memory" in watcher.said[-2]
+    assert watcher.said[-1] == "toy is ready again"
+    assert watcher.said.count("toy is ready again") == processes.MAX_DEATHS + 1, "not at the first start"
 
 
 def test_a_log_that_grows_is_rotated_and_its_program_continues(

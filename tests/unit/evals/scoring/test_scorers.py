@@ -7,7 +7,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from actograph.contract.errors import InvalidDataset, InvalidRequest
 from actograph.contract.resources import Score
-from actograph.contract.tasks import ScorerList
+from actograph.contract.tasks import Scorer, ScorerList
 from evals.scoring.scorers import Answer, ScorerSet
 
 SCORERS: TypeAdapter[Any] = TypeAdapter(ScorerList)
@@ -99,3 +99,18 @@ def test_a_target_without_a_number_is_refused_by_the_numeric_scorer(subtests: py
                 ScorerSet(SCORERS.validate_python(["numeric"])).check_target(target)
             if target:
                 ScorerSet(SCORERS.validate_python(["includes"])).check_target(target)
+
+
+def test_format_asks_for_the_form_and_not_for_the_answer(subtests: pytest.Subtests) -> None:
+    cases = [
+        ({}, "so #### 72", 1.0, "72"),
+        ({}, "so #### 5", 1.0, "5"),
+        ({}, "The answer is 72.", 0.0, None),
+        ({"form": "gsm8k_cot"}, "The answer is 5.", 1.0, "5"),
+        ({"form": "gsm8k_cot"}, "#### 72", 0.0, None),
+    ]
+    for options, completion, value, answer in cases:
+        with subtests.test(completion=completion, **options):
+            scorers = ScorerSet([Scorer.model_validate({"name": "format"} | options)])
+            found = scorers.score(Answer(completion, "#### 72"))
+            assert found == {"format,none": Score(value=value, answer=answer)}

@@ -125,7 +125,9 @@ def test_what_is_no_task_file(subtests: pytest.Subtests) -> None:
 
 
 def test_wrong_fields_of_a_task_file_are_named() -> None:
-    with pytest.raises(InvalidRequest, match=r"name: Field required; promt: Extra inputs"):
+    with pytest.raises(
+        InvalidRequest, match=r"name: this field is missing; promt: unknown field. Did you mean 'prompt'"
+    ):
         task_from({"promt": "x"})
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from actograph.analysis.checkpoint import Checkpoint
@@ -14,6 +15,7 @@ from actograph.contract.models import ModelIdentity, PinnedModel
 from actograph.contract.resources import JobStatus
 from storage.index.database import Database
 from storage.jobs import jobs
+from storage.tables.models import SessionRow
 from tests.support import leasing
 from tests.support.analysed import Killed, WatchedStore, World, drain_of, insert_analysis, store_sessions
 from tests.support.checkpoints import InProcess, save_random
@@ -116,6 +118,33 @@ def test_rows_are_read_as_a_plain_computation_reads_them(world: World, folder: P
     shown = lines(world, analysis, "contributions.csv")
     sums = np.array([float(one["contribution"]) for one in shown]).reshape(20, -1).sum(axis=1)
     assert sums == pytest.approx(whole.ravel()[:20], rel=1e-4)
+
+
+def test_a_session_is_read_as_a_grid_of_layers_and_positions(
+    world: World, folder: Path, stored: Any, subtests: pytest.Subtests
+) -> None:
+    from actograph.contract.analyses import LensResult
+
+    recorded(world, folder, stored)
+    with world.database.read() as session:
+        first, _, last = session.scalars(sa.select(SessionRow.id).order_by(SessionRow.sample_index))
+    for ids, shown in [([last], 2), ([first, last], 0)]:
+        with subtests.test(ids=ids):
+            analysis = world.run(kind="lens", sessions={"ids": ids}, positions="all")
+            found = LensResult.model_validate(world.result(analysis))
+            assert found.grid is not None
+            assert (found.sessions, found.grid.session_id) == (len(ids), ids[0])
+            assert found.grid.positions == list(range(TOKENS))
+            assert found.grid.inputs == [str(token) for token in range(TOKENS)]
+            for hook in ("resid_post.0", "resid_post.1"):
+                logits = Checkpoint(folder).logits(stored[shown][hook]).astype(float)
+                best = logits.argmax(axis=1)
+                assert found.grid.tokens[hook] == [str(token) for token in best]
+                shares = np.exp(logits.max(axis=1)) / np.exp(logits).sum(axis=1)
+                assert found.grid.probabilities[hook] == pytest.approx(shares, rel=1e-5)
+            text = str(found)
+            assert text.index("resid_post.1", text.index("tokens on top")) < text.rindex("resid_post.0")
+            assert {"lens_grid.png", "lens_grid.svg", "lens.png"} <= set(world.files(analysis))
 
 
 def test_stored_logits_are_compared_with_the_lens_of_the_last_layer(

@@ -152,7 +152,7 @@ def clean(text: str) -> str:
 
 def cut(text: str, columns: int) -> str:
     """Shorten a text to one line of `columns`; an ellipsis marks the cut."""
-    line = clean(text)
+    line = clean(text if len(text) <= 4 * columns else f"{text[: 4 * columns]}…")
     while _width(line) > columns:
         line = line[: max(0, min(len(line) - 2, columns - 1))] + "…"
     return line
