@@ -257,7 +257,9 @@ def estimate(
         "nothing serves. --model is its folder or Hub id.",
     ),
     tensor_parallel: int | None = typer.Option(None, min=1, help="With --card: GPUs that share each layer."),
-    dtype: str | None = typer.Option(None, help="With --card: auto, float32, float16 or bfloat16."),
+    model_dtype: str | None = typer.Option(
+        None, help="With --card: of the weights: auto, float32, float16 or bfloat16."
+    ),
     slots: int | None = typer.Option(None, min=1, help="With --card: samples at once, at most."),
     **given: Any,
 ) -> None:
@@ -275,14 +277,16 @@ def estimate(
             card,
             prompt_tokens=prompt_tokens,
             tensor_parallel=tensor_parallel,
-            dtype=dtype,
+            dtype=model_dtype,
             slots=slots,
         )
         shell.show(on_card, job_tables.describe_card)
         end(0 if on_card.fits else ERROR)
         return
-    if any(value is not None for value in (tensor_parallel, dtype, slots)):
-        raise InvalidRequest("--tensor-parallel, --dtype and --slots need --card; a served model has its own")
+    if any(value is not None for value in (tensor_parallel, model_dtype, slots)):
+        raise InvalidRequest(
+            "--tensor-parallel, --model-dtype and --slots need --card; a served model has its own"
+        )
     drafted.complete(shell.client.models.only)
     sent: list[str] = []
     try:

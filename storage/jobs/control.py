@@ -165,7 +165,7 @@ def retry(session: Session, job_id: str) -> JobRow:
         )
     )
     # a job that failed before its dataset was read has no samples yet
-    if not opened and row.total is not None:
+    if not opened and row.is_expanded:
         raise Conflict(f"every sample of job {job_id} has completed; there is nothing to retry")
     row.status, row.error = JobStatus.QUEUED, None
     row.started_at = row.finished_at = None

@@ -273,7 +273,7 @@ def end_if_done(session: Session, job_id: str) -> JobStatus:
     """
     row = lock(session, job_id)
     session.flush()
-    if row.status in ACTIVE and row.total is not None and not has_open_samples(session, job_id):
+    if row.status in ACTIVE and row.is_expanded and not has_open_samples(session, job_id):
         tallies.fold(session, row)
         if row.completed == 0 and row.failed > 0:
             _end(session, row, JobStatus.FAILED, _first_error(session, job_id))

@@ -31,7 +31,6 @@ from storage.tables.models import HAS_PENDING, JobRow, SampleRow, WorkerRow
 ORDER = (JobRow.priority, JobRow.served_at, JobRow.created_at, JobRow.id)
 #: claims of urgent chats in a row, if another job waits
 CHATS_IN_A_ROW = 7
-_IS_URGENT_CHAT = sa.and_(JobRow.kind == CHAT, JobRow.priority == 0)
 #: roles of the first waiting jobs: of the held model, without urgent chats, to load one, of another model
 _OWN, _NO_CHAT, _LOAD, _OTHER = "own", "no chat", "load", "other"
 #: a worker is busy with the job
@@ -39,7 +38,7 @@ _IS_RUN = sa.exists().where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job
 #: mark of a transaction in which no other claim loads a model
 _ALONE = "actograph_loads_alone"
 #: one worker alone reads the dataset, or loads the model; then all may open the job
-_MAY_BEGIN = sa.or_(JobRow.total.is_not(None), ~_IS_RUN)
+_MAY_BEGIN = sa.or_(JobRow.is_expanded, ~_IS_RUN)
 
 
 class HeldModel(NamedTuple):
@@ -90,10 +89,6 @@ class Claim:
     #: the jobs of the samples by id
     jobs: Mapping[str, JobRow] = field(default_factory=dict)
 
-    @property
-    def is_urgent_chat(self) -> bool:
-        return self.job.kind == CHAT and self.job.priority == 0
-
 
 def claim(session: Session, asking: Asking, room: Callable[[JobRow], int]) -> Claim | None:
     """Lease samples of one job, or of several chats, or name a job to open. Also beats.
@@ -132,8 +127,8 @@ def _load_alone(session: Session) -> None:
 
 def _of_chosen(session: Session, asking: Asking, job: JobRow, size: int) -> Claim | None:
     """Lease up to `size` samples of the chosen job, or of chats like it. None if others took it meanwhile."""
-    if job.kind == LOAD or job.total is None or size < 1:
-        if job.total is not None and _next_status(session, job.id) is None:
+    if job.kind == LOAD or not job.is_expanded or size < 1:
+        if job.is_expanded and _next_status(session, job.id) is None:
             _offer_no_more(session, job.id)
             return None
         if asking.joins:
@@ -179,7 +174,7 @@ def _first_of(session: Session, asking: Asking) -> tuple[JobRow | None, bool]:
     heads = _heads(session, asking)
     waits = sum(map(len, heads.values())) > 1
     own, plain, load = (next(iter(heads.get(role, ())), None) for role in (_OWN, _NO_CHAT, _LOAD))
-    if plain is not None and own is not None and own.kind == CHAT and own.priority == 0:
+    if plain is not None and own is not None and own.is_urgent_chat:
         own = plain
     if load is not None and (own is None or load.priority <= own.priority):
         return load, waits
@@ -197,11 +192,11 @@ def _heads(session: Session, asking: Asking) -> dict[str, list[JobRow]]:
         fits = JobRow.identity_sha256.is_(None) | (JobRow.identity_sha256 == held.identity_sha256)
         of_held = (JobRow.model == held.model, JobRow.kind != LOAD)
         if asking.chats_only:
-            heads.append(_head(session, asking, _OWN, *of_held, fits, _IS_URGENT_CHAT))
+            heads.append(_head(session, asking, _OWN, *of_held, fits, JobRow.is_urgent_chat))
         else:
             heads.append(_head(session, asking, _OWN, *of_held, fits, most=2))
             if asking.chats >= CHATS_IN_A_ROW:
-                heads.append(_head(session, asking, _NO_CHAT, *of_held, fits, ~_IS_URGENT_CHAT))
+                heads.append(_head(session, asking, _NO_CHAT, *of_held, fits, ~JobRow.is_urgent_chat))
             # another variant of the model
             unfit = JobRow.identity_sha256 != held.identity_sha256
             heads.append(_head(session, asking, _OTHER, *of_held, unfit))
@@ -224,7 +219,7 @@ def _heads(session: Session, asking: Asking) -> dict[str, list[JobRow]]:
 
 
 def _head(
-    session: Session, asking: Asking, role: str, *where: sa.ColumnElement[bool], most: int = 1
+    session: Session, asking: Asking, role: str, *where: sa.SQLColumnExpression[bool], most: int = 1
 ) -> sa.Select[str, str]:
     """The first waiting jobs that meet conditions."""
     statement = sa.select(sa.literal(role).label("role"), JobRow.id.label("id")).where(
@@ -354,7 +349,7 @@ def _next_status(session: Session, job_id: str) -> str | None:
 def _offer_no_more(session: Session, job_id: str) -> None:
     """Note that a job has no sample to claim, unless one came back meanwhile."""
     for job in jobs.lock_all(session, [job_id]):
-        if job.total is not None and _next_status(session, job_id) is None:
+        if job.is_expanded and _next_status(session, job_id) is None:
             job.pending = 0
             session.flush()
 

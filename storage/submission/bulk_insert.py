@@ -114,7 +114,7 @@ def insert_dataset(database: Database, job_id: str, new: Sequence[NewSample]) ->
     while not is_complete:
         with database.write() as session:
             row = jobs.lock(session, job_id)
-            if row.total is not None or row.status not in jobs.ACTIVE:
+            if row.is_expanded or row.status not in jobs.ACTIVE:
                 return
             begin = samples.next_position(session, job_id)
             samples.insert(session, job_id, new[begin : begin + SLICE], first=begin)

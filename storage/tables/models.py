@@ -4,7 +4,10 @@ from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from actograph.contract.chat_job import CHAT
 
 _NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -81,7 +84,7 @@ class JobRow(Base):
     #: the job spec as validated, every default filled in
     spec: Mapped[dict[str, Any]]
     priority: Mapped[int]
-    #: numbers of samples; `total` is null until the dataset has been read
+    #: numbers of samples; `total` is null until `is_expanded`
     total: Mapped[int | None]
     #: 1 if a worker may find a sample to claim, a dataset to read or a model to load, else 0. A claim that
     #: finds nothing corrects it. Whoever changes it has locked the job
@@ -120,6 +123,26 @@ class JobRow(Base):
     #: see `storage.jobs.request_keys`
     idempotency_key: Mapped[str | None] = mapped_column(sa.String(255))
     idempotency_sha256: Mapped[str | None] = mapped_column(sa.String(64))
+
+    @hybrid_property
+    def is_expanded(self) -> bool:
+        """Whether it has its samples; else a worker reads its dataset first, or loads its model."""
+        return self.total is not None
+
+    @is_expanded.inplace.expression
+    @classmethod
+    def _is_expanded(cls) -> sa.ColumnElement[bool]:
+        return cls.total.is_not(None)
+
+    @hybrid_property
+    def is_urgent_chat(self) -> bool:
+        """A chat of priority 0 takes part in the next pass, in a slot beside the others."""
+        return self.kind == CHAT and self.priority == 0
+
+    @is_urgent_chat.inplace.expression
+    @classmethod
+    def _is_urgent_chat(cls) -> sa.ColumnElement[bool]:
+        return sa.and_(cls.kind == CHAT, cls.priority == 0)
 
 
 class JobTagRow(Base):

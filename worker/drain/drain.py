@@ -234,11 +234,11 @@ class Drain:
     def _work_of(self, found: Claim) -> Work:
         samples = [(self._open.of(found.jobs[one.job_id], one), one) for one in found.samples]
         self._run_jobs.update(job.id for job in found.jobs.values() if job.kind != chat_job.CHAT)
-        return Work(samples, urgent=found.is_urgent_chat)
+        return Work(samples, urgent=found.job.is_urgent_chat)
 
     def _count_chats(self, found: Claim) -> None:
         self._chats += 1 if self._slots > 1 else claim.CHATS_IN_A_ROW
-        self._chats *= found.is_urgent_chat
+        self._chats *= found.job.is_urgent_chat
 
     def _more(self, run: OpenJob, room: int, chats_only: bool) -> Work | None:
         """Claim samples that join the run of a job, see `scheduler.More`."""

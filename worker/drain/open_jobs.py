@@ -173,12 +173,12 @@ class OpenJobs:
         if row.kind in _OF_CHATS:
             return ChatRunner(engine.tokenizer, engine.structure)
         if row.kind != "evaluation":
-            if row.total is None:
+            if not row.is_expanded:
                 capture = CaptureJobSpec.model_validate(row.spec)
                 self._insert_samples(row, lambda: capture_samples(capture, self._datasets.texts(capture)))
             return CaptureRunner(row.spec, engine.tokenizer, engine.structure.context_length)
         evaluation = EvaluationSpec.model_validate(row.spec)
-        if row.total is None:
+        if not row.is_expanded:
             self._insert_samples(row, lambda: evaluation_samples(evaluation, self._rows(evaluation)))
         return EvaluationRunner(
             evaluation,

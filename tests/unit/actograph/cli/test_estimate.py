@@ -95,11 +95,11 @@ def test_a_card_is_estimated_without_the_service(
 
 def test_flags_of_a_card_are_refused_with_the_reason(run: Run, subtests: pytest.Subtests) -> None:
     for flags, reason in [
-        (["--model", "m", "--dtype", "float32"], "need --card"),
+        (["--model", "m", "--model-dtype", "float32"], "need --card"),
         (["--model", "m", "--card", "24"], "24 is 24 bytes"),
         (["--model", "m", "--card", "large"], "'large' is not a size"),
         (["--card", "24GiB"], "--card needs --model"),
-        (["--model", "m", "--card", "24GiB", "--dtype", "int3"], "'int3' is none of auto"),
+        (["--model", "m", "--card", "24GiB", "--model-dtype", "int3"], "'int3' is none of auto"),
     ]:
         with subtests.test(reason):
             code, _, err = run("estimate", *flags)
