@@ -42,7 +42,7 @@ def estimate_card(
     if not job.get("model"):
         raise InvalidRequest("--card needs --model: the folder of a checkpoint, or a Hub id")
     if dtype is not None and dtype not in DTYPES:
-        raise InvalidRequest(f"--dtype: {dtype!r} is none of {', '.join(DTYPES)}")
+        raise InvalidRequest(f"--model-dtype: {dtype!r} is none of {', '.join(DTYPES)}")
     require_installed()
     tokens = None
     if prompt_tokens is not None:

@@ -35,7 +35,7 @@ def test_it_has_every_flag_of_submit_but_watch() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     submit, estimate = commands["jobs"].commands["submit"], commands["estimate"]
     flags = {one.name for one in submit.params} - {"watch"}
-    own = {"prompt_tokens", "card", "tensor_parallel", "dtype", "slots"}
+    own = {"prompt_tokens", "card", "tensor_parallel", "model_dtype", "slots"}
     assert {one.name for one in estimate.params} == flags | own
 
 
@@ -79,7 +79,7 @@ def test_a_card_is_estimated_without_the_service(
 
     monkeypatch.setattr("actograph.stack.card.subprocess.run", answer)
     flags = ["--model", "m", "--card", "24GiB", "--capture", "resid_post@1", "--max-tokens", 11]
-    code, out, err = run("estimate", *flags, "--prompt-tokens", 100, "--dtype", "bfloat16")
+    code, out, err = run("estimate", *flags, "--prompt-tokens", 100, "--model-dtype", "bfloat16")
     assert (code, err) == (0, "")
     assert orders[0] == {
         "model": "m", "card_bytes": 24 << 30, "tensor_parallel": 1, "slots": 0, "dtype": "bfloat16",
