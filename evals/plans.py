@@ -195,6 +195,27 @@ def choice_bytes(rows: int, vocabulary: int) -> int:
     return _CHOICE_BYTES * at_once + _LOGIT_BYTES * (numbers - at_once)
 
 
+#: tokens of a pass on a CPU, and of a pass of prompts on a GPU while a chat is being written
+STEP_TOKENS = 512
+#: tokens of a pass of prompts on a GPU, at most
+PROMPT_TOKENS = 8192
+#: share of a GPU's free memory that such a pass takes at most, if it is longer than `STEP_TOKENS`
+_PROMPTS_SHARE = 8
+
+
+def prompt_tokens(free: int, room: int, step_bytes: int) -> int:
+    """Tokens of a pass of prompts on a GPU, a multiple of `STEP_TOKENS`.
+
+    Args:
+        free: bytes that are free beside the weights and `GPU_SPARE`.
+        room: tokens for whose keys and values there is memory.
+        step_bytes: bytes that a pass of `STEP_TOKENS` takes; others grow with their tokens at most.
+    """
+    affordable = STEP_TOKENS * (free // _PROMPTS_SHARE) // max(1, step_bytes)
+    tokens = min(PROMPT_TOKENS, room, affordable)
+    return max(STEP_TOKENS, tokens // STEP_TOKENS * STEP_TOKENS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunMemory:
     """Memory that a run takes when it begins.

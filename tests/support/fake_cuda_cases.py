@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.interventions import Op
 from actograph.contract.row_selection import NamedPositions, Stride
 from actograph.contract.specs import SamplingSpec
+from evals.plans import STEP_TOKENS
 from tests.support import fake_cuda
 from tests.support.fake_cuda import GB, Card, Pass, card, points, world
 from tests.support.fake_cuda_process import NO_GUARDS
@@ -28,8 +30,10 @@ from worker.engine.engine import Engine
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import Capture, Edit, Generation, Reduce, Request, RunOptions, StatisticsOptions
+from worker.engine.model import from_config
 from worker.engine.model.memory import MemoryWatch, peak_over
 from worker.engine.model_state import ModelState
+from worker.engine.pass_memory import measure_prompts
 
 Hooks = Sequence[str]
 #: sampling without a grammar, in the forms that cost something of their own
@@ -466,7 +470,8 @@ def memory() -> dict[str, Any]:
 
 
 def choice() -> list[dict[str, int]]:
-    """Bytes of the largest pass by the number of requests and the vocabulary."""
+    """Bytes of the largest pass by requests and vocabulary; prompts are read in short ones."""
+    forwards.prompt_tokens = lambda *_: STEP_TOKENS  # type: ignore[attr-defined]
     found = []
     for shape in ("0.6b", "gemma2"):
         with world(shape, layers=1, size=300 * GB) as (hooks, _):
@@ -476,6 +481,23 @@ def choice() -> list[dict[str, int]]:
                 engine.forwards.plan(RunOptions(slots=slots))
                 taken = engine.forwards.pass_bytes or 0
                 found.append({"rows": slots + 2, "vocabulary": vocabulary, "bytes": taken})
+    return found
+
+
+def prompts() -> list[dict[str, int]]:
+    """Bytes of passes of prompts, and those that a config says."""
+    found = []
+    for shape in ("0.6b", "gemma2", "30b-a3b"):
+        with world(shape, layers=1, size=300 * GB) as (hooks, _):
+            config, own = hooks.model.hf.config, Forwards(hooks)
+            taken = {n: measure_prompts(own._to_measure(n), n) for n in (STEP_TOKENS, 8 * STEP_TOKENS)}
+        with torch.device("meta"):
+            hf = AutoModelForCausalLM.from_config(
+                config, dtype=torch.bfloat16, attn_implementation="eager"
+            ).eval()
+        # rows leave at the two points of a layer of this world, which are as wide as the stream
+        step = from_config._forward(hf)[0] + STEP_TOKENS * config.hidden_size * 6
+        found += [{"planned": step * n // STEP_TOKENS, "bytes": size} for n, size in taken.items()]
     return found
 
 
@@ -512,6 +534,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "passes": passes,
     "returned-bytes": returned_bytes,
     "memory": memory,
+    "prompts": prompts,
     "choice": choice,
     "refused": refused,
 }

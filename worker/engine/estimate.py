@@ -21,7 +21,6 @@ from actograph.settings import Settings
 from evals import plans
 from worker.engine.messages import RunOptions
 from worker.engine.model.from_config import ConfigSizes, sizes_of
-from worker.engine.stream.loop import STEP_TOKENS
 
 #: lengths that are tried, up to the model's context, which is tried as well
 _LENGTHS = (1024, 4096, 16_384, 65_536, 262_144)
@@ -45,10 +44,10 @@ def estimate(order: Mapping[str, Any]) -> CardEstimate:
     capture = None if order["capture"] is None else CaptureSpec.model_validate(order["capture"])
     names = [] if capture is None else _hooks(capture, structure)
     slots = plans.most_slots(on_gpu=True, most=order["slots"])
-    rows = min(slots + RunOptions().urgent, STEP_TOKENS)
-    pass_bytes = max(sizes.forward_bytes, plans.choice_bytes(rows, sizes.vocab_size))
+    free = order["card_bytes"] - sizes.weights_bytes
+    pass_bytes = _pass_bytes(sizes, slots, free)
     host = Settings().host_buffer_bytes
-    total = plans.run_bytes(order["card_bytes"] - sizes.weights_bytes, pass_bytes)
+    total = plans.run_bytes(free, pass_bytes)
     room = plans.run_memory(
         total,
         token_bytes=sizes.token_bytes,
@@ -97,6 +96,15 @@ def estimate(order: Mapping[str, Any]) -> CardEstimate:
         ],
         assumptions=_assumptions(ranks, names),
     )
+
+
+def _pass_bytes(sizes: ConfigSizes, slots: int, free: int) -> int:
+    """The larger one of a pass of single tokens and of a pass of prompts, as a load would size it."""
+    rows = min(slots + RunOptions().urgent, plans.STEP_TOKENS)
+    step = sizes.forward_bytes + plans.STEP_TOKENS * sizes.row_bytes
+    left = max(0, free - plans.GPU_SPARE)
+    tokens = plans.prompt_tokens(left, left // 2 // sizes.token_bytes, step)
+    return max(plans.choice_bytes(rows, sizes.vocab_size), step * tokens // plans.STEP_TOKENS)
 
 
 def _stored(capture: CaptureSpec | None) -> tuple[Any, Any]:

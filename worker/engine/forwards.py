@@ -11,7 +11,16 @@ from typing import NamedTuple
 import torch
 
 from actograph.contract.errors import ModelRefused
-from evals.plans import BLOCK_ROWS, GPU_SPARE, RunMemory, most_slots, run_bytes, run_memory
+from evals.plans import (
+    BLOCK_ROWS,
+    GPU_SPARE,
+    STEP_TOKENS,
+    RunMemory,
+    most_slots,
+    prompt_tokens,
+    run_bytes,
+    run_memory,
+)
 from worker.engine.capture.budget import Budget, DeviceMemory
 from worker.engine.capture.pool import Pool
 from worker.engine.edit_tables import EditTables, table_bytes
@@ -29,7 +38,6 @@ from worker.engine.packed.verification import texts_for, verify
 from worker.engine.pass_hooks import PassHooks
 from worker.engine.pass_memory import LONGEST_PROMPT, least_tokens, measure, measure_prompts
 from worker.engine.stream.forward import Forward
-from worker.engine.stream.loop import PROMPT_TOKENS, STEP_TOKENS
 from worker.engine.stream.slots import blocks_of
 from worker.engine.traced.forward import TracedForward
 
@@ -38,8 +46,6 @@ log = logging.getLogger(__name__)
 #: bytes of a GPU for blocks of rows and sums, at most: more than 256 requests take that sum up every layer of
 #: a model of 8B parameters at two points; rows that are kept are bounded by the host's memory besides
 _MOST_FOR_BLOCKS = 32 << 30
-#: share of a GPU's free memory that a pass of prompts takes at most, if it is longer than `STEP_TOKENS`
-_PROMPTS_SHARE = 8
 
 
 class Opened(NamedTuple):
@@ -180,11 +186,7 @@ class Forwards:
         peak = decoding = self._most(measure(self._to_measure(tokens, slots), slots, tokens - least))
         if self.attends_together and not usual.repeatable and room >= STEP_TOKENS:
             prompts = self._most(measure_prompts(self._to_measure(STEP_TOKENS), STEP_TOKENS))
-            share = self._free(GPU_SPARE) // _PROMPTS_SHARE
-            # memory grows with the tokens at most
-            self.prompt_tokens = min(PROMPT_TOKENS, room, STEP_TOKENS * share // max(1, prompts))
-            self.prompt_tokens = max(STEP_TOKENS, self.prompt_tokens // STEP_TOKENS * STEP_TOKENS)
-            tokens = self.prompt_tokens
+            tokens = self.prompt_tokens = prompt_tokens(self._free(GPU_SPARE), room, prompts)
             peak = max(peak, self._most(measure_prompts(self._to_measure(tokens), tokens)))
         # CUDA graphs keep the memory of their passes
         replays = usual.cuda_graphs and self._one_gpu and self.attends_together

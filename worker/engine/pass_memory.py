@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from actograph.contract.specs import SamplingSpec
-from evals.plans import item_bytes
+from evals.plans import STEP_TOKENS, item_bytes
 from worker.engine.capture.budget import Budget
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import Request
 from worker.engine.model.memory import peak_over
 from worker.engine.stream.forward import Forward
 from worker.engine.stream.listed_requests import ListedRequests
-from worker.engine.stream.loop import STEP_TOKENS, Loop
+from worker.engine.stream.loop import Loop
 
 #: tokens of the long prompt of the run, at most: attention takes hardly more memory for more of them
 LONGEST_PROMPT = 8192

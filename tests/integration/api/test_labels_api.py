@@ -206,7 +206,7 @@ def test_scores_of_a_file_are_labels(service: Service, run: Run, url: str, tmp_p
         (["session_id,tone", f"{ids[0]},high"], "line 2: tone is 'high'; scores are numbers"),
         (["session_id,tone", f"{ids[0]},nan"], "scores are numbers"),
         (["session_id,tone", ids[0]], "has not the 2 values"),
-        (["session_id,tone", "ses_0,1"], "no session ses_0"),
+        (["session_id,tone", "ses_none,1"], "no session ses_none"),
         (["session_id,tone", f"{ids[0]},1", f"{ids[0]},2"], f"line 3 is about session {ids[0]}"),
     ]:
         code, _, err = run("sessions", "score", write(*lines))

@@ -41,7 +41,7 @@ class Recorded:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
     Recorded.made = []
-    monkeypatch.setattr(experiment_run, "Run", Recorded)
+    monkeypatch.setattr(experiment_run, "ExperimentRun", Recorded)
     monkeypatch.setattr(deploy, "Smoke", lambda *_: Recorded.__new__(Recorded))
     return Recorded.made
 

@@ -15,6 +15,7 @@ from storage.results import summary
 from storage.sessions.writer import SessionReader
 from tests.support import leasing
 from tests.support.submitting import insert_chat
+from tests.support.waiting import wait_until
 from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -239,6 +240,8 @@ def test_a_worker_that_was_thought_dead_commits_nothing_and_leaves_no_files(benc
     job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling={"max_tokens": 200})
 
     def take_over() -> None:
+        # what a later claim takes is not lost
+        wait_until(lambda: {sample.status for sample in bench.samples(job_id)} == {SampleStatus.LEASED})
         leasing.lose(bench.database)
         with bench.database.write() as session:
             assert len(leasing.claim(session, job_id, worker_id="wrk_b", count=4)) == 4

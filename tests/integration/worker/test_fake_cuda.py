@@ -130,7 +130,10 @@ def test_graphs_serve_all_waves_end_no_run_and_leave_no_bytes(subtests: pytest.S
 
 
 def test_the_plan_of_a_pass_without_a_card_is_what_the_engine_takes() -> None:
-    for one in run_cases("choice")["choice"]:
+    found = run_cases("prompts", "choice")
+    for one in found["prompts"]:
+        assert 0.9 < one["planned"] / one["bytes"] < 1.2, one
+    for one in found["choice"]:
         planned = plans.choice_bytes(one["rows"], one["vocabulary"])
         assert 0.85 < planned / one["bytes"] < 1.15, one
 

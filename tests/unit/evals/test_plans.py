@@ -159,6 +159,14 @@ def test_as_many_samples_run_at_once_as_keys_and_blocks_allow() -> None:
 
 def test_the_choice_of_tokens_is_taken_in_pieces() -> None:
     assert plans.choice_bytes(4, 1000) == 48 * 4000
+    cases = {
+        (8 << 30, 10_000, 1 << 20): 8192,  # at most
+        (8 << 30, 5000, 1 << 20): 4608,  # room for keys and values, in whole steps
+        (8 << 30, 10_000, 256 << 20): 2048,  # an eighth of the memory
+        (8 << 30, 10_000, 4 << 30): 512,  # at least
+    }
+    for (free, room, step), tokens in cases.items():
+        assert plans.prompt_tokens(free, room, step) == tokens
     assert plans.choice_bytes(256, 1 << 17) == 48 * (1 << 24) + 11 * (1 << 24)
 
 

@@ -42,7 +42,8 @@ class ConfigSizes:
         num_parameters: of the whole model.
         weights_bytes: bytes of the parameters.
         token_bytes: keys and values of one token.
-        forward_bytes: activations of a pass of 512 tokens at its peak.
+        forward_bytes: activations of a pass of `STEP_TOKENS` at its peak.
+        row_bytes: a row of its widest module output, as it is kept and in float32.
     """
 
     architecture: str
@@ -55,6 +56,7 @@ class ConfigSizes:
     weights_bytes: int
     token_bytes: int
     forward_bytes: int
+    row_bytes: int
     num_experts: int | None
     experts_per_token: int | None
 
@@ -94,9 +96,7 @@ def sizes_of(source: str, *, dtype: str = "auto", revision: str | None = None, r
         hf.to(torch.bfloat16)
         times = chosen.itemsize / torch.bfloat16.itemsize
         try:
-            token_bytes, forward_bytes = (
-                int(times * size) for size in (kv_bytes_per_token(model), _forward_bytes(hf))
-            )
+            token_bytes, (forward_bytes, widest) = kv_bytes_per_token(model), _forward(hf)
         except Exception as error:
             raise ModelRefused(
                 f"{source}: {type(hf).__name__} does not run without numbers ({_said(error)}), so its keys "
@@ -118,8 +118,9 @@ def sizes_of(source: str, *, dtype: str = "auto", revision: str | None = None, r
         context_length=model.context_length,
         num_parameters=whole,
         weights_bytes=weights_bytes,
-        token_bytes=token_bytes,
-        forward_bytes=forward_bytes,
+        token_bytes=int(times * token_bytes),
+        forward_bytes=int(times * forward_bytes),
+        row_bytes=widest * (chosen.itemsize + 4),
         num_experts=experts,
         experts_per_token=getattr(text, "num_experts_per_tok", None) if experts else None,
     )
@@ -220,7 +221,16 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _forward_bytes(hf: Any) -> int:
+def _forward(hf: Any) -> tuple[int, int]:
+    """Activations of a pass at its peak, and the width of its widest output of a row for each token."""
+    widths = [0]
+
+    def note(_module: Any, _given: Any, output: Any) -> None:
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.shape[:2] == (_TEXTS, _TOKENS):
+                widths.append(tensor[0, 0].numel())
+
+    hooks = [module.register_forward_hook(note) for module in hf.modules()]
     ids = torch.zeros(_TEXTS, _TOKENS, dtype=torch.long, device="meta")
     mask = torch.ones_like(ids)
     options: dict[str, Any] = {"attention_mask": mask, "use_cache": False}
@@ -229,7 +239,9 @@ def _forward_bytes(hf: Any) -> int:
     alive = _Alive([*map(_own, hf.parameters()), *hf.buffers(), mask, ids])
     with torch.inference_mode(), alive:
         hf(input_ids=ids, **options)
-    return alive.peak
+    for hook in hooks:
+        hook.remove()
+    return alive.peak, max(widths)
 
 
 def _said(error: Exception) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from actograph.contract.errors import ActographError, CaptureFailed, InterventionFailed
+from evals.plans import STEP_TOKENS
 from worker.engine.capture.budget import Budget
 from worker.engine.capture.layouts import BLOCK
 from worker.engine.messages import Control, FinishReason, Generation, Results, RunStatistics, Sink, Source
@@ -40,10 +41,6 @@ from worker.engine.tokens.sampler import Choice, ChosenToken
 
 #: passes of single requests that may fail one after the other before the run does
 _BAD_PASSES = 8
-#: tokens of one pass on a CPU, and of a pass of prompts on a GPU while a chat is being written
-STEP_TOKENS = 512
-#: tokens of a pass of prompts on a GPU, at most
-PROMPT_TOKENS = 8192
 #: the same after memory ran out, at least
 _LEAST_TOKENS = 16
 #: tokens left to prompts however many requests decode

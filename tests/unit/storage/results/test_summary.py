@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from actograph.cli.job_tables import results_table
 from actograph.contract.errors import ActographError
 from actograph.contract.job_specs import EvaluationSpec, job_spec_adapter
 from actograph.contract.resources import JobResults, Score, ToolUse
@@ -145,5 +144,5 @@ def test_problems_that_metrics_of_epochs_leave_out_are_counted(database: Databas
     assert found.left_out == {f"{name},{filter_name}": count for name, count in counts.items()}
     progress = {"total": 6, "completed": 3, "failed": 3}
     results = {"job_id": job_id, "status": "completed", "conditions": {"main": found}, "progress": progress}
-    shown = results_table(JobResults.model_validate(results), None)
+    shown = str(JobResults.model_validate(results))
     assert "main: pass@2,strict-match leaves out 2 problem(s)" in shown
