@@ -1,4 +1,4 @@
-"""What a user would run instead on the same GPU: `generate` with plain hooks, and lm-eval's hf backend.
+"""The alternatives on the same GPU: `generate` with plain hooks, and lm-eval's hf backend.
 
     python -m bench.gpu_rivals FOLDER DEVICE BATCH SECONDS [SITE]
 

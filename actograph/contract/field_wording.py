@@ -1,4 +1,4 @@
-"""What is wrong with the value of a field, and what to write instead, in words."""
+"""Sentences about invalid values of fields: the fault, and a valid value."""
 
 import re
 from collections.abc import Mapping, Sequence

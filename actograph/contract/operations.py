@@ -192,7 +192,7 @@ class LengthFit(Resource):
 
 
 class CardEstimate(Resource):
-    """What fits on a card, by a model's config alone. Sizes are bytes of one card."""
+    """Room on a card, estimated by a model's config alone. Sizes are bytes of one card."""
 
     object: Literal["card.estimate"] = "card.estimate"
     model: str

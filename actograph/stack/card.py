@@ -1,4 +1,4 @@
-"""What fits on a GPU of some size, by a model's config: the estimate of `actograph estimate --card`."""
+"""The estimate of `actograph estimate --card`: room on a GPU of some size, by a model's config."""
 
 import json
 import os

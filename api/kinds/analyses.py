@@ -46,12 +46,10 @@ def check(services: Services, spec: AnalysisSpec, owner: str) -> Submission[Anal
                     jobs.get(session, job_id)
                 except NotFound:
                     raise InvalidRequest(f"there is no job {job_id}", param=f"{field}.jobs.{place}") from None
+            known = {row.id for row in sessions.by_ids(session, query.ids)}
             for place, session_id in enumerate(query.ids):
-                try:
-                    sessions.get(session, session_id)
-                except NotFound:
-                    fault = f"there is no session {session_id}"
-                    raise InvalidRequest(fault, param=f"{field}.ids.{place}") from None
+                if session_id not in known:
+                    raise InvalidRequest(f"there is no session {session_id}", param=f"{field}.ids.{place}")
             try:
                 surveys.append(
                     queries.survey(session, query, spec.hooks, kind=spec.kind, with_stream=spec.attributes)

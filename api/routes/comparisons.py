@@ -54,7 +54,7 @@ def get_job_texts(
     limit: Annotated[int, Query(ge=1, le=100, description="Problems.")] = 20,
     offset: Annotated[int, Query(ge=0, le=2**31 - 1, description="Problems to leave out first.")] = 0,
 ) -> TextComparison:
-    """Where each text parts from the baseline's, by characters and tokens, and the shift of rows there."""
+    """Texts, the first place that differs from the baseline's, and the shift of rows there."""
     with services.database.read() as session:
         row = jobs.get(session, job_id)
         texts = text_comparison.read(

@@ -42,7 +42,7 @@ class _Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class TextPage:
     """Texts of a page of problems, before sessions are read.
 
     Attributes:
@@ -112,7 +112,7 @@ def read(
     wanted: Sequence[str],
     limit: int,
     offset: int,
-) -> Texts:
+) -> TextPage:
     """Read the texts of a page of problems that the baseline has completed.
 
     Raises:
@@ -142,7 +142,7 @@ def read(
             twin = (one.sample_index, one.epoch)
             if twin in problems and one.condition in names:
                 problems[twin][one.condition] = _Text(one.prompt or "", one.completion or "", one.session_id)
-    return Texts(
+    return TextPage(
         job_id=row.id,
         status=JobStatus(row.status),
         baseline=first,
@@ -188,9 +188,5 @@ def _row(reader: SessionReader, hook: str, token: int) -> NDArray[np.float64] | 
     info = reader.manifest.tensors.get(hook)
     if info is None or info.summary is not None or not info.dtype.startswith(("F", "BF")):
         return None
-    rows = reader.tokens_of_rows(hook)
-    place = int(np.searchsorted(rows, token)) if not isinstance(rows, range) else token - rows.start
-    if not 0 <= place < len(rows) or rows[place] != token:
-        return None
-    found: NDArray[np.float64] = selected_rows.read(reader, hook, place, place + 1)[0].astype(np.float64)
-    return found
+    row = selected_rows.of_token(reader, hook, token)
+    return None if row is None else row.astype(np.float64)

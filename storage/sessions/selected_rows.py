@@ -1,5 +1,6 @@
 """Rows of a stored tensor that positions select, and their reduction over tokens."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
@@ -41,6 +42,21 @@ def read(reader: SessionReader, hook: str, start: int, stop: int) -> Array:
     """Read rows [start, stop) as numbers. Raises StoreDamaged."""
     piece = reader.rows(hook, start, stop)
     return tensor_files.value_array(piece.dtype, piece.shape, piece.data)
+
+
+def of_token(reader: SessionReader, hook: str, token: int) -> Array | None:
+    """The row [width] of one token as numbers; None if the tensor has no row of it.
+
+    Raises:
+        NotFound: the session has no such hook.
+        StoreDamaged: the files are damaged.
+    """
+    tokens = reader.tokens_of_rows(hook)
+    place = bisect_left(tokens, token)
+    if place == len(tokens) or tokens[place] != token:
+        return None
+    row: Array = read(reader, hook, place, place + 1)[0]
+    return row
 
 
 def reduced(reader: SessionReader, hook: str, rows: Sequence[int], reduce: Literal["mean", "max"]) -> Floats:

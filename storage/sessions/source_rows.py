@@ -91,13 +91,13 @@ def _row(reader: SessionReader, source: RowSource, hook: str, field: str) -> NDA
         fault = f"{name} holds {info.dtype} numbers, which no vector can have"
         raise InvalidRequest(fault, param=f"{field}.hook")
     token = source.row + manifest.prompt_tokens if source.row < 0 else source.row
-    tokens = reader.tokens_of_rows(name)
-    place = int(np.searchsorted(tokens, token)) if len(tokens) else 0
-    if place >= len(tokens) or tokens[place] != token:
+    row = selected_rows.of_token(reader, name, token)
+    if row is None:
+        tokens = reader.tokens_of_rows(name)
         span = f"tokens {tokens[0]} to {tokens[-1]}" if len(tokens) else "no token"
         raise InvalidRequest(
             f"{name} of session {source.session} has no row of token {source.row}; its rows are of {span}",
             param=f"{field}.row",
         )
-    row: NDArray[np.float32] = selected_rows.read(reader, name, place, place + 1)[0].astype(np.float32)
-    return row
+    vector: NDArray[np.float32] = row.astype(np.float32)
+    return vector

@@ -24,7 +24,7 @@ _OPEN_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class Visibility(StrEnum):
-    """Who sees a row, see `storage.index.visible`."""
+    """State of a row that decides who sees it, see `storage.index.visible`."""
 
     VISIBLE = "visible"
     #: in the making: its maker publishes it before its removal is due

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def sizes_of_ranks(folder: Path, ranks: int, scratch: Path) -> list[list[int]]:
-    """Of each rank: bytes of its weights, and of keys and values of a token."""
+    """Bytes of each rank's weights, and of its keys and values of a token."""
     processes = [
         subprocess.Popen(
             [

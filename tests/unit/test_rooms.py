@@ -163,6 +163,17 @@ def test_what_a_researcher_types_is_used_by_nothing_that_serves(subtests: pytest
             assert offences == []
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    """A private class counts too: whoever searches for a name finds one thing."""
+    found: dict[str, list[str]] = {}
+    for name, path in modules().items():
+        if not name.startswith(("bench", "tests")):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name.lstrip("_"), []).append(f"{name}.{node.name}")
+    assert [places for places in found.values() if len(places) > 1] == []
+
+
 def test_nnsight_is_used_by_the_engine_alone() -> None:
     users = {
         path.relative_to(REPO).parts[:2]
@@ -192,7 +203,7 @@ def test_upkeep_runs_in_no_other_process() -> None:
     """The API reads how old its last round is, and has the routes that clean up the store."""
     users = {name for name, used in graph().items() if {"storage.upkeep.reconcile"} & used}
     assert {name for name in users if name.startswith(("api", "worker"))} == {"api.metrics"}
-    assert "Healing(" not in (REPO / "api/metrics.py").read_text()
+    assert "Reconciler(" not in (REPO / "api/metrics.py").read_text()
 
 
 #: rooms of what a researcher types; all their modules are imported, not only those that `--help` needs

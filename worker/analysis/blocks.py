@@ -53,7 +53,7 @@ def blocks(
 ) -> Iterator[AlignedRows]:
     """Read the selected rows of sessions in order, from the number `first` on, a few blocks ahead."""
 
-    def opened(number: int) -> _Opened | AlignedRows:
+    def opened(number: int) -> _OpenedSession | AlignedRows:
         try:
             reader = SessionReader(store, ids[number])
             token_ids = reader.token_ids() if with_token_ids else ()
@@ -76,7 +76,7 @@ def blocks(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Opened:
+class _OpenedSession:
     """A session whose rows are selected but not read."""
 
     reader: SessionReader
@@ -97,7 +97,7 @@ class _Opened:
 class _BlockTokens:
     """The tokens of one block, from `low` on."""
 
-    opened: _Opened
+    opened: _OpenedSession
     low: int
 
 
@@ -127,7 +127,7 @@ def _selected(
     *,
     token_ids: Sequence[int],
     block_bytes: int,
-) -> _Opened | AlignedRows:
+) -> _OpenedSession | AlignedRows:
     chosen: dict[str, list[int]] = {}
     tokens_of: dict[str, list[int]] = {}
     row_bytes = 0
@@ -142,7 +142,7 @@ def _selected(
     if not selected:
         return AlignedRows(session=number, token_ids=token_ids, skipped=f"no row at positions {positions}")
     size = max(1, block_bytes // max(1, row_bytes))
-    return _Opened(
+    return _OpenedSession(
         reader=reader, number=number, token_ids=token_ids, tokens=selected, chosen=chosen, size=size
     )
 

@@ -144,7 +144,7 @@ class EditTables:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What passes compute."""
+        """Identity of the changes that passes compute."""
         stages = sorted(self._stages.values(), key=lambda one: one.serial)
         return tuple((one.serial, one.open) for one in stages if one.open)
 

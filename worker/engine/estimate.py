@@ -1,4 +1,4 @@
-"""What fits on a card, by a model's config: `python -m worker.engine.estimate`, an order as JSON on stdin.
+"""Room on a card, by a model's config: `python -m worker.engine.estimate`, an order as JSON on stdin.
 
 The command line starts it in the environment of the service, since it needs torch. It loads no weights and
 uses no GPU.

@@ -117,7 +117,7 @@ class Region:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where its rows lie: of regions with one layout and one place, one takes the other's."""
+        """Place and number of its blocks: a later region of its layout there writes to the same rows."""
         return 0 if self.piece is None else self.piece.start, self.blocks
 
     def release(self, place: int) -> None:

@@ -46,7 +46,7 @@ def test_all_slots_decode_at_once_and_a_long_prompt_is_read(hooks: ModelHooks) -
 
 
 def test_one_pass_of_prompts_has_all_tokens(hooks: ModelHooks) -> None:
-    """Of as many prompts as the context needs; with rows of the widest point, as they are and in float32."""
+    """Several prompts if the context is short; rows of the widest point count, as they are and in float32."""
     widest = max(info.width for info in hooks.structure.module_tensors.values() if not info.tail_only)
     for tokens in (300, 1200):
         forward = Watched(hooks, tokens=tokens)

@@ -93,7 +93,7 @@ def test_a_chat_is_read_at_once_and_others_read_less_while_it_is_written(
 
 
 def test_an_endless_row_of_chats_holds_up_no_prompt(hooks: ModelHooks) -> None:
-    """Of two chats one always has prompt tokens left."""
+    """One of two chats always has prompt tokens left."""
     chats = [ask(f"c{i}", prompts((60,), seed=i)[0], 1, priority=True) for i in range(60)]
     item = ask("text", prompts((40,), seed=99)[0], 2)
     for apart in (False, True):
