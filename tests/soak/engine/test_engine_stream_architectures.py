@@ -49,10 +49,10 @@ def test_tokens_and_rows_are_those_of_a_plain_forward(
             run.run(hooks, kind, **options)
             assert not run.errors
             for item in items:
-                ids = item.prompt + run.ids(item.key)
+                ids = item.prompt_ids + run.ids(item.key)
                 with torch.inference_mode():
                     logits = engine.model.hf(input_ids=torch.tensor([ids[:-1]]), use_cache=False).logits[0]
-                assert run.ids(item.key) == tuple(logits[len(item.prompt) - 1 :].argmax(-1).tolist())
+                assert run.ids(item.key) == tuple(logits[len(item.prompt_ids) - 1 :].argmax(-1).tolist())
                 for hook, due in plain_rows(hooks, ids[:-1], plan.hooks).items():
                     got, tokens = run.rows(item.key, hook), run.tokens(item.key, hook)
                     if due.is_floating_point():
