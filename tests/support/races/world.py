@@ -146,6 +146,7 @@ class RowsHolder:
 
     def __init__(self, on_loaded: Callable[[ModelStructure], None]) -> None:
         self.engine = RowsEngine()
+        self.loads = 0
         self._on_loaded = on_loaded
 
     def holds(self, _name: str) -> bool:
@@ -155,6 +156,7 @@ class RowsHolder:
         return self.engine
 
     def load(self, _name: str, _options: object) -> RowsEngine:
+        self.loads += 1
         self._on_loaded(self.engine.structure)
         return self.engine
 
