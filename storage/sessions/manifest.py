@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actograph.contract.errors import StoreDamaged
 from actograph.contract.interventions import RowSource
-from actograph.contract.models import ModelIdentity
+from actograph.contract.models import LayerHeads, ModelIdentity
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.row_selection import Segment
 from actograph.tensor_files import itemsize
@@ -96,6 +96,9 @@ class SessionManifest(ManifestPart):
     )
     locations: dict[str, str] = Field(
         default_factory=dict, description="Each stored hook -> the place in the model where it was read."
+    )
+    attention: dict[int, LayerHeads] = Field(
+        default_factory=dict, description="Layer with a stored `q` or `k` -> how its pattern is computed."
     )
     capture: dict[str, Any] = Field(description="The capture spec as the client sent it.")
     capture_sha256: str

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from actograph.contract import models
+from actograph.contract.hooks import layer_of, point_of
 from actograph.contract.row_selection import FirstFeatures, Positions, held_back
 from actograph.contract.specs import CaptureSpec
 from evals.plans import is_tail_only
@@ -34,6 +35,12 @@ class Provenance:
     def tail_only(self) -> frozenset[str]:
         """Hooks that have rows from the last prompt token on."""
         return frozenset(hook for hook in self.hooks if is_tail_only(self.structure, hook))
+
+    @cached_property
+    def attention(self) -> dict[int, models.LayerHeads]:
+        """Attention of the layers whose queries or keys are stored."""
+        layers = {layer_of(hook) for hook in self.hooks if point_of(hook) in ("q", "k")}
+        return {layer: one for layer, one in self.structure.attention.items() if layer in layers}
 
     @property
     def identity_sha256(self) -> str | None:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.integration
 
 EDITED = (
     "embed", "resid_post", "resid_mid", "attn_out", "mlp_out", "attn_in", "mlp_in", "final_norm", "logits",
+    "q", "k", "v", "z",
 )  # fmt: skip
 OPS: tuple[Op, ...] = ("add", "scale", "zero", "replace", "project_out")
 
@@ -78,10 +79,11 @@ def oracle(
 
     def edit_at(hook: str) -> Callable[[torch.Tensor], None]:
         def write(tensor: torch.Tensor) -> None:
-            rows = tensor.view(tokens, -1)
+            rows = tensor.reshape(tokens, -1).clone()
             for edit in edits:
                 if edit.hook == hook and (where := meant(edit, prompt, tokens)):
                     rows[where] = changed(edit, rows[where]).to(rows.dtype)
+            tensor.copy_(rows.view(tensor.shape))  # queries and keys are no one block of memory
 
         return write
 
