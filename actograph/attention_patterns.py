@@ -110,7 +110,7 @@ def patterns_of(
     attention: Mapping[int, LayerHeads],
     features: Any,
     turns: int,
-    tensors: Mapping[str, TensorInfo | None],
+    tensors: Mapping[str, TensorInfo],
     tokens_of: Callable[[str], Sequence[int] | NDArray[np.int64]],
     read: Callable[[str, int, int], Floats],
     head: int | None = None,
