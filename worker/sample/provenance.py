@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from actograph.contract import models
+from actograph.contract.head_columns import HEAD_POINTS, common_columns
 from actograph.contract.hooks import layer_of, point_of
-from actograph.contract.row_selection import FirstFeatures, Positions, held_back
+from actograph.contract.row_selection import FirstFeatures, HeadFeatures, Positions, held_back
 from actograph.contract.specs import CaptureSpec
 from evals.plans import is_tail_only
 from worker.engine.messages import STATISTICS, Capture, StatisticsOptions
@@ -38,8 +39,8 @@ class Provenance:
 
     @cached_property
     def attention(self) -> dict[int, models.LayerHeads]:
-        """Attention of the layers whose queries or keys are stored."""
-        layers = {layer_of(hook) for hook in self.hooks if point_of(hook) in ("q", "k")}
+        """Attention of the layers whose heads are stored."""
+        layers = {layer_of(hook) for hook in self.hooks if point_of(hook) in HEAD_POINTS}
         return {layer: one for layer, one in self.structure.attention.items() if layer in layers}
 
     @property
@@ -65,6 +66,8 @@ class Provenance:
         columns: int | tuple[int, ...] | None = None
         if isinstance(features, FirstFeatures):
             columns = features.first
+        elif isinstance(features, HeadFeatures):
+            columns = common_columns(features, self.hooks, self.structure, "capture.features")
         elif features is not None:
             columns = tuple(features.indices)
         return Capture(

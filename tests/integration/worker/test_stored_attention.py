@@ -1,5 +1,6 @@
 """Attention of stored sessions of a job, and a planted induction head that is found in it."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,13 +21,17 @@ pytestmark = pytest.mark.integration
 TEXT = "Tom has 34 books and Mia has 57 books. How many do they have in total?"
 
 
-def run(bench: "Bench", text: str, capture: dict[str, Any], tokens: int = 6) -> Any:
-    """The stored session of a job of one prompt."""
-    job = bench.submit(inputs=[{"prompt": text}], capture=capture, sampling={"max_tokens": tokens})
+def folder_of(bench: "Bench", text: str, capture: dict[str, Any], tokens: int = 6, **more: Any) -> Path:
+    """The folder of the stored session of a job of one prompt."""
+    job = bench.submit(inputs=[{"prompt": text}], capture=capture, sampling={"max_tokens": tokens}, **more)
     bench.drain().look()
     (sample,) = bench.samples(job)
     assert sample.error is None, sample.error
-    return open_folder(bench.settings.home / "artifacts" / "sessions" / str(sample.session_id))
+    return bench.settings.home / "artifacts" / "sessions" / str(sample.session_id)
+
+
+def run(bench: "Bench", text: str, capture: dict[str, Any], tokens: int = 6, **more: Any) -> Any:
+    return open_folder(folder_of(bench, text, capture, tokens, **more))
 
 
 def eager(engine: Engine, ids: Any) -> list[np.ndarray[Any, Any]]:
@@ -57,6 +62,40 @@ def test_a_session_without_all_keys_says_which_is_missing(bench: "Bench") -> Non
         session.attention(1)
     with pytest.raises(NotFound, match=r"no q\.0.*capture both, with positions all"):
         session.attention(0)
+
+
+def test_heads_are_captured_and_changed_one_by_one(bench: "Bench") -> None:
+    heads = bench.engine.structure.attention[1]
+    width, last = heads.width, heads.heads - 1
+    points = {"points": ["q", "k", "v", "z", "attn_out"], "layers": [1]}
+    folder = folder_of(bench, TEXT, points)
+    whole = open_folder(folder)
+    chosen = run(bench, TEXT, {"points": ["q", "k"], "layers": [1], "features": {"heads": [1, 0]}})
+    for hook in ("q.1", "k.1"):
+        swapped = np.concatenate([whole[hook][:, width : 2 * width], whole[hook][:, :width]], axis=1)
+        assert np.array_equal(chosen[hook][:], swapped)
+    assert np.array_equal(chosen.attention(1, 1), whole.attention(1, 1))
+    assert chosen.attention(1).shape[0] == 2
+    with pytest.raises(NotFound, match=f"head {last}"):
+        chosen.attention(1, last)
+
+    rows = whole["z.1"][:]
+    prompt = slice(0, 10)  # of which no edit of this layer changes a row of z
+    for field, expected in [
+        ({"op": "zero"}, 0 * rows[:, -width:]),
+        ({"op": "replace", "vector": [0.5] * width}, 0 * rows[:, -width:] + 0.5),
+        ({"op": "replace", "vector": [0.25] * rows.shape[1]}, 0 * rows[:, -width:] + 0.25),
+        ({"op": "scale", "coefficient": 2.0}, 2 * rows[:, -width:]),
+    ]:
+        change = {"hook": "z.1", "features": {"heads": [last]}, **field}
+        changed = run(bench, TEXT, points, interventions=[change])["z.1"][:]
+        assert np.allclose(changed[prompt, -width:], expected[prompt], atol=1e-5)
+        assert np.allclose(changed[prompt, :-width], rows[prompt, :-width], atol=1e-5)
+    source = {"session": folder.name, "row": 3}
+    change = {"hook": "z.1", "op": "replace", "from": source, "features": {"heads": [0]}}
+    patched = run(bench, TEXT, points, interventions=[change])["z.1"][:]
+    assert np.allclose(patched[:, :width], rows[3, :width])
+    assert np.allclose(patched[prompt, width:], rows[prompt, width:], atol=1e-5)
 
 
 def _columns(part: int, head: int) -> slice:
