@@ -163,8 +163,8 @@ def patterns_of(
         for name, number in (("q", one), ("k", one // group)):
             if number not in columns[name]:
                 raise NotFound(
-                    f"the session has head {number} of {name}.{layer} not, which head {one} needs; it has "
-                    f"heads {', '.join(map(str, columns[name]))}"
+                    f"the session does not have head {number} of {name}.{layer}, which head {one} needs; it "
+                    f"has heads {', '.join(map(str, columns[name]))}"
                 )
     tokens = {name: np.asarray(tokens_of(f"{name}.{layer}")) for name in known}
     have = tokens["q"]
