@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from actograph.contract import hooks
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
-from actograph.contract.interventions import check_stored, check_width, each, resolve_hook
+from actograph.contract.head_columns import columns_of
+from actograph.contract.interventions import check_stored, check_width, each, of_columns, resolve_hook
 from actograph.contract.job_specs import (
     CaptureJobSpec,
     EvaluationSpec,
@@ -85,12 +86,14 @@ def interventions(submission: Submission[Any]) -> None:
         known = structure.tensor_of(hook)
         if known is None:
             continue  # only the worker knows the width
+        columns = columns_of(one.features, hook, structure, f"{param}.features")
         if vector is not None:
-            check_width(hook, vector.width, known.width, f"{param}.vector_id")
+            check_width(hook, vector.width, known.width, f"{param}.vector_id", columns)
         elif param in submission.source_widths:
-            check_width(hook, submission.source_widths[param], known.width, f"{param}.from")
+            check_width(hook, submission.source_widths[param], known.width, f"{param}.from", columns)
         elif one.vector is not None:
-            check_width(hook, len(one.vector), known.width, f"{param}.vector")
+            check_width(hook, len(one.vector), known.width, f"{param}.vector", columns)
+            of_columns(one.vector, columns, one.op, f"{param}.vector")
 
 
 def length(submission: Submission[Any]) -> None:

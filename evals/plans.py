@@ -8,8 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from actograph.contract.head_columns import head_width
 from actograph.contract.models import ModelStructure
-from actograph.contract.row_selection import Features, FirstFeatures, NamedPositions, Selection, held_back
+from actograph.contract.row_selection import (
+    Features,
+    FirstFeatures,
+    HeadFeatures,
+    NamedPositions,
+    Selection,
+    held_back,
+)
 from actograph.contract.specs import CaptureSpec, Dtype
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
@@ -47,6 +55,8 @@ def _width(structure: ModelStructure, hook: str, features: Features | None) -> i
     width = structure.hidden_size if info is None else info.width
     if isinstance(features, FirstFeatures):
         return min(width, features.first)
+    if isinstance(features, HeadFeatures):
+        return min(width, len(features.heads) * (head_width(hook, structure) or width))
     return width if features is None else len(features.indices)
 
 

@@ -68,7 +68,7 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
     "features": (
         str,
         "features",
-        "Columns to store: 50 for the first 50, or 1,5,9. (default: all)",
+        "Columns to store: 50 for the first 50, 1,5,9, or heads:0,5. (default: all)",
     ),
     "reduce": (str, "reduce", "Store one row per hook and sample: mean, max or last."),
     "stats": (bool, "stats", "Store statistics of each channel over the tokens."),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,12 @@ from pydantic import Field, ValidationError
 from typing_extensions import override
 
 from actograph import tensor_files
+from actograph.attention_patterns import Floats, patterns_of
 from actograph.client.tensors import ROW_POSITIONS, TOKEN_IDS, LazyTensor, joined
 from actograph.contract.base import Resource
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.hooks import canonical
+from actograph.contract.models import LayerHeads
 from actograph.contract.resources import TensorInfo
 from actograph.contract.row_selection import Segment
 from actograph.tensor_files import ReadAt, TensorEntry
@@ -39,6 +42,9 @@ class Manifest(Resource):
     tensors: dict[str, TensorInfo] = Field({})
     resolved_hooks: dict[str, str] = Field({})
     locations: dict[str, str] = Field({})
+    attention: dict[int, LayerHeads] = Field({})
+    capture: dict[str, Any] = Field({})
+    turns: list[Any] = Field([])
 
     def hook_of(self, name: str) -> str | None:
         """The hook of a savepoint that the capture named, or of the path of a module."""
@@ -152,6 +158,47 @@ class StoredSession(ABC):
         start = info.position_offset
         positions: NDArray[np.int64] = self._read(ROW_POSITIONS)[start : start + count]
         return positions
+
+    def attention(self, layer: int, head: int | None = None, *, rows: range | None = None) -> Floats:
+        """Compute attention of a layer from its stored queries and keys, as the model computes it.
+
+        The arithmetic is in float32; at load it was held against the model's own eager attention.
+
+        Args:
+            layer: one whose `q` and `k` are stored, for all tokens that take part.
+            head: None for all.
+            rows: consecutive tokens whose attention is computed; None: all with a stored query.
+
+        Returns:
+            `[heads, rows, tokens]`, or `[rows, tokens]` of one head: the share of each token. Tokens after
+            the last row, which no row sees, are left out.
+
+        Raises:
+            NotFound: the session has no queries or keys of this layer, or not of all tokens.
+            InvalidRequest: no such head or rows; or attention cannot be computed, with the reason.
+        """
+        if rows is not None and rows.step != 1:
+            raise InvalidRequest(f"{rows}: rows are consecutive tokens, such as range(10, 20)")
+        manifest = self._manifest()
+        stored = self._stored()
+        patterns = patterns_of(
+            layer,
+            attention=manifest.attention,
+            features=manifest.capture.get("features"),
+            turns=len(manifest.turns),
+            tensors={name: info for name, info in stored.items() if info is not None},
+            tokens_of=self.tokens_of,
+            read=lambda hook, start, stop: np.asarray(self._read(hook)[start:stop], np.float32),
+            head=head,
+            start=None if rows is None else rows.start,
+            stop=None if rows is None else rows.stop,
+        )
+        count, heads, tokens = patterns.shape
+        made, at = np.empty((heads, count, tokens), np.float32), 0
+        for block in patterns.blocks():
+            made[:, at : at + len(block)] = block.swapaxes(0, 1)
+            at += len(block)
+        return made if head is None else made[0]
 
 
 class SessionTensors(StoredSession, Mapping[str, LazyTensor]):

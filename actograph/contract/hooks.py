@@ -16,7 +16,7 @@ from actograph.contract.models import ModelStructure
 from actograph.contract.suggestions import did_you_mean
 
 LayerPoint = Literal[
-    "resid_pre", "attn_in", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post",
+    "resid_pre", "attn_in", "q", "k", "v", "z", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post",
     "router_logits", "expert_indices", "expert_weights",
 ]  # fmt: skip
 ModelPoint = Literal["embed", "final_norm", "logits"]
@@ -47,6 +47,10 @@ _ALIASES: dict[str, tuple[str, ...]] = {
         "layer_{}_input", "blocks.{}.hook_resid_pre", "blocks.{}.hook_in", "layers_input[{}]",
     ),
     "attn_in": ("layer_{}_input_layernorm_output",),
+    "q": ("blocks.{}.attn.hook_rot_q",),
+    "k": ("blocks.{}.attn.hook_rot_k",),
+    "v": ("blocks.{}.attn.hook_v", "blocks.{}.attn.v.hook_out"),
+    "z": ("blocks.{}.attn.hook_z", "blocks.{}.attn.o.hook_in"),
     "attn_out": (
         "layer_{}_self_attn_output", "blocks.{}.hook_attn_out", "blocks.{}.attn.hook_out",
         "attentions_output[{}]",
@@ -62,6 +66,8 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "final_norm": ("ln_final",),
     "logits": ("unembed.hook_out",),
 }  # fmt: skip
+#: TransformerLens' names of queries and keys as their projections put them out: before a rotation
+_PROJECTED = re.compile(r"blocks\.(\d+)\.attn\.(?:hook_([qk])|([qk])\.hook_out)")
 _POINT_OF = {alias: point for point, names in _ALIASES.items() for alias in names}
 _POINT_OF |= {f"{point}.{{}}": point for point in LAYER_POINTS} | {point: point for point in MODEL_POINTS}
 
@@ -104,6 +110,9 @@ def names_in(structure: ModelStructure, hook: str) -> list[str]:
     location = structure.locations.get(hook, hook)
     names = [location, _NUMBER.sub(r"[\1]", location), *aliases(hook)]
     names += [name for name, meant in structure.savepoints.items() if meant == hook]
+    point, layer = point_of(hook), layer_of(hook)
+    if point in ("q", "k") and layer is not None and not _is_rotated(structure, layer):
+        names += [f"blocks.{layer}.attn.hook_{point}", f"blocks.{layer}.attn.{point}.hook_out"]
     return [name for name in dict.fromkeys(names) if name != hook and resolve(name, structure) == hook]
 
 
@@ -147,6 +156,17 @@ def resolve(name: str, structure: ModelStructure) -> str:
     if name in structure.savepoints:
         return structure.savepoints[name]
     hook = canonical(name)
+    if projected := _PROJECTED.fullmatch(name):
+        number, point = int(projected[1]), projected[2] or projected[3]
+        hook = f"{point}.{number}"
+        if hook in structure.locations and _is_rotated(structure, number):
+            raise UnknownHook(
+                f"{name} is the {'query' if point == 'q' else 'key'} as its projection puts it out. This "
+                f"model changes it (by a rotation, a norm or a factor) before attention sees it as {hook}, "
+                f"or blocks.{number}.attn.hook_rot_{point}. Ask for that, or for the projection's output by "
+                "its module path",
+                param="hooks",
+            )
     if hook is not None:
         if hook in structure.locations:
             return hook
@@ -206,6 +226,11 @@ def resolved(
             raise fault
         found |= known
     return found
+
+
+def _is_rotated(structure: ModelStructure, layer: int) -> bool:
+    known = structure.attention.get(layer)
+    return known is None or known.is_rotated
 
 
 def _why_missing(hook: str, structure: ModelStructure) -> str:

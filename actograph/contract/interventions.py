@@ -15,7 +15,7 @@ from actograph.contract import hooks
 from actograph.contract.base import HookName, Metadata, ModelName, Name, Resource, SessionId, Spec, example
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.models import ModelStructure
-from actograph.contract.row_selection import Positions, known_in_the_pass
+from actograph.contract.row_selection import HeadFeatures, Positions, known_in_the_pass
 
 MAX_WIDTH = 1_000_000
 MAX_INTERVENTIONS = 64
@@ -103,6 +103,11 @@ class Intervention(Spec):
         None, alias="from", description="A stored row of a session, instead of `vector`: patching."
     )
     coefficient: Number = Field(1.0, description="c in these formulas.")
+    features: HeadFeatures | None = Field(
+        None,
+        description="Heads to change, of `q`, `k`, `v` or `z`: x and v are then the columns of these heads, "
+        "side by side. The vector is as long as they are, or as the hook is wide; null changes all columns.",
+    )
     positions: Annotated[Positions, AfterValidator(_known_in_the_pass)] = Field(
         "all", description="Tokens to change, as in a capture spec; none counted from the end."
     )
@@ -193,10 +198,29 @@ def resolve_hook(name: str, structure: ModelStructure, param: str) -> str:
     return hook
 
 
-def check_width(hook: str, length: int, width: int, param: str) -> None:
-    """Raises InvalidRequest if a vector does not fit its hook."""
-    if length != width:
-        raise InvalidRequest(f"the vector has {length} numbers, {hook} is {width} wide", param=param)
+def check_width(hook: str, length: int, width: int, param: str, columns: Sequence[int] | None = None) -> None:
+    """Raises InvalidRequest if a vector does not fit its hook, nor the columns of its heads."""
+    if length == width or (columns is not None and length == len(columns)):
+        return
+    heads = "" if columns is None else f", and the chosen heads {len(columns)}"
+    raise InvalidRequest(f"the vector has {length} numbers, {hook} is {width} wide{heads}", param=param)
+
+
+def of_columns(vector: Sequence[float], columns: Sequence[int] | None, op: Op, param: str) -> Sequence[float]:
+    """The numbers of a vector that belong to the chosen heads; all of one that has no others.
+
+    Raises:
+        InvalidRequest: `project_out` has no direction there.
+    """
+    if columns is None or len(vector) == len(columns):
+        return vector
+    chosen = [vector[column] for column in columns]
+    if op == "project_out":
+        try:
+            require_direction(chosen)
+        except ValueError as error:
+            raise InvalidRequest(f"{error} in the chosen heads", param=param) from None
+    return chosen
 
 
 class HasInterventions(Protocol):

@@ -196,7 +196,8 @@ def capture_of(given: Capture) -> dict[str, Any]:
 
 
 def features_of(given: int | str | Sequence[int] | Fields) -> dict[str, Any]:
-    """Return columns as a spec: the first ones of `50` or `first:50`, and those of `1,5,9` by number.
+    """Return columns as a spec: the first ones of `50` or `first:50`, those of `1,5,9` by number, or those of
+    the heads of `heads:0,5`.
 
     Raises:
         InvalidRequest: the text has another form.
@@ -207,16 +208,20 @@ def features_of(given: int | str | Sequence[int] | Fields) -> dict[str, Any]:
         return {"first": given}
     if not isinstance(given, str):
         return {"indices": list(given)}
+    of_heads = given.startswith("heads:")
     try:
-        numbers = [int(part) for part in _names(given.removeprefix("first:"))]
+        numbers = [int(part) for part in _names(given.removeprefix("first:").removeprefix("heads:"))]
     except ValueError:
         numbers = []
     is_first = len(numbers) == 1 and "," not in given
     if not numbers or (given.startswith("first:") and not is_first):
         raise InvalidRequest(
-            f"features: {given!r} is not valid; use 50 for the first 50 columns, or 1,5,9 for these",
+            f"features: {given!r} is not valid; use 50 for the first 50 columns, 1,5,9 for these, or "
+            "heads:0,5 for those of two heads",
             param="features",
         )
+    if of_heads:
+        return {"heads": numbers}
     return {"first": numbers[0]} if is_first else {"indices": numbers}
 
 

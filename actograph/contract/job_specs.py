@@ -29,9 +29,10 @@ from actograph.contract.base import (
 )
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.field_wording import in_words
+from actograph.contract.head_columns import common_columns
 from actograph.contract.interventions import each
 from actograph.contract.models import ModelStructure
-from actograph.contract.row_selection import FirstFeatures, needs_generation
+from actograph.contract.row_selection import FirstFeatures, HeadFeatures, needs_generation
 from actograph.contract.specs import (
     CaptureCondition,
     CaptureSpec,
@@ -345,6 +346,8 @@ def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelSt
     needed = 0
     if isinstance(capture.features, FirstFeatures):
         needed = capture.features.first
+    elif isinstance(capture.features, HeadFeatures):
+        common_columns(capture.features, hooks, structure, "capture.features")
     elif capture.features is not None:
         needed = max(capture.features.indices) + 1
     sums_up = "stats" if capture.stats is not None else "reduce" if capture.reduce in ("mean", "max") else ""

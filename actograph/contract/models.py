@@ -86,8 +86,28 @@ class LocationInfo(Resource):
 
 
 class HookInfo(LocationInfo):
-    location: str = Field(description="Module path with .input or .output.")
+    location: str = Field(
+        description="Module path with .input or .output, or with .query, .key or .value of its attention."
+    )
     aliases: list[str] = Field([])
+
+
+class LayerHeads(Resource):
+    """Attention of one layer: what its pattern is computed from, beside queries and keys."""
+
+    heads: int = Field(description="Heads of `q` and `z`.")
+    key_heads: int = Field(description="Heads of `k` and `v`; each serves heads / key_heads heads in turn.")
+    width: int = Field(description="Numbers of a head.")
+    scale: float = Field(description="Factor of the products of queries and keys.")
+    window: int | None = Field(None, description="A token sees itself and the window - 1 tokens before it.")
+    softcap: float | None = Field(None, description="Scaled products become softcap * tanh(x / softcap).")
+    sinks: list[float] | None = Field(
+        None, description="For each head a number beside the products, whose weight nobody gets."
+    )
+    is_rotated: bool = Field(True, description="`q` and `k` are not what the projections put out.")
+    unproved: str | None = Field(
+        None, description="Why patterns are not computed from stored rows; null if they equal the model's."
+    )
 
 
 class ModelStructure(Resource):
@@ -128,6 +148,7 @@ class ModelStructure(Resource):
     num_experts: int | None = Field(None, description="Experts in each layer.")
     experts_per_token: int | None = Field(None, description="Experts that the router chooses for each token.")
     tensor_parallel: int = Field(1, description="Ranks that share each layer.")
+    attention: dict[int, LayerHeads] = Field({}, description="Layer -> its attention, if it has `q`.")
 
     @cached_property
     def locations(self) -> Mapping[str, str]:

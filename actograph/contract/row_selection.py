@@ -37,7 +37,17 @@ class ChosenFeatures(Spec):
     ] = Field(description="Columns in this order.")
 
 
-Features = FirstFeatures | ChosenFeatures
+class HeadFeatures(Spec):
+    """The columns of some heads of `q` and `z`; of `k` and `v`, of some key heads. Head by head, as given."""
+
+    heads: Annotated[
+        list[Annotated[int, Field(ge=0, le=10_000)]],
+        Field(min_length=1, max_length=10_000, fail_fast=True),
+        AfterValidator(_distinct),
+    ] = Field(description="Numbers of the heads, in this order.")
+
+
+Features = FirstFeatures | ChosenFeatures | HeadFeatures
 
 
 SegmentName = Literal["prompt", "think", "answer", "tool_call", "tool_result"]

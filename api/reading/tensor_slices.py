@@ -159,13 +159,20 @@ def _as_json(session_id: str, found: _Slice) -> bytes:
     return json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _parse_rows(text: str | None, count: int) -> tuple[int, int]:
-    match = _ROWS.fullmatch(text or ":")
+def parse_bounds(text: str) -> tuple[int | None, int | None]:
+    """Read `start:stop`, of which each may be left out. Raises InvalidRequest."""
+    match = _ROWS.fullmatch(text)
     if match is None:
         raise InvalidRequest(
             f"rows: {text!r} is not start:stop, such as 0:10 (whole numbers, not negative)", param="rows"
         )
-    start, stop = int(match[1] or 0), int(match[2] or count)
+    start, stop = (int(part) if part else None for part in match.groups())
+    return start, stop
+
+
+def _parse_rows(text: str | None, count: int) -> tuple[int, int]:
+    low, high = parse_bounds(text or ":")
+    start, stop = low or 0, count if high is None else high
     if not 0 <= start <= stop <= count:
         raise RangeNotSatisfiable(f"rows {start}:{stop}: the tensor has rows 0:{count}", param="rows")
     return start, stop

@@ -3,7 +3,7 @@
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from actograph.contract import resources
@@ -15,7 +15,7 @@ from actograph.contract.resources import SessionChange, SessionDeletion, Session
 from actograph.contract.specs import SessionUpdate
 from api.auth import READ, SUBMIT
 from api.dependencies import PageDep, Services, ServicesDep, SessionId, resolved
-from api.reading import downloads
+from api.reading import attention, downloads
 from api.reading.tensor_slices import Format, answer
 from storage.accounts import quotas
 from storage.artifacts.checked_files import CheckedFile
@@ -174,6 +174,31 @@ def get_session_tensor(
             return services.structures.find(session, reader.manifest.model)
 
     return answer(reader, hook, rows, form, structure)
+
+
+@router.get(
+    "/sessions/{session_id}/attention/{layer}",
+    summary="Attention of one layer",
+    response_class=Response,
+    responses=downloads.binary(
+        "float32 [rows, heads, tokens], or [rows, tokens] of one head, as .npy or JSON: the share of each "
+        "token before the end of `rows`."
+    ),
+)
+def get_session_attention(
+    services: ServicesDep,
+    session_id: SessionId,
+    layer: Annotated[int, Path(ge=0, le=1_000_000)],
+    *,
+    head: Annotated[int | None, Query(ge=0, le=1_000_000, description="Default: all heads.")] = None,
+    rows: Annotated[str | None, Query(description="start:stop, in tokens; default: all.")] = None,
+    form: Annotated[attention.Format, Query(alias="format")] = "npy",
+) -> Response:
+    """Compute attention from the stored `q` and `k` of a layer, as the model computes it.
+
+    Needs rows of `q` for the tokens of `rows`, and of `k` for all tokens that they see.
+    """
+    return attention.answer(reader_of(services, session_id), layer, head, rows, form)
 
 
 @router.head("/sessions/{session_id}/files/{name}", include_in_schema=False)

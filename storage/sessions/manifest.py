@@ -6,9 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actograph.contract.errors import StoreDamaged
 from actograph.contract.interventions import RowSource
-from actograph.contract.models import ModelIdentity
+from actograph.contract.models import LayerHeads, ModelIdentity
 from actograph.contract.resources import SessionFile, TensorInfo
-from actograph.contract.row_selection import Segment
+from actograph.contract.row_selection import HeadFeatures, Segment
 from actograph.tensor_files import itemsize
 
 FORMAT_VERSION = 1
@@ -66,6 +66,7 @@ class AppliedIntervention(ManifestPart):
     positions: Any
     vector_id: str | None = None
     source: RowSource | None = Field(None, description="The row of a session that was its vector.")
+    features: HeadFeatures | None = Field(None, description="The heads that were changed; null: all columns.")
     vector_sha256: str | None = Field(None, description="Of the numbers as little-endian float32.")
 
 
@@ -96,6 +97,9 @@ class SessionManifest(ManifestPart):
     )
     locations: dict[str, str] = Field(
         default_factory=dict, description="Each stored hook -> the place in the model where it was read."
+    )
+    attention: dict[int, LayerHeads] = Field(
+        default_factory=dict, description="Layer with a stored `q`, `k`, `v` or `z` -> its heads."
     )
     capture: dict[str, Any] = Field(description="The capture spec as the client sent it.")
     capture_sha256: str

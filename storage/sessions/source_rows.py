@@ -66,6 +66,13 @@ def _read(readers: dict[str, SessionReader], param: str, one: Intervention) -> N
     assert source is not None
     reader, field = readers[source.session], f"{param}.from"
     try:
+        stored = reader.manifest.capture.get("features")
+        if one.features is not None and stored is not None and stored.get("heads") != one.features.heads:
+            raise InvalidRequest(
+                f"session {source.session} has the features {stored} alone; the intervention changes heads "
+                f"{one.features.heads}. Take a session with all features, or with the same heads",
+                param=f"{field}.session",
+            )
         return _row(reader, source, source.hook or one.hook, field)
     except NotFound as error:
         raise InvalidRequest(f"{error.message}; it was deleted", param=f"{field}.session") from None

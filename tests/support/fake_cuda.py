@@ -479,9 +479,18 @@ def _watch_forward(hf: Any) -> None:
 
 @contextmanager
 def world(
-    shape: str, *, size: int = 80 * GB, layers: int | None = None, dtype: torch.dtype = torch.bfloat16
+    shape: str,
+    *,
+    size: int = 80 * GB,
+    layers: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    heads: bool = False,
 ) -> Iterator[tuple[ModelHooks, Card]]:
-    """A model of a real shape on a card of `size` bytes: two points of each layer, and the logits."""
+    """A model of a real shape on a card of `size` bytes: two points of each layer, and the logits.
+
+    Args:
+        heads: the points of attention's heads, too.
+    """
     config = SHAPES[shape]()
     if layers is not None:
         config.num_hidden_layers = layers
@@ -498,6 +507,15 @@ def world(
             f"model.layers.{i}.{part}output": LocationInfo(width=width, dtype=name)
             for i in range(depth)
             for part in ("mlp.", "")
+        }
+        group = config.num_attention_heads // config.num_key_value_heads
+        most = config.num_attention_heads * config.head_dim
+        sides = {"query": most, "key": most // group, "value": most // group, "o_proj.input": most}
+        tensors |= {
+            f"model.layers.{i}.self_attn.{side}": LocationInfo(width=wide, dtype=name)
+            for i in range(depth)
+            for side, wide in sides.items()
+            if heads
         }
         tensors["lm_head.output"] = LocationInfo(width=config.vocab_size, dtype=name, tail_only=True)
         structure = ModelStructure(
@@ -524,4 +542,13 @@ def world(
 
 def points(hooks: ModelHooks) -> tuple[str, ...]:
     """Two points of each layer."""
-    return tuple(name for name, info in hooks.structure.module_tensors.items() if not info.tail_only)
+    return tuple(
+        name
+        for name, info in hooks.structure.module_tensors.items()
+        if not info.tail_only and ".self_attn." not in name
+    )
+
+
+def head_points(hooks: ModelHooks) -> tuple[str, ...]:
+    """Queries, keys, values and what the heads give, of each layer."""
+    return tuple(name for name in hooks.structure.module_tensors if ".self_attn." in name)

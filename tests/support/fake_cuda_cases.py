@@ -22,7 +22,7 @@ from actograph.contract.row_selection import NamedPositions, Stride
 from actograph.contract.specs import SamplingSpec
 from evals.plans import STEP_TOKENS
 from tests.support import fake_cuda
-from tests.support.fake_cuda import GB, Card, Pass, card, points, world
+from tests.support.fake_cuda import GB, Card, Pass, card, head_points, points, world
 from tests.support.fake_cuda_process import NO_GUARDS
 from tests.support.token_choosers import rule_for
 from worker.engine import forwards
@@ -190,12 +190,17 @@ def admission(shape: str, slots: int = 256) -> list[dict[str, Any]]:
     return found
 
 
-def counts(shape: str, *, captures: bool = False, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+def counts(
+    shape: str,
+    *,
+    captured_of: Callable[[ModelHooks], Hooks] = lambda hooks: (),
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, Any]:
     """Launches, stalls and hidden temporaries of a decode pass of 64 requests; the launches at two depths."""
     launches = {}
     for layers in (2, 4):
-        with world(shape, layers=layers, dtype=dtype) as (hooks, _):
-            captured = points(hooks) if captures else ()
+        with world(shape, layers=layers, dtype=dtype, heads=captured_of is head_points) as (hooks, _):
+            captured = captured_of(hooks)
             run(engine_of(hooks), [ask(i, prompt=2, hooks=captured) for i in range(64)], turns=2)
             last = decode_passes()[-1]
             launches[layers] = last.inside["launch"]
@@ -521,7 +526,8 @@ CASES: dict[str, Callable[[], Any]] = {
     # each request takes a block of the arena at least, and a card of 24 GB has some 80
     "admission-gemma2": lambda: admission("gemma2", slots=64),
     "counts-0.6b": lambda: counts("0.6b"),
-    "counts-0.6b-capture": lambda: counts("0.6b", captures=True),
+    "counts-0.6b-capture": lambda: counts("0.6b", captured_of=points),
+    "counts-0.6b-heads": lambda: counts("0.6b", captured_of=head_points),
     "counts-30b-a3b": lambda: counts("30b-a3b"),
     "counts-gemma2": lambda: counts("gemma2"),
     "counts-0.6b-float32": lambda: counts("0.6b", dtype=torch.float32),

@@ -17,6 +17,7 @@ VALUES = {
     "batch_id": "batch_" + "0" * 32,
     "key_id": "key_" + "0" * 32,
     "hook": "embed",
+    "layer": "0",
     "name": "manifest.json",
     "model": "nothing",
 }

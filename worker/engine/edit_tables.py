@@ -113,6 +113,9 @@ class EditTables:
         """
         self.refused = None
         places, taken = Counter[str](), dict[int, tuple[Stage, int]]()
+        if any(change.columns is not None for _, _, change in edits.changes):
+            self.refused = "the tables hold changes of whole rows, and these are of single heads"
+            return None
         for location, order, change in edits.changes:
             stage = self._stage(location, places[location], taken)
             if stage is None:

@@ -27,16 +27,27 @@ class Change:
     Args:
         vector: float32 [width].
         devices: where it may be made; the vector is copied to each, so that no pass waits for it.
+        columns: that are changed, for which alone the vector has numbers; None: all.
 
     Raises:
         ValueError: the operation needs a vector.
     """
 
     def __init__(
-        self, op: Op, coefficient: float, vector: NDArray[np.float32] | None, devices: Sequence[torch.device]
+        self,
+        op: Op,
+        coefficient: float,
+        vector: NDArray[np.float32] | None,
+        devices: Sequence[torch.device],
+        *,
+        columns: Sequence[int] | None = None,
     ) -> None:
-        self.op, self.coefficient, self.vector = op, coefficient, vector
+        self.op, self.coefficient, self.vector, self.columns = op, coefficient, vector, columns
         self._on: dict[torch.device, Tensor] = {}
+        self._places: dict[torch.device, Tensor] = {}
+        if columns is not None:
+            copies = [to_device(np.array(columns, np.int64), device) for device in devices]
+            self._places = {copy.device: copy for copy in copies}
         if vector is None:
             if op not in ("zero", "scale"):
                 raise ValueError(f"{op} needs a vector")
@@ -50,6 +61,14 @@ class Change:
         self._on = {copy.device: copy for copy in copies}
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.columns is None:
+            return self._made(x)
+        places = self._places.get(x.device)
+        if places is None:  # as in `factor`
+            places = self._places[x.device] = next(iter(self._places.values())).to(x.device)
+        return x.index_copy(1, places, self._made(x.index_select(1, places)))
+
+    def _made(self, x: Tensor) -> Tensor:
         match self.op:
             case "zero":
                 return torch.zeros_like(x)
@@ -123,12 +142,16 @@ class SlotEdits:
         return [write for write in made if write.tokens]
 
 
-def content_of(edit: Edit) -> tuple[str, float, bytes | None]:
+#: operation, coefficient, vector and columns
+Content = tuple[str, float, bytes | None, tuple[int, ...] | None]
+
+
+def content_of(edit: Edit) -> Content:
     """Key of edits that make equal changes."""
-    return edit.op, edit.coefficient, None if edit.vector is None else edit.vector.tobytes()
+    return edit.op, edit.coefficient, None if edit.vector is None else edit.vector.tobytes(), edit.columns
 
 
-def likeness_of(edit: Edit) -> tuple[tuple[str, float, bytes | None], str, NamedPositions | TokenRange]:
+def likeness_of(edit: Edit) -> tuple[Content, str, NamedPositions | TokenRange]:
     """Key of edits without a rule that change equal tokens alike."""
     return content_of(edit), edit.hook, edit.positions
 

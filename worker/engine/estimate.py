@@ -124,15 +124,17 @@ def _hooks(capture: CaptureSpec, structure: ModelStructure) -> list[str]:
 
 def _structure(name: str, sizes: ConfigSizes) -> ModelStructure:
     """The standard points of a model with these sizes; which of them it has is verified by a load."""
-    widths = dict.fromkeys(hooks.POINTS, sizes.hidden_size) | {"logits": sizes.vocab_size}
+    widths: dict[str, int | None] = dict.fromkeys(hooks.POINTS, sizes.hidden_size)
+    widths["logits"] = sizes.vocab_size
     of_experts = {
         "router_logits": sizes.num_experts,
         "expert_indices": sizes.experts_per_token,
         "expert_weights": sizes.experts_per_token,
     }
+    of_heads = {"q": sizes.heads_width, "k": sizes.keys_width, "v": sizes.keys_width, "z": sizes.heads_width}
     found: dict[str, HookInfo] = {}
     for point in hooks.POINTS:
-        width = of_experts[point] if point in of_experts else widths[point]
+        width = (widths | of_experts | of_heads)[point]
         if width is None:
             continue
         names = [f"{point}.{i}" for i in range(sizes.num_layers)] if point in hooks.LAYER_POINTS else [point]

@@ -21,6 +21,7 @@ from evals.plans import (
     run_bytes,
     run_memory,
 )
+from worker.engine.attention_masks import UnknownAttention
 from worker.engine.capture.budget import Budget, DeviceMemory
 from worker.engine.capture.pool import Pool
 from worker.engine.edit_tables import EditTables, table_bytes
@@ -32,7 +33,6 @@ from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.memory import available_bytes, spread_bytes
 from worker.engine.packed import flex
 from worker.engine.packed.forward import REPEATABLE_ROWS, PackedForward
-from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.registration import ONE_BY_ONE
 from worker.engine.packed.verification import texts_for, verify
 from worker.engine.pass_hooks import PassHooks

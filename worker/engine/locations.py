@@ -1,7 +1,8 @@
 """Module locations, and the table of a model's verified ones.
 
 A location is `<module path>.input`, `.output`, or `.output.<i>` for a part of a tuple. `.output` of a module
-that returns a tuple is its first tensor; `.output.1` is the second element.
+that returns a tuple is its first tensor; `.output.1` is the second element. Attention modules have `.query`,
+`.key` and `.value` besides: what they give to transformers' attention function, of the tokens of the pass.
 """
 
 import re
@@ -14,14 +15,19 @@ from actograph.contract.errors import UnknownHook
 from actograph.contract.models import ModelStructure
 from worker.engine.model.loaded import LoadedModel
 
-_LOCATION = re.compile(r"(?P<path>.+)\.(?P<side>input|output)(?:\.(?P<part>[1-9]\d*))?")
+_LOCATION = re.compile(r"(?P<path>.+)\.(?P<side>input|output|query|key|value)(?:\.(?P<part>[1-9]\d*))?")
+
+
+Side = Literal["input", "output", "query", "key", "value"]
+#: sides of an attention module that its attention function sees
+ATTENDED: tuple[Side, ...] = ("query", "key", "value")
 
 
 class Place(NamedTuple):
     """A location in its pieces."""
 
     path: str  # of the module
-    side: Literal["input", "output"]
+    side: Side
     part: int  # element of a tuple; 0 is the main tensor
 
     @property
@@ -39,7 +45,7 @@ def place_of(location: str) -> Place:
     match = _LOCATION.fullmatch(location)
     if match is None:
         raise ValueError(f"{location!r} is not a module location")
-    return Place(match["path"], cast(Literal["input", "output"], match["side"]), int(match["part"] or 0))
+    return Place(match["path"], cast(Side, match["side"]), int(match["part"] or 0))
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class Edit:
         hook: canonical name or module location.
         vector: float32 [width].
         rule: selects the tokens instead of `positions`.
+        columns: that are changed; `vector` has a number for each. None changes all.
     """
 
     hook: str
@@ -68,6 +69,7 @@ class Edit:
     vector: Annotated[NDArray[np.float32] | None, SkipValidation] = None
     positions: NamedPositions | TokenRange = "all"
     rule: TokenRule | None = None
+    columns: tuple[int, ...] | None = None
 
     @property
     def changes_nothing(self) -> bool:

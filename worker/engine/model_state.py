@@ -59,7 +59,9 @@ class ModelState:
         key = content_of(edit)
         change = self._changes.get(key)
         if change is None:
-            change = self._changes[key] = Change(edit.op, edit.coefficient, edit.vector, self._devices)
+            change = self._changes[key] = Change(
+                edit.op, edit.coefficient, edit.vector, self._devices, columns=edit.columns
+            )
         return change
 
     def _rule(self, rule: TokenRule | None, request: Request, generated: list[int]) -> FollowedRule | None:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from actograph.contract import models
-from actograph.contract.row_selection import FirstFeatures, Positions, held_back
+from actograph.contract.head_columns import HEAD_POINTS, common_columns
+from actograph.contract.hooks import layer_of, point_of
+from actograph.contract.row_selection import FirstFeatures, HeadFeatures, Positions, held_back
 from actograph.contract.specs import CaptureSpec
 from evals.plans import is_tail_only
 from worker.engine.messages import STATISTICS, Capture, StatisticsOptions
@@ -35,6 +37,12 @@ class Provenance:
         """Hooks that have rows from the last prompt token on."""
         return frozenset(hook for hook in self.hooks if is_tail_only(self.structure, hook))
 
+    @cached_property
+    def attention(self) -> dict[int, models.LayerHeads]:
+        """Attention of the layers whose heads are stored."""
+        layers = {layer_of(hook) for hook in self.hooks if point_of(hook) in HEAD_POINTS}
+        return {layer: one for layer, one in self.structure.attention.items() if layer in layers}
+
     @property
     def identity_sha256(self) -> str | None:
         identity = self.structure.identity
@@ -58,6 +66,8 @@ class Provenance:
         columns: int | tuple[int, ...] | None = None
         if isinstance(features, FirstFeatures):
             columns = features.first
+        elif isinstance(features, HeadFeatures):
+            columns = common_columns(features, self.hooks, self.structure, "capture.features")
         elif features is not None:
             columns = tuple(features.indices)
         return Capture(

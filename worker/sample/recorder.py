@@ -153,6 +153,7 @@ class SampleRecorder:
             engine_reason=origin.structure.engine_reason,
             resolved_hooks=dict(origin.resolved),
             locations={hook: origin.structure.locations.get(hook, hook) for hook in origin.hooks},
+            attention=origin.attention,
             capture=origin.capture.model_dump(mode="json"),
             capture_sha256=origin.capture.digest(),
             dtype=origin.capture.dtype,

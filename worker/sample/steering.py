@@ -10,12 +10,14 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import InvalidRequest, NotFound, UnknownHook
+from actograph.contract.head_columns import columns_of
 from actograph.contract.interventions import (
     Intervention,
     StoredVector,
     check_stored,
     check_width,
     each,
+    of_columns,
     resolve_hook,
     vector_sha256,
 )
@@ -125,15 +127,18 @@ def _ready(
         stored = _stored(session, intervention.vector_id, f"{param}.vector_id")
         check_stored(intervention.op, stored, model, f"{param}.vector_id")
         numbers = stored.vector
+    columns = columns_of(intervention.features, hook, structure, f"{param}.features")
     if numbers is not None:
         source = "from" if row is not None else "vector" if intervention.vector_id is None else "vector_id"
-        check_width(hook, len(numbers), width_of(structure, hook), f"{param}.{source}")
+        check_width(hook, len(numbers), width_of(structure, hook), f"{param}.{source}", columns)
+        numbers = of_columns(numbers, columns, intervention.op, f"{param}.{source}")
     edit = Edit(
         hook=hook,
         op=intervention.op,
         coefficient=intervention.coefficient,
         vector=None if numbers is None else np.array(numbers, dtype=np.float32),
         positions=_engine_name(intervention.positions) or "all",
+        columns=columns,
     )
     record = AppliedIntervention(
         hook=hook,
@@ -142,6 +147,7 @@ def _ready(
         positions=intervention.model_dump(mode="json")["positions"],
         vector_id=intervention.vector_id,
         source=intervention.source,
+        features=intervention.features,
         vector_sha256=None if numbers is None else vector_sha256(numbers),
     )
     return edit, record

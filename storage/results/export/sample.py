@@ -160,7 +160,8 @@ def sampled(reader: SessionReader, tensors: Mapping[str, TensorInfo]) -> Iterato
     Raises:
         StoreDamaged: the session's files are not what its manifest says.
     """
-    indices = (reader.manifest.capture.get("features") or {}).get("indices")
+    chosen = reader.manifest.capture.get("features") or {}
+    heads = chosen.get("heads")
     yield b"{"
     for number, (flat, fields) in enumerate(described(tensors).items()):
         rows, width = fields["shape"]
@@ -169,6 +170,10 @@ def sampled(reader: SessionReader, tensors: Mapping[str, TensorInfo]) -> Iterato
             **{name: fields[name] for name in ("hook", "shape", "dtype", "first_row")},
             "sample_info": f"first_{min(FEATURES, width)}_features",
         }
+        indices = chosen.get("indices")
+        if heads is not None:
+            size = width // len(heads)
+            indices = [head * size + column for head in heads for column in range(size)]
         if indices is not None:
             entry |= {
                 "sample_info": f"first_{min(FEATURES, width)}_chosen_features",

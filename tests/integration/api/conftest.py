@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
+from actograph.contract.models import HookInfo, LayerHeads, LocationInfo, ModelStructure
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.row_selection import Segment
 from actograph.settings import Settings
@@ -211,6 +211,7 @@ class Service:
         scores: dict[str, Any] | None = None,
         completion: str = "a completion",
         token_ids: range | list[int] = range(100, 107),
+        attention: dict[int, LayerHeads] | None = None,
     ) -> str | None:
         """Complete a sample as a worker does: session files, session row, sample, counters, end."""
 
@@ -222,7 +223,7 @@ class Service:
         )  # fmt: skip
         made = None
         if session_id is not None and tensors is not None:
-            files, infos = self._write_session(session_id, lease, tensors, token_ids)
+            files, infos = self._write_session(session_id, lease, tensors, token_ids, attention or {})
             made = session_of(
                 lease, condition=lease.condition, epoch=lease.epoch, prompt_tokens=3, generated_tokens=4,
                 rows=6, hooks=infos, files=files, correct=correct,
@@ -237,8 +238,10 @@ class Service:
         lease: LeasedSample,
         tensors: dict[str, TensorRows],
         token_ids: range | list[int],
+        attention: dict[int, LayerHeads],
     ) -> tuple[list[SessionFile], dict[str, TensorInfo]]:
         manifest = SessionManifest(
+            attention=attention,
             session_id=session_id, job_id=lease.job_id, sample_id=lease.id, model=MODEL, capture={},
             sample_index=lease.sample_index, capture_sha256="0" * 64, dtype="model", seed=lease.seed,
             prompt_tokens=3, generated_tokens=4, created_at=0,

@@ -52,6 +52,9 @@ def test_launches_and_stalls_of_decode_passes_are_as_written_down(subtests: pyte
     assert not any(one["hidden temporaries"] for one in PASSES.values())
     plain, captured = PASSES["0.6b"], PASSES["0.6b-capture"]
     assert captured["launches per layer"] == plain["launches per layer"] + 2, "one for each point"
+    heads = PASSES["0.6b-heads"]
+    assert heads["launches per layer"] == plain["launches per layer"] + 4, "queries, keys, values, results"
+    assert heads["stalls inside"] == plain["stalls inside"]
     assert captured["stalls inside"] == plain["stalls inside"], "capture adds no wait to a forward"
 
 

@@ -56,7 +56,12 @@ def test_the_structure_has_whole_tensors_alone_and_says_why_others_are_missing(
     shared = process.structure
     assert (shared.tensor_parallel, len(others_of(process))) == (2, 1)
     assert shared.identity is not None and shared.identity.tensor_parallel == 2
-    assert shared.hooks == alone.hooks and shared.num_parameters == alone.num_parameters
+    of_heads = {f"{point}.{layer}" for point in "qkvz" for layer in range(alone.num_layers)}
+    assert shared.hooks == {name: info for name, info in alone.hooks.items() if name not in of_heads}
+    for point in "qkvz":
+        assert "a part of the heads" in shared.unavailable[point]
+    assert alone.attention and not shared.attention
+    assert shared.num_parameters == alone.num_parameters
     missing = set(alone.module_locations) - set(shared.module_locations)
     assert "model.layers.0.mlp.down_proj.input" in missing
     for location in missing:

@@ -13,9 +13,9 @@ from tests.support.architectures import ARCHITECTURES
 from tests.support.engine_run import random_engine
 from tests.support.plain_forward import plain_rows
 from tests.support.stream_run import StreamRun, ask, plan_of, prompts
+from worker.engine.attention_masks import UnknownAttention
 from worker.engine.capture.budget import Budget
 from worker.engine.packed.forward import PackedForward
-from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.verification import verify
 
 #: models that packed passes refuse

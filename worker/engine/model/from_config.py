@@ -44,6 +44,7 @@ class ConfigSizes:
         token_bytes: keys and values of one token.
         forward_bytes: activations of a pass of `STEP_TOKENS` at its peak.
         row_bytes: a row of its widest module output, as it is kept and in float32.
+        heads_width: queries of all heads of a token; `keys_width`: keys. None if it has no such heads.
     """
 
     architecture: str
@@ -59,6 +60,8 @@ class ConfigSizes:
     row_bytes: int
     num_experts: int | None
     experts_per_token: int | None
+    heads_width: int | None
+    keys_width: int | None
 
 
 def sizes_of(source: str, *, dtype: str = "auto", revision: str | None = None, ranks: int = 1) -> ConfigSizes:
@@ -109,6 +112,7 @@ def sizes_of(source: str, *, dtype: str = "auto", revision: str | None = None, r
             "length cannot be derived from its config; load it on a worker to measure it"
         )
     experts = next((getattr(text, name) for name in _EXPERTS if getattr(text, name, None)), None)
+    heads, keys = _head_widths(text)
     return ConfigSizes(
         architecture=type(hf).__name__,
         dtype=str(chosen).removeprefix("torch."),
@@ -123,7 +127,18 @@ def sizes_of(source: str, *, dtype: str = "auto", revision: str | None = None, r
         row_bytes=widest * (chosen.itemsize + 4),
         num_experts=experts,
         experts_per_token=getattr(text, "num_experts_per_tok", None) if experts else None,
+        heads_width=heads,
+        keys_width=keys,
     )
+
+
+def _head_widths(config: Any) -> tuple[int | None, int | None]:
+    """Numbers of all queries and of all keys of a token; None for latent attention (MLA)."""
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int) or getattr(config, "kv_lora_rank", None):
+        return None, None
+    width = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
+    return heads * width, (getattr(config, "num_key_value_heads", None) or heads) * width
 
 
 def _config(source: str, revision: str | None) -> PretrainedConfig:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from worker.engine.attention_masks import UnknownAttention
 from worker.engine.packed import step
-from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.other_ranks import OtherRanks
 
 
@@ -156,6 +156,8 @@ class Arena(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the keys and values of a pack, [1, heads, tokens, width], and return them."""
+        step.show(layer_idx, "key", key_states)
+        step.show(layer_idx, "value", value_states)
         places = step.current().places(key_states.device)
         self.keys[layer_idx].index_copy_(1, places, key_states[0])
         self.values[layer_idx].index_copy_(1, places, value_states[0])

@@ -2,22 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker.engine.attention_masks import UnknownAttention
 from worker.engine.capture.budget import Budget
 from worker.engine.capture.layouts import BLOCK
 from worker.engine.capture.modules import at_module
-from worker.engine.locations import ModelHooks, place_of
+from worker.engine.locations import ATTENDED, ModelHooks, place_of
 from worker.engine.messages import Request
 from worker.engine.model.device_errors import RankFailed
 from worker.engine.model.host_memory import to_device
 from worker.engine.packed.arena import Arena
 from worker.engine.packed.decoding import FixedPass, Replays
-from worker.engine.packed.masks import UnknownAttention
 from worker.engine.packed.other_ranks import OtherRanks
 from worker.engine.packed.registration import arena_attention, layer_shapes, refusal
 from worker.engine.packed.step import Chunk, Step, running
@@ -27,6 +27,16 @@ from worker.engine.tokens.sampler import new_next_ids
 
 #: rows of every pass of a run whose numbers repeat
 REPEATABLE_ROWS = BLOCK
+
+
+class _AttentionHook(NamedTuple):
+    """Handle of a hook at a side of a layer's attention."""
+
+    hooks: dict[tuple[int, str], Callable[[Tensor], None]]
+    key: tuple[int, str]
+
+    def remove(self) -> None:
+        del self.hooks[self.key]
 
 
 class PackedForward:
@@ -81,6 +91,7 @@ class PackedForward:
         self.windows: set[int] = set()
         self.ways: set[str] = set()
         self._handles: dict[str, Any] = {}
+        self._attention_hooks: dict[tuple[int, str], Callable[[Tensor], None]] = {}
         self.next_ids = new_next_ids(slots, hooks.model.device)
         self.decoding: Replays | None = None
         if replays and fused:
@@ -185,7 +196,7 @@ class PackedForward:
 
     def logits(self, ids: Tensor, positions: Tensor, step: Step, keep: Tensor | int = 0) -> Tensor:
         """Logits [tokens, vocabulary] of a step; of all tokens, or of those at the places `keep`."""
-        with running(step), arena_attention(self.hooks.model.text_config):
+        with running(step, self._attention_hooks), arena_attention(self.hooks.model.text_config):
             output = self.hooks.model.hf(
                 input_ids=ids,
                 position_ids=positions,
@@ -243,8 +254,13 @@ class PackedForward:
         for location in locations:
             if location not in self._handles and at is not None:
                 place = place_of(location)
-                module = self.hooks.model.hf.get_submodule(place.path)
-                self._handles[location] = at_module(module, place, partial(at, location))
+                module: Any = self.hooks.model.hf.get_submodule(place.path)
+                if place.side in ATTENDED:
+                    key = int(module.layer_idx), place.side
+                    self._attention_hooks[key] = partial(at, location)
+                    self._handles[location] = _AttentionHook(self._attention_hooks, key)
+                else:
+                    self._handles[location] = at_module(module, place, partial(at, location))
 
 
 def _ids(slot: Slot) -> list[int]:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
+from worker.engine.attention_masks import Foreign, UnknownAttention, Windowed, arena_mask
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.positions import length_dependent
 from worker.engine.packed import step
 from worker.engine.packed.arena import LayerShape
 from worker.engine.packed.attention import LayerAttention, chunk, decode, together
-from worker.engine.packed.masks import Foreign, UnknownAttention, Windowed, arena_mask
 
 _NAME = "actograph_arena"
 #: the way of layers whose attention goes request by request, see `Step.ways`
@@ -56,7 +56,7 @@ def attend(
 
     Args:
         query: [1, query heads, tokens, width].
-        attention_mask: of `masks.arena_mask`; a model that has made one of its own is refused.
+        attention_mask: of `attention_masks.arena_mask`; a model that has made one of its own is refused.
         sliding_window: the mask's own, if it is given.
 
     Returns:
@@ -81,6 +81,7 @@ def attend(
     keys, values = now.keys[layer], now.values[layer]
     if keys.shape[::2] != key.shape[1::2]:
         raise UnknownAttention("its cache holds something else than keys and values")
+    step.show(layer, "query", query)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     kind = LayerAttention(scale, window, softcap, s_aux)
     packed, singles = query[0].transpose(0, 1), len(now.spans)

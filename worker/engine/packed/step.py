@@ -1,6 +1,6 @@
 """The pack whose forward pass runs now, for the attention that transformers calls without it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -70,17 +70,29 @@ class Step:
         return self.known_lengths[device]
 
 
+#: layer and side of its attention -> what is done with its tensor [1, tokens, heads, width]
+AttentionHooks = Mapping[tuple[int, str], Callable[[Tensor], None]]
+
 _running: ContextVar[Step] = ContextVar("running step")
+_hooks: ContextVar[AttentionHooks] = ContextVar("hooks of the running step")
 
 
 @contextmanager
-def running(step: Step) -> Iterator[None]:
-    """Make `step` the current one."""
-    token = _running.set(step)
+def running(step: Step, hooks: AttentionHooks) -> Iterator[None]:
+    """Make `step` the current one; its queries, keys and values go through `hooks`."""
+    token, hooks_token = _running.set(step), _hooks.set(hooks)
     try:
         yield
     finally:
         _running.reset(token)
+        _hooks.reset(hooks_token)
+
+
+def show(layer: int, side: str, tensor: Tensor) -> None:
+    """Let hooks read and change a tensor of the current pass, [1, heads, tokens, width]."""
+    at = _hooks.get().get((layer, side))
+    if at is not None:
+        at(tensor.transpose(1, 2))
 
 
 def current() -> Step:

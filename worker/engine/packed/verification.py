@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from worker.engine.attention_masks import UnknownAttention
 from worker.engine.capture.pool import Pool
 from worker.engine.messages import Request
 from worker.engine.model import group
@@ -25,7 +26,6 @@ from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.memory import available_bytes
 from worker.engine.packed.forward import PackedForward
-from worker.engine.packed.masks import UnknownAttention
 from worker.engine.pass_hooks import PassHooks
 from worker.engine.slot import Slot
 from worker.engine.structure.comparison import alike

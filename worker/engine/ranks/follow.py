@@ -72,7 +72,11 @@ class _Follower:
                 vector = np.frombuffer(raw, np.float32) if raw else None
                 devices = self._engine.model.devices
                 self._changes[message["number"]] = Change(
-                    message["op"], message["coefficient"], vector, devices
+                    message["op"],
+                    message["coefficient"],
+                    vector,
+                    devices,
+                    columns=message["columns"],
                 )
             case "forget":
                 del self._changes[message["number"]]

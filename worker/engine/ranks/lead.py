@@ -161,9 +161,8 @@ class Lead:
             number = self._known[change] = next(self._numbers)
             weakref.finalize(change, self._gone.append, number)
             vector = b"" if change.vector is None else change.vector.tobytes()
-            self._send(
-                {"m": "change", "number": number, "op": change.op, "coefficient": change.coefficient}, vector
-            )
+            message = {"m": "change", "number": number, "op": change.op, "coefficient": change.coefficient}
+            self._send(message | {"columns": change.columns}, vector)
         return number
 
     def _send(self, message: Mapping[str, Any], raw: bytes = b"") -> None:

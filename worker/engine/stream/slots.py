@@ -372,4 +372,5 @@ def check(request: Request, hooks: ModelHooks) -> None:
         )
     for edit in request.edits:
         if edit.vector is not None:
-            check_width(edit.hook, len(edit.vector), hooks.width_of(edit.hook), "interventions")
+            width = hooks.width_of(edit.hook) if edit.columns is None else len(edit.columns)
+            check_width(edit.hook, len(edit.vector), width, "interventions")

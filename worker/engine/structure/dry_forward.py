@@ -3,14 +3,15 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from actograph.contract.errors import ModelRefused
-from worker.engine.locations import place_of
+from worker.engine.attention_calls import AttentionCall, watched
+from worker.engine.locations import Side, place_of
 from worker.engine.model import group
 from worker.engine.model.device_errors import is_out_of_memory
 from worker.engine.model.loaded import LoadedModel
@@ -53,6 +54,24 @@ class Visit:
         return self.value[0, 0].numel()
 
 
+class Attended(NamedTuple):
+    """One attention module in the dry forward.
+
+    Attributes:
+        result: [batch, tokens, heads * value width], as attention gave it.
+        heads: of queries; `key_heads`: of keys and values.
+        width: of a head's query and key; `value_width`: of its value.
+        apart: queries, keys and values have memory of their own, so that writing to one changes no other.
+    """
+
+    result: torch.Tensor
+    heads: int
+    key_heads: int
+    width: int
+    value_width: int
+    apart: bool
+
+
 @dataclass(frozen=True)
 class DryForward:
     """Results of the dry forward pass."""
@@ -61,6 +80,7 @@ class DryForward:
     taken: Mapping[str, frozenset[Identity]]  # module path -> every tensor that it was given
     logits: torch.Tensor  # as the model returned them
     tail_only: frozenset[str]  # locations with the last token alone if no other logits are needed
+    attended: Mapping[str, Attended] = field(default_factory=dict)  # by path of the attention module
     shared: Sequence[str] = ()  # locations of which each of several ranks has a part; they are no visits
 
 
@@ -78,6 +98,7 @@ class _Recorder:
         self.calls: dict[str, int] = {}
         self.visits: dict[str, Visit] = {}
         self.taken: dict[str, frozenset[Identity]] = {}
+        self.attended: dict[str, Attended] = {}
         self._kept: list[torch.Tensor] = []  # so that no address is used twice
         self._rows: set[tuple[int, int]] = set()  # address and size of tensors with one row per token
 
@@ -109,6 +130,28 @@ class _Recorder:
             location = f"{name}.output.{i}" if i else f"{name}.output"
             self._record(location, tensor, may_be_flat=f"{name}.input" in self.visits)
 
+    def showed(self, name: str, side: Side, tensor: torch.Tensor) -> None:
+        """Take a tensor [batch, tokens, heads, width] that an attention module gives to its function."""
+        self._count(f"{name}.{side}")
+        self._record(f"{name}.{side}", tensor, may_be_flat=False)
+
+    def called(self, name: str, call: AttentionCall) -> None:
+        """Take what an attention module's function gave."""
+        given = call.query, call.key, call.value
+        self.attended[name] = Attended(
+            call.attended.detach().flatten(2).clone(),
+            heads=call.query.shape[1],
+            key_heads=call.key.shape[1],
+            width=call.query.shape[3],
+            value_width=call.value.shape[3],
+            apart=len({tensor.data_ptr() for tensor in given}) == len(given)
+            and not any(
+                step == 0 and size > 1
+                for one in given
+                for step, size in zip(one.stride(), one.shape, strict=True)
+            ),
+        )
+
     def _count(self, location: str) -> None:
         self.calls[location] = self.calls.get(location, 0) + 1
 
@@ -131,13 +174,18 @@ def watching(
     model: LoadedModel,
     before: Callable[[str, Sequence[Any]], None],
     after: Callable[[str, Sequence[Any], Any], None],
+    showed: Callable[[str, Side, torch.Tensor], None] | None = None,
+    called: Callable[[str, AttentionCall], None] | None = None,
 ) -> Iterator[None]:
     """Watch every module with plain torch hooks.
 
     Args:
         before: called with a module's path and its arguments.
         after: called with a module's path, its arguments and its output.
+        showed: called with an attention module's path, a side and its tensor [batch, tokens, heads, width].
+        called: called with an attention module's path and the call of its function.
     """
+    names = {id(module): name for name, module in model.hf.named_modules()}
 
     def watch(name: str, module: torch.nn.Module) -> list[RemovableHandle]:
         def entered(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -153,7 +201,15 @@ def watching(
 
     handles = [handle for name, module in model.hf.named_modules() for handle in watch(name, module)]
     try:
-        yield
+        if showed is None:
+            yield
+        else:
+            with watched(
+                model,
+                before=lambda module, side, tensor: showed(names[id(module)], side, tensor),
+                after=None if called is None else lambda call: called(names[id(call.module)], call),
+            ):
+                yield
     finally:
         for handle in handles:
             handle.remove()
@@ -171,7 +227,10 @@ def dry_forward(model: LoadedModel) -> DryForward:
     recorder = _Recorder()
     ids = torch.arange(_ROWS * _TOKENS, device=model.device).reshape(_ROWS, _TOKENS)
     ids = ids % int(model.text_config.vocab_size)
-    with torch.no_grad(), watching(model, recorder.before, recorder.after):
+    with (
+        torch.no_grad(),
+        watching(model, recorder.before, recorder.after, recorder.showed, recorder.called),
+    ):
         output = tried(
             model,
             "reads a text",
@@ -184,6 +243,9 @@ def dry_forward(model: LoadedModel) -> DryForward:
         visits=[visit for visit, is_whole in zip(visits, whole, strict=True) if is_whole],
         shared=[visit.location for visit, is_whole in zip(visits, whole, strict=True) if not is_whole],
         taken=recorder.taken,
+        attended={
+            name: one for name, one in recorder.attended.items() if recorder.calls[f"{name}.query"] == 1
+        },
         logits=output.logits,
         tail_only=_tail_only(model, ids),
     )

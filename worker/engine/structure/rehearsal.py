@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worker.engine.locations import Place, place_of
+from worker.engine.locations import Place, Side, place_of
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.structure.comparison import alike
 from worker.engine.structure.dry_forward import DryForward, first_tensor, tried, watching
@@ -124,7 +124,12 @@ def _watching(model: LoadedModel, locations: Sequence[str]) -> Iterator[_Seen]:
             if place.side == "output":
                 seen.note(location, output[place.part] if place.part else output)
 
-    with watching(model, before, after):
+    def showed(path: str, side: Side, tensor: torch.Tensor) -> None:
+        for location, place in by_path.get(path, ()):
+            if place.side == side:
+                seen.note(location, tensor)
+
+    with watching(model, before, after, showed):
         yield seen
 
 

@@ -15,7 +15,7 @@ import torch
 from actograph.contract import hooks as grammar
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import with_savepoints
-from actograph.contract.models import HookInfo, LocationInfo, ModelStructure
+from actograph.contract.models import HookInfo, LayerHeads, LocationInfo, ModelStructure
 from worker.engine.locations import ModelHooks, place_of
 from worker.engine.model import group
 from worker.engine.model.loaded import LoadedModel
@@ -23,6 +23,7 @@ from worker.engine.model.positions import position_switch
 from worker.engine.structure import moe
 from worker.engine.structure.comparison import same
 from worker.engine.structure.dry_forward import DryForward, Visit, dry_forward
+from worker.engine.structure.heads import find_heads, prove_patterns
 from worker.engine.structure.layer_points import Findings, find_in_layer
 from worker.engine.structure.rehearsal import Rehearsal, rehearse
 from worker.text.tool_template import offers_tools
@@ -50,6 +51,7 @@ def discover(model: LoadedModel) -> ModelHooks:
     _find_stream(model, layers_path, layer_count, by_location, found)
     for layer in range(layer_count):
         find_in_layer(model, f"{layers_path}.{layer}", layer, by_location, found)
+    find_heads(model, layers_path, layer_count, forward, found)
     _find_routers(model, layer_count, forward, found)
     _find_ends(model, layers_path, layer_count, visits=by_location, logits=forward.logits, found=found)
     found.missing.update(dict.fromkeys(forward.shared, _SHARED.format(group.size())))
@@ -59,9 +61,10 @@ def discover(model: LoadedModel) -> ModelHooks:
         )
     rehearsal = rehearse(model, forward)
     _drop_faulty(model, rehearsal, found)
+    attention = prove_patterns(model, forward, found)
     _drop_partial(layer_count, found)
     visits = [v for v in visits if v.location not in rehearsal.faults]
-    structure = _structure(model, layer_count, replace(forward, visits=visits), found)
+    structure = _structure(model, layer_count, replace(forward, visits=visits), found, attention)
     first: dict[tuple[Any, ...], str] = {}
     same_as = {v.location: first.setdefault(v.identity, v.location) for v in visits}
     return ModelHooks(
@@ -235,6 +238,7 @@ def _structure(
     layer_count: int,
     forward: DryForward,
     found: Findings,
+    attention: dict[int, LayerHeads],
 ) -> ModelStructure:
     tensors = {
         v.location: LocationInfo(
@@ -272,6 +276,7 @@ def _structure(
         num_experts=max((r.num_experts for r in found.routers), default=None),
         experts_per_token=max((r.experts_per_token for r in found.routers), default=None),
         tensor_parallel=group.size(),
+        attention=attention,
     )
     return with_savepoints(structure, {})
 

@@ -4,15 +4,18 @@ For models that the packed forward refuses, and the reference that it is held ag
 forward's interface, so the loop, the choice of tokens, edits, capture and delivery are the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from nnsight.intervention.util import first_input
-from torch import Tensor
+from torch import Tensor, nn
 
+from worker.engine.attention_calls import watched
 from worker.engine.capture.budget import Budget
-from worker.engine.locations import ModelHooks, Place, place_of
+from worker.engine.locations import ATTENDED, ModelHooks, Place, Side, place_of
 from worker.engine.messages import Request
+from worker.engine.model.loaded import LoadedModel
 from worker.engine.pass_hooks import PassHooks
 from worker.engine.slot import Slot, in_pack
 from worker.engine.tokens.model_inputs import cached_inputs, new_cache
@@ -28,6 +31,8 @@ class _HookValues:
         self._sites: dict[str, list[tuple[str, Place]]] = {}
         for location in at_hooks.locations:
             place = place_of(location)
+            if place.side in ATTENDED:  # no module's input or output, see `_attention_hooks`
+                continue
             self._sites.setdefault(f"{lm.path}.{place.path}.{place.side}", []).append((location, place))
 
     @property
@@ -118,7 +123,8 @@ class TracedForward:
         observer, box = _HookValues(model.lm, at_hooks), list[Tensor]()
         handle = model.hf.register_forward_hook(lambda _, __, output: box.append(output.logits[0]))
         try:
-            tracing.forward(model, inputs, [observer], observer.modules)
+            with _attention_hooks(model, at_hooks):
+                tracing.forward(model, inputs, [observer], observer.modules)
         finally:
             handle.remove()
         return box[-1][-len(kept) :] if kept else box[-1][:0]
@@ -128,3 +134,24 @@ class TracedForward:
 
     def close(self) -> None:
         """Nothing is left on the model."""
+
+
+@contextmanager
+def _attention_hooks(model: LoadedModel, at_hooks: PassHooks) -> Iterator[None]:
+    """Show a pass's hooks the queries, keys and values that they are at."""
+    places = {location: place_of(location) for location in at_hooks.locations}
+    at = {
+        (model.hf.get_submodule(place.path), place.side): location
+        for location, place in places.items()
+        if place.side in ATTENDED
+    }
+    if not at:
+        yield
+        return
+
+    def before(module: nn.Module, side: Side, tensor: Tensor) -> None:
+        if (location := at.get((module, side))) is not None:
+            at_hooks.at(location, tensor)
+
+    with watched(model, before=before):
+        yield

@@ -42,7 +42,7 @@ def test_every_route_answers_a_foreign_id_like_one_that_nothing_has(
         answers = []
         for found in (things.ids, unknown):
             body = things.bodies.get((method, path), {}) if method in ("POST", "PATCH") else None
-            address = things.place(path, found)
+            address = things.place(path, found).replace("{layer}", "0")
             assert "{" not in address, f"{path}: say here what stands for its parameters"
             answer = keyed.client.request(method, address, json=body, headers=things.bob)
             text = answer.text

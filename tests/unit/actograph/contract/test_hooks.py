@@ -7,7 +7,7 @@ import pytest
 
 from actograph.contract import hooks
 from actograph.contract.errors import UnknownHook
-from actograph.contract.models import HookInfo, ModelStructure
+from actograph.contract.models import HookInfo, LayerHeads, ModelStructure
 from tests.support.structures import model_structure
 
 
@@ -163,3 +163,37 @@ def test_i_in_a_hook_stands_for_each_of_the_layers(subtests: pytest.Subtests) ->
     for name, says in [("model.layers.{n}.output", "write {i}"), ("model.layers.{i}.mpl.output", "no such")]:
         with subtests.test(name=name), pytest.raises(UnknownHook, match=says):
             hooks.expand([], "all", [name], llama())
+
+
+def test_names_of_queries_and_keys_say_whether_they_are_rotated(subtests: pytest.Subtests) -> None:
+    """TransformerLens' `hook_q` is before the rotation, `hook_rot_q` after it."""
+    at = {"q": "query", "k": "key", "v": "value"}
+    locations = {f"{point}.{i}": f"layers.{i}.attn.{side}" for point, side in at.items() for i in range(2)}
+    locations |= {f"z.{i}": f"layers.{i}.attn.o_proj.input" for i in range(2)}
+    heads = LayerHeads(heads=2, key_heads=1, width=4, scale=0.5)
+    for is_rotated in (True, False):
+        attention = dict.fromkeys(range(2), heads.model_copy(update={"is_rotated": is_rotated}))
+        known = structure(2, locations, list(locations.values()), attention=attention)
+        for name, hook in [
+            ("blocks.1.attn.hook_rot_q", "q.1"),
+            ("blocks.1.attn.hook_rot_k", "k.1"),
+            ("blocks.1.attn.hook_v", "v.1"),
+            ("blocks.1.attn.v.hook_out", "v.1"),
+            ("blocks.1.attn.hook_z", "z.1"),
+            ("blocks.1.attn.o.hook_in", "z.1"),
+        ]:
+            with subtests.test(name, is_rotated=is_rotated):
+                assert hooks.resolve(name, known) == hook
+                assert name in hooks.names_in(known, hook)
+        for name, hook in [
+            ("blocks.1.attn.hook_q", "q.1"),
+            ("blocks.1.attn.hook_k", "k.1"),
+            ("blocks.1.attn.q.hook_out", "q.1"),
+        ]:
+            with subtests.test(name, is_rotated=is_rotated):
+                assert (name in hooks.names_in(known, hook)) is not is_rotated
+                if is_rotated:
+                    with pytest.raises(UnknownHook, match=f"as {hook}, or blocks.1.attn.hook_rot_"):
+                        hooks.resolve(name, known)
+                else:
+                    assert hooks.resolve(name, known) == hook

@@ -6,7 +6,14 @@ import pytest
 from pydantic import ValidationError
 
 from actograph.contract.errors import InvalidRequest, UnknownHook
-from actograph.contract.interventions import Intervention, StoredVector, check_stored, resolve_hook
+from actograph.contract.interventions import (
+    Intervention,
+    StoredVector,
+    check_stored,
+    check_width,
+    of_columns,
+    resolve_hook,
+)
 from actograph.contract.models import HookInfo, ModelStructure
 from tests.support.structures import model_structure
 
@@ -87,3 +94,17 @@ def test_a_stored_vector_must_be_the_models_and_have_a_direction() -> None:
         check_stored("add", stored, "other", "p")
     with pytest.raises(InvalidRequest, match="not zero"):
         check_stored("project_out", stored, "m", "p")
+
+
+def test_vectors_of_heads_are_as_long_as_these_or_as_the_hook() -> None:
+    columns = (2, 3)
+    for length in (2, 8):
+        check_width("z.0", length, 8, "vector", columns)
+    with pytest.raises(InvalidRequest, match=r"z\.0 is 8 wide, and the chosen heads 2"):
+        check_width("z.0", 4, 8, "vector", columns)
+    wide = [0.0, 1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0]
+    assert of_columns(wide, columns, "add", "vector") == [2.0, 3.0]
+    assert of_columns([5.0, 6.0], columns, "add", "vector") == [5.0, 6.0]
+    assert of_columns(wide, None, "add", "vector") == wide
+    with pytest.raises(InvalidRequest, match="not zero in the chosen heads"):
+        of_columns(wide, (5, 6), "project_out", "vector")

@@ -10,6 +10,7 @@ one left out exceeds the rounding by far, so a tie would be reported as what it 
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import PROMPTS, KeepingSink, generate, read_texts, requests_for
-from tests.support.plain_forward import main_tensor
+from tests.support.plain_forward import eager_calls, main_tensor
 from worker.engine.engine import Engine
 from worker.engine.messages import Generation
 
@@ -38,6 +39,7 @@ LLAMA_LIKE = {
     "final_norm": "model.norm",
     "logits": "lm_head",
     "router": "model.layers.{}.mlp.gate",
+    "projection": "model.layers.{}.self_attn.o_proj",
 }
 GEMMA_LIKE = LLAMA_LIKE | {"mlp_in": "model.layers.{}.pre_feedforward_layernorm"}
 PATHS: dict[str, dict[str, str]] = {
@@ -47,6 +49,7 @@ PATHS: dict[str, dict[str, str]] = {
     | {
         "mlp_in": "model.layers.{}.input_layernorm",  # attention and MLP share one norm
         "attn_out": "model.layers.{}.self_attn",
+        "projection": "model.layers.{}.self_attn.dense",
         "final_norm": "model.final_layernorm",
     },
     "gpt_oss": LLAMA_LIKE | {"router": "model.layers.{}.mlp.router"},
@@ -55,6 +58,7 @@ PATHS: dict[str, dict[str, str]] = {
         "layer": "transformer.h.{}",
         "attn_in": "transformer.h.{}.ln_1",
         "attn_out": "transformer.h.{}.attn",
+        "projection": "transformer.h.{}.attn.c_proj",
         "mlp_in": "transformer.h.{}.ln_2",
         "mlp_out": "transformer.h.{}.mlp",
         "final_norm": "transformer.ln_f",
@@ -75,6 +79,7 @@ PATHS: dict[str, dict[str, str]] = {
         "layer": "gpt_neox.layers.{}",
         "attn_in": "gpt_neox.layers.{}.input_layernorm",
         "attn_out": "gpt_neox.layers.{}.attention",
+        "projection": "gpt_neox.layers.{}.attention.dense",
         "mlp_in": "gpt_neox.layers.{}.post_attention_layernorm",
         "mlp_out": "gpt_neox.layers.{}.mlp",
         "final_norm": "gpt_neox.final_layer_norm",
@@ -128,9 +133,20 @@ def oracle(name: str, engine: Engine, generation: Generation) -> dict[str, torch
         watch(paths["layer"].format(layer), keep(f"resid_post.{layer}", got))
         if "router" in paths:
             watch(paths["router"].format(layer), keep_router(layer))
+        if "projection" in paths and f"z.{layer}" in engine.structure.hooks:
+            projection = hf.get_submodule(paths["projection"].format(layer))
+            take = keep(f"z.{layer}", got)
+            handles.append(projection.register_forward_pre_hook(lambda _m, args, take=take: take(args)))
     ids = torch.tensor([generation.prompt_ids + generation.generated_ids[:-1]])
+
+    def attended(module: Any, given: dict[str, torch.Tensor]) -> None:
+        for point, tensor in zip("qkv", given.values(), strict=True):
+            got[f"{point}.{module.layer_idx}"] = tensor[0].transpose(0, 1).flatten(1).clone()
+
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), ExitStack() as stack:
+            if "q.0" in engine.structure.hooks:
+                stack.enter_context(eager_calls(hf, attended))
             output = hf(input_ids=ids, use_cache=False, output_hidden_states=True)
     finally:
         for handle in handles:

@@ -2,13 +2,15 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from actograph.contract.head_columns import columns_of, head_width
 from actograph.contract.interventions import Op
-from actograph.contract.row_selection import TokenRange
+from actograph.contract.row_selection import HeadFeatures, TokenRange
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import KeepingSink, generate, read_texts
 from tests.support.plain_forward import plain_rows
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.integration
 
 EDITED = (
     "embed", "resid_post", "resid_mid", "attn_out", "mlp_out", "attn_in", "mlp_in", "final_norm", "logits",
+    "q", "k", "v", "z",
 )  # fmt: skip
 OPS: tuple[Op, ...] = ("add", "scale", "zero", "replace", "project_out")
 
@@ -37,11 +40,24 @@ def random_edit(rng: random.Random, hooks: Sequence[str], engine: Engine, prompt
     listed = isinstance(positions, list)
     where = {"rule": rule_for(range(prompt), positions)} if listed else {"positions": positions}
     coefficient = rng.choice([-1.5, 0.5, 1.0, 2.0])
+    width = head_width(hook, engine.structure)
+    if width is not None and rng.random() < 0.7:  # some heads alone
+        every = range(engine.width_of(hook) // width)
+        features = HeadFeatures(heads=rng.sample(every, rng.randint(1, len(every))))
+        columns = columns_of(features, hook, engine.structure, "")
+        assert columns is not None
+        vector = None if vector is None else vector[: len(columns)]
+        where["columns"] = columns
     return Edit(hook=hook, op=op, coefficient=coefficient, vector=vector, **where)
 
 
 def changed(edit: Edit, rows: torch.Tensor) -> torch.Tensor:
     """The definition of each operation, in float64."""
+    if edit.columns is not None:
+        of_heads = rows.double()
+        columns = list(edit.columns)
+        of_heads[:, columns] = changed(replace(edit, columns=None), rows[:, columns])
+        return of_heads
     x, c = rows.double(), edit.coefficient
     if edit.op == "zero":
         return x * 0
@@ -78,10 +94,11 @@ def oracle(
 
     def edit_at(hook: str) -> Callable[[torch.Tensor], None]:
         def write(tensor: torch.Tensor) -> None:
-            rows = tensor.view(tokens, -1)
+            rows = tensor.reshape(tokens, -1).clone()
             for edit in edits:
                 if edit.hook == hook and (where := meant(edit, prompt, tokens)):
                     rows[where] = changed(edit, rows[where]).to(rows.dtype)
+            tensor.copy_(rows.view(tensor.shape))  # queries and keys are no one block of memory
 
         return write
 

@@ -20,6 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from tests.support.architectures import COMMON, SWITCHING, random_model
 from tests.support.plain_forward import plain_rows
 from tests.support.stream_run import StreamRun, ask, prompts
+from worker.engine.attention_masks import Foreign, UnknownAttention, Windowed, arena_mask
 from worker.engine.capture.budget import Budget
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
@@ -27,7 +28,6 @@ from worker.engine.messages import Capture, RunOptions
 from worker.engine.model.load import wrap_model
 from worker.engine.packed import flex, verification
 from worker.engine.packed.forward import PackedForward
-from worker.engine.packed.masks import Foreign, UnknownAttention, Windowed, arena_mask
 from worker.engine.packed.verification import texts_for, verify
 from worker.engine.structure.structure import discover
 from worker.engine.traced.forward import TracedForward
