@@ -21,7 +21,7 @@ $(SERVICE): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@echo "Installing the service and torch into $(VENV): about 350 MB of packages, 3 GB with CUDA"
 	@if $(NEEDS_CPU_TORCH); then $(PIP) --extra-index-url $(CPU_INDEX) torch || echo "make: no torch from $(CPU_INDEX); pip's own index decides" >&2; fi
-	@$(PIP) -e '.[worker]'
+	@$(PIP) -e '.[service]'
 	@touch $@
 
 $(DEV): $(SERVICE)

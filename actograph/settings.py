@@ -18,6 +18,9 @@ from actograph.contract.tasks import SCORER_NAMES
 
 _FUNCTION = re.compile(r"([A-Za-z0-9][\w.\-]{0,63})=([A-Za-z_][\w.]*:[A-Za-z_]\w*)")
 
+#: segments with characters that need no escape in a URL, none of them `.` or `..`
+_PREFIX = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~@:+=-]+)+")
+
 CommaList = Annotated[tuple[str, ...], NoDecode]
 
 #: folder of settings as files, such as `actograph_api_keys`: secrets of Docker and Kubernetes
@@ -99,6 +102,9 @@ class Settings(BaseSettings):
     user_function_seconds: float = Field(10.0, gt=0, description="Limit of a call of such a function.")
     host: str = Field("127.0.0.1", description="Address of the API.")
     port: int = Field(8420, ge=0, le=65535, description="Port of the API.")
+    root_path: str = Field(
+        "", description="Path prefix of a proxy, such as `/user/me/proxy/8420`, for links of the page."
+    )
     api_processes: int = Field(1, ge=1, le=64, description="Processes behind the address of the API.")
     metrics_open: bool = Field(False, description="Serve `/metrics` without a key.")
     url: str = Field("", description="Client: the service's URL. Default: http://127.0.0.1:8420.")
@@ -148,6 +154,14 @@ class Settings(BaseSettings):
     def _is_service(cls, value: str, info: ValidationInfo) -> str:
         check = service_urls.broker_url if info.field_name == "broker_url" else service_urls.database_url
         return check(value) if value else value
+
+    @field_validator("root_path")
+    @classmethod
+    def _is_prefix(cls, value: str) -> str:
+        prefix = value.rstrip("/")
+        if prefix and not _PREFIX.fullmatch(prefix):
+            raise ValueError(f"{value!r} is not a path such as /user/me/proxy/8420")
+        return prefix
 
     @field_validator("s3_public_endpoint")
     @classmethod

@@ -1,4 +1,4 @@
-"""`python -m api`: serve until a signal arrives."""
+"""`actograph service api`: serve until a signal arrives."""
 
 import signal
 import sys
@@ -53,7 +53,7 @@ def _require_keys(settings: Settings, services: Services) -> None:
             return
     raise InvalidRequest(
         f"without API keys only loopback is served, but the host is {settings.host}; create a key with "
-        "`python -m api.keys create`, or set ACTOGRAPH_API_KEYS or ACTOGRAPH_HOST=127.0.0.1"
+        "`actograph service create-key NAME`, or set ACTOGRAPH_API_KEYS or ACTOGRAPH_HOST=127.0.0.1"
     )
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import Depends, FastAPI
+from fastapi.routing import iter_route_contexts
 from pydantic.json_schema import models_json_schema
 
 from actograph import __version__
@@ -21,6 +22,7 @@ from api.background import Background
 from api.dependencies import Services, refuse_unknown_query, use_reserve
 from api.errors import DOCUMENTED, install
 from api.middleware.bodies import BodyDrain, BodyLimit, refuse_nul
+from api.middleware.path_prefix import PathPrefix
 from api.middleware.request_ids import RequestIds, name_in_logs
 from api.openai.chat_watch import ChatWatch
 from api.pages import site
@@ -105,7 +107,17 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(Authentication, settings=settings)
     app.add_middleware(RequestIds)
     app.add_middleware(BodyDrain)
+    if settings.root_path:
+        _require_free_prefix(app, settings.root_path)
+        app.add_middleware(PathPrefix, prefix=settings.root_path)
     return app
+
+
+def _require_free_prefix(app: FastAPI, prefix: str) -> None:
+    """Raises ValueError for a prefix that paths of the service begin with: requests would be ambiguous."""
+    paths = [route.path or "" for route in iter_route_contexts(app.routes)]
+    if (taken := next((path for path in paths if f"{path}/".startswith(f"{prefix}/")), None)) is not None:
+        raise ValueError(f"ACTOGRAPH_ROOT_PATH: the service has a path {taken}; choose another than {prefix}")
 
 
 def _document_problems(app: FastAPI) -> None:

@@ -43,8 +43,18 @@ def require_same_origin(request: Request) -> None:
         raise Forbidden("this request does not come from a page of this service; open the page and try again")
 
 
-def sign_in(answer: Response, key: str, *, secure: bool) -> None:
-    """Keep a key in the browser until it is closed."""
+def sign_in(answer: Response, key: str, request: Request) -> None:
+    """Keep a key in the browser until it is closed. Other services of a proxy do not receive it."""
     value = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
     # `lax` sends it when a colleague's link is opened, and keeps it from forms of other sites
-    answer.set_cookie(COOKIE, value, secure=secure, httponly=True, samesite="lax")
+    secure = request.url.scheme == "https"
+    answer.set_cookie(COOKIE, value, path=_path(request), secure=secure, httponly=True, samesite="lax")
+
+
+def sign_out(answer: Response, request: Request) -> None:
+    """Remove the key from the browser."""
+    answer.delete_cookie(COOKIE, path=_path(request))
+
+
+def _path(request: Request) -> str:
+    return str(request.scope.get("root_path") or "/")

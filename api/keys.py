@@ -1,4 +1,4 @@
-"""`python -m api.keys`: create keys on the server itself, without a running service.
+"""`actograph service create-key`: create keys on the server itself, without a running service.
 
 Use it for the first key of a service that other machines reach, and after losing the last admin's key. It
 needs direct access to the database.
@@ -21,7 +21,7 @@ from storage.redaction import conceal
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m api.keys", description=__doc__)
+    parser = argparse.ArgumentParser(prog="actograph service create-key", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     create = commands.add_parser("create", help="create a key and print it")
     create.add_argument("name")
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             database.close()
     except (ActographError, SQLAlchemyError, ValueError, OSError) as error:
-        sys.stderr.write(f"python -m api.keys: {refusal_of(error)}\n")
+        sys.stderr.write(f"actograph service create-key: {refusal_of(error)}\n")
         return 1
 
 

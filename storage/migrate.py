@@ -1,4 +1,4 @@
-"""Bring the database to the schema of this version: `python -m storage.migrate`; `--check` only compares.
+"""Bring the database to the schema of this version: `actograph service migrate`; `--check` only compares.
 
 A migration is announced first, and waits until workers of other versions have ended; `--now` does not wait.
 """
@@ -106,7 +106,7 @@ def require_current(database: Database) -> None:
     require_known(found)
     raise ServiceUnavailable(
         f"the database is at schema {found or 'none'}, this version needs {wanted}; "
-        "run: python -m storage.migrate"
+        "run: actograph service migrate"
     )
 
 
@@ -132,7 +132,7 @@ def _config() -> Config:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    database = Database(settings_or_exit("python -m storage.migrate").effective_database_url)
+    database = Database(settings_or_exit("actograph service migrate").effective_database_url)
     try:
         if "--check" in arguments:
             require_current(database)

@@ -2,7 +2,7 @@
 
     python -m training.demo_model OUT [--steps N] [--seed N] [--threads N]
 
-OUT gets a model folder in the Hub's layout and train_report.json. Needs the `worker` extra, with
+OUT gets a model folder in the Hub's layout and train_report.json. Needs the `service` extra, with
 torch 2.9 or later for its Muon.
 """
 

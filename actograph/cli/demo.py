@@ -33,7 +33,8 @@ def demo(
     Needs neither a network nor a GPU. The sessions stay on disk; the service is stopped at the end.
     """
     from actograph.demo import MODEL_DIR, PROBLEMS
-    from actograph.stack.up import require_installed, up_process
+    from actograph.stack.programs import require_installed
+    from actograph.stack.up import up_process
 
     require_installed()
     home = home.absolute()

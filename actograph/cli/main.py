@@ -17,6 +17,7 @@ from actograph.cli import (
     jobs,
     models,
     ops,
+    service,
     sessions,
     up,
     upkeep,
@@ -35,6 +36,7 @@ START, JOBS, OPERATE = "Start", "Jobs and results", "Operate"
 
 _EXAMPLES = {
     "up": (
+        "actograph up Qwen/Qwen3-0.6B",
         "actograph up --model ./my-model",
         "actograph up --home ~/lab --model q=Qwen/Qwen3-0.6B --data-root ~/data",
         "actograph up --model ./my-model --workers 2 --device cuda:0,cuda:1",
@@ -87,6 +89,7 @@ app.command(
 )(jobs.lm_eval)
 command(app, "smoke", None, ["actograph smoke http://box:8420"], panel=OPERATE)(ops.smoke)
 command(app, "worker", None, _EXAMPLES["worker"], panel=OPERATE, formats=False)(worker.worker)
+app.add_typer(service.app, name="service", rich_help_panel=OPERATE)
 command(app, "workers", panel=OPERATE)(ops.workers)
 app.add_typer(models.app, name="models", rich_help_panel=OPERATE)
 app.add_typer(ops.queue, name="queue", rich_help_panel=OPERATE)

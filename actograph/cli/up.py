@@ -40,6 +40,7 @@ FLAGS = {name: Annotated[kind | None, typer.Option(help=about)] for name, (kind,
 
 def up(
     _: Shell,
+    source: str | None = typer.Argument(None, metavar="MODEL", help="The same as --model."),
     *,
     data_root: list[str] = typer.Option([], help="Folders with datasets of jobs (commas or repeated)."),
     allow_model: list[str] = typer.Option([], help="Further models that jobs may load (commas or repeated)."),
@@ -56,6 +57,10 @@ def up(
     from actograph.contract.models import parse_served
     from actograph.stack.up import run
 
+    if source is not None and given["model"] is not None:
+        raise InvalidRequest(f"two models: {source!r} and --model {given['model']!r}; leave one out")
+    if source is not None:
+        given["model"] = source
     settings = load_settings(
         data_roots=tuple(names(data_root)) or None,
         allowed_models=tuple(names(allow_model)) or None,
@@ -94,7 +99,8 @@ def drain(
     from actograph.experiment.run import ExperimentRun, RunFolder
     from actograph.stack.drain import failed_jobs, wait_for_jobs
     from actograph.stack.home import id_of
-    from actograph.stack.up import require_installed, up_process
+    from actograph.stack.programs import require_installed
+    from actograph.stack.up import up_process
 
     require_installed()
     experiment = None if file is None else read(file)

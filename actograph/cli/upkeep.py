@@ -1,9 +1,7 @@
 """`actograph doctor`, `backup` and `restore`: for the machine of a service."""
 
 import json
-import os
 import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -48,14 +46,14 @@ def restore(shell: Shell, folder: FolderArgument, *, home: HomeOption = None) ->
 
 def _run(shell: Shell, verb: str, folder: Path, home: Path | None) -> None:
     from actograph.stack.home import locked
-    from actograph.stack.up import require_installed
+    from actograph.stack.programs import program, program_environment, require_installed
 
     require_installed()
     place = load_settings(home=home).home.expanduser().absolute()
-    command = [sys.executable, "-m", "storage.backup", verb, str(folder.absolute())]
+    command = program("storage.backup", verb, str(folder.absolute()))
     with locked(place) if verb == "restore" else nullcontext():
         done = subprocess.run(
-            command, env=os.environ | {"ACTOGRAPH_HOME": str(place), "PYTHONSAFEPATH": "1"},
+            command, env=program_environment(ACTOGRAPH_HOME=str(place)),
             stdout=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     if done.returncode != 0:

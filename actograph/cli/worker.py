@@ -1,7 +1,6 @@
 """`actograph worker`: one worker on this box for a service that runs elsewhere."""
 
 import os
-import sys
 from typing import Any
 
 import typer
@@ -40,7 +39,8 @@ def worker(
     Makes outgoing connections only. ACTOGRAPH_* variables set the defaults. SIGTERM stops it: samples that
     do not end within --grace are given back, and other workers run them.
     """
-    from actograph.stack.up import environment_of, require_installed
+    from actograph.stack.programs import program, require_installed
+    from actograph.stack.up import environment_of
 
     require_installed()
     given: dict[str, Any] = {
@@ -61,6 +61,6 @@ def worker(
         )
     options = ["--drain"] if drain else []
     options += [] if max_idle is None else [f"--max-idle={max_idle:g}"]
-    command = [sys.executable, "-m", "worker", *options]
+    command = program("worker", *options)
     # in place of this process, so that a scheduler's signals reach the worker itself
-    os.execve(sys.executable, command, environment_of(settings))
+    os.execve(command[0], command, environment_of(settings))

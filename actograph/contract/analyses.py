@@ -1,6 +1,6 @@
 """Jobs that analyse stored sessions, and their results; see docs/guides/analysis.md.
 
-Such a job has one sample. A worker of its own runs it (`python -m worker.analysis`), without a model.
+Such a job has one sample. A worker of its own runs it (`actograph service analysis`), without a model.
 """
 
 from collections.abc import Mapping

@@ -45,11 +45,14 @@ def of_checkout() -> Payload:
     """Collect the files of a checkout, with changes that are not committed.
 
     Raises:
-        ServiceUnavailable: `actograph` was installed from the wheel, which holds the client alone.
+        ServiceUnavailable: `actograph` was installed from a wheel, which has no locked versions.
     """
     folder = CHECKOUT
     if not all((folder / name).exists() for name in (*PACKAGES, "pyproject.toml", "constraints.txt")):
-        raise ServiceUnavailable("deploy needs a checkout of Actograph; the wheel holds the client alone")
+        raise ServiceUnavailable(
+            "deploy needs a checkout of Actograph, with its constraints.txt: clone it, and install it by "
+            "pip install -e ."
+        )
     files = {}
     for package in PACKAGES:
         for path in sorted((folder / package).rglob("*")):
@@ -59,7 +62,7 @@ def of_checkout() -> Payload:
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = (line.partition("#")[0].strip() for line in (folder / "constraints.txt").read_text().splitlines())
     return Payload(
-        files, tuple(sorted(set(_requirements(project, "worker")))), tuple(sorted(filter(None, lines)))
+        files, tuple(sorted(set(_requirements(project, "service")))), tuple(sorted(filter(None, lines)))
     )
 
 

@@ -1,9 +1,7 @@
 """The estimate of `actograph estimate --card`: room on a GPU of some size, by a model's config."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +10,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.operations import CardEstimate
 from actograph.contract.specs import CaptureSpec, SamplingSpec
-from actograph.stack.up import require_installed
+from actograph.stack.programs import program, program_environment, require_installed
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 #: a smaller size is one whose unit was forgotten
@@ -60,9 +58,9 @@ def estimate_card(
         "tokens": tokens,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "worker.engine.estimate"],
+        program("worker.engine.estimate"),
         input=json.dumps(order),
-        env=os.environ | {"PYTHONSAFEPATH": "1"},
+        env=program_environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -15,7 +15,8 @@ from actograph.settings import Settings
 from actograph.smoke import found_service
 from actograph.stack import redis_server
 from actograph.stack.ports import is_free
-from actograph.stack.up import count_cards, require_installed
+from actograph.stack.programs import program, program_environment, require_installed
+from actograph.stack.up import count_cards
 
 _TORCH = "import torch; print(torch.__version__, torch.cuda.device_count())"
 
@@ -139,8 +140,8 @@ def _store(settings: Settings) -> str:
 def _said_by(module: str, *arguments: str, **variables: str) -> str:
     """Run a program of the service and return its output. Raises Problem with its last line if it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env=os.environ | variables,
+        program(module, *arguments),
+        env=program_environment(**variables),
         capture_output=True,
         text=True,
         check=False,

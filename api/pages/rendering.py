@@ -4,6 +4,7 @@ Templates escape all values. No script and no style is inline: the policy allows
 """
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +43,8 @@ NAVIGATION = [
     ("/keys", "Keys", Role.ADMIN),
 ]
 NONE = "–"
+#: the beginning of a link to this service; no value of a user looks like one, since quotes are escaped
+_LINK = re.compile(r'\s(?:href|src|action|formaction|hx-get|hx-post|data-live)="(?=/(?!/))')
 
 
 def moment(seconds: float | None) -> str:
@@ -93,6 +96,8 @@ def render(
 ) -> HTMLResponse:
     """Render a file of `templates/` for the caller."""
     content = _ENVIRONMENT.get_template(template).render(_of_caller(request) | dict(values or {}))
+    if prefix := request.scope.get("root_path"):
+        content = _LINK.sub(rf"\g<0>{prefix}", content)
     return HTMLResponse(content, status, HEADERS)
 
 

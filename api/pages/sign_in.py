@@ -33,7 +33,7 @@ def sign_in(
         values = {"next": local(next), "trouble": "This key is not valid, was revoked or has expired."}
         return render(request, "sign_in.html", values, status=401)
     answer = see_other(local(next))
-    browser.sign_in(answer, key.strip(), secure=request.url.scheme == "https")
+    browser.sign_in(answer, key.strip(), request)
     return answer
 
 
@@ -41,7 +41,7 @@ def sign_in(
 def sign_out(request: Request) -> Response:
     browser.require_same_origin(request)
     answer = see_other("/sign-in")
-    answer.delete_cookie(browser.COOKIE)
+    browser.sign_out(answer, request)
     return answer
 
 

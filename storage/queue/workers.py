@@ -222,7 +222,7 @@ def why_unserved(model: str, served: Mapping[str, str | None]) -> str | None:
     if model in served:
         return served[model]
     if model == ANALYSIS:
-        return "no analysis worker is alive; `actograph up` starts one, as does `python -m worker.analysis`"
+        return "no analysis worker is alive; `actograph up` starts one, as does `actograph service analysis`"
     others = served.keys() - {ANALYSIS}
     if not others:
         return "no worker is alive; the job waits until one is"

@@ -1,4 +1,4 @@
-"""`python -m storage.upkeep`: repair the index and remove what is past its time, until a signal arrives.
+"""`actograph service upkeep`: repair the index and remove what is past its time, until a signal arrives.
 
 One such process serves an index, and several take turns. It holds no model and serves no request.
 """

@@ -1,5 +1,6 @@
 """The compose file, the Dockerfile and the tasks of rented machines speak of things that exist."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -56,6 +57,14 @@ def test_compose_passes_secrets_as_files(compose: dict[str, Any], tmp_path: Path
     assert not re.search(r"PASSWORD: |API_KEYS: |TOKEN: ", text), "no secret is an environment variable"
 
 
+def test_compose_runs_commands_that_exist(compose: dict[str, Any]) -> None:
+    commands = [s["command"] for s in compose["services"].values() if s.get("build") and "command" in s]
+    assert len(commands) == 2
+    for program, *words in commands:
+        assert program == "actograph"
+        _command(shlex.join(words))
+
+
 def test_compose_builds_targets_that_the_dockerfile_has(compose: dict[str, Any]) -> None:
     stages = set(re.findall(r"^FROM \S+ AS (\w+)$", (REPO / "Dockerfile").read_text(), re.MULTILINE))
     assert {
@@ -70,17 +79,30 @@ def test_the_gpu_file_extends_a_service_that_exists(compose: dict[str, Any]) -> 
 
 def test_the_dockerfile_copies_and_runs_what_exists() -> None:
     text = (REPO / "Dockerfile").read_text()
-    for sources in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
+    for sources in re.findall(r"^COPY ([^-].*) \S+$", text, re.MULTILINE):
         assert all((REPO / source).exists() for source in sources.split())
-    for module in re.findall(r"-m\W+((?:api|storage|worker)[a-z.]*)", text):
-        path = REPO.joinpath(*module.split("."))
-        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+    commands = [json.loads(found) for found in re.findall(r"^CMD (.+)$", text, re.MULTILINE)]
+    assert len(commands) == 2
+    for command in commands:
+        line = command[2].replace("exec ", "") if command[0] == "sh" else shlex.join(command)
+        for one in line.split(" && "):
+            program, *words = shlex.split(one)
+            assert program == "actograph"
+            _command(shlex.join(words))
+    extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = re.findall(r"whl\)\[(\w+)\]", text)
+    assert len(installed) == 2
+    assert set(installed) <= set(extras)
 
 
 def _command(words: str) -> dict[str, Any]:
     """Parameters of a command line of ours, as its own parser reads them."""
     name, *given = shlex.split(words)
-    found = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    found: Any = typer.main.get_command(app)
+    found = found.commands[name]
+    if hasattr(found, "commands"):
+        name, *given = given
+        found = found.commands[name]
     parameters: dict[str, Any] = found.make_context(name, given).params
     return parameters
 
@@ -171,8 +193,8 @@ def test_kubernetes_manifests_agree_with_one_another_and_with_the_product(
             assert {one["name"] for one in container["volumeMounts"]} == set(mounted)
             assert mounted["secrets"]["secret"]["secretName"] == secret["metadata"]["name"]
             match container.get("command", []):
-                case ["python", "-m", module]:
-                    assert (REPO.joinpath(*module.split(".")) / "__main__.py").is_file()
+                case ["actograph", "service", *words]:
+                    _command(shlex.join(["service", *words]))
                 case ["actograph", *words]:
                     given = _command(shlex.join(words))
                     assert given["grace"] < template["spec"]["terminationGracePeriodSeconds"]

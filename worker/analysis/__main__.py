@@ -1,4 +1,4 @@
-"""`python -m worker.analysis`: the worker for analyses, configured by ACTOGRAPH_* variables.
+"""`actograph service analysis`: the worker for analyses, configured by ACTOGRAPH_* variables.
 
 One process without a model: Celery's thread takes wake-ups, a second one runs the analyses, and a third one
 beats. It yields the processor to workers that hold a model.

@@ -5,6 +5,8 @@
  */
 "use strict";
 
+/** Path of the service, which a proxy may have behind a prefix; it ends with a slash. */
+const ROOT = new URL("..", /** @type {HTMLScriptElement} */ (document.currentScript).src).pathname;
 /** Time before the next attempt if the browser gave up the stream, in milliseconds. */
 const RETRY = 3000;
 /** Time between two looks whether the page is out of date, in milliseconds. */
@@ -126,7 +128,7 @@ async function upload(event) {
   body.set("file", input.files[0]);
   status.textContent = "Uploading …";
   const headers = { Accept: "application/json" };
-  const answer = await fetch("/v1/files", { method: "POST", body, headers }).catch(() => null);
+  const answer = await fetch(`${ROOT}v1/files`, { method: "POST", body, headers }).catch(() => null);
   const found = await answer?.json().catch(() => null);
   if (answer?.ok && found) {
     status.textContent = `${found.filename} is stored as ${found.id}.`;

@@ -11,6 +11,8 @@
  * @typedef {{of: string, channel: number, vector: string}} Choice
  */
 
+/** Path of the service, which a proxy may have behind a prefix; it ends with a slash. */
+const ROOT = new URL("..", import.meta.url).pathname;
 /** hooks of one request */
 const AT_ONCE = 8;
 /** arrays that stay in memory */
@@ -33,7 +35,7 @@ export class Source {
   /** @param {About} about */
   constructor(about) {
     this.about = about;
-    this.page = `/sessions/${about.id}`;
+    this.page = `${ROOT}sessions/${about.id}`;
     /** @type {Map<string, Promise<Float32Array>>} */
     this.kept = new Map();
   }

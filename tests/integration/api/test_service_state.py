@@ -51,7 +51,7 @@ def test_a_database_that_is_away_is_503_and_the_process_lives(service: Service, 
 
 def test_a_database_without_tables_is_not_served(settings: Settings, tmp_path: Path) -> None:
     settings = settings.model_copy(update={"database_url": f"sqlite:///{tmp_path / 'empty.db'}"})
-    with pytest.raises(Exception, match=r"python -m storage\.migrate"), TestClient(create_app(settings)):
+    with pytest.raises(Exception, match=r"actograph service migrate"), TestClient(create_app(settings)):
         pass
 
 

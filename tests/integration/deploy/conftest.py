@@ -61,7 +61,7 @@ server.serve_forever()
 dependencies = ["torch"]
 [project.optional-dependencies]
 server = ["nnsight"]
-worker = ["actograph[server]"]
+service = ["actograph[server]"]
 """,
     "constraints.txt": "torch==2.0\nnnsight==1.0\n",
 }

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from actograph.contract.resources import Score
-from tests.integration.api.conftest import EMBED, ROOT_KEY, Keyed, Service, capture_spec
+from actograph.settings import Settings
+from tests.integration.api.conftest import EMBED, ROOT_KEY, Keyed, Service, Start, capture_spec
 from tests.support.servers.application import Application
 
 CHROMIUM = shutil.which("chromium")
@@ -203,4 +204,40 @@ def test_an_admin_makes_and_revokes_a_key_in_the_browser(keyed: Keyed, browser: 
     assert admin.trouble == reader.trouble == []
     for tab in (admin, reader):
         tab.page.context.close()
+    application.stop()
+
+
+@pytest.mark.soak
+def test_scripts_of_the_page_keep_to_the_prefix_of_a_proxy(
+    start: Start, settings: Settings, browser: Any
+) -> None:
+    """A request beside the prefix is noted as trouble."""
+    prefix = "/node/gpu-1/8420"
+    service = start(settings.model_copy(update={"root_path": prefix}))
+    service.load_model()
+    application = Application(service.app)
+    tab = Tab(browser, f"{application.url}{prefix}/")
+    page = tab.page
+    page.goto(f"{application.url}{prefix}/")
+    page.get_by_role("link", name="Submit").click()
+    row = b'{"question": "What is 1 + 1?", "answer": "#### 2"}\n'
+    page.locator("input[type=file]").set_input_files(
+        {"name": "rows.jsonl", "mimeType": "application/json", "buffer": row}
+    )
+    page.get_by_text("rows.jsonl is stored as").wait_for()
+    page.goto(f"{application.url}{prefix}/submit")
+    page.get_by_label("Kind").select_option("capture")
+    page.get_by_label("Prompts").fill("one")
+    page.get_by_role("textbox", name="Capture").fill("embed")
+    page.locator("#estimate").get_by_text("1 samples").wait_for()
+    page.get_by_role("button", name="Submit").click()
+    page.wait_for_url(f"**{prefix}/jobs/job_*")
+    page.get_by_text("0 / 1", exact=True).wait_for()
+    [lease] = service.claim(page.url.rpartition("/")[2])
+    service.finish(lease, tensors=EMBED)
+    page.get_by_text("1 / 1", exact=True).wait_for()  # the stream said that there is news
+    page.goto(f"{application.url}{prefix}/sessions/{lease.session_id}")
+    page.locator(".tokens [data-token], .tokens span").first.wait_for()
+    assert tab.trouble == []
+    page.context.close()
     application.stop()

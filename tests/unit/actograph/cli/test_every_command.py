@@ -12,8 +12,9 @@ import typer
 from actograph.cli.main import app
 from tests.support.command_line import Run
 
-#: `up` and `demo` run a service, `open` a browser, `lm-eval` another program; `chat` and logs are text
+#: these run programs, a browser (`open`) or another package (`lm-eval`); `chat` and logs are text
 WITHOUT_ANSWER = {"up", "worker", "open", "demo", "chat", "deploy logs", "lm-eval"}
+WITHOUT_ANSWER |= {f"service {name}" for name in ("api", "upkeep", "analysis", "migrate", "create-key")}
 #: always JSON, for other programs
 ALWAYS_JSON = {"batches results", "schema"}
 

@@ -16,7 +16,7 @@ def test_a_version_is_its_files_and_a_lock_its_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = '[project]\ndependencies = ["b"]\n[project.optional-dependencies]\n'
-    project += 'server = ["c"]\nworker = ["actograph[server]", "a>=1"]\ndev = ["actograph[worker]", "d"]\n'
+    project += 'server = ["c"]\nservice = ["actograph[server]", "a>=1"]\ndev = ["actograph[service]", "d"]\n'
     (tmp_path / "pyproject.toml").write_text(project)
     (tmp_path / "constraints.txt").write_text("# pins\nb==1  # why\n\na==2\n")
     for package in payload.PACKAGES:

@@ -29,7 +29,7 @@ def test_each_problem_has_its_cure(
         ("home", {"home": tmp_path / "open"}, "chmod go-w"),
         ("disk", {"disk_floor_bytes": 1 << 60}, "choose another --home"),
         ("redis", {"broker_url": "redis://127.0.0.1:9/0"}, r"does not answer \(.*refused.*\); start it"),
-        ("index", {"database_url": database}, "run: python -m storage.migrate"),
+        ("index", {"database_url": database}, "run: actograph service migrate"),
         ("store", {"artifact_url": "file:///proc/no/such"}, "No such file or directory: '/proc/no'"),
         (
             "store",

@@ -94,7 +94,7 @@ def test_backups_know_the_tables_of_all_revisions(tmp_path: Path) -> None:
 
 def test_an_old_schema_is_refused_with_the_command_that_helps(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'new.db'}")
-    with pytest.raises(ServiceUnavailable, match=r"python -m storage\.migrate"):
+    with pytest.raises(ServiceUnavailable, match=r"actograph service migrate"):
         migrate.require_current(database)
     migrate.upgrade(database)
     migrate.require_current(database)
