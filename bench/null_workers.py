@@ -214,9 +214,8 @@ class _Worker:
 
     def _claim(self) -> Claim | None:
         """As the drain does while samples run; without quotas it reads none."""
-        with self._database.write() as session:
-            asking = Asking(worker_id=self._id, held=HeldModel(MODEL), busy_with=self._busy_with)
-            return claim.claim(session, asking, lambda _job: self._options["group"])
+        asking = Asking(worker_id=self._id, held=HeldModel(MODEL), busy_with=self._busy_with)
+        return claim.claim(self._database, asking, lambda _job: self._options["group"])
 
 
 def main() -> None:

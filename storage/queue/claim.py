@@ -18,7 +18,7 @@ from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index import row_locks
 from storage.index.clock import moment_of
-from storage.index.database import now
+from storage.index.database import Database, now
 from storage.index.visible import of_everyone
 from storage.jobs import jobs
 from storage.jobs.jobs import LOAD
@@ -35,8 +35,6 @@ CHATS_IN_A_ROW = 7
 _OWN, _NO_CHAT, _LOAD, _OTHER = "own", "no chat", "load", "other"
 #: a worker is busy with the job
 _IS_RUN = sa.exists().where(WorkerRow.status == WorkerStatus.BUSY, WorkerRow.job_id == JobRow.id)
-#: mark of a transaction in which no other claim loads a model
-_ALONE = "actograph_loads_alone"
 #: one worker alone reads the dataset, or loads the model; then all may open the job
 _MAY_BEGIN = sa.or_(JobRow.is_expanded, ~_IS_RUN)
 
@@ -90,7 +88,13 @@ class Claim:
     jobs: Mapping[str, JobRow] = field(default_factory=dict)
 
 
-def claim(session: Session, asking: Asking, room: Callable[[JobRow], int]) -> Claim | None:
+class Missed(NamedTuple):
+    """Others took the chosen job meanwhile."""
+
+    job_id: str
+
+
+def claim(database: Database, asking: Asking, room: Callable[[JobRow], int]) -> Claim | None:
     """Lease samples of one job, or of several chats, or name a job to open. Also beats.
 
     Returns None if nothing waits.
@@ -98,19 +102,30 @@ def claim(session: Session, asking: Asking, room: Callable[[JobRow], int]) -> Cl
     Args:
         room: most samples to lease of a job; 0 if the worker must open it first.
     """
-    # another worker may take the chosen job meanwhile: then the next one is chosen
     while True:
-        job, others_wait = _first_of(session, asking)
-        if job is None:
-            return None
-        if _needs_load(asking, job) and not session.info.get(_ALONE):
-            _load_alone(session)
-            continue
-        if (found := _of_chosen(session, asking, job, room(job))) is not None:
-            if others_wait and found.samples:
-                _take_turn(session, job)
+        # A transaction of its own for each job, since one that held a job and waited for the next one could
+        # wait for a claim that does so the other way round.
+        with database.write() as session:
+            found = attempt(session, asking, room)
+        if not isinstance(found, Missed):
             return found
-        asking = replace(asking, without=[*asking.without, job.id])
+        asking = replace(asking, without=[*asking.without, found.job_id])
+
+
+def attempt(session: Session, asking: Asking, room: Callable[[JobRow], int]) -> Claim | Missed | None:
+    """Claim from the first job that waits, unless others take it meanwhile. See `claim`."""
+    job, others_wait = _first_of(session, asking)
+    if job is not None and _needs_load(asking, job):
+        _load_alone(session)
+        job, others_wait = _first_of(session, asking)
+    if job is None:
+        return None
+    found = _of_chosen(session, asking, job, room(job))
+    if found is None:
+        return Missed(job.id)
+    if others_wait and found.samples:
+        _take_turn(session, job)
+    return found
 
 
 def _needs_load(asking: Asking, job: JobRow) -> bool:
@@ -122,7 +137,6 @@ def _load_alone(session: Session) -> None:
     """Wait for other claims that load a model, so that no two load the same. SQLite has one writer anyway."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext("actograph models"))))
-    session.info[_ALONE] = True
 
 
 def _of_chosen(session: Session, asking: Asking, job: JobRow, size: int) -> Claim | None:

@@ -30,11 +30,13 @@ class NullHolder:
         self._name = parse_served(settings.model).name
         self._on_loaded = on_loaded
         self.engine: NullEngine | None = None
+        self.loads = 0
         self.before_unload: Callable[[], None] = lambda: None
 
     def engine_for(self, _name: str) -> NullEngine:
         if self.engine is None:
             self.engine = NullEngine(self._name)
+            self.loads += 1
             self._on_loaded(self.engine.structure)
         return self.engine
 

@@ -91,10 +91,8 @@ class AnalysisDrain:
                 self._may_hold = False
                 return False
         self._may_hold = True
-        with self._database.write() as session:
-            owners = self._pauses.held_owners(session)
-            asking = Asking(worker_id=self._worker_id, held=held, owners=owners)
-            found = claim.claim(session, asking, lambda _: 1)
+        asking = Asking(worker_id=self._worker_id, held=held, owners=self._pauses.held_owners())
+        found = claim.claim(self._database, asking, lambda _: 1)
         if found is not None and found.samples:
             self._run(found.job, found.samples[0])
         self._may_hold = False

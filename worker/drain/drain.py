@@ -198,10 +198,10 @@ class Drain:
                     return None
         if joins and self._pauses.hold():
             raise RunEnds
-        with self._database.write() as session:
-            found = claim.claim(session, asking(self._pauses.held_owners(session)), room)
+        found = claim.claim(self._database, asking(self._pauses.held_owners()), room)
         self._expects_work = found is not None
-        self._busy_with = self._busy_with if found is None else found.job.id
+        if found is not None and (found.samples or not joins):
+            self._busy_with = found.job.id  # a claim that joins a run and leases nothing shows nothing
         return found
 
     def _take(self, found: Claim, *, joins: bool) -> bool:

@@ -72,9 +72,10 @@ class Pauses:
             workers.set_trouble(session, self._worker_id, reason)
         self._shown = reason
 
-    def held_owners(self, session: Session) -> list[str]:
+    def held_owners(self) -> list[str]:
         """Owners at their quota; their jobs wait."""
-        limits = self._limits(session)
+        with self._database.read() as session:
+            limits = self._limits(session)
         held = limits.paused_owners()
         reasons = {reason for owner in held if (reason := limits.owner_pause(owner))}
         for reason in reasons - self._said_of_owners:

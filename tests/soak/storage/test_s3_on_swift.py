@@ -33,10 +33,7 @@ def test_leftovers_are_swept(store: S3Store) -> None:
     key = f"lab/actograph/{FILE}"
     store._client.create_multipart_upload(Bucket=store.bucket, Key=key)
     store._client.create_multipart_upload(Bucket=store.bucket, Key="someone/else")
-    killed = store.stage(SESSION)
-    killed.create("a").close()
     assert store.sweep_staging(3600) == 0
-    assert store.sweep_staging(-60) == 2
-    assert list(store.spool.iterdir()) == []
+    assert store.sweep_staging(-60) == 1
     (left,) = store._client.list_multipart_uploads(Bucket=store.bucket)["Uploads"]
     assert left["Key"] == "someone/else"

@@ -74,8 +74,8 @@ def test_one_of_two_workers_loads_a_model(
     def ask(worker_id: str, held: str = "demo") -> Callable[[Session], None]:
         def act(session: Session) -> None:
             asking = claim.Asking(worker_id=worker_id, held=claim.HeldModel(held), may_load=["demo"])
-            work = claim.claim(session, asking, lambda _key: 0)
-            found.append(work and work.job.id)
+            work = claim.attempt(session, asking, lambda _key: 0)
+            found.append(work.job.id if isinstance(work, claim.Claim) else None)
 
         return act
 

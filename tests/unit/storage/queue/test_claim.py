@@ -22,8 +22,7 @@ ME, OTHER = "wrk_" + "a" * 32, "wrk_" + "b" * 32
 def take(database: Database, worker_id: str = ME, room: int = 1, **asking: Any) -> Sequence[str]:
     """Jobs of the samples that a worker gets, all jobs being open."""
     values = {"worker_id": worker_id, "held": HeldModel("demo")} | asking
-    with database.write() as session:
-        found = claim.claim(session, Asking(**values), lambda _job: room)
+    found = claim.claim(database, Asking(**values), lambda _job: room)
     return [] if found is None else [lease.job_id for lease in found.samples] or [found.job.id]
 
 
@@ -101,10 +100,10 @@ def test_chats_are_claimed_at_once_and_leave_one_claim_in_eight(database: Databa
 def test_what_joins_a_run_is_no_suspect_and_opens_nothing(database: Database, submit: Submit) -> None:
     job_id = submit(3)
     asked = claim.Asking(worker_id=ME, held=claim.HeldModel("demo"), joins=True)
+    found = claim.claim(database, asked, lambda _job: 0)
+    assert found is not None and (found.job.id, found.samples) == (job_id, ())
+    assert found.job.status == JobStatus.QUEUED, "it is opened elsewhere"
     with database.write() as session:
-        found = claim.claim(session, asked, lambda _job: 0)
-        assert found is not None and (found.job.id, found.samples) == (job_id, ())
-        assert found.job.status == JobStatus.QUEUED, "it is opened elsewhere"
         workers.register(session, ME, hostname="here", pid=1, model="demo")
     assert take(database, room=2, joins=True) == [job_id] * 2
     for _ in range(leases.SUSPECT_AFTER):
@@ -112,9 +111,8 @@ def test_what_joins_a_run_is_no_suspect_and_opens_nothing(database: Database, su
         with database.write() as session:
             leasing.claim(session, job_id, worker_id=ME, count=3)
     leasing.lose(database)
-    with database.write() as session:
-        found = claim.claim(session, asked, lambda _job: 3)
-        assert found is not None and not found.samples, "its suspects need a run of their own"
+    found = claim.claim(database, asked, lambda _job: 3)
+    assert found is not None and not found.samples, "its suspects need a run of their own"
     assert len(take(database, room=3)) == 1, "and run in groups"
 
 

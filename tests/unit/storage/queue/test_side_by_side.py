@@ -59,10 +59,9 @@ def make_job(capture_spec: Callable[..., Any]) -> Submit:
 
 
 def ask(session: Session, worker_id: str = ME, count: int = 4, **asking: Any) -> list[LeasedSample]:
-    found = claim.claim(
-        session, Asking(worker_id=worker_id, held=HeldModel("demo"), **asking), lambda _job: count
-    )
-    return [] if found is None else list(found.samples)
+    asked = Asking(worker_id=worker_id, held=HeldModel("demo"), **asking)
+    found = claim.attempt(session, asked, lambda _job: count)
+    return list(found.samples) if isinstance(found, claim.Claim) else []
 
 
 def completed(held: list[LeasedSample]) -> list[Ended]:
