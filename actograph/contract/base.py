@@ -155,6 +155,18 @@ def canonical_digest(value: Any) -> str:
     return sha256(text.encode()).hexdigest()
 
 
+def as_json(value: Any) -> Any:
+    """Return a value as JSON has it, at any depth: models as objects, arrays and their scalars as numbers."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {name: as_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [as_json(one) for one in value]
+    # numpy and torch, which not every user of the contract has installed
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def merged(body: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a JSON object with changes: objects are merged, and a dot in a name leads into a nested one.
 
