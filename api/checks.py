@@ -78,7 +78,7 @@ def interventions(submission: Submission[Any]) -> None:
     for param, one in each(spec.interventions, spec.conditions):
         vector = submission.vectors.get(param)
         if vector is not None:
-            check_stored(one.op, vector, spec.model, f"{param}.vector_id")
+            check_stored(one, vector, spec.model, f"{param}.vector_id")
         if structure is None:
             continue
         hook = resolve_hook(one.hook, structure, f"{param}.hook")

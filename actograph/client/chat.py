@@ -35,7 +35,7 @@ class Chat(APIResource, path="/v1/chat/completions"):
             timeout: seconds to wait for the answer.
             fields: request fields: `max_tokens`, `temperature`, `seed`, `tools`, ...; `capture` may be
                 `POINTS@LAYERS`, such as `resid_post@all`, and `interventions` have items such as
-                `truth@resid_post.12*4@generated`.
+                `truth@resid_post.12*15%@generated`.
 
         Raises:
             ApiError: the request was refused or failed, or its activations could not be captured.

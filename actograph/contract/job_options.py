@@ -29,6 +29,7 @@ Positions = str | int | Sequence[int] | Sequence[str] | Fields
 Prompts = str | Sequence[str | Sequence[Mapping[str, str]] | Mapping[str, Any] | BaseModel]
 #: each `NAME`, `NAME:FIELD=VALUE` or a spec; or name -> suffix of the question
 #: an intervention is a spec, or `VECTOR@HOOK*COEFFICIENT[@POSITIONS]`, which adds a stored vector
+#: a coefficient with a percent sign is a share of each row's norm
 _STEER = re.compile(r"(?P<vector>[^@*]+)@(?P<hook>[^@*]+)\*(?P<coefficient>[^@*]+)(@(?P<positions>[^@]+))?")
 Conditions = Sequence[str | Fields] | Mapping[str, str]
 
@@ -276,22 +277,27 @@ def interventions_of(given: str | Sequence[str | Fields]) -> list[dict[str, Any]
 def intervention_of(text: str) -> dict[str, Any]:
     """The intervention of `VECTOR@HOOK*COEFFICIENT[@POSITIONS]`: add a stored vector to the rows of a hook.
 
+    `*50%` adds half of each row's norm along the vector.
+
     Raises:
         InvalidRequest: the text has another form.
     """
     found = _STEER.fullmatch(text)
     try:
-        coefficient = float(found["coefficient"]) if found else 0.0
+        typed = found["coefficient"] if found else "0"
+        coefficient = float(typed[:-1]) / 100 if typed.endswith("%") else float(typed)
     except ValueError:
         found = None
     if found is None:
         raise InvalidRequest(
-            f"{text!r} is not VECTOR@HOOK*COEFFICIENT[@POSITIONS], such as truth@resid_post.12*4@generated",
+            f"{text!r} is not VECTOR@HOOK*COEFFICIENT[@POSITIONS], such as truth@resid_post.12*4@generated, "
+            "or *50% for half of each row's norm",
             param="interventions",
         )
-    positions = {"positions": found["positions"]} if found["positions"] else {}
+    more = {"positions": found["positions"]} if found["positions"] else {}
+    more |= {"scale_by": "row_norm"} if typed.endswith("%") else {}
     given = {"hook": found["hook"], "op": "add", "vector_id": found["vector"], "coefficient": coefficient}
-    return given | positions
+    return given | more
 
 
 def inputs_of(prompts: Prompts) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from actograph.contract.interventions import (
     check_stored,
     check_width,
     each,
+    require_direction,
     resolve_hook,
     vector_sha256,
 )
@@ -123,14 +124,18 @@ def _ready(
         numbers = row.tolist()
     if intervention.vector_id is not None:
         stored = _stored(session, intervention.vector_id, f"{param}.vector_id")
-        check_stored(intervention.op, stored, model, f"{param}.vector_id")
+        check_stored(intervention, stored, model, f"{param}.vector_id")
         numbers = stored.vector
     if numbers is not None:
         source = "from" if row is not None else "vector" if intervention.vector_id is None else "vector_id"
         check_width(hook, len(numbers), width_of(structure, hook), f"{param}.{source}")
+        try:
+            require_direction(intervention, numbers)
+        except ValueError as error:
+            raise InvalidRequest(str(error), param=f"{param}.{source}") from None
     edit = Edit(
         hook=hook,
-        op=intervention.op,
+        op=intervention.edit_op,
         coefficient=intervention.coefficient,
         vector=None if numbers is None else np.array(numbers, dtype=np.float32),
         positions=_engine_name(intervention.positions) or "all",
@@ -139,6 +144,7 @@ def _ready(
         hook=hook,
         op=intervention.op,
         coefficient=intervention.coefficient,
+        scale_by=intervention.scale_by,
         positions=intervention.model_dump(mode="json")["positions"],
         vector_id=intervention.vector_id,
         source=intervention.source,

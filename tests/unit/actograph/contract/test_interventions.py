@@ -38,6 +38,9 @@ def test_refused(subtests: pytest.Subtests) -> None:
         ({"op": "zero", "vector": None, "coefficient": 2}, "zero takes no coefficient"),
         ({"op": "project_out", "vector": [0.0, -0.0]}, "not zero"),
         ({"op": "project_out", "vector": [1e-60]}, "not zero"),
+        ({"scale_by": "row_norm", "vector": [0.0, -0.0]}, "not zero"),
+        ({"scale_by": "row_norm", "op": "replace"}, "it is a field of add"),
+        ({"scale_by": "norm"}, "row_norm"),
         ({"op": "multiply"}, "add"),
         ({"vector": []}, "at least 1"),
         ({"vector": [float("nan")]}, "finite"),
@@ -82,8 +85,13 @@ def test_a_stored_vector_must_be_the_models_and_have_a_direction() -> None:
     stored = StoredVector(
         id=VEC, name="n", hook="h", width=1, model="m", sha256="", created_at=0, vector=[0.0]
     )
-    check_stored("add", stored, "m", "p")
+
+    def steer(**more: Any) -> Intervention:
+        return Intervention.model_validate({"hook": "h", "op": "add", "vector_id": VEC} | more)
+
+    check_stored(steer(), stored, "m", "p")
     with pytest.raises(InvalidRequest, match="for the model m, not other"):
-        check_stored("add", stored, "other", "p")
-    with pytest.raises(InvalidRequest, match="not zero"):
-        check_stored("project_out", stored, "m", "p")
+        check_stored(steer(), stored, "other", "p")
+    for more in ({"op": "project_out"}, {"scale_by": "row_norm"}):
+        with pytest.raises(InvalidRequest, match="not zero"):
+            check_stored(steer(**more), stored, "m", "p")

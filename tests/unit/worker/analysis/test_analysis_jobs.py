@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from actograph.analysis.comparison import compare_rows
 from actograph.analysis.outliers import outliers_of_arrays
-from actograph.contract.interventions import check_stored
+from actograph.contract.interventions import Intervention, check_stored
 from actograph.contract.resources import JobStatus
 from storage.index.database import Database
 from storage.jobs import control, jobs
@@ -276,8 +276,9 @@ def test_a_probe_equals_plain_scikit_learn(world: World, problems: Any) -> None:
     assert set(ids) == {"resid_post.0", "resid_post.1"}
     with world.database.read() as session:
         row = vectors.get(session, ids["resid_post.1"])
+        steer = Intervention(hook="resid_post.1", op="add", vector_id=row.id)
         assert np.allclose(vectors.numbers(row), weights, rtol=1e-5)
-        check_stored("add", vectors.resource(row), "demo", "interventions.0.vector_id")
+        check_stored(steer, vectors.resource(row), "demo", "interventions.0.vector_id")
     lines = world.files(analysis)["probes.csv"].decode().splitlines()
     assert lines[0].startswith("hook,auroc,accuracy")
     assert [line.partition(",")[0] for line in lines[1:]] == ["resid_post.0", "resid_post.1"]
