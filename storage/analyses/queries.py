@@ -121,9 +121,10 @@ def _no_match(session: Session, query: SessionQuery) -> str:
         return "the jobs have stored no activations, or theirs were deleted; choose a job with a capture"
     if query.condition is not None and query.jobs:
         names = sa.select(SampleRow.condition).where(SampleRow.job_id.in_(query.jobs)).distinct()
-        known = sorted(session.scalars(names))
+        known = sorted(filter(None, session.scalars(names)))
         if query.condition not in known:
-            return f"no condition {query.condition}; there are {', '.join(known)}"
+            have = f"there are {', '.join(known)}" if known else "the jobs have no conditions"
+            return f"no condition {query.condition}; {have}"
     given = query.model_dump(exclude={"jobs", "ids", "limit"}, exclude_none=True)
     filtered = ", ".join(f"{name} {value}" for name, value in given.items())
     return f"none of {count} sessions has {filtered}; drop or change a filter"

@@ -137,11 +137,13 @@ def test_analyses_that_cannot_run_are_refused(
     raw = [{names[name]: array for name, array in one.items()} for one in rows[:2]]
     outputs = store_sessions(service.database, service.services.store, raw)
     empty = service.submit()
+    two = store_sessions(service.database, service.services.store, rows[:2], conditions=("off", "on"))
     unknown = f"job_{0:032x}"
     for changes, pointer, says in [
         ({"sessions": {"jobs": [source, unknown]}}, "/sessions/jobs/1", "there is no job"),
         ({"sessions": {"jobs": [empty]}}, "/sessions", "the jobs have stored no activations"),
-        ({"sessions": {"jobs": [source], "condition": "base"}}, "/sessions", "no condition base; there are "),
+        ({"sessions": {"jobs": [source], "condition": "on"}}, "/sessions", "the jobs have no conditions"),
+        ({"sessions": {"jobs": [two], "condition": "of"}}, "/sessions", "no condition of; there are off, on"),
         ({"sessions": {"jobs": [source], "tag": "x"}}, "/sessions", "none of 2 sessions has tag x"),
         ({"kind": "compare", "other": {"jobs": [source]}}, "/other", "both sides are the same 2 sessions"),
         ({"sessions": {"jobs": []}}, "/sessions/jobs", "neither is given"),
