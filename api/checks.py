@@ -79,7 +79,7 @@ def interventions(submission: Submission[Any]) -> None:
     for param, one in each(spec.interventions, spec.conditions):
         vector = submission.vectors.get(param)
         if vector is not None:
-            check_stored(one.op, vector, spec.model, f"{param}.vector_id")
+            check_stored(one, vector, spec.model, f"{param}.vector_id")
         if structure is None:
             continue
         hook = resolve_hook(one.hook, structure, f"{param}.hook")
@@ -93,7 +93,7 @@ def interventions(submission: Submission[Any]) -> None:
             check_width(hook, submission.source_widths[param], known.width, f"{param}.from", columns)
         elif one.vector is not None:
             check_width(hook, len(one.vector), known.width, f"{param}.vector", columns)
-            of_columns(one.vector, columns, one.op, f"{param}.vector")
+            of_columns(one.vector, columns, one, f"{param}.vector")
 
 
 def length(submission: Submission[Any]) -> None:

@@ -308,10 +308,9 @@ def _warnings(
         name: one["auroc_interval"] for name, one in baselines.items() if name != "shuffled_labels"
     }
     found = [
-        f"the AUROC of {name} lies below chance ({low:.2f} to {high:.2f}): related rows may be in several "
-        "groups, so that a fold is trained on the opposite of what it is tested on; choose groups that keep "
-        "them together"
-        for name, (low, high) in intervals.items()
+        f"the AUROC of {name} lies below chance: related rows may be in several groups, so that a fold is "
+        "trained on the opposite of what it is tested on; choose groups that keep them together"
+        for name, (_, high) in intervals.items()
         if high < 0.5
     ]
     if lacks_shuffles:

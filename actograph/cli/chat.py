@@ -42,9 +42,7 @@ def chat(
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     if steer:
-        from actograph.contract.job_options import intervention_of
-
-        fields["interventions"] = [intervention_of(text) for text in steer]
+        fields["interventions"] = steer
     said: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     asked = [sys.stdin.read()] if question == ["-"] else [" ".join(question)] if question else None
     if asked is None and shell.json:

@@ -29,7 +29,7 @@ _CONDITIONS = (
 )
 STEER = (
     "VECTOR@HOOK*COEFFICIENT[@POSITIONS]: add a stored vector, by name or id, such as "
-    "truth@resid_post.12*4@generated. Repeat for more."
+    "truth@resid_post.12*4@generated; *15% adds that share of each row's norm. Repeat for more."
 )
 #: parts of the prompt that the texts of a stimuli file can be
 _STIMULUS_FIELDS = ("suffix", "prefix", "system")

@@ -17,6 +17,7 @@ from actograph.cli.shell import (
     ERROR,
     GlobalOptions,
     Shell,
+    ask,
     command,
     emit,
     end,
@@ -164,8 +165,12 @@ def remove(
     jobs: IdArguments,
     *,
     include_pinned: bool = typer.Option(False, "--include-pinned", help="Delete pinned sessions too."),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Delete without asking."),
 ) -> None:
     """Delete ended jobs with their samples and sessions."""
+    if not yes:
+        what = "1 job with its" if len(jobs) == 1 else f"{len(jobs)} jobs with their"
+        ask(f"Delete {what} samples and sessions?")
     shell.each("job", jobs, partial(shell.client.jobs.delete, include_pinned=include_pinned))
 
 
@@ -325,11 +330,14 @@ def _show_results(shell: Shell, job: "JobHandle") -> None:
         shell.show(results, partial(_results, job))
     if job.kind == "evaluation" and len(job.spec.get("conditions") or ()) > 1:
         shell.show(job.comparison(), lambda found: f"\n{found}")
+    generates = (job.spec.get("capture") or {}).get("mode") != "prefill"
     if truncated := sum(condition.truncated for condition in results.conditions.values()):
         # mode prefill generates nothing: its texts were too long
-        reads = (job.spec.get("capture") or {}).get("mode") == "prefill"
-        what = "texts were cut to the model's context" if reads else "samples ended at max_tokens"
+        what = "samples ended at max_tokens" if generates else "texts were cut to the model's context"
         note(f"{truncated} of {job.progress.completed} {what}")
+    if job.kind == "capture" and generates and not shell.json:
+        several = len(job.spec.get("conditions") or ()) > 1
+        note(f"the texts: actograph jobs {'compare --texts' if several else 'samples'} {shorten(job.id)}")
     for name, condition in results.conditions.items():
         if (use := condition.tool_use) is not None:
             note(

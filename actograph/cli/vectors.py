@@ -9,7 +9,7 @@ from actograph.cli.flags import LIST_FLAGS
 from actograph.cli.shell import Shell, command, emit, note
 from actograph.contract.errors import InvalidDataset
 from actograph.short_texts import shorten
-from actograph.tables import Columns, describe, table
+from actograph.tables import Columns, table
 
 app = typer.Typer(no_args_is_help=True, help="List, store, show and delete vectors for interventions.")
 
@@ -34,7 +34,7 @@ def list_vectors(shell: Shell, **given: Any) -> None:
 @command(app)
 def show(shell: Shell, vector: Reference) -> None:
     """Show a vector; --format json has its numbers."""
-    shell.show(shell.client.vectors.get(vector), lambda found: describe(found, ["vector"]))
+    shell.show(shell.client.vectors.get(vector), str)
 
 
 @command(app, "create", examples=["actograph vectors create truth directions.npz --hook resid_post.12"])

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from actograph.client.errors import AnalysisFailed
 from actograph.client.jobs import JobHandle, Jobs
-from actograph.client.keywords import require_known
+from actograph.client.keywords import listed, require_known
 from actograph.client.sessions import SessionHandle
 from actograph.client.transport import LONG_SECONDS, APIResource, Transport, parse, path_of
 from actograph.contract.analyses import (
@@ -89,7 +89,7 @@ class Analysis(APIResource, path="/v1/jobs"):
     Args (every call):
         sessions: jobs or sessions, by id or handle, or a mapping with `jobs` or `ids`, and filters
             (`condition`, `tag`, `correct`, `limit`).
-        hooks: stored hooks, or points such as `resid_post` for all of its layers; empty: all.
+        hooks: a stored hook or several, or points such as `resid_post` for all of its layers; empty: all.
         progress: show a bar on stderr, or lines if stderr is no terminal.
         options: further fields of the job's spec.
 
@@ -102,7 +102,7 @@ class Analysis(APIResource, path="/v1/jobs"):
         self._jobs = jobs
 
     def outliers(
-        self, sessions: Query, *, hooks: Iterable[str] = (), progress: bool = False, **options: Any
+        self, sessions: Query, *, hooks: str | Iterable[str] = (), progress: bool = False, **options: Any
     ) -> FinishedAnalysis[OutliersResult]:
         """Find outlier features and massive activations.
 
@@ -112,7 +112,7 @@ class Analysis(APIResource, path="/v1/jobs"):
         return self._run("outliers", sessions, hooks, progress, options)
 
     def probe(
-        self, sessions: Query, *, hooks: Iterable[str] = (), progress: bool = False, **options: Any
+        self, sessions: Query, *, hooks: str | Iterable[str] = (), progress: bool = False, **options: Any
     ) -> FinishedAnalysis[ProbesResult]:
         """Fit and score a linear probe on each hook.
 
@@ -126,7 +126,7 @@ class Analysis(APIResource, path="/v1/jobs"):
         sessions: Query,
         other: Query | None = None,
         *,
-        hooks: Iterable[str] = (),
+        hooks: str | Iterable[str] = (),
         progress: bool = False,
         **options: Any,
     ) -> FinishedAnalysis[ComparisonResult]:
@@ -147,7 +147,7 @@ class Analysis(APIResource, path="/v1/jobs"):
         )
 
     def lens(
-        self, sessions: Query, *, hooks: Iterable[str] = (), progress: bool = False, **options: Any
+        self, sessions: Query, *, hooks: str | Iterable[str] = (), progress: bool = False, **options: Any
     ) -> FinishedAnalysis[LensResult]:
         """Read residual rows as next tokens, and attribute a token's logit to components.
 
@@ -176,10 +176,15 @@ class Analysis(APIResource, path="/v1/jobs"):
             return file.read()
 
     def _run(
-        self, kind: str, sessions: Query, hooks: Iterable[str], progress: bool, options: Mapping[str, Any]
+        self,
+        kind: str,
+        sessions: Query,
+        hooks: str | Iterable[str],
+        progress: bool,
+        options: Mapping[str, Any],
     ) -> FinishedAnalysis[Any]:
         require_known(getattr(self, kind), options, _SPECS[kind], fixed=["kind", "sessions", "hooks"])
-        body = {"kind": kind, "sessions": _query(sessions), "hooks": list(hooks), **options}
+        body = {"kind": kind, "sessions": _query(sessions), "hooks": listed(hooks), **options}
         return self.follow(self._jobs.submit(body).id, progress=progress)
 
     def follow(self, job_id: str, *, progress: bool = True) -> FinishedAnalysis[Any]:
@@ -193,10 +198,14 @@ class Analysis(APIResource, path="/v1/jobs"):
 
 def _query(given: Query) -> dict[str, Any]:
     if isinstance(given, Mapping):
-        return dict(given)
-    found = [given] if isinstance(given, str | JobHandle | SessionHandle) else list(given)
-    ids = [one if isinstance(one, str) else one.id for one in found]
+        return {name: _ids(value) if name in ("jobs", "ids") else value for name, value in given.items()}
+    ids = _ids(given)
     sessions = [one for one in ids if one.startswith("ses_")]
     # the service refuses a mixture
     fields = {"ids": sessions, "jobs": [one for one in ids if not one.startswith("ses_")]}
     return {name: named for name, named in fields.items() if named} or {"jobs": []}
+
+
+def _ids(given: One | Iterable[One]) -> list[str]:
+    found = [given] if isinstance(given, str | JobHandle | SessionHandle) else list(given)
+    return [one if isinstance(one, str) else one.id for one in found]

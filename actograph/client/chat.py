@@ -8,7 +8,7 @@ from actograph.client.errors import ApiError
 from actograph.client.keywords import require_known
 from actograph.client.transport import LONG_SECONDS, APIResource, event_data, parse
 from actograph.contract.errors import NotFound
-from actograph.contract.job_options import capture_of
+from actograph.contract.job_options import capture_of, interventions_of
 from actograph.contract.models import Model
 from actograph.contract.openai import ChatCompletionRequest
 from actograph.contract.openai_answers import ChatChunk, ChatCompletion
@@ -34,7 +34,8 @@ class Chat(APIResource, path="/v1/chat/completions"):
             model: None uses the first served model.
             timeout: seconds to wait for the answer.
             fields: request fields: `max_tokens`, `temperature`, `seed`, `tools`, ...; `capture` may be
-                `POINTS@LAYERS`, such as `resid_post@all`.
+                `POINTS@LAYERS`, such as `resid_post@all`, and `interventions` have items such as
+                `truth@resid_post.12*15%@generated`.
 
         Raises:
             ApiError: the request was refused or failed, or its activations could not be captured.
@@ -62,6 +63,8 @@ class Chat(APIResource, path="/v1/chat/completions"):
     def _body(self, messages: Messages, model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(fields.get("capture"), str):
             fields = {**fields, "capture": capture_of(fields["capture"])}
+        if fields.get("interventions"):
+            fields = {**fields, "interventions": interventions_of(fields["interventions"])}
         if model is None:
             served = next(self._transport.items(Model, "/v1/models"), None)
             if served is None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from actograph.client import arrays
 from actograph.client.downloads import Activations, ExportedResults, pull
 from actograph.client.errors import ApiError, JobFailed, ServiceUnreachable, WaitTimeout
-from actograph.client.keywords import require_known
+from actograph.client.keywords import listed, require_known
 from actograph.client.matrix import JobMatrixOptions, Matrix, fetch, samples_frame
 from actograph.client.sessions import Order, SessionFilters, SessionHandle, Sessions
 from actograph.client.transport import (
@@ -111,7 +111,12 @@ class JobHandle(Handle, resources.Job):
         return self._jobs._call(JobComparison, "GET", self.id, "comparison", params=params)
 
     def compare_texts(
-        self, *, baseline: str | None = None, hooks: Sequence[str] = (), limit: int = 20, offset: int = 0
+        self,
+        *,
+        baseline: str | None = None,
+        hooks: str | Sequence[str] = (),
+        limit: int = 20,
+        offset: int = 0,
     ) -> TextComparison:
         """Show the texts of all conditions side by side, where they part, and how far captured rows moved.
 
@@ -119,7 +124,7 @@ class JobHandle(Handle, resources.Job):
             hooks: of the shifts; empty: all that both sessions have.
             limit, offset: problems, in the order of the dataset.
         """
-        params: Any = {"baseline": baseline, "hooks": list(hooks), "limit": limit, "offset": offset}
+        params: Any = {"baseline": baseline, "hooks": listed(hooks), "limit": limit, "offset": offset}
         return self._jobs._call(
             TextComparison, "GET", self.id, "comparison", "texts", params=params, timeout=LONG_SECONDS
         )
@@ -149,7 +154,7 @@ class JobHandle(Handle, resources.Job):
         self,
         path: str | Path,
         *,
-        hooks: Sequence[str] = (),
+        hooks: str | Sequence[str] = (),
         sequence: int | None = None,
         progress: bool = False,
     ) -> Path:
@@ -176,7 +181,9 @@ class JobHandle(Handle, resources.Job):
             self.sessions(), key=lambda one: (one.sample_index, places.get(one.condition, 0), one.epoch)
         )
         with meter(show=progress) as update:
-            return arrays.write(sessions, Path(path), hooks=hooks, sequence=sequence, on_progress=update)
+            return arrays.write(
+                sessions, Path(path), hooks=listed(hooks), sequence=sequence, on_progress=update
+            )
 
     def matrix(self, hook: str, **wanted: Unpack[JobMatrixOptions]) -> Matrix:
         """Read rows of one hook over the job's sessions: features, labels, and the origin of each row.

@@ -35,6 +35,11 @@ def require_known(
             raise TypeError(f"{call.__name__}() got an unexpected keyword argument {name!r}{hint}")
 
 
+def listed(names: str | Iterable[str]) -> list[str]:
+    """A name, or several, as a list."""
+    return [names] if isinstance(names, str) else list(names)
+
+
 def _names(form: Any) -> Iterable[str]:
     if issubclass(form, BaseModel):
         return list(form.model_fields)

@@ -24,14 +24,13 @@ from actograph.attention_patterns import Floats, patterns_of
 from actograph.client.tensors import ROW_POSITIONS, TOKEN_IDS, LazyTensor, joined
 from actograph.contract.base import Resource
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
-from actograph.contract.hooks import canonical
+from actograph.contract.hooks import canonical, not_stored
 from actograph.contract.models import LayerHeads
 from actograph.contract.resources import TensorInfo
 from actograph.contract.row_selection import Segment
 from actograph.tensor_files import ReadAt, TensorEntry
 
 _INDEX = re.compile(r"\[(\d+)\]")
-_SHOWN = 8
 
 
 class Manifest(Resource):
@@ -83,9 +82,7 @@ class StoredSession(ABC):
         known = self._stored()
         name = self._name_of(hook)
         if name is None:
-            more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-            listed = ", ".join([*known][:_SHOWN]) or "none"
-            raise NotFound(f"no tensor {hook} is stored; the session has {listed}{more}")
+            raise NotFound(not_stored(hook, known))
         return self._read(name)
 
     def __contains__(self, hook: object) -> bool:

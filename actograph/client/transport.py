@@ -13,7 +13,7 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 from typing_extensions import override
 
 from actograph.client.errors import ApiError, ServiceUnreachable, UnexpectedAnswer, from_response
-from actograph.contract.base import ListPage
+from actograph.contract.base import ListPage, as_json
 from actograph.contract.errors import IdempotencyInFlight, InvalidRequest, NotFound
 from actograph.service_urls import is_loopback
 
@@ -177,7 +177,7 @@ class Transport:
             ServiceUnreachable: no connection, or it was lost.
         """
         self._require_open()
-        options["params"] = _stated(params)
+        options |= _as_sent(params, options)
         if timeout is not None:
             options["timeout"] = timeout
         tries = 0
@@ -224,7 +224,7 @@ class Transport:
             ServiceUnreachable: no connection, or it was lost, also while the body is read.
         """
         self._require_open()
-        options["params"] = _stated(params)
+        options |= _as_sent(params, options)
         if read_timeout is not None:
             options["timeout"] = httpx.Timeout(CONNECT_SECONDS, read=read_timeout)
         try:
@@ -254,9 +254,10 @@ class Transport:
         return ServiceUnreachable(f"cannot reach {where} ({error}); {hint}")
 
 
-def _stated(params: Params | None) -> dict[str, Any]:
-    """Parameters without the None values."""
-    return {name: value for name, value in (params or {}).items() if value is not None}
+def _as_sent(params: Params | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters without the None values, and the body of `json` without models and arrays."""
+    stated = {name: value for name, value in (params or {}).items() if value is not None}
+    return {"params": stated} | ({"json": as_json(options["json"])} if "json" in options else {})
 
 
 class APIResource:

@@ -1,9 +1,10 @@
 """Base classes of requests and answers, and the types of fields that many requests have."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from hashlib import sha256
-from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -83,8 +84,10 @@ def _with_hints(model: type[BaseModel], error: ValidationError) -> ValidationErr
         kind: Any = one["type"]
         if kind == "extra_forbidden" and len(one["loc"]) == 1:
             known = [field.alias or name for name, field in model.model_fields.items()]
-            near = did_you_mean(str(one["loc"][0]), known)
-            hint = near if near.endswith("?") else ""
+            name = str(one["loc"][0])
+            near = did_you_mean(name, known)
+            outer = _outer_field(model, name)
+            hint = f"; it is a field of {outer}" if outer else near if near.endswith("?") else ""
             kind = PydanticCustomError("unknown_field", "unknown field{hint}", {"hint": hint})
         elif kind not in _KNOWN_ERRORS:
             context = {**one.get("ctx", {}), "why": one["msg"]}
@@ -93,6 +96,22 @@ def _with_hints(model: type[BaseModel], error: ValidationError) -> ValidationErr
             InitErrorDetails(type=kind, loc=one["loc"], input=one["input"], ctx=one.get("ctx", {}))
         )
     return ValidationError.from_exception_data(error.title, details)
+
+
+def _outer_field(model: type[BaseModel], name: str) -> str | None:
+    """The field whose object has a field of this name, such as `capture` for `mode` of a job."""
+
+    def objects(annotation: Any) -> Iterator[type[BaseModel]]:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield annotation
+        elif get_origin(annotation) in (Union, UnionType, Annotated):
+            for part in get_args(annotation):
+                yield from objects(part)
+
+    for outer, field in model.model_fields.items():
+        if any(name in one.model_fields for one in objects(field.annotation)):
+            return outer
+    return None
 
 
 def _coerced(sent: Any, made: Any) -> str | None:
@@ -153,6 +172,18 @@ def canonical_digest(value: Any) -> str:
     """sha256 (hex) of a JSON value, independent of key order and white space."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return sha256(text.encode()).hexdigest()
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as JSON has it, at any depth: models as objects, arrays and their scalars as numbers."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {name: as_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [as_json(one) for one in value]
+    # numpy and torch, which not every user of the contract has installed
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def merged(body: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from actograph.contract.errors import UnknownHook
 from actograph.contract.models import ModelStructure
-from actograph.contract.suggestions import did_you_mean
+from actograph.contract.suggestions import LISTED, nearest
 
 LayerPoint = Literal[
     "resid_pre", "attn_in", "q", "k", "v", "z", "attn_out", "resid_mid", "mlp_in", "mlp_out", "resid_post",
@@ -126,10 +126,39 @@ def matching(stored: Iterable[str], wanted: Sequence[str]) -> list[str]:
     for place, name in enumerate(wanted):
         same = [one for one in names if name in (one, point_of(one)) or one == canonical(name)]
         if not same:
-            hint = did_you_mean(name, [*names, *map(point_of, names)]) or "; no hook is stored"
-            raise UnknownHook(f"no tensor {name} is stored{hint}", param=f"hooks.{place}")
+            raise UnknownHook(not_stored(name, names), param=f"hooks.{place}")
         found.update(dict.fromkeys(same))
     return list(found)
+
+
+def not_stored(name: str, stored: Iterable[str]) -> str:
+    """The fault of a hook that is not stored, with the nearest name, or those that are."""
+    names, point = list(stored), point_of(canonical(name) or name)
+    if not names:
+        return f"no tensor {name} is stored; no hook is"
+    points = {point_of(one) for one in names}
+    # of a stored point the layers help, and not the name that is spelled alike
+    near = None if point in points else nearest(name, [*names, *points])
+    return f"no tensor {name} is stored" + (
+        f". Did you mean {near!r}?" if near else f"; stored: {in_short(names)}"
+    )
+
+
+def in_short(names: Iterable[str]) -> str:
+    """Hooks in a few words, by point and layer: `resid_post.0 to resid_post.29, logits`."""
+    layers: dict[str, list[int]] = {}
+    for name in names:
+        layer = layer_of(name)
+        layers.setdefault(point_of(name), []).extend([] if layer is None else [layer])
+    parts = []
+    for point, numbers in layers.items():
+        own = sorted(set(numbers))
+        if len(own) > 2 and own[-1] - own[0] == len(own) - 1:
+            parts.append(f"{point}.{own[0]} to {point}.{own[-1]}")
+        else:
+            parts += [f"{point}.{layer}" for layer in own] or [point]
+    more = f" and {len(parts) - LISTED} more" if len(parts) > LISTED else ""
+    return ", ".join(parts[:LISTED]) + more
 
 
 def point_of(hook: str) -> str:

@@ -7,21 +7,26 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from math import hypot
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from typing_extensions import override
 
 from actograph.contract import hooks
 from actograph.contract.base import HookName, Metadata, ModelName, Name, Resource, SessionId, Spec, example
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import HeadFeatures, Positions, known_in_the_pass
+from actograph.tables import describe
 
 MAX_WIDTH = 1_000_000
 MAX_INTERVENTIONS = 64
 FLOAT32_MAX = 3.4028234663852886e38
 
 Op = Literal["add", "scale", "zero", "replace", "project_out"]
+#: operations as the engine makes them: `add` is `add_row_norm` if it is scaled by the norms of the rows
+EditOp = Literal[Op, "add_row_norm"]
 #: operations that need a vector; the others must have none
 VECTOR_OPS = ("add", "replace", "project_out")
 
@@ -85,6 +90,7 @@ class Intervention(Spec):
     """A change of a hook's tensor: c is the coefficient, x a token's row and v the vector.
 
     add: x + c v; scale: c x; zero: 0; replace: c v; project_out: x - c (x.u) u with u = v / |v|.
+    add with scale_by row_norm: x + c |x| u.
     Tokens are counted from the first token of the prompt, without padding. The model computes a token's
     row when the token is its input.
     """
@@ -108,6 +114,11 @@ class Intervention(Spec):
         description="Heads to change, of `q`, `k`, `v` or `z`: x and v are then the columns of these heads, "
         "side by side. The vector is as long as they are, or as the hook is wide; null changes all columns.",
     )
+    scale_by: Literal["row_norm"] | None = Field(
+        None,
+        description="Of `add`: `row_norm` adds c times the norm of the row itself along the vector, whatever "
+        "the vector's length is. With `features`, of the chosen heads alone.",
+    )
     positions: Annotated[Positions, AfterValidator(_known_in_the_pass)] = Field(
         "all", description="Tokens to change, as in a capture spec; none counted from the end."
     )
@@ -123,9 +134,16 @@ class Intervention(Spec):
             raise ValueError("zero takes no coefficient; use scale to keep a part")
         if self.op == "scale" and "coefficient" not in self.model_fields_set:
             raise ValueError("scale needs a coefficient")
-        if self.op == "project_out" and self.vector is not None:
-            require_direction(self.vector)
+        if self.scale_by and self.op != "add":
+            raise ValueError(f"{self.op} takes no scale_by; it is a field of add")
+        if self.vector is not None:
+            require_direction(self, self.vector)
         return self
+
+    @property
+    def edit_op(self) -> EditOp:
+        """The operation as the engine makes it."""
+        return "add_row_norm" if self.scale_by else self.op
 
 
 InterventionList = Annotated[list[Intervention], Field(max_length=MAX_INTERVENTIONS)]
@@ -162,6 +180,10 @@ class StoredVector(VectorInfo):
 
     vector: list[float]
 
+    @override
+    def __str__(self) -> str:
+        return describe(self, ["vector"], norm=hypot(*self.vector))
+
 
 def float32_bytes(vector: Sequence[float]) -> bytes:
     """The numbers as little-endian float32, as they are stored, hashed and used."""
@@ -173,10 +195,13 @@ def vector_sha256(vector: Sequence[float]) -> str:
     return sha256(float32_bytes(vector)).hexdigest()
 
 
-def require_direction(vector: Sequence[float]) -> None:
-    """Raises ValueError if the vector is zero in float32 and so has no direction."""
+def require_direction(intervention: Intervention, vector: Sequence[float]) -> None:
+    """Raises ValueError if the operation needs a direction, and the vector is zero in float32."""
+    if intervention.edit_op not in ("project_out", "add_row_norm"):
+        return
     if not any(struct.unpack(f"<{len(vector)}f", float32_bytes(vector))):
-        raise ValueError("project_out needs a vector that is not zero")
+        name = "scale_by row_norm" if intervention.scale_by else intervention.op
+        raise ValueError(f"{name} needs a vector that is not zero")
 
 
 def resolve_hook(name: str, structure: ModelStructure, param: str) -> str:
@@ -206,20 +231,21 @@ def check_width(hook: str, length: int, width: int, param: str, columns: Sequenc
     raise InvalidRequest(f"the vector has {length} numbers, {hook} is {width} wide{heads}", param=param)
 
 
-def of_columns(vector: Sequence[float], columns: Sequence[int] | None, op: Op, param: str) -> Sequence[float]:
+def of_columns(
+    vector: Sequence[float], columns: Sequence[int] | None, intervention: Intervention, param: str
+) -> Sequence[float]:
     """The numbers of a vector that belong to the chosen heads; all of one that has no others.
 
     Raises:
-        InvalidRequest: `project_out` has no direction there.
+        InvalidRequest: the operation needs a direction, and has none there.
     """
-    if columns is None or len(vector) == len(columns):
-        return vector
-    chosen = [vector[column] for column in columns]
-    if op == "project_out":
-        try:
-            require_direction(chosen)
-        except ValueError as error:
-            raise InvalidRequest(f"{error} in the chosen heads", param=param) from None
+    is_whole = columns is None or len(vector) == len(columns)
+    chosen = vector if columns is None or is_whole else [vector[column] for column in columns]
+    try:
+        require_direction(intervention, chosen)
+    except ValueError as error:
+        where = "" if is_whole else " in the chosen heads"
+        raise InvalidRequest(f"{error}{where}", param=param) from None
     return chosen
 
 
@@ -239,15 +265,14 @@ def each(
             yield f"conditions.{place}.interventions.{i}", intervention
 
 
-def check_stored(op: Op, stored: StoredVector, model: str, param: str) -> None:
-    """Raises InvalidRequest if this operation cannot use the stored vector with this model."""
+def check_stored(intervention: Intervention, stored: StoredVector, model: str, param: str) -> None:
+    """Raises InvalidRequest if the intervention cannot use the stored vector with this model."""
     if stored.model is not None and stored.model != model:
         raise InvalidRequest(
             f"vector {stored.id} ({stored.name}) was stored for the model {stored.model}, not {model}",
             param=param,
         )
-    if op == "project_out":
-        try:
-            require_direction(stored.vector)
-        except ValueError as error:
-            raise InvalidRequest(f"{error}; vector {stored.id} ({stored.name}) is", param=param) from None
+    try:
+        require_direction(intervention, stored.vector)
+    except ValueError as error:
+        raise InvalidRequest(f"{error}; vector {stored.id} ({stored.name}) is", param=param) from None

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, get_args
 from pydantic import BaseModel, ValidationError
 
 from actograph.contract.analyses import ANALYSIS_KINDS
-from actograph.contract.base import merged
+from actograph.contract.base import as_json, merged
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.job_specs import ToolForm, field_errors, job_spec_adapter
 from actograph.contract.models import EngineChoice
@@ -29,6 +29,7 @@ Positions = str | int | Sequence[int] | Sequence[str] | Fields
 Prompts = str | Sequence[str | Sequence[Mapping[str, str]] | Mapping[str, Any] | BaseModel]
 #: each `NAME`, `NAME:FIELD=VALUE` or a spec; or name -> suffix of the question
 #: an intervention is a spec, or `VECTOR@HOOK*COEFFICIENT[@POSITIONS]`, which adds a stored vector
+#: a coefficient with a percent sign is a share of each row's norm
 _STEER = re.compile(r"(?P<vector>[^@*]+)@(?P<hook>[^@*]+)\*(?P<coefficient>[^@*]+)(@(?P<positions>[^@]+))?")
 Conditions = Sequence[str | Fields] | Mapping[str, str]
 
@@ -42,7 +43,7 @@ class JobOptions(TypedDict, total=False):
     offset: int | None
     epochs: int | None
     conditions: Conditions | None
-    interventions: Sequence[str | Fields] | None
+    interventions: str | Sequence[str | Fields] | None
     enable_thinking: bool | None
     capture: Capture | None
     mode: Literal["generate", "prefill"] | None
@@ -152,15 +153,13 @@ def draft(options: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> 
     if "tools" in given:
         given["tools"] = _tools(given["tools"])
     if "interventions" in given:
-        given["interventions"] = [
-            intervention_of(one) if isinstance(one, str) else one for one in given["interventions"]
-        ]
+        given["interventions"] = interventions_of(given["interventions"])
     if "conditions" in given:
         given["conditions"] = conditions_of(given["conditions"])
     if given.get("expires_after", NEVER) != NEVER:
         given["expires_after"] = {"seconds": seconds_of(given["expires_after"], "expires_after")}
     captured = {f"capture.{name}": part for name, part in capture_of(given.pop("capture", {})).items()}
-    changes = captured | {_PLACES.get(name, name): _plain(value) for name, value in given.items()}
+    changes = captured | {_PLACES.get(name, name): as_json(value) for name, value in given.items()}
     # an option replaces an object of the body, such as the dataset
     kept = {field: value for field, value in job.items() if not isinstance(changes.get(field), dict)}
     return Draft(merged(kept, changes), uploads)
@@ -175,7 +174,7 @@ def capture_of(given: Capture) -> dict[str, Any]:
         InvalidRequest: there are no points before the @, or the layers are not valid.
     """
     if not isinstance(given, str):
-        return dict(_plain(given))
+        return dict(as_json(given))
     before, _, typed = given.partition("@")
     found = _names(before)
     hooks = [name for name in found if "." in name or "[" in name]
@@ -203,7 +202,7 @@ def features_of(given: int | str | Sequence[int] | Fields) -> dict[str, Any]:
         InvalidRequest: the text has another form.
     """
     if isinstance(given, Mapping | BaseModel):
-        return dict(_plain(given))
+        return dict(as_json(given))
     if isinstance(given, int):
         return {"first": given}
     if not isinstance(given, str):
@@ -240,7 +239,9 @@ def conditions_of(given: Conditions) -> list[dict[str, Any]]:
     for one in given:
         if not isinstance(one, str | Mapping | BaseModel):
             raise InvalidRequest(f"condition {one!r} is neither a text nor a spec", param="conditions")
-        condition = _condition(one) if isinstance(one, str) else dict(_plain(one))
+        condition = _condition(one) if isinstance(one, str) else dict(as_json(one))
+        if "interventions" in condition:
+            condition["interventions"] = interventions_of(condition["interventions"])
         known = found.setdefault(condition.get("name", ""), {})
         sampling = known.get("sampling", {}) | condition.get("sampling", {})
         edits = [*known.get("interventions", ()), *condition.get("interventions", ())]
@@ -268,25 +269,40 @@ def _condition(text: str) -> dict[str, Any]:
         raise InvalidRequest(f"condition {text!r}: {value!r} is not a number") from None
 
 
+def interventions_of(given: str | Sequence[str | Fields]) -> list[dict[str, Any]]:
+    """Return interventions as specs; texts are `VECTOR@HOOK*COEFFICIENT[@POSITIONS]`.
+
+    Raises:
+        InvalidRequest: a text has another form.
+    """
+    listed = [given] if isinstance(given, str) else given
+    return [intervention_of(one) if isinstance(one, str) else as_json(one) for one in listed]
+
+
 def intervention_of(text: str) -> dict[str, Any]:
     """The intervention of `VECTOR@HOOK*COEFFICIENT[@POSITIONS]`: add a stored vector to the rows of a hook.
+
+    `*50%` adds half of each row's norm along the vector.
 
     Raises:
         InvalidRequest: the text has another form.
     """
     found = _STEER.fullmatch(text)
     try:
-        coefficient = float(found["coefficient"]) if found else 0.0
+        typed = found["coefficient"] if found else "0"
+        coefficient = float(typed[:-1]) / 100 if typed.endswith("%") else float(typed)
     except ValueError:
         found = None
     if found is None:
         raise InvalidRequest(
-            f"{text!r} is not VECTOR@HOOK*COEFFICIENT[@POSITIONS], such as truth@resid_post.12*4@generated",
+            f"{text!r} is not VECTOR@HOOK*COEFFICIENT[@POSITIONS], such as truth@resid_post.12*4@generated, "
+            "or *50% for half of each row's norm",
             param="interventions",
         )
-    positions = {"positions": found["positions"]} if found["positions"] else {}
+    more = {"positions": found["positions"]} if found["positions"] else {}
+    more |= {"scale_by": "row_norm"} if typed.endswith("%") else {}
     given = {"hook": found["hook"], "op": "add", "vector_id": found["vector"], "coefficient": coefficient}
-    return given | positions
+    return given | more
 
 
 def inputs_of(prompts: Prompts) -> list[dict[str, Any]]:
@@ -298,7 +314,7 @@ def _input(given: str | Sequence[Mapping[str, str]] | Mapping[str, Any] | BaseMo
     if isinstance(given, str):
         return {"prompt": given}
     if isinstance(given, Mapping | BaseModel):
-        return dict(_plain(given))
+        return dict(as_json(given))
     return {"messages": list(given)}
 
 
@@ -312,17 +328,10 @@ def _names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _plain(value: Any) -> Any:
-    """A spec, or a list with specs, as JSON values."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", exclude_unset=True)
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
-
-
 def _dataset(given: Dataset, option: str) -> tuple[dict[str, Any], Path | None]:
     """Return the dataset of a job spec, and the file to upload first, if any. Raises InvalidRequest."""
     if not isinstance(given, str | Path):
-        return dict(_plain(given)), None
+        return dict(as_json(given)), None
     typed = str(given)
     scheme, _, rest = typed.partition(":")
     if typed.startswith("file_"):

@@ -7,12 +7,17 @@ from collections.abc import Iterable
 LISTED = 20
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The nearest known name; None if none is near."""
+    near = difflib.get_close_matches(name.replace("-", "_"), sorted(set(known)), n=1, cutoff=0.6)
+    return near[0] if near else None
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `. Did you mean 'x'?` for the nearest known name, else the known names; "" if there are none."""
     names = sorted(set(known))
-    near = difflib.get_close_matches(name.replace("-", "_"), names, n=1, cutoff=0.6)
-    if near:
-        return f". Did you mean {near[0]!r}?"
+    if near := nearest(name, names):
+        return f". Did you mean {near!r}?"
     if not names:
         return ""
     more = ", ..." if len(names) > LISTED else ""

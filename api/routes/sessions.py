@@ -13,6 +13,7 @@ from actograph.contract.models import ModelStructure
 from actograph.contract.operations import StoreUsage
 from actograph.contract.resources import SessionChange, SessionDeletion, SessionScoresRequest, SessionStats
 from actograph.contract.specs import SessionUpdate
+from actograph.contract.suggestions import did_you_mean
 from api.auth import READ, SUBMIT
 from api.dependencies import PageDep, Services, ServicesDep, SessionId, resolved
 from api.reading import attention, downloads
@@ -210,9 +211,10 @@ def get_session_attention(
 )
 def get_session_file(services: ServicesDep, request: Request, session_id: SessionId, name: str) -> Response:
     with services.database.read() as session:
-        file = sessions.files_of(sessions.get(session, session_id)).get(name)
+        files = sessions.files_of(sessions.get(session, session_id))
+    file = files.get(name)
     if file is None:
-        raise NotFound(f"session {session_id} has no file {name}; GET the session for its files")
+        raise NotFound(f"session {session_id} has no file {name}{did_you_mean(name, files)}")
     key = f"sessions/{session_id}/{name}"
     return downloads.serve(
         request,

@@ -96,7 +96,7 @@ def survey(
         kept = min(found.sessions, query.limit or found.sessions)
         count, rows = count + kept, rows + found.rows * kept // found.sessions
     if first is None:
-        raise InvalidRequest("no session matches; name jobs with captures", param="sessions")
+        raise InvalidRequest(_no_match(session, query), param="sessions")
     stored = {name: TensorInfo.model_validate(info) for name, info in first.hooks.items()}
     usable = {name: info for name, info in stored.items() if _is_usable(name, info, kind)}
     default = [name for name in usable if kind != LENS or hooks.point_of(name) == "resid_post"]
@@ -111,6 +111,23 @@ def survey(
     return Survey(
         model=first.model, tensors={name: stored[name] for name in names}, sessions=count, rows=rows
     )
+
+
+def _no_match(session: Session, query: SessionQuery) -> str:
+    """Why a query has no sessions."""
+    every = SessionQuery(jobs=query.jobs, ids=query.ids)
+    count = sum(sessions.totals(session, one).sessions for one in filters(every))
+    if not count:
+        return "the jobs have stored no activations, or theirs were deleted; choose a job with a capture"
+    if query.condition is not None and query.jobs:
+        names = sa.select(SampleRow.condition).where(SampleRow.job_id.in_(query.jobs)).distinct()
+        known = sorted(filter(None, session.scalars(names)))
+        if query.condition not in known:
+            have = f"there are {', '.join(known)}" if known else "the jobs have no conditions"
+            return f"no condition {query.condition}; {have}"
+    given = query.model_dump(exclude={"jobs", "ids", "limit"}, exclude_none=True)
+    filtered = ", ".join(f"{name} {value}" for name, value in given.items())
+    return f"none of {count} sessions has {filtered}; drop or change a filter"
 
 
 def stream(stored: Mapping[str, TensorInfo]) -> list[str]:
@@ -227,7 +244,7 @@ def labelled(
     found = sources(session, query, hook)
     known = labels.labels(session, found, label)
     if not known:
-        raise InvalidRequest(f"no session has the label {label!r}", param="label")
+        raise labels.lacking(session, found, label)
     return [source for source in found if source.id in known], known
 
 
@@ -241,9 +258,16 @@ def check_probe(session: Session, spec: ProbeSpec, hook: str) -> None:
 
 
 def check_compare(session: Session, spec: CompareSpec, hook: str) -> None:
-    """Raises InvalidRequest if the two sides have too few groups, or too few in common."""
+    """Raises InvalidRequest if both sides are the same, or have too few groups, or too few in common."""
     sides = compared(session, spec, hook)
     first, second = (set(labels.groups(session, side, spec.groups).values()) for side, _ in sides)
+    one, other = ({source.id for source in side} for side, _ in sides)
+    if one == other:
+        raise InvalidRequest(
+            f"both sides are the same {len(one)} sessions; choose two conditions or jobs, or compare the "
+            "values of a label",
+            param="other",
+        )
     if spec.paired:
         require_common(len(first & second))
     else:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.analyses import COLUMN, CONDITION, CORRECT, OWN_COLUMNS
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.suggestions import did_you_mean
+from actograph.contract.suggestions import LISTED, did_you_mean
 from storage.index.ids import among
 from storage.results.matrix import SessionSource
 from storage.tables.models import SampleRow
@@ -114,12 +114,25 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _unknown(session: Session, found: Sequence[SessionSource], label: str) -> InvalidRequest:
+def _known(session: Session, found: Sequence[SessionSource]) -> list[str]:
+    """Labels that can be named, the shortest way."""
     scores = dict.fromkeys(name for one in found for name in one.scores)
     named = dict.fromkeys(name for row in columns(session, found[:1]).values() for name in row)
-    known = [CORRECT, CONDITION, *scores, *(f"{COLUMN}{name}" for name in named)]
+    columns_of = [name if name in OWN_COLUMNS else f"{COLUMN}{name}" for name in named]
+    return [*sorted(columns_of, key=lambda one: one not in OWN_COLUMNS), *scores, CORRECT, CONDITION]
+
+
+def _unknown(session: Session, found: Sequence[SessionSource], label: str) -> InvalidRequest:
+    known = _known(session, found)
+    return InvalidRequest(f"no sample has the label {label!r}{did_you_mean(label, known)}", param="label")
+
+
+def lacking(session: Session, found: Sequence[SessionSource], label: str) -> InvalidRequest:
+    """The error if no session has a label that any session may have, such as `correct`."""
+    named = [name for name in _known(session, found) if name != label]
     return InvalidRequest(
-        f"no sample has the label {label!r}; there are {', '.join(known[:20])}", param="label"
+        f"no session has a value of the label {label!r}. Choose another label: {', '.join(named[:LISTED])}",
+        param="label",
     )
 
 

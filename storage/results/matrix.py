@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -47,6 +48,10 @@ HELD_BYTES, BLOCK_BYTES = 8 << 20, 2 << 20
 _MOST_BLOCKS = 1024
 
 
+#: the same for each session of a job
+_not_stored = lru_cache(maxsize=32)(hooks.not_stored)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowChoice:
     """Rows to read of every session."""
@@ -72,7 +77,7 @@ class SessionSource:
     identity_sha256: str | None
     hook: str | None
     info: TensorInfo | None
-    stored: Sequence[str]
+    stored: tuple[str, ...]
     #: scores of its sample by name
     scores: Mapping[str, Any] = field(default_factory=dict)
 
@@ -121,14 +126,16 @@ def sources(
     if epoch is not None:
         statement = statement.where(SessionRow.epoch == epoch)
     statement = statement.order_by(*in_order()).limit(limit)
-    found = []
+    found, lists = [], dict[tuple[str, ...], tuple[str, ...]]()
     for row in session.execute(statement, execution_options={"yield_per": _FETCHED}):
         about: dict[str, Any] = row._asdict()
         stored = about.pop("hooks")
         name = next((name for name in names if name in stored), None)
         info = None if name is None else TensorInfo.model_validate(stored[name])
         about["scores"] = about["scores"] or {}
-        found.append(SessionSource(**about, hook=name, info=info, stored=list(stored)[:8]))
+        # sessions of one job have the same hooks
+        known = lists.setdefault(tuple(stored), tuple(stored))
+        found.append(SessionSource(**about, hook=name, info=info, stored=known))
     return found
 
 
@@ -376,8 +383,7 @@ def _part(
     """Choose one session's rows. Raises NotFound if it has none."""
     name, info = source.hook, source.info
     if name is None or info is None:
-        have = ", ".join(source.stored) or "none"
-        raise NotFound(f"no tensor {hook} is stored; the session has {have}")
+        raise NotFound(_not_stored(hook, source.stored))
     tensor_files.value_array(info.dtype, (0, info.shape[1]), b"")  # StoreDamaged for dtypes without numbers
     several = np.array([SEVERAL_TOKENS])
     if info.summary is not None:

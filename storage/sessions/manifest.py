@@ -63,6 +63,7 @@ class AppliedIntervention(ManifestPart):
     hook: str = Field(description="Canonical name.")
     op: str
     coefficient: float
+    scale_by: str | None = None
     positions: Any
     vector_id: str | None = None
     source: RowSource | None = Field(None, description="The row of a session that was its vector.")

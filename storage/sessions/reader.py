@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from actograph import tensor_files
 from actograph.contract.errors import NotFound, StoreDamaged
+from actograph.contract.hooks import not_stored
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.tensor_files import TensorEntry, TensorFileHeader
 from storage.artifacts.checked_files import CheckedFile, digest_of
@@ -218,8 +219,8 @@ class SessionReader:
         try:
             return self.manifest.tensors[hook]
         except KeyError:
-            have = ", ".join(list(self.manifest.tensors)[:8])
-            raise NotFound(f"session {self.session_id} has no tensor {hook}; it has {have}") from None
+            fault = not_stored(hook, self.manifest.tensors)
+            raise NotFound(f"session {self.session_id}: {fault}") from None
 
     def _read(self, part: TensorPart, shape: tuple[int, ...], dtype: str, start: int, stop: int) -> bytes:
         entry = self._entry(part, shape, dtype)

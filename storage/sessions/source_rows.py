@@ -11,7 +11,6 @@ from actograph.concurrency import each_of
 from actograph.contract import hooks
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged, UnknownHook
 from actograph.contract.interventions import Intervention, RowSource
-from actograph.contract.suggestions import did_you_mean
 from storage.artifacts.store import ArtifactStore
 from storage.index.ids import among
 from storage.sessions import selected_rows
@@ -87,8 +86,7 @@ def _row(reader: SessionReader, source: RowSource, hook: str, field: str) -> NDA
         try:
             (name,) = hooks.matching(manifest.tensors, [hook])
         except (UnknownHook, ValueError):  # none, or those of all layers
-            near = did_you_mean(hook, manifest.tensors)
-            fault = f"session {source.session} has no tensor {hook}{near}"
+            fault = f"session {source.session}: {hooks.not_stored(hook, manifest.tensors)}"
             raise InvalidRequest(fault, param=f"{field}.hook") from None
     info = reader.tensor_info(name)
     if info.summary is not None:

@@ -50,7 +50,7 @@ def stored_vectors(
             row = (vectors.keep if keep else vectors.get)(session, vector_id)
         except NotFound:
             raise InvalidRequest(
-                f"there is no vector {vector_id}; store it through /v1/vectors",
+                f"there is no vector {vector_id}; it was deleted, or is another owner's",
                 param=f"{param}.vector_id",
             ) from None
         found[param] = vectors.resource(row)

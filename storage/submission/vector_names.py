@@ -10,6 +10,7 @@ from actograph.contract import hooks
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.interventions import ID_START, Intervention, each
 from actograph.contract.specs import JobSpecBase
+from actograph.contract.suggestions import did_you_mean
 from storage.index import pages
 from storage.index.ids import is_id
 from storage.tables.models import VectorRow
@@ -43,7 +44,8 @@ def full_id(session: Session, reference: str, *, hook: str | None = None, model:
     newest_first = found.where(VectorRow.name == name).order_by(VectorRow.created_at.desc(), VectorRow.id)
     rows = session.scalars(newest_first).all()
     if not rows:
-        raise NotFound(f"there is no vector {name}; store it through /v1/vectors")
+        names = session.scalars(sa.select(VectorRow.name).distinct())
+        raise NotFound(f"there is no vector {name}{did_you_mean(name, names) or '; none is stored'}")
     fitting = [
         row
         for row in rows
@@ -51,12 +53,22 @@ def full_id(session: Session, reference: str, *, hook: str | None = None, model:
         and (model is None or row.model in (None, model))
     ]
     if not fitting:
-        there = ", ".join(
-            f"{name}@{row.hook}{f' of {row.model}' if row.model else ''}" for row in rows[:_LISTED]
+        of_model = [row for row in rows if model is None or row.model in (None, model)]
+        if not of_model:
+            models = ", ".join(sorted({row.model for row in rows if row.model}))
+            raise NotFound(f"the vector {name} is stored for the model {models}, not {model}")
+        there = hooks.in_short(row.hook for row in of_model)
+        raise NotFound(
+            f"there is no vector {name} for {wanted}, but for {there}; one of another hook is named by its id"
         )
-        raise NotFound(f"there is no vector {name} for {wanted or model}; there are {there}")
     if len({(row.hook, row.sha256) for row in fitting}) > 1:
-        shown = ", ".join(f"{row.id} ({row.hook})" for row in fitting[:_LISTED])
+        places = {row.hook for row in fitting}
+        if len(places) > 1:
+            raise InvalidRequest(
+                f"several vectors are named {reference}, for {hooks.in_short(places)}; name one with its "
+                f"hook, such as {name}@{fitting[0].hook}"
+            )
+        shown = ", ".join(row.id for row in fitting[:_LISTED])
         raise InvalidRequest(f"several vectors are named {reference}: {shown}; name one by its id")
     return fitting[0].id
 

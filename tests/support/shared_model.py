@@ -44,6 +44,11 @@ def asked_of(structure: ModelStructure) -> list[Request]:
         "by a rule": {"rule": rule},
         "added": steered(add),
         "added late": steered(Edit(hook="resid_post.1", op="add", vector=vector, positions="generated")),
+        "added by norm": steered(
+            Edit(
+                hook="resid_post.0", op="add_row_norm", coefficient=0.5, vector=vector, positions="generated"
+            )
+        ),
         "scaled": steered(Edit(hook="attn_out.1", op="scale", coefficient=0.5)),
         "zeroed": steered(Edit(hook="mlp_out.0", op="zero")),
         "projected": steered(Edit(hook="resid_pre.2", op="project_out", vector=vector)),

@@ -9,6 +9,7 @@ from actograph.analysis.probe import corrected_p_values, probe
 from actograph.analysis.probe_labels import predicts
 from actograph.analysis.regression import regression
 from actograph.contract.analyses import SCORE_TITLES, ProbeSpec, ProbesResult, ranked_by
+from actograph.contract.hooks import in_short
 from actograph.tensor_files import Array
 from storage.analyses import queries
 from storage.results import labels
@@ -42,7 +43,11 @@ def run(run: AnalysisRun, spec: ProbeSpec) -> AnalysisResults:
         shuffled = {hook: (one[score], one[f"shuffled_{score}s"]) for hook, one in results.items()}
         for hook, corrected in corrected_p_values(shuffled).items():
             results[hook] |= {"p_corrected": corrected}
-    warnings = [f"{hook}: {warning}" for hook, one in results.items() for warning in one.get("warnings", [])]
+    hooks_of: dict[str, list[str]] = {}
+    for hook, one in results.items():
+        for warning in one.get("warnings", []):
+            hooks_of.setdefault(warning, []).append(hook)
+    warnings = [f"{in_short(own)}: {warning}" for warning, own in hooks_of.items()]
     return AnalysisResults(
         body=ProbesResult(
             spec=spec.model_dump(mode="json"),

@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actograph.contract.interventions import Op
+from actograph.contract.interventions import EditOp
 from worker.engine.capture.budget import DeviceMemory, Piece
-from worker.engine.edits import Change, SlotEdits, Write
+from worker.engine.edits import Change, SlotEdits, Write, row_norms
 from worker.engine.locations import ModelHooks
 from worker.engine.model.host_memory import to_device
 
 #: kinds of changes by the number that a pass brings; 0: none. A tensor of zeros replaces, too.
-_KINDS = ("", "replace", "scale", "add", "project_out")
+_KINDS = ("", "replace", "scale", "add", "project_out", "add_row_norm")
 _KIND_OF = {"zero": 1} | {name: number for number, name in enumerate(_KINDS) if name}
 #: rows of a table that belong to no request: an example of each kind of change
 _EXAMPLES = len(_KINDS) - 1
@@ -201,6 +201,8 @@ class EditTables:
                     new = x * coefficient
                 case "add":
                     new = x + vector
+                case "add_row_norm":
+                    new = x + coefficient * row_norms(x) * vector
                 case _:
                     new = x - coefficient * (x * vector).sum(-1, keepdim=True) * vector
             made = torch.where(kinds == kind, new.to(flat.dtype), made)
@@ -249,4 +251,4 @@ class EditTables:
     def _example(self, stage: Stage, kind: int) -> Change:
         width = stage.vectors.shape[1]
         vector = np.cos(np.arange(width, dtype=np.float32)) / np.float32(width) ** 0.5
-        return Change(cast(Op, _KINDS[kind]), 0.5, vector.astype(np.float32), [self._device])
+        return Change(cast(EditOp, _KINDS[kind]), 0.5, vector.astype(np.float32), [self._device])

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actograph.contract.interventions import Op
+from actograph.contract.interventions import EditOp
 from actograph.contract.row_selection import NamedPositions, TokenRange
 from worker.engine.chosen_tokens import ChosenTokens
 from worker.engine.messages import Edit
@@ -35,7 +35,7 @@ class Change:
 
     def __init__(
         self,
-        op: Op,
+        op: EditOp,
         coefficient: float,
         vector: NDArray[np.float32] | None,
         devices: Sequence[torch.device],
@@ -52,7 +52,7 @@ class Change:
             if op not in ("zero", "scale"):
                 raise ValueError(f"{op} needs a vector")
             return
-        if op == "project_out":
+        if op in ("project_out", "add_row_norm"):
             exact = torch.from_numpy(vector.astype("f8"))
             factor = (exact / exact.norm()).to(torch.float32)
         else:
@@ -76,6 +76,9 @@ class Change:
                 return x * self.coefficient
             case "add":
                 return x + self._beside(x)
+            case "add_row_norm":
+                along = self._beside(x)
+                return x + self.coefficient * row_norms(x) * along
             case "project_out":
                 along = self._beside(x)
                 # a sum per row, and not a matrix product: the same bits in any batch
@@ -97,6 +100,11 @@ class Change:
         factor = self.factor(x.device)
         assert factor is not None
         return factor
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """Euclidean norm of each row, [rows, 1]: a sum per row, with the same bits in any batch."""
+    return (x * x).sum(-1, keepdim=True).sqrt()
 
 
 class Write(NamedTuple):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, SkipValidation, TypeAdapter, with_config
 
 from actograph.contract.errors import ActographError
-from actograph.contract.interventions import Op
+from actograph.contract.interventions import EditOp
 from actograph.contract.row_selection import NamedPositions, Positions, TokenRange
 from actograph.contract.specs import Dtype, SamplingSpec
 
@@ -64,7 +64,7 @@ class Edit:
     """
 
     hook: str
-    op: Op
+    op: EditOp
     coefficient: float = 1.0
     vector: Annotated[NDArray[np.float32] | None, SkipValidation] = None
     positions: NamedPositions | TokenRange = "all"
@@ -74,7 +74,7 @@ class Edit:
     @property
     def changes_nothing(self) -> bool:
         """True if the edit has no effect; it is left out, so not even the sign of a zero changes."""
-        if self.op in ("add", "project_out"):
+        if self.op in ("add", "add_row_norm", "project_out"):
             return self.coefficient == 0.0
         return self.op == "scale" and self.coefficient == 1.0
 

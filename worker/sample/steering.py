@@ -125,16 +125,16 @@ def _ready(
         numbers = row.tolist()
     if intervention.vector_id is not None:
         stored = _stored(session, intervention.vector_id, f"{param}.vector_id")
-        check_stored(intervention.op, stored, model, f"{param}.vector_id")
+        check_stored(intervention, stored, model, f"{param}.vector_id")
         numbers = stored.vector
     columns = columns_of(intervention.features, hook, structure, f"{param}.features")
     if numbers is not None:
         source = "from" if row is not None else "vector" if intervention.vector_id is None else "vector_id"
         check_width(hook, len(numbers), width_of(structure, hook), f"{param}.{source}", columns)
-        numbers = of_columns(numbers, columns, intervention.op, f"{param}.{source}")
+        numbers = of_columns(numbers, columns, intervention, f"{param}.{source}")
     edit = Edit(
         hook=hook,
-        op=intervention.op,
+        op=intervention.edit_op,
         coefficient=intervention.coefficient,
         vector=None if numbers is None else np.array(numbers, dtype=np.float32),
         positions=_engine_name(intervention.positions) or "all",
@@ -144,6 +144,7 @@ def _ready(
         hook=hook,
         op=intervention.op,
         coefficient=intervention.coefficient,
+        scale_by=intervention.scale_by,
         positions=intervention.model_dump(mode="json")["positions"],
         vector_id=intervention.vector_id,
         source=intervention.source,

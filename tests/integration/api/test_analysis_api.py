@@ -137,10 +137,15 @@ def test_analyses_that_cannot_run_are_refused(
     raw = [{names[name]: array for name, array in one.items()} for one in rows[:2]]
     outputs = store_sessions(service.database, service.services.store, raw)
     empty = service.submit()
+    two = store_sessions(service.database, service.services.store, rows[:2], conditions=("off", "on"))
     unknown = f"job_{0:032x}"
     for changes, pointer, says in [
         ({"sessions": {"jobs": [source, unknown]}}, "/sessions/jobs/1", "there is no job"),
-        ({"sessions": {"jobs": [empty]}}, "/sessions", "no session matches"),
+        ({"sessions": {"jobs": [empty]}}, "/sessions", "the jobs have stored no activations"),
+        ({"sessions": {"jobs": [source], "condition": "on"}}, "/sessions", "the jobs have no conditions"),
+        ({"sessions": {"jobs": [two], "condition": "of"}}, "/sessions", "no condition of; there are off, on"),
+        ({"sessions": {"jobs": [source], "tag": "x"}}, "/sessions", "none of 2 sessions has tag x"),
+        ({"kind": "compare", "other": {"jobs": [source]}}, "/other", "both sides are the same 2 sessions"),
         ({"sessions": {"jobs": []}}, "/sessions/jobs", "neither is given"),
         ({"sessions": {"jobs": [source], "ids": ["ses_1"]}}, "/sessions/jobs", "both are given"),
         ({"sessions": {"ids": ["ses_" + "0" * 32]}}, "/sessions/ids/0", "there is no session"),
@@ -199,7 +204,10 @@ def test_the_commands_follow_and_print_tables(service: Service, run: Run, rows: 
         )
         assert code == 0
         assert set(json.loads(out)["hooks"]) == set(rows[0])
-        code, out, _ = run("analyse", "compare", source, "--hooks", "resid_post.1", "--positions", "last")
+        sides = ("--label", "correct", "--unpaired", "--groups", "sample")
+        code, out, _ = run(
+            "analyse", "compare", source, "--hooks", "resid_post.1", "--positions", "last", *sides
+        )
         assert (code, "PAIRS" in out) == (0, True), out
         code, out, err = run("analyse", "outliers", source, "--positions", "generated")
         assert (code, out) == (1, "")

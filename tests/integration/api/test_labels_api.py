@@ -137,8 +137,12 @@ def test_labels_that_allow_no_probe_are_refused_at_submission(
     assert service.client.post("/v1/activations/sessions/scores", json={"sessions": [scored]}).is_success
     for changes, field, says in [
         ({"label": "column:lable"}, "label", "no column 'lable'. Did you mean 'label'?"),
-        ({"label": "correct"}, "label", "no session has the label 'correct'"),
-        ({"label": "clearness"}, "label", "there are correct, condition, clarity, column:prompt"),
+        (
+            {"label": "correct"},
+            "label",
+            "'correct'. Choose another label: label, group, column:prompt, clarity",
+        ),
+        ({"label": "clearness"}, "label", "Known: clarity, column:prompt, condition, correct, group, label"),
         ({"label": "clarity"}, "label", "two different values; found 1: 4.0"),
         ({"label": "column:prompt"}, "label", "two different values; found 1: p"),
         ({"label": "label"}, "label", "or use ridge, which predicts numbers; found 59: 0.0, 0.25"),

@@ -52,7 +52,7 @@ def test_rows_of_a_job_with_their_labels_and_filters(service: Service, url: str)
         values = dict(zip(scored.sample_index.tolist(), scored.labels.tolist(), strict=True))
         assert (values[1], values[2], np.isnan(values[0])) == (0.1, 0.2, True)
         for options, says in [
-            ({"label": "f1"}, f"there are correct, condition, {KEY}, column:prompt"),
+            ({"label": "f1"}, f"Known: column:prompt, condition, correct, {KEY}"),
             ({"positions": "middle"}, "positions: 'middle' selects no tokens. Known: all, answer"),
             ({"positions": "all", "max_bytes": 64}, "more than max_bytes=64"),
             ({"condition": "c"}, "no session matches the filters"),

@@ -51,7 +51,7 @@ def test_scores_are_shown_searched_and_labels(service: Service, url: str, sessio
         assert matrix.features[:, 0].tolist() == [0, 2, 1, 3]
         assert matrix.labels.tolist() == [0, 0.5, 0.25, 0.75]
         assert len(client.matrix(HOOK, tag="run=1", correct=True)) == 2
-        with pytest.raises(ApiError, match="there are correct, condition, match, f1"):
+        with pytest.raises(ApiError, match="Known: column:prompt, condition, correct, f1, match"):
             client.matrix(HOOK, tag="run=1", label="bleu")
         job = client.jobs.get(shown.job_id)
         assert job.matrix(HOOK, label="match").labels.tolist() == [0, 0.25]

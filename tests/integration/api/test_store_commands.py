@@ -33,8 +33,13 @@ def test_many_are_removed_by_filter_once_that_was_agreed_to(run: Run, url: str, 
         assert {session.id for session in client.sessions.list()} == {made[0], *made[2:]}
         job_id = client.sessions.get(made[0]).job_id
     code, _, err = run("jobs", "rm", job_id)
+    assert (code, "Delete 1 job with its samples and sessions? Without a terminal, use --yes" in err) == (
+        1,
+        True,
+    )
+    code, _, err = run("jobs", "rm", "--yes", job_id)
     assert (code, "pinned" in err) == (1, True)
-    assert run("jobs", "rm", job_id, "--include-pinned") == (0, job_id + "\n", "")
+    assert run("jobs", "rm", "--yes", job_id, "--include-pinned") == (0, job_id + "\n", "")
 
 
 def test_sessions_by_id_are_removed_once_that_was_agreed_to(run: Run, url: str, made: list[str]) -> None:

@@ -68,8 +68,8 @@ def test_jobs_chats_and_batches_are_stored_with_full_ids(
     spec = service.client.post("/v1/jobs", json=sent).json()["spec"]
     assert spec["conditions"][1]["interventions"][0]["vector_id"] == ids["truth@resid_post.2"]
     for reference, hook, says in [
-        ("truth", "resid_post.3", "no vector truth for resid_post.3; there are truth@resid_post.2 of demo"),
-        ("trust", "resid_post.1", "there is no vector trust"),
+        ("truth", "resid_post.3", "no vector truth for resid_post.3, but for resid_post."),
+        ("trust", "resid_post.1", "there is no vector trust. Did you mean 'truth'?"),
         ("twice", "resid_post.1", "several vectors are named twice: vec_"),
         ("vec_", "resid_post.1", "there is no vector vec_"),
         ("vec_" + "0" * 31, "resid_post.1", "no vector has the id"),
@@ -102,7 +102,7 @@ def test_the_commands_name_vectors(service: Service, ids: dict[str, str], run: R
     assert json.loads(out)["vector"] == [2.0] * 8
     assert run("vectors", "show", ids["truth@resid_post.1"][:14])[0] == 0
     code, _, err = run("vectors", "show", "truth")
-    assert (code, "several vectors are named truth" in err) == (1, True)
+    assert (code, "with its hook, such as truth@resid_post." in err) == (1, True)
     np.savez(tmp_path / "d.npz", **{"resid_post.1": np.arange(8.0), "resid_post.2": np.ones(8)})
     code, out, err = run("vectors", "create", "mine", tmp_path / "d.npz", "--model", "demo")
     assert (code, out.count("mine")) == (0, 2), err

@@ -61,6 +61,26 @@ def place(bench: "Bench") -> Place:
     return Place(bench)
 
 
+def test_steering_by_the_norm_of_the_rows(place: Place) -> None:
+    """Each row moves by the share of its own norm along the vector, however long the vector is."""
+    numbers = [((i * 37) % 11 - 5) / 1.7 for i in range(96)]
+    edit = {"hook": HOOK, "op": "add", "scale_by": "row_norm", "coefficient": -0.5}
+    names = {"short": [one / 1000 for one in numbers], "long": [one * 1000 for one in numbers]}
+    conditions: list[dict[str, Any]] = [{"name": "plain"}]
+    for name, vector in names.items():
+        vector_id = place.keep(vector, name=name)
+        conditions.append({"name": name, "interventions": [edit | {"vector_id": vector_id}]})
+    capture = {"hooks": [HOOK], "mode": "prefill"}
+    done = place.run(place.submit(inputs=INPUTS[1:], capture=capture, conditions=conditions, sampling={}))
+    plain, *steered = (place.rows(sample, HOOK) for sample in done)
+    unit = torch.tensor(numbers) / torch.tensor(numbers).norm()
+    for sample, rows in zip(done[1:], steered, strict=True):
+        due = plain - 0.5 * plain.norm(dim=-1, keepdim=True) * unit
+        assert torch.allclose(rows, due, atol=1e-3)
+        (record,) = place.reader(sample).manifest.interventions
+        assert (record.op, record.scale_by, record.coefficient) == ("add", "row_norm", -0.5)
+
+
 def test_a_steered_run_and_its_twin_are_two_conditions_of_one_job(place: Place) -> None:
     numbers = [((i * 37) % 11 - 5) / 1.7 for i in range(96)]
     vector_id = place.keep(numbers)
@@ -99,12 +119,12 @@ def test_a_steered_run_and_its_twin_are_two_conditions_of_one_job(place: Place) 
         assert torch.allclose(mid, twins_mid, atol=1e-4)  # what comes before does not show it
     record = {
         "hook": "mlp_out.1", "op": "scale", "coefficient": 0.5, "positions": {"start": 1, "stop": None},
-        "vector_id": None, "vector_sha256": None, "source": None, "features": None,
+        "vector_id": None, "vector_sha256": None, "source": None, "features": None, "scale_by": None,
     }  # fmt: skip
     own = {
         "hook": HOOK, "op": "add", "coefficient": 4.0, "positions": "generated",
         "vector_id": vector_id, "vector_sha256": vector_sha256(numbers),
-        "source": None, "features": None,
+        "source": None, "features": None, "scale_by": None,
     }  # fmt: skip
     assert [i.model_dump() for i in place.reader(done[0]).manifest.interventions] == [record]
     assert [i.model_dump() for i in place.reader(done[1]).manifest.interventions] == [record, own]

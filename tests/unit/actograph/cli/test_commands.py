@@ -107,7 +107,7 @@ def test_cancel_and_rm_go_on_after_a_failure(service: Any, run: Run) -> None:
     code, out, err = run("jobs", "cancel", ended.id, running.id)
     assert (code, out) == (1, running.id + "\n")
     assert "completed already" in err
-    assert run("jobs", "rm", ended.id)[:2] == (0, ended.id + "\n")
+    assert run("jobs", "rm", "--yes", ended.id)[:2] == (0, ended.id + "\n")
     assert list(service.jobs) == [running.id]
 
 
@@ -179,7 +179,7 @@ def test_a_missing_key_is_exit_4(service: Any, run: Run) -> None:
     code, _, err = run("jobs", "ls")
     assert (code, len(err.splitlines())) == (4, 1)
     assert "API key" in err
-    assert run("jobs", "rm", f"job_{1:032x}")[0] == 4
+    assert run("jobs", "rm", "--yes", f"job_{1:032x}")[0] == 4
     assert run("--api-key", "secret", "jobs", "ls")[0] == 0
 
 

@@ -71,7 +71,7 @@ def test_changes_answer_as_json(service: Any, run_json: Any) -> None:
     job = service.add_job(1, status="in_progress")
     assert [one["status"] for one in run_json("jobs", "cancel", job.id)[1]] == ["cancelled"]
     assert [one["status"] for one in run_json("jobs", "retry", job.id)[1]] == ["queued"]
-    assert [one["deleted"] for one in run_json("jobs", "rm", job.id)[1]] == [True]
+    assert [one["deleted"] for one in run_json("jobs", "rm", "--yes", job.id)[1]] == [True]
     session = service.add_session(1)
     assert [one["id"] for one in run_json("sessions", "rm", session.id, "--yes")[1]] == [session.id]
     assert run_json("queue", "pause")[1][0]["paused"]

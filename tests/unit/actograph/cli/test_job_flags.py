@@ -7,7 +7,7 @@ import pytest
 
 from actograph.cli.job_flags import draft_of
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.job_options import capture_of, conditions_of
+from actograph.contract.job_options import capture_of, conditions_of, interventions_of
 
 
 def test_flags_win_and_leave_the_rest_alone(tmp_path: Path) -> None:
@@ -157,3 +157,19 @@ def test_stimuli_choose_their_place_in_the_prompt(tmp_path: Path) -> None:
     path.write_text(json.dumps({"stimuli": {"a": "x"}, "field": "prefx"}))
     with pytest.raises(InvalidRequest, match="Did you mean 'prefix'"):
         draft_of(task="gsm8k", conditions=path)
+
+
+def test_steering_in_short() -> None:
+    """A plain coefficient multiplies the vector; a percentage is a share of each row's norm."""
+    given = {"hook": "resid_post.3", "op": "add", "vector_id": "truth"}
+    for text, more in [
+        ("truth@resid_post.3*4", {"coefficient": 4.0}),
+        ("truth@resid_post.3*-2.5@generated", {"coefficient": -2.5, "positions": "generated"}),
+        ("truth@resid_post.3*50%", {"coefficient": 0.5, "scale_by": "row_norm"}),
+        ("truth@resid_post.3*-5%@all", {"coefficient": -0.05, "scale_by": "row_norm", "positions": "all"}),
+    ]:
+        assert interventions_of(text) == [given | more]
+        assert conditions_of([f"on:steer={text}"]) == [{"name": "on", "interventions": [given | more]}]
+    for text in ("truth@resid_post.3*%", "truth@resid_post.3*4%%", "truth@resid_post.3*half", "truth*4"):
+        with pytest.raises(InvalidRequest, match=r"\*50% for half of each row's norm"):
+            interventions_of(text)

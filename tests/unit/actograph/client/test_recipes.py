@@ -1,15 +1,19 @@
 """`client.evaluate` and `client.capture`: the jobs that they send."""
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from actograph.client import Client
-from actograph.contract.errors import InvalidRequest, NotFound
+from actograph.client import ApiError, Client
+from actograph.contract.errors import ActographError, InvalidRequest, NotFound
+from actograph.contract.interventions import Intervention
 from actograph.contract.job_specs import CaptureInput
 from actograph.contract.models import Model
-from actograph.contract.specs import CaptureSpec
+from actograph.contract.specs import CaptureSpec, Condition
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +86,39 @@ def test_first_and_one(service: Any, client: Client) -> None:
     assert client.jobs.get(service.add_job(1).id).sessions().first() == client.sessions.get(two.id)
     with pytest.raises(InvalidRequest, match="several"):
         client.sessions.list().one()
+
+
+def test_models_arrays_and_short_forms_at_any_depth(service: Any, client: Client) -> None:
+    """Whatever a spec may hold is sent as JSON: models, arrays and numbers of numpy, and texts that steer."""
+    edit = Intervention(hook="resid_post.1", op="add", vector_id="truth", coefficient=2)
+    same = {"hook": "resid_post.1", "op": "add", "vector_id": "truth", "coefficient": 2.0}
+    short = "truth@resid_post.1*2"
+    ways: list[Any] = [edit, same, short, {**same, "coefficient": np.float32(2)}]
+    inputs = [{"prompt": "a", "label": np.bool_(True), "group": np.int64(3)}]
+    conditions = ["plain", {"name": "on", "interventions": ways}, Condition(name="off", interventions=[edit])]
+    job = client.capture(inputs, conditions=conditions, interventions=ways, capture={"layers": range(2)})
+    spec = service.jobs[job.id].spec
+    assert (spec["inputs"][0]["label"], spec["inputs"][0]["group"]) == (True, 3)
+    assert spec["capture"]["layers"] == [0, 1]
+    for edits in (spec["interventions"], spec["conditions"][1]["interventions"]):
+        assert [one.items() >= same.items() for one in edits] == [True] * 4
+    for chat in (client.chat, client.chat.stream):
+        with pytest.raises(ApiError, match="nothing at this address"):  # the stand-in has no chats
+            list(chat("Hi", interventions=ways, capture=CaptureSpec(hooks=["embed"])))
+        sent = json.loads(service.seen[-1].body)
+        assert [one.items() >= same.items() for one in sent["interventions"]] == [True] * 4
+        assert sent["capture"] == {"hooks": ["embed"]}
+
+
+def test_names_may_stand_alone(service: Any, client: Client) -> None:
+    job = service.add_job(1)
+    handle = client.jobs.get(job.id)
+    for call in (client.analysis.outliers, client.analysis.probe, client.analysis.lens):
+        service.faults.append(422)  # the stand-in runs no analyses
+        with pytest.raises(ApiError):
+            call({"jobs": [handle], "condition": "a"}, hooks="resid_post.1")
+        sent = json.loads(service.seen[-1].body)
+        assert (sent["hooks"], sent["sessions"]["jobs"]) == (["resid_post.1"], [job.id])
+    with suppress(ActographError):
+        handle.compare_texts(hooks="resid_post")
+    assert service.seen[-1].query["hooks"] == "resid_post"

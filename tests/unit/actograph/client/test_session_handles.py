@@ -47,7 +47,7 @@ def test_names_and_tokens(client: Client, session: Session) -> None:
     assert found.tokens_of("resid_post.1").tolist() == list(range(7))
     assert found.tokens_of("mlp_in.1").tolist() == [0, 4, 6]
     assert "resid_post.9" not in found
-    with pytest.raises(NotFound, match=r"no tensor resid_post\.9 is stored; the session has resid_post\.1"):
+    with pytest.raises(NotFound, match=r"no tensor resid_post\.9 is stored; stored: resid_post\.1"):
         _ = found["resid_post.9"]
     with pytest.raises(IndexError):
         _ = found["resid_post.1"][7]

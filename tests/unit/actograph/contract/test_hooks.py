@@ -197,3 +197,23 @@ def test_names_of_queries_and_keys_say_whether_they_are_rotated(subtests: pytest
                         hooks.resolve(name, known)
                 else:
                     assert hooks.resolve(name, known) == hook
+
+
+def test_hooks_that_are_not_stored(subtests: pytest.Subtests) -> None:
+    """The error has the nearest name, or what is stored: the layers of a point that is."""
+    stored = [f"resid_post.{layer}" for layer in range(30)] + ["mlp_in.3", "mlp_in.7", "logits"]
+    for name, says in [
+        ("resid_pst.12", "no tensor resid_pst.12 is stored. Did you mean 'resid_post.12'?"),
+        ("resid_pst", "no tensor resid_pst is stored. Did you mean 'resid_post'?"),
+        (
+            "resid_post.45",
+            "is stored; stored: resid_post.0 to resid_post.29, mlp_in.3, mlp_in.7, logits",
+        ),
+        ("blocks.45.hook_resid_post", "stored: resid_post.0 to resid_post.29"),
+        ("q", "stored: resid_post.0 to resid_post.29"),
+    ]:
+        with subtests.test(name):
+            assert says in hooks.not_stored(name, stored)
+    assert hooks.not_stored("embed", []) == "no tensor embed is stored; no hook is"
+    with pytest.raises(UnknownHook, match="Did you mean 'logits'"):
+        hooks.matching(stored, ["logit"])

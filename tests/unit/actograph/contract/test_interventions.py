@@ -45,6 +45,9 @@ def test_refused(subtests: pytest.Subtests) -> None:
         ({"op": "zero", "vector": None, "coefficient": 2}, "zero takes no coefficient"),
         ({"op": "project_out", "vector": [0.0, -0.0]}, "not zero"),
         ({"op": "project_out", "vector": [1e-60]}, "not zero"),
+        ({"scale_by": "row_norm", "vector": [0.0, -0.0]}, "not zero"),
+        ({"scale_by": "row_norm", "op": "replace"}, "it is a field of add"),
+        ({"scale_by": "norm"}, "row_norm"),
         ({"op": "multiply"}, "add"),
         ({"vector": []}, "at least 1"),
         ({"vector": [float("nan")]}, "finite"),
@@ -89,11 +92,16 @@ def test_a_stored_vector_must_be_the_models_and_have_a_direction() -> None:
     stored = StoredVector(
         id=VEC, name="n", hook="h", width=1, model="m", sha256="", created_at=0, vector=[0.0]
     )
-    check_stored("add", stored, "m", "p")
+
+    def steer(**more: Any) -> Intervention:
+        return Intervention.model_validate({"hook": "h", "op": "add", "vector_id": VEC} | more)
+
+    check_stored(steer(), stored, "m", "p")
     with pytest.raises(InvalidRequest, match="for the model m, not other"):
-        check_stored("add", stored, "other", "p")
-    with pytest.raises(InvalidRequest, match="not zero"):
-        check_stored("project_out", stored, "m", "p")
+        check_stored(steer(), stored, "other", "p")
+    for more in ({"op": "project_out"}, {"scale_by": "row_norm"}):
+        with pytest.raises(InvalidRequest, match="not zero"):
+            check_stored(steer(**more), stored, "m", "p")
 
 
 def test_vectors_of_heads_are_as_long_as_these_or_as_the_hook() -> None:
@@ -103,8 +111,15 @@ def test_vectors_of_heads_are_as_long_as_these_or_as_the_hook() -> None:
     with pytest.raises(InvalidRequest, match=r"z\.0 is 8 wide, and the chosen heads 2"):
         check_width("z.0", 4, 8, "vector", columns)
     wide = [0.0, 1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0]
-    assert of_columns(wide, columns, "add", "vector") == [2.0, 3.0]
-    assert of_columns([5.0, 6.0], columns, "add", "vector") == [5.0, 6.0]
-    assert of_columns(wide, None, "add", "vector") == wide
-    with pytest.raises(InvalidRequest, match="not zero in the chosen heads"):
-        of_columns(wide, (5, 6), "project_out", "vector")
+    add, *directed = (
+        Intervention.model_validate({"hook": "z.0", "op": "add", "vector_id": VEC} | more)
+        for more in ({}, {"op": "project_out"}, {"scale_by": "row_norm"})
+    )
+    assert of_columns(wide, columns, add, "vector") == [2.0, 3.0]
+    assert of_columns([5.0, 6.0], columns, add, "vector") == [5.0, 6.0]
+    assert of_columns(wide, None, add, "vector") == wide
+    for one in directed:
+        with pytest.raises(InvalidRequest, match="not zero in the chosen heads"):
+            of_columns(wide, (5, 6), one, "vector")
+        with pytest.raises(InvalidRequest, match=r"not zero$"):
+            of_columns([0.0, 0.0], (5, 6), one, "vector")

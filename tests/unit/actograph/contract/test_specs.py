@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from actograph.contract.job_specs import EvaluationSpec, job_spec_adapter
+from actograph.contract.job_specs import EvaluationSpec, field_errors, job_spec_adapter
 from actograph.contract.specs import sample_seed
 
 EVALUATION: dict[str, Any] = {"kind": "evaluation", "model": "m", "dataset": {"path": "gsm8k/test.jsonl"}}
@@ -117,3 +117,18 @@ def test_what_several_turns_cannot_do_is_refused(subtests: pytest.Subtests) -> N
     ]:
         with subtests.test(changes=changes, says=says), pytest.raises(ValidationError, match=says):
             spec(**changes)
+
+
+def test_a_field_of_an_inner_object_is_told_where_it_belongs(subtests: pytest.Subtests) -> None:
+    for change, says in [
+        ({"mode": "prefill"}, "mode: unknown field; it is a field of capture"),
+        ({"max_tokens": 3}, "max_tokens: unknown field; it is a field of sampling"),
+        ({"hub": "a/b"}, "hub: unknown field; it is a field of dataset"),
+        ({"priorty": 3}, "priorty: unknown field. Did you mean 'priority'?"),
+    ]:
+        with subtests.test(change=change):
+            body = {"kind": "capture", "model": "m", "inputs": [{"prompt": "x"}]} | change
+            with pytest.raises(ValidationError) as caught:
+                job_spec_adapter.validate_python(body)
+            (fault,) = field_errors(caught.value.errors(include_url=False), body)
+            assert str(fault) == says

@@ -171,7 +171,7 @@ def test_sessions_without_rows_are_skipped_with_the_reason(tmp_path: Path) -> No
     sessions = Sessions(store)
     found = sessions.sources(HOOK)
     other = sessions.sources("mlp_in.1")[1]
-    found[1] = SessionSource(**vars(found[1]) | {"hook": None, "info": None, "stored": []})
+    found[1] = SessionSource(**vars(found[1]) | {"hook": None, "info": None, "stored": ()})
     for path in (tmp_path / "sessions" / found[2].id).glob("*.safetensors"):
         path.write_bytes(path.read_bytes()[:-8])
     (tmp_path / "sessions" / found[3].id / "manifest.json").unlink()
@@ -179,7 +179,7 @@ def test_sessions_without_rows_are_skipped_with_the_reason(tmp_path: Path) -> No
     assert matrix["sample_index"].tolist() == [0, 4]
     skipped = json.loads(str(matrix["skipped"]))
     assert [one["session_id"] for one in skipped] == [one.id for one in found[1:4]]
-    assert "the session has none" in skipped[0]["reason"]
+    assert "no hook is" in skipped[0]["reason"]
     gone = [SessionSource(**vars(found[0]) | {"id": new_session_id()})]
     with pytest.raises(NotFound, match=r"no session gave rows of resid_post\.1"):
         sessions.read(found=gone)

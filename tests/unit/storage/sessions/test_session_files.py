@@ -362,7 +362,7 @@ def test_rows_that_are_not_there(store: LocalStore, session: str, subtests: pyte
 
 def test_a_hook_that_is_not_there(store: LocalStore, session: str) -> None:
     reader = SessionReader(store, session)
-    with pytest.raises(NotFound, match=r"no tensor mlp_out\.0; it has resid_post\.0"):
+    with pytest.raises(NotFound, match=r"no tensor mlp_out\.0 is stored; stored: resid_post\.0"):
         reader.rows("mlp_out.0", 0, 1)
     with pytest.raises(NotFound):
         reader.tensor_info("mlp_out.0")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from actograph.contract.interventions import Op
+from actograph.contract.interventions import EditOp
 from tests.support.stream_run import ask, stream_model
 from worker.engine import edit_tables
 from worker.engine.edit_tables import EditRows, EditTables, table_bytes
@@ -19,7 +19,7 @@ from worker.engine.messages import Edit, Request
 from worker.engine.model_state import ModelState
 from worker.engine.slot import Slot
 
-OPS: tuple[Op, ...] = get_args(Op)
+OPS: tuple[EditOp, ...] = get_args(EditOp)
 PLACES = ("resid_post.0", "mlp_out.1", "resid_post.1")
 
 
@@ -114,7 +114,7 @@ def test_what_has_no_room_is_refused_until_others_have_ended(
         with monkeypatch.context() as own:
             for name, value in patch.items():
                 own.setattr(edit_tables, name, value)
-            tables = EditTables(hooks, 4)
+            tables = EditTables(hooks, 3)
             rows = [tables.open(i, slot.edits or _none()) for i, slot in enumerate(slots)]
             assert [one is None for one in rows] == [False, False, True]
             assert tables.refused is not None and "no room" in tables.refused
@@ -137,8 +137,8 @@ def test_integers_are_refused(shared: Path) -> None:
 def test_the_tables_have_room_for_an_edit_in_each_layer(hooks: ModelHooks) -> None:
     edits = tuple(Edit(hook=f"resid_post.{layer}", op="scale", coefficient=0.5) for layer in range(2))
     (slot,) = _slots(hooks, ModelState(hooks), [replace(ask("a", (5, 6), 3), edits=edits)])
-    tables = EditTables(hooks, 252)
-    assert table_bytes(hooks, 252) == 16 * 4 * 256 * 32
+    tables = EditTables(hooks, 251)
+    assert table_bytes(hooks, 251) == 16 * 4 * 256 * 32
     assert slot.edits is not None and tables.open(0, slot.edits) is not None
 
 

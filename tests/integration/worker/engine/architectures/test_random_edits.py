@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actograph.contract.head_columns import columns_of, head_width
-from actograph.contract.interventions import Op
+from actograph.contract.interventions import EditOp
 from actograph.contract.row_selection import HeadFeatures, TokenRange
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import KeepingSink, generate, read_texts
@@ -24,7 +24,7 @@ EDITED = (
     "embed", "resid_post", "resid_mid", "attn_out", "mlp_out", "attn_in", "mlp_in", "final_norm", "logits",
     "q", "k", "v", "z",
 )  # fmt: skip
-OPS: tuple[Op, ...] = ("add", "scale", "zero", "replace", "project_out")
+OPS: tuple[EditOp, ...] = ("add", "scale", "zero", "replace", "project_out", "add_row_norm")
 
 
 def random_edit(rng: random.Random, hooks: Sequence[str], engine: Engine, prompt: int) -> Edit:
@@ -70,6 +70,8 @@ def changed(edit: Edit, rows: torch.Tensor) -> torch.Tensor:
     if edit.op == "replace":
         return (c * v).expand_as(x)
     unit = v / v.norm()
+    if edit.op == "add_row_norm":
+        return x + c * x.norm(dim=-1, keepdim=True) * unit
     along: torch.Tensor = (x @ unit)[:, None] * unit
     return x - c * along
 

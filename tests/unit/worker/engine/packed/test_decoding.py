@@ -380,7 +380,7 @@ def _steered(hooks: ModelHooks, capture: Capture | None, seed: int) -> list[Requ
         return Edit(hook=hook, op=op, coefficient=float(draw.uniform(0.2, 0.9)), **given, **more)
 
     edits: dict[str, tuple[Edit, ...]] = {
-        "add": (edit("resid_post.0", "add"),),
+        "add": (edit("resid_post.0", "add"), edit("resid_post.0", "add_row_norm")),
         "scaled at two": (edit("resid_post.0", "scale"), edit("mlp_out.1", "scale", positions="generated")),
         "projected, then added": (edit("resid_post.0", "project_out"), edit("resid_post.0", "add")),
         "first tokens": (edit("mlp_out.1", "replace", positions=TokenRange(start=2, stop=16)),),
