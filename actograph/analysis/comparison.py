@@ -97,7 +97,8 @@ def compare_rows(
     a, b = (np.stack([side[problem] for problem in common]) for side in (left, right))
     differences = b - a
     mean = differences.mean(axis=0)
-    consistency, effect = _leave_one_out(differences)
+    rounding = _rounding(a, b)
+    consistency, effect = _leave_one_out(differences, float(np.linalg.norm(rounding)))
     return RowComparison(
         pairs=len(common),
         unpaired=len(left) + len(right) - 2 * len(common),
@@ -112,7 +113,7 @@ def compare_rows(
         effect_size=effect,
         p_value=sign_flip_test(differences, permutations, seed),
         permutations=permutations,
-        features=_largest(differences, top),
+        features=_ranked(mean, _effects(mean, differences.std(axis=0, ddof=1), rounding), top),
         mean_difference=mean,
     )
 
@@ -147,8 +148,8 @@ def compare_sets(
     require_sets(len(left), len(right))
     a, b = (np.stack(list(side.values())) for side in (left, right))
     mean = b.mean(axis=0) - a.mean(axis=0)
-    spread = _pooled_deviation(a, b)
-    effects = np.divide(mean, spread, out=np.zeros_like(mean), where=spread > 0)
+    rounding = _rounding(a, b)
+    effects = _effects(mean, _pooled_deviation(a, b), rounding)
     return RowComparison(
         pairs=0,
         unpaired=len(a) + len(b),
@@ -160,7 +161,7 @@ def compare_sets(
         cka=None,
         difference_norm=float(np.linalg.norm(mean)),
         consistency=None,
-        effect_size=_effect_apart(a, b),
+        effect_size=_effect_apart(a, b, float(np.linalg.norm(rounding))),
         p_value=_label_test(a, b, permutations, seed),
         permutations=permutations,
         features=_ranked(mean, effects, top),
@@ -173,7 +174,17 @@ def _pooled_deviation(a: Vector, b: Vector) -> Vector:
     return np.asarray(np.sqrt(squares / (len(a) + len(b) - 2)))
 
 
-def _effect_apart(a: Vector, b: Vector) -> float | None:
+def _rounding(a: Vector, b: Vector) -> Vector:
+    """How far float32 may round each feature, [width]: a smaller spread is no spread of the model's."""
+    return np.maximum(np.abs(a).max(axis=0), np.abs(b).max(axis=0)) * float(np.finfo(np.float32).eps)
+
+
+def _effects(mean: Vector, spread: Vector, rounding: Vector) -> Vector:
+    """Cohen's d of each feature; 0 for one without a spread."""
+    return np.divide(mean, spread, out=np.zeros_like(mean), where=spread > rounding)
+
+
+def _effect_apart(a: Vector, b: Vector, rounding: float) -> float | None:
     """Cohen's d of projections on the difference of the other rows' means; None without a spread."""
     projections = []
     for side, sign, other in ((a, -1, b), (b, 1, a)):
@@ -185,7 +196,7 @@ def _effect_apart(a: Vector, b: Vector) -> float | None:
         projections.append(((side * directions).sum(axis=1) / lengths)[:, None])
     low, high = projections
     spread = float(_pooled_deviation(low, high)[0])
-    return float(high.mean() - low.mean()) / spread if spread > 0 else None
+    return float(high.mean() - low.mean()) / spread if spread > rounding else None
 
 
 def _label_test(a: Vector, b: Vector, permutations: int, seed: int) -> float:
@@ -297,20 +308,15 @@ def _mean_cosine(a: Vector, b: Vector) -> float | None:
     return float(((a * b).sum(axis=1)[kept] / lengths[kept]).mean()) if kept.any() else None
 
 
-def _leave_one_out(differences: Vector) -> tuple[float | None, float | None]:
+def _leave_one_out(differences: Vector, rounding: float) -> tuple[float | None, float | None]:
     others = (differences.sum(axis=0) - differences) / (len(differences) - 1)
     lengths = np.linalg.norm(others, axis=1)
     if not (lengths > 0).all():
         return None, None
     projections = (differences * others).sum(axis=1) / lengths
     spread = float(projections.std(ddof=1))
-    return _mean_cosine(differences, others), float(projections.mean()) / spread if spread > 0 else None
-
-
-def _largest(differences: Vector, top: int) -> tuple[FeatureDifference, ...]:
-    mean, spread = differences.mean(axis=0), differences.std(axis=0, ddof=1)
-    effects = np.divide(mean, spread, out=np.zeros_like(mean), where=spread > 0)
-    return _ranked(mean, effects, top)
+    effect = float(projections.mean()) / spread if spread > rounding else None
+    return _mean_cosine(differences, others), effect
 
 
 def _ranked(mean: Vector, effects: Vector, top: int) -> tuple[FeatureDifference, ...]:

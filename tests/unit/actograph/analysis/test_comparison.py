@@ -70,6 +70,20 @@ def test_consistency_is_about_zero_for_noise_and_one_for_a_common_shift() -> Non
     assert shifted.consistency == pytest.approx(1, abs=1e-4)
 
 
+def test_one_vector_added_to_every_row_has_no_effect_size() -> None:
+    """Its spread is the rounding of float32 alone, as where a steered hook is compared with itself."""
+    generator = np.random.default_rng(0)
+    rows = (30 * generator.normal(size=(60, 64))).astype(np.float32)
+    steered = rows + generator.normal(size=64).astype(np.float32)
+    names = np.arange(60)
+    found = compare_rows(rows, steered, names, names)
+    assert found.effect_size is None
+    assert found.consistency == pytest.approx(1)
+    assert all(one.effect_size == 0 for one in found.features)
+    apart = compare_sets(rows[:1].repeat(5, 0), steered[:1].repeat(5, 0), range(5), range(5))
+    assert apart.effect_size is None
+
+
 def test_the_p_value_equals_that_of_scipy() -> None:
     stats = pytest.importorskip("scipy.stats")
     differences = noise(10, 1, 3) + 0.5
