@@ -176,7 +176,8 @@ def _pooled_deviation(a: Vector, b: Vector) -> Vector:
 
 def _rounding(a: Vector, b: Vector) -> Vector:
     """How far float32 may round each feature, [width]: a smaller spread is no spread of the model's."""
-    return np.maximum(np.abs(a).max(axis=0), np.abs(b).max(axis=0)) * float(np.finfo(np.float32).eps)
+    largest: Vector = np.maximum(np.abs(a).max(axis=0), np.abs(b).max(axis=0))
+    return largest * float(np.finfo(np.float32).eps)
 
 
 def _effects(mean: Vector, spread: Vector, rounding: Vector) -> Vector:

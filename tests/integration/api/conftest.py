@@ -174,7 +174,7 @@ class Service:
             return None
         with self.database.read() as session:
             wanted = tuple(models or (MODEL,))
-            owners = pauses.held_owners(session)
+            owners = pauses.held_owners()
             asking = claim.Asking(
                 worker_id="wrk_test", held=claim.HeldModel(wanted[0]), may_load=wanted, owners=owners
             )

@@ -59,4 +59,4 @@ def test_it_says_in_one_line_why_it_cannot_work(tmp_path: Path) -> None:
         check=False,
     )
     assert ended.returncode == 1
-    assert "storage.migrate" in ended.stderr.splitlines()[-1]
+    assert "run: actograph service migrate" in ended.stderr.splitlines()[-1]

@@ -85,7 +85,7 @@ def test_names_of_a_tensor_that_only_the_manifest_knows(single: Path) -> None:
     for name in ("model.layers[0].mlp.output", "model.layers.0.mlp.output[0]", "first"):
         assert session[name].hook == "x.0"
     assert "model.layers.1.mlp.output" not in session
-    with pytest.raises(NotFound, match=r"the session has x\.0, y\.0"):
+    with pytest.raises(NotFound, match=r"no tensor second is stored; stored: x\.0, y\.0"):
         session["second"]
 
 

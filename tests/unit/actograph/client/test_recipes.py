@@ -1,7 +1,6 @@
 """`client.evaluate` and `client.capture`: the jobs that they send."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from actograph.client import ApiError, Client
-from actograph.contract.errors import ActographError, InvalidRequest, NotFound
+from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.interventions import Intervention
 from actograph.contract.job_specs import CaptureInput
 from actograph.contract.models import Model
@@ -119,6 +118,7 @@ def test_names_may_stand_alone(service: Any, client: Client) -> None:
             call({"jobs": [handle], "condition": "a"}, hooks="resid_post.1")
         sent = json.loads(service.seen[-1].body)
         assert (sent["hooks"], sent["sessions"]["jobs"]) == (["resid_post.1"], [job.id])
-    with suppress(ActographError):
+    service.faults.append(422)
+    with pytest.raises(ApiError):
         handle.compare_texts(hooks="resid_post")
     assert service.seen[-1].query["hooks"] == "resid_post"
