@@ -155,17 +155,7 @@ def patterns_of(
             "not computed from q and k; use sessions of one turn"
         )
     columns = _columns(of, features)
-    if head is not None and not 0 <= head < of.heads:
-        raise InvalidRequest(f"head {head}: layer {layer} has heads 0 to {of.heads - 1}", param="head")
-    heads = list(columns["q"]) if head is None else [head]
-    group = of.heads // of.key_heads
-    for one in heads:
-        for name, number in (("q", one), ("k", one // group)):
-            if number not in columns[name]:
-                raise NotFound(
-                    f"the session does not have head {number} of {name}.{layer}, which head {one} needs; it "
-                    f"has heads {', '.join(map(str, columns[name]))}"
-                )
+    heads = _heads(layer, of, columns, head)
     tokens = {name: np.asarray(tokens_of(f"{name}.{layer}")) for name in known}
     have = tokens["q"]
     start = (int(have[0]) if len(have) else 0) if start is None else start
@@ -197,6 +187,24 @@ def patterns_of(
     )
 
 
+def _heads(
+    layer: int, of: LayerHeads, columns: Mapping[str, Mapping[int, int]], head: int | None
+) -> Sequence[int]:
+    """The wanted heads, by default all that have a stored query. Raises as `patterns_of`."""
+    if head is not None and not 0 <= head < of.heads:
+        raise InvalidRequest(f"head {head}: layer {layer} has heads 0 to {of.heads - 1}", param="head")
+    heads = list(columns["q"]) if head is None else [head]
+    group = of.heads // of.key_heads
+    for one in heads:
+        for name, number in (("q", one), ("k", one // group)):
+            if number not in columns[name]:
+                raise NotFound(
+                    f"the session does not have head {number} of {name}.{layer}, which head {one} needs; it "
+                    f"has heads {', '.join(map(str, columns[name]))}"
+                )
+    return heads
+
+
 def _columns(of: LayerHeads, features: Any) -> dict[str, dict[int, int]]:
     """For q and k: each stored head and its first column."""
     stored = {"q": list(range(of.heads)), "k": list(range(of.key_heads))}
@@ -214,7 +222,7 @@ def _place(hook: str, tokens: NDArray[np.int64], start: int, stop: int) -> int:
     """The row of token `start`; all tokens up to `stop` follow. Raises NotFound."""
     low, high = np.searchsorted(tokens, [start, stop])
     if high - low != stop - start:
-        missing = next(token for token in range(start, stop) if token not in set(tokens[low:high].tolist()))
+        missing = min({*range(start, stop)}.difference(tokens[low:high].tolist()))
         raise NotFound(
             f"the session has no row of {hook} for token {missing}. Attention of tokens {start} to "
             f"{stop - 1} needs it: q of these tokens, and k of all tokens that they see. Capture with "

@@ -214,6 +214,12 @@ def resolve(name: str, structure: ModelStructure) -> str:
         return location
     if location in structure.unavailable:
         raise UnknownHook(f"{name}: {structure.unavailable[location]}", param="hooks")
+    if (point := name.partition("@")[0]) in LAYER_POINTS:
+        raise UnknownHook(
+            f"{name}: {point} is a point of every layer, so a hook needs the layer, such as {point}.0; a "
+            f"capture takes several as {point}.{IN_LAYERS}, or {point} among its points",
+            param="hooks",
+        )
     near = difflib.get_close_matches(name, list(structure.locations), cutoff=0.5)
     near += difflib.get_close_matches(location, structure.module_locations, cutoff=0.7)
     hint = f"; nearest: {', '.join(near[:3])}" if near else ""

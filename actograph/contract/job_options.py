@@ -207,19 +207,19 @@ def features_of(given: int | str | Sequence[int] | Fields) -> dict[str, Any]:
         return {"first": given}
     if not isinstance(given, str):
         return {"indices": list(given)}
-    of_heads = given.startswith("heads:")
+    before, colon, listed = given.rpartition(":")
     try:
-        numbers = [int(part) for part in _names(given.removeprefix("first:").removeprefix("heads:"))]
+        numbers = [int(part) for part in _names(listed)]
     except ValueError:
         numbers = []
     is_first = len(numbers) == 1 and "," not in given
-    if not numbers or (given.startswith("first:") and not is_first):
+    if not numbers or (colon and before not in ("first", "heads")) or (before == "first" and not is_first):
         raise InvalidRequest(
             f"features: {given!r} is not valid; use 50 for the first 50 columns, 1,5,9 for these, or "
             "heads:0,5 for those of two heads",
             param="features",
         )
-    if of_heads:
+    if before == "heads":
         return {"heads": numbers}
     return {"first": numbers[0]} if is_first else {"indices": numbers}
 

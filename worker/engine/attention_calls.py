@@ -53,9 +53,11 @@ class AttentionCall(NamedTuple):
 
 @dataclass
 class _Watch:
-    """Attributes:
-    name: of the attention function that is called.
-    masks: those that were made: by id, with the mask itself, so that no other one gets its id.
+    """Callbacks and masks of a watched forward pass.
+
+    Attributes:
+        name: of the attention function that is called.
+        masks: by id, with the mask itself, so that no other one gets its id.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a wheel, an sdist and an editable install hold. tests/soak/packaging installs and runs them."""
+"""Contents of a wheel, an sdist and an editable install. tests/soak/packaging installs and runs them."""
 
 import subprocess
 import zipfile

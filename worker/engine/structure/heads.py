@@ -92,7 +92,7 @@ def _projected(attention: str, forward: DryForward, visits: Mapping[str, Visit])
 
 @dataclass
 class _Proof:
-    """What the calls of a forward pass show, by layer."""
+    """Attention of each layer, by the calls of a forward pass."""
 
     layers: Mapping[str, int]  # path of the attention module -> layer
     names: Mapping[int, str]

@@ -79,7 +79,7 @@ def test_an_unknown_name_is_refused_and_says_what_is_near(subtests: pytest.Subte
         ("router_logits.1", "not a mixture of experts"),
         ("model.layers.3.__class__", "no such hook"),
         ("__import__('os').system('true')", "no such hook"),
-        ("resid_post", "no such hook"),
+        ("resid_post", "needs the layer"),
         ("resid_post.-1", "no such hook"),
         ("resid_post.{}", "no such hook"),
         ("", "no such hook"),
@@ -160,7 +160,12 @@ def test_i_in_a_hook_stands_for_each_of_the_layers(subtests: pytest.Subtests) ->
     for names, layers, due in cases:
         with subtests.test(names=names, layers=layers):
             assert hooks.expand([], layers, names, llama()) == due
-    for name, says in [("model.layers.{n}.output", "write {i}"), ("model.layers.{i}.mpl.output", "no such")]:
+    for name, says in [
+        ("model.layers.{n}.output", "write {i}"),
+        ("model.layers.{i}.mpl.output", "no such"),
+        ("resid_post", r"such as resid_post\.0; a capture takes several as resid_post\.{i}"),
+        ("resid_post@all", r"needs the layer, such as resid_post\.0"),
+    ]:
         with subtests.test(name=name), pytest.raises(UnknownHook, match=says):
             hooks.expand([], "all", [name], llama())
 

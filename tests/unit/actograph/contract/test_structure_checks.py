@@ -53,6 +53,9 @@ def test_columns_of_heads_are_those_of_hooks_with_heads(subtests: pytest.Subtest
     check_capture(spec, ["q.0", "k.0"], structure)
     assert bytes_per_token(structure, ["q.0", "k.0"], "float32", spec.features) == 2 * 2 * 2 * 4
     assert features_of("heads:0,5") == {"heads": [0, 5]}
+    for text in ("first:heads:0", "head:0", "heads:"):
+        with pytest.raises(InvalidRequest, match="is not valid"):
+            features_of(text)
 
 
 def test_indices_are_not_summed_up(subtests: pytest.Subtests) -> None:
