@@ -15,6 +15,7 @@ from sqlalchemy.engine import make_url
 
 from storage import migrate
 from storage.index.database import Database
+from storage.jobs import control
 from storage.tables.models import Base
 from tests.support import skips
 from tests.support.availability import unavailable
@@ -207,3 +208,9 @@ def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None
 def s3_bucket(s3_server: S3Server, s3_environment: None) -> str:
     """Name of a new, empty bucket."""
     return s3_server.new_bucket()
+
+
+@pytest.fixture
+def one_progress_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job logs its progress once, however slow the machine is."""
+    monkeypatch.setattr(control, "EVENT_SECONDS", 3600.0)

@@ -34,6 +34,7 @@ def ended_job(service: Service) -> str:
     return job_id
 
 
+@pytest.mark.usefixtures("one_progress_event")
 def test_the_whole_log_of_an_ended_job_is_sent_and_the_stream_ends(service: Service) -> None:
     job_id = ended_job(service)
     answer = service.client.get(f"/v1/jobs/{job_id}/events")

@@ -57,6 +57,7 @@ def retry(database: Database, job_id: str) -> JobRow:
         return control.retry(session, job_id)
 
 
+@pytest.mark.usefixtures("one_progress_event")
 def test_a_retry_runs_what_failed_and_keeps_what_completed(database: Database, submit: Submit) -> None:
     job_id = submit(3)
     commit(database, leasing.begin(database, job_id, 3), None, BROKEN, TOO_LONG)

@@ -51,6 +51,7 @@ def test_the_inputs_of_a_capture_job_are_its_samples_alone(database: Database, s
     assert shown.spec["sampling"]["max_tokens"] == 512
 
 
+@pytest.mark.usefixtures("one_progress_event")
 def test_it_completes_when_its_last_sample_has(database: Database, submit: Submit) -> None:
     job_id = submit(2)
     first, second = leasing.begin(database, job_id, 2)

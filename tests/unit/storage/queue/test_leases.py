@@ -281,6 +281,7 @@ def test_of_two_outcomes_of_a_sample_the_one_of_its_valid_lease_counts(
         assert jobs.get(session, job_id).completed == 1
 
 
+@pytest.mark.usefixtures("one_progress_event")
 def test_an_outcome_that_the_database_refuses_fails_its_own_sample_alone(
     database: Database, submit: Submit
 ) -> None:
