@@ -15,7 +15,6 @@ from storage.results import summary
 from storage.sessions.writer import SessionReader
 from tests.support import leasing
 from tests.support.submitting import insert_chat
-from tests.support.waiting import wait_until
 from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
