@@ -80,8 +80,8 @@ _FLAGS = {
         "positions": _flag(str, f"{_POSITIONS}all)"),
         "top": _flag(int, "Tokens to list for each row. (default: 5)", min=1),
         "listed": _flag(int, "First rows of each hook to list in lens.csv. (default: 100)", min=0),
-        "token": _flag(str, "Attribute the logit of this token id, or of the next token.", metavar="ID|next"),
-        "against": _flag(int, "Attribute the difference from this token's logit."),
+        "token": _flag(str, "Attribute the logit of this token, or of the next one.", metavar="ID|TEXT|next"),
+        "against": _flag(str, "Attribute the difference from this token's logit.", metavar="ID|TEXT"),
     },
 }
 _EXAMPLES = {
@@ -91,7 +91,11 @@ _EXAMPLES = {
         "compare job_3fa2 --label label --unpaired --hooks resid_post --save-as truth",
         "compare job_3fa2 --condition plain --other-condition EP02 --hooks resid_post",
     ),
-    "lens": ("lens ses_3760", "lens job_3fa2 --positions generated", "lens job_3fa2 --limit 1 --token next"),
+    "lens": (
+        "lens ses_3760",
+        "lens job_3fa2 --positions generated",
+        "lens job_3fa2 --limit 1 --token ' Paris' --against ' Rome'",
+    ),
 }
 
 app = typer.Typer(no_args_is_help=True, help="Analyse stored activations, as jobs or from files.")
@@ -169,8 +173,9 @@ def lens(shell: Shell, jobs: JobsArgument, **given: Any) -> None:
     The grid shows the tokens on top, by layer and position, of the first session.
     """
     given = _typed(given)
-    if (token := given.get("token", "")).isdecimal():
-        given["token"] = int(token)
+    for name in ("token", "against"):
+        if str(given.get(name, "")).isdecimal():
+            given[name] = int(given[name])
     _analyse(shell, "lens", jobs, given)
 
 

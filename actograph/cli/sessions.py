@@ -35,6 +35,9 @@ FILTERS: dict[str, Any] = {
     "pinned": Annotated[
         bool | None, typer.Option("--pinned/--not-pinned", help="Pinned sessions, or those without a pin.")
     ],
+    "analyses": Annotated[
+        bool | None, typer.Option("--analyses/--no-analyses", help="Sessions of analyses, or all others.")
+    ],
 }
 COLUMNS: Columns = (
     "session id=id", "job_id", "sample_index", "condition", "prompt=prompt_tokens",
@@ -47,8 +50,10 @@ COLUMNS: Columns = (
     app, "ls", FILTERS | LIST_FLAGS, ["actograph sessions ls --tag night --incorrect --all --format json"]
 )
 def list_sessions(shell: Shell, **given: Any) -> None:
-    """List sessions, newest first."""
+    """List sessions, newest first; those of analyses only with --analyses or their --job."""
     shown = {name: given.pop(name) for name in LIST_FLAGS}
+    if given["job"] is None and given["analyses"] is None:
+        given["analyses"] = False
     shell.rows(shell.client.sessions.list(**_query(shell, given)), COLUMNS, **shown)
 
 
@@ -59,13 +64,20 @@ def show(shell: Shell, session: IdArgument) -> None:
 
 
 @command(
-    app, "download", FILTERS, ["actograph sessions download --job job_3fa2 --incorrect --out wrong --jobs 8"]
+    app,
+    "download",
+    FILTERS,
+    [
+        "actograph sessions download --job job_3fa2 --incorrect --out wrong --jobs 8",
+        "actograph sessions download ses_3760 --files '*.png' --out .",
+    ],
 )
 def download(
     shell: Shell,
     sessions: SessionArguments = None,
     *,
     out: Path = typer.Option(..., "--out", "-o", help="Folder; each session gets a folder in it."),
+    files: str = typer.Option("*", metavar="PATTERN", help="Only files of these names, such as '*.png'."),
     everything: EveryOption = False,
     parallel: int = typer.Option(4, "--jobs", "-j", min=1, max=64, help="Sessions downloaded at once."),
     **filters: Any,
@@ -83,12 +95,12 @@ def download(
     def fetch(name: str) -> "tuple[str, SessionHandle | ActographError]":
         try:
             session = client.sessions.get(shell.id("ses", name))
-            session.download(out)
+            session.download(out, files)
         except ActographError as error:
             return name, error
         return name, session
 
-    code, done, failed, files, total_size = OK, 0, 0, 0, 0
+    code, done, failed, count, total_size = OK, 0, 0, 0, 0
     interrupted = f"interrupted; run the same command again to continue in {out}"
     with on_interrupt(interrupted), meter("sessions") as update:
         update("in_progress", 0, total)
@@ -97,12 +109,14 @@ def download(
                 note(f"{name}: {found}")
                 failed, code = failed + 1, max(code, error_code(found))
             else:
-                files, total_size = files + len(found.files), total_size + found.bytes
+                chosen = found.named(files)
+                fetched = sum(file.bytes for file in chosen)
+                count, total_size = count + len(chosen), total_size + fetched
                 folder = str(out / found.id)
-                line = {"id": found.id, "folder": folder, "files": len(found.files), "bytes": found.bytes}
+                line = {"id": found.id, "folder": folder, "files": len(chosen), "bytes": fetched}
                 emit(json.dumps(line) if shell.json else folder)
             update("in_progress", done, total, failed)
-    note(f"{done - failed} sessions, {files} files, {size(total_size)}, verified")
+    note(f"{done - failed} sessions, {count} files, {size(total_size)}, verified")
     end(code)
 
 

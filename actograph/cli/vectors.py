@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from actograph.cli.flags import LIST_FLAGS
-from actograph.cli.shell import Shell, command, emit, note
+from actograph.cli.shell import Shell, ask, command, emit, note
 from actograph.contract.errors import InvalidDataset
 from actograph.short_texts import shorten
 from actograph.tables import Columns, table
@@ -72,8 +72,15 @@ def create(
 
 
 @command(app, "rm", examples=["actograph vectors rm truth@resid_post.12"])
-def remove(shell: Shell, vectors: References) -> None:
+def remove(
+    shell: Shell,
+    vectors: References,
+    *,
+    yes: bool = typer.Option(False, "--yes", "-y", help="Delete without asking."),
+) -> None:
     """Delete vectors that no active job uses."""
+    if not yes:
+        ask(f"Delete {'1 vector' if len(vectors) == 1 else f'{len(vectors)} vectors'}?")
     shell.each("vec", vectors, shell.client.vectors.delete)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -17,6 +18,7 @@ from actograph.client.stored_session import Manifest, StoredSession
 from actograph.client.tensors import ROW_POSITIONS, LazyTensor
 from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, APIResource, Handle, Listing, path_of
 from actograph.contract import base, resources
+from actograph.contract.errors import NotFound
 from actograph.contract.specs import SessionUpdate
 
 Order = Literal["asc", "desc"]
@@ -36,6 +38,7 @@ class SessionFilters(TypedDict, total=False):
     tag: str | None
     owner: str | None
     pinned: bool | None
+    analyses: bool | None
     created_after: float | None
     created_before: float | None
     expires_before: float | None
@@ -69,14 +72,29 @@ class SessionHandle(StoredSession, Handle, resources.Session):
             self._known = self._client.sessions.manifest(self.id)
         return self._known
 
-    def download(self, folder: str | Path) -> Path:
-        """Download every file to `<folder>/<id>`, verified by sha256. Returns that folder.
+    def named(self, files: str) -> list[resources.SessionFile]:
+        """Files whose names match a pattern. Raises NotFound if none does."""
+        chosen = [file for file in self.files if fnmatchcase(file.name, files)]
+        if not chosen:
+            names = ", ".join(file.name for file in self.files)
+            raise NotFound(f"session {self.id} has no file {files!r}; it has {names}")
+        return chosen
+
+    def download(self, folder: str | Path, files: str = "*") -> Path:
+        """Download files to `<folder>/<id>`, verified by sha256. Returns that folder.
 
         Verified files that are there already are not downloaded again.
+
+        Args:
+            files: a pattern of their names, such as `*.png`. Default: all.
+
+        Raises:
+            NotFound: the session has no such file.
         """
+        chosen = self.named(files)
         target = Path(folder) / plain_name(self.id)
         target.mkdir(parents=True, exist_ok=True)
-        for file in self.files:
+        for file in chosen:
             self._client.sessions.download(self.id, file, target)
         return target
 

@@ -14,6 +14,7 @@ from actograph.contract.base import HookList, Resource, SessionId, Spec, example
 from actograph.contract.interventions import VectorName
 from actograph.contract.row_selection import Positions, Reduce
 from actograph.contract.specs import QueuedSpec
+from actograph.short_texts import shorten
 from actograph.tables import Columns, cut, describe, render, table
 
 #: `model` of these jobs and of their workers; served models have no "=" in their names, see `parse_served`
@@ -44,6 +45,9 @@ Groups = Annotated[str, Field(max_length=300), AfterValidator(_is_group)]
 JobId = Annotated[str, Field(pattern=r"^job_[0-9a-f]{1,32}$")]
 Bytes = Annotated[int, Field(ge=1, le=4 << 30)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+#: in place of a token: the one after each row
+NEXT = "next"
+TokenText = Annotated[str, Field(min_length=1, max_length=64)]
 _EXAMPLE = {"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"]}
 
 
@@ -192,12 +196,14 @@ class LensSpec(AnalysisSpecBase):
     positions: Positions = Field("all", description="Tokens to read, as in a capture spec.")
     top: int = Field(5, ge=1, le=20, description="Tokens to list for each row.")
     listed: int = Field(100, ge=0, le=1000, description="Rows of each hook to list, the first ones.")
-    token: TokenId | Literal["next"] | None = Field(
+    token: TokenId | TokenText | None = Field(
         None,
-        description="Attribute the logit of this token id, or of the token after each row, to the embedding "
-        "and to what each sublayer adds.",
+        description="Attribute the logit of this token, or with `next` of the token after each row, to the "
+        "embedding and to what each sublayer adds. An id, or the text of one token with its spaces.",
     )
-    against: TokenId | None = Field(None, description="Attribute the difference from this token's logit.")
+    against: TokenId | TokenText | None = Field(
+        None, description="Attribute the difference from this token's logit."
+    )
 
     @property
     def attributes(self) -> bool:
@@ -207,6 +213,8 @@ class LensSpec(AnalysisSpecBase):
     def _against_a_token(self) -> Self:
         if self.against is not None and self.token is None:
             raise ValueError("against needs a token")
+        if self.against == NEXT:
+            raise ValueError("`next` is no token to compare with; name one in against")
         return self
 
 
@@ -217,8 +225,8 @@ ANALYSIS_KINDS: tuple[AnalysisKind, ...] = get_args(AnalysisKind)
 
 #: content of the first file of an analysis's session
 RESULT_FILE = "result.json"
-#: warnings in the text of a result
-_WARNINGS = 3
+#: warnings, and lines of each table, in the text of a result
+_WARNINGS, _LINES = 3, 20
 
 
 class SkippedSession(Resource):
@@ -259,8 +267,15 @@ class AnalysisResult(Resource):
             parts.append(f"{len(warnings) - _WARNINGS} more warnings are in {RESULT_FILE}")
         for name, lines in self.tables.items():
             columns: Columns = [(column, methodcaller("get", column)) for column in lines[0]]
-            parts.append(f"{name}\n{table(columns, lines)}")
+            parts.append(f"{name}\n{table(columns, lines[: _most(name)])}")
+            if (rest := len(lines[_LINES:])) and _most(name) is not None:
+                parts.append(f"{rest} more {name} are in {RESULT_FILE}")
         return "\n\n".join(parts)
+
+
+def _most(name: str) -> int | None:
+    """Lines of a table in the text of a result: all of the hooks, which are as many as were asked for."""
+    return None if name in ("hooks", "experts") else _LINES
 
 
 def _even(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -326,6 +341,24 @@ class ComparisonResult(AnalysisResult):
     hooks: dict[str, dict[str, Any]] = Field(description="Fields of `actograph.analysis.comparison`.")
     first: float | str | None = Field(None, description="Value of the label on the first side.")
     second: float | str | None = Field(None, description="Value of the label on the second side.")
+
+    @override
+    def __str__(self) -> str:
+        """Describe the result, and say which side is subtracted from which."""
+        spec = self.spec
+        if label := spec.get("label"):
+            values = [one if isinstance(one, str) else f"{one:g}" for one in (self.first, self.second)]
+            first, second = (f"{label} = {one}" for one in values)
+        else:
+            first, second = (_side(spec[name]) for name in ("sessions", "other"))
+        return f"differences: {second}, minus {first}\n{super().__str__()}"
+
+
+def _side(query: Mapping[str, Any]) -> str:
+    """One side of a comparison in words."""
+    named = ", ".join(map(shorten, query.get("jobs") or ())) or f"{len(query.get('ids') or ())} sessions"
+    condition = query.get("condition")
+    return named if condition is None else f"{named} {condition or 'without a condition'}"
 
 
 #: columns of a grid in a terminal, and characters of a token in one

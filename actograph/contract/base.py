@@ -20,7 +20,7 @@ from pydantic_core.core_schema import ErrorType
 from typing_extensions import override
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.suggestions import did_you_mean
+from actograph.contract.suggestions import OTHERWISE, did_you_mean
 from actograph.tables import describe
 
 MAX_PROMPT_CHARS = 1_000_000
@@ -86,8 +86,11 @@ def _with_hints(model: type[BaseModel], error: ValidationError) -> ValidationErr
             known = [field.alias or name for name, field in model.model_fields.items()]
             name = str(one["loc"][0])
             near = did_you_mean(name, known)
-            outer = _outer_field(model, name)
-            hint = f"; it is a field of {outer}" if outer else near if near.endswith("?") else ""
+            meant = OTHERWISE.get(name, name)
+            outer = None if meant in known else _outer_field(model, meant)
+            hint = near if near.endswith("?") else ""
+            if outer is not None:
+                hint = f"; it is a field of {outer}" if meant == name else f"; it is {meant!r} of {outer}"
             kind = PydanticCustomError("unknown_field", "unknown field{hint}", {"hint": hint})
         elif kind not in _KNOWN_ERRORS:
             context = {**one.get("ctx", {}), "why": one["msg"]}

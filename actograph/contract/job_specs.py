@@ -234,7 +234,10 @@ class CaptureJobSpec(InputJobSpec):
     @model_validator(mode="after")
     def _one_source(self) -> "CaptureJobSpec":
         if (self.inputs is None) == (self.dataset is None):
-            raise ValueError("give exactly one of inputs and dataset")
+            both = self.inputs is not None
+            raise ValueError(
+                "give inputs or a dataset, not both" if both else "give the prompts: inputs, or a dataset"
+            )
         if self.inputs is not None and (self.limit is not None or self.offset):
             raise ValueError("limit and offset need a dataset; remove them or inputs")
         if self.truncate and not self.is_prefill:

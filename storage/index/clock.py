@@ -30,5 +30,9 @@ def now(session: Session) -> float:
 
 def moment_of(session: Session) -> sa.ColumnElement[float]:
     """The database's time as an expression, for use within a statement."""
-    is_sqlite = session.get_bind().dialect.name == "sqlite"
+    return moment(is_sqlite=session.get_bind().dialect.name == "sqlite")
+
+
+def moment(*, is_sqlite: bool) -> sa.ColumnElement[float]:
+    """See `moment_of`; for statements that are built once."""
     return sa.literal_column(_SQLITE if is_sqlite else SERVER, sa.Double)

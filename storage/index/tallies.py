@@ -17,10 +17,20 @@ from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.contract.resources import JobStatus, Progress, SampleStatus
 from storage.index import counters, row_locks
 from storage.index.counters import Counter
-from storage.tables.models import CounterRow, JobRow, TallyRow
+from storage.tables.models import CounterRow, JobRow, SampleRow, TallyRow
 
 _TALLIES = cast(sa.Table, TallyRow.__table__)
-_INSERT = sa.insert(_TALLIES)
+_JOBS, _SAMPLES = cast(sa.Table, JobRow.__table__), cast(sa.Table, SampleRow.__table__)
+# a column of the inserted row, which SQLAlchemy would read from the table anew
+_ITS_JOB: sa.ColumnClause[str] = sa.literal_column("tallies.job_id")
+_STATUS = _SAMPLES.c.status
+_WAITS = sa.exists().where(
+    _SAMPLES.c.job_id == _ITS_JOB,
+    # a list cannot be used in an insert of several rows
+    sa.or_(_STATUS == SampleStatus.PENDING, _STATUS == SampleStatus.SUSPECT),
+)
+_LOGGED_AT = sa.select(_JOBS.c.logged_at).where(_JOBS.c.id == _ITS_JOB).scalar_subquery()
+_INSERT = sa.insert(_TALLIES).returning(_TALLIES.c.job_id, _WAITS, _LOGGED_AT)
 _UNCOUNTED = ("id", "job_id", "outcomes", "failure")
 _FOLD = (
     sa.delete(_TALLIES).where(_TALLIES.c.job_id == sa.bindparam("of_job")).returning(*_TALLIES.c)
@@ -57,10 +67,15 @@ class Tally:
             self.failure = self.failure if error is None else error.message
 
 
-def add(session: Session, tallies: Iterable[Tally]) -> None:
-    """Append tallies in the transaction of the counted changes."""
-    if rows := [asdict(one) for one in tallies]:
-        session.connection().execute(_INSERT, rows)
+def add(session: Session, tallies: Iterable[Tally]) -> dict[str, float]:
+    """Append tallies in the transaction of the counted changes.
+
+    Returns when each job that has samples to claim was last logged, by its id. Read with the insert, since a
+    large job would otherwise be asked for it after each commit.
+    """
+    rows = [asdict(one) for one in tallies]
+    found = session.connection().execute(_INSERT, rows).all() if rows else []
+    return {job_id: logged_at for job_id, waits, logged_at in found if waits and logged_at is not None}
 
 
 def fold(session: Session, row: JobRow) -> bool:

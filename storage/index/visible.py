@@ -50,7 +50,8 @@ _OWNER = "actograph_owner"
 _EVERYONE = "actograph_everyone"
 _HIDDEN_TOO = "actograph_hidden_too"
 _NARROWED = "actograph_narrowed"
-
+#: execution options of a statement that is built once, so that it is narrowed and given its cache key once
+BUILT_ONCE = {"actograph_built_once": True}
 
 Values = dict[str, Any]
 #: values of a row that readers see
@@ -156,7 +157,8 @@ def _narrow(state: ORMExecuteState) -> None:
     if owner is not None and not _is_narrowable(state):
         raise Unnarrowable(f"no owner can be added to: {state.statement!s:.200}")
     if state.is_select or state.is_update or state.is_delete:
-        state.statement = state.statement.options(*_criteria(owner, bool(info.get(_HIDDEN_TOO))))
+        narrow = _narrowed_once if state.execution_options.get("actograph_built_once") else _narrowed
+        state.statement = narrow(state.statement, owner, bool(info.get(_HIDDEN_TOO)))
     if state.is_update or state.is_delete:
         state.update_execution_options(**{_NARROWED: True})
 
@@ -198,6 +200,13 @@ def _table_of(column: sa.Column[Any]) -> str:
     while isinstance(table, sa.Alias):
         table = table.element
     return str(getattr(table, "name", ""))
+
+
+def _narrowed(statement: Any, owner: str | None, sees_hidden: bool) -> Any:
+    return statement.options(*_criteria(owner, sees_hidden))
+
+
+_narrowed_once = lru_cache(maxsize=1024)(_narrowed)
 
 
 @lru_cache(maxsize=1024)

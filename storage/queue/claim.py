@@ -7,6 +7,7 @@ slot they take turns. `choose` changes the model.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -16,8 +17,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.chat_job import CHAT
 from actograph.contract.operations import WorkerStatus
 from actograph.contract.resources import JobStatus, SampleStatus
-from storage.index import row_locks
-from storage.index.clock import moment_of
+from storage.index import clock, row_locks, visible
 from storage.index.database import Database, now
 from storage.index.visible import of_everyone
 from storage.jobs import jobs
@@ -201,51 +201,87 @@ def _first_of(session: Session, asking: Asking) -> tuple[JobRow | None, bool]:
 
 def _heads(session: Session, asking: Asking) -> dict[str, list[JobRow]]:
     """The first waiting jobs in each role, in their order, read by one statement; none during a pause."""
-    held, heads = asking.held, list[sa.Select[str, str]]()
-    if held is not None:
-        fits = JobRow.identity_sha256.is_(None) | (JobRow.identity_sha256 == held.identity_sha256)
-        of_held = (JobRow.model == held.model, JobRow.kind != LOAD)
-        if asking.chats_only:
-            heads.append(_head(session, asking, _OWN, *of_held, fits, JobRow.is_urgent_chat))
-        else:
-            heads.append(_head(session, asking, _OWN, *of_held, fits, most=2))
-            if asking.chats >= CHATS_IN_A_ROW:
-                heads.append(_head(session, asking, _NO_CHAT, *of_held, fits, ~JobRow.is_urgent_chat))
-            # another variant of the model
-            unfit = JobRow.identity_sha256 != held.identity_sha256
-            heads.append(_head(session, asking, _OTHER, *of_held, unfit))
-    if not asking.chats_only:
-        loadable = sorted({*asking.may_load, *([held.model] if held else [])})
-        heads.append(_head(session, asking, _LOAD, JobRow.model.in_(loadable), JobRow.kind == LOAD))
-        if others := asking.other_models:
-            others -= workers.held_models(session)
-        # each along the index
-        for model in sorted(others):
-            heads.append(_head(session, asking, _OTHER, JobRow.model == model, JobRow.kind != LOAD))
-    if not heads:
+    held, others = asking.held, list[str]()
+    if not asking.chats_only and asking.other_models:
+        others = sorted(asking.other_models - workers.held_models(session))
+    loadable = () if asking.chats_only else {*asking.may_load, *([held.model] if held else [])}
+    form = _Form(
+        has_model=held is not None,
+        chats_only=asking.chats_only,
+        no_chat=asking.chats >= CHATS_IN_A_ROW,
+        loads=bool(loadable),
+        others=len(others),
+        without_owners=bool(asking.owners),
+        without_jobs=bool(asking.without),
+        is_sqlite=session.get_bind().dialect.name == "sqlite",
+    )
+    if not (form.has_model or form.loads or others):
         return {}
-    roles = sa.union_all(*(sa.select(one.subquery()) for one in heads)).subquery()
-    statement = sa.select(JobRow, roles.c.role).join(roles, roles.c.id == JobRow.id).where(~pause.IS_PAUSED)
+    values: dict[str, Any] = {f"other_{i}": model for i, model in enumerate(others)}
+    if held is not None:
+        values |= {"model": held.model, "identity": held.identity_sha256}
+    for name, given in (("loadable", loadable), ("owners", asking.owners), ("jobs", asking.without)):
+        if given:
+            values[name] = sorted(given)
     found: dict[str, list[JobRow]] = {}
-    for row, role in session.execute(statement.execution_options(populate_existing=True)):
+    for row, role in session.execute(_heads_statement(form), values):
         found.setdefault(role, []).append(row)
     return {role: sorted(rows, key=_place) for role, rows in found.items()}
 
 
-def _head(
-    session: Session, asking: Asking, role: str, *where: sa.SQLColumnExpression[bool], most: int = 1
-) -> sa.Select[str, str]:
+class _Form(NamedTuple):
+    """What decides the form of the statement that reads the first waiting jobs; the rest are its values."""
+
+    has_model: bool
+    chats_only: bool
+    no_chat: bool
+    loads: bool
+    others: int
+    without_owners: bool
+    without_jobs: bool
+    is_sqlite: bool
+
+
+@lru_cache(maxsize=256)
+def _heads_statement(form: _Form) -> sa.Select[JobRow, str]:
+    """Built once for each form, since every claim reads it."""
+    heads = list[sa.Select[str, str]]()
+    if form.has_model:
+        identity: sa.BindParameter[str | None] = sa.bindparam("identity", type_=sa.String)
+        fits = JobRow.identity_sha256.is_(None) | (JobRow.identity_sha256 == identity)
+        of_held = (JobRow.model == sa.bindparam("model"), JobRow.kind != LOAD)
+        if form.chats_only:
+            heads.append(_head(form, _OWN, *of_held, fits, JobRow.is_urgent_chat))
+        else:
+            heads.append(_head(form, _OWN, *of_held, fits, most=2))
+            if form.no_chat:
+                heads.append(_head(form, _NO_CHAT, *of_held, fits, ~JobRow.is_urgent_chat))
+            # another variant of the model
+            unfit = JobRow.identity_sha256.is_not(None) & JobRow.identity_sha256.is_distinct_from(identity)
+            heads.append(_head(form, _OTHER, *of_held, unfit))
+    if form.loads:
+        loadable = JobRow.model.in_(sa.bindparam("loadable", expanding=True))
+        heads.append(_head(form, _LOAD, loadable, JobRow.kind == LOAD))
+    # each along the index
+    for i in range(form.others):
+        heads.append(_head(form, _OTHER, JobRow.model == sa.bindparam(f"other_{i}"), JobRow.kind != LOAD))
+    roles = sa.union_all(*(sa.select(one.subquery()) for one in heads)).subquery()
+    statement = sa.select(JobRow, roles.c.role).join(roles, roles.c.id == JobRow.id).where(~pause.IS_PAUSED)
+    return statement.execution_options(populate_existing=True, **visible.BUILT_ONCE)
+
+
+def _head(form: _Form, role: str, *where: sa.SQLColumnExpression[bool], most: int = 1) -> sa.Select[str, str]:
     """The first waiting jobs that meet conditions."""
     statement = sa.select(sa.literal(role).label("role"), JobRow.id.label("id")).where(
         HAS_PENDING,
-        sa.or_(JobRow.deadline_at.is_(None), JobRow.deadline_at >= moment_of(session)),
+        sa.or_(JobRow.deadline_at.is_(None), JobRow.deadline_at >= clock.moment(is_sqlite=form.is_sqlite)),
         _MAY_BEGIN,
         *where,
     )
-    if asking.owners:
-        statement = statement.where(JobRow.owner.not_in(asking.owners))
-    if asking.without:
-        statement = statement.where(JobRow.id.not_in(asking.without))
+    if form.without_owners:
+        statement = statement.where(JobRow.owner.not_in(sa.bindparam("owners", expanding=True)))
+    if form.without_jobs:
+        statement = statement.where(JobRow.id.not_in(sa.bindparam("jobs", expanding=True)))
     return statement.order_by(*ORDER).limit(most)
 
 
@@ -304,7 +340,7 @@ def of_job(
     is_first = job.status == JobStatus.QUEUED
     if is_first:
         jobs.start(session, job.id)
-    leased = _lease(session, job, worker_id, SampleRow.status == SampleStatus.PENDING, count)
+    leased = _lease(session, job, worker_id, count)
     if leased:
         if row_locks.is_locked(session, JobRow, job.id):
             job.served_at = now(session)
@@ -345,7 +381,7 @@ def _last(session: Session, job_id: str, worker_id: str, count: int, *, beside: 
     if losses is None or job.status not in jobs.ACTIVE:
         return []
     most = 1 if losses >= ALONE_AFTER else max(1, isqrt(count)) if losses >= SUSPECT_AFTER else count
-    leased = _lease(session, job, worker_id, sa.and_(suspects, SampleRow.losses == losses), most)
+    leased = _lease(session, job, worker_id, most, losses=losses)
     job.served_at = now(session)
     session.flush()
     return leased
@@ -368,25 +404,19 @@ def _offer_no_more(session: Session, job_id: str) -> None:
             session.flush()
 
 
-def _lease(
-    session: Session, job: JobRow, worker_id: str, which: sa.ColumnElement[bool], count: int
-) -> list[LeasedSample]:
-    """Lease the next samples of a job that no other transaction has locked.
-
-    Each lease has a new token, and a session if it captures.
-    """
-    free = sa.select(SampleRow.id).where(SampleRow.job_id == job.id, which)
-    free = free.order_by(SampleRow.position).limit(count)
+def _lease_statement(*which: sa.ColumnElement[bool]) -> Any:
+    free = sa.select(SampleRow.id).where(SampleRow.job_id == sa.bindparam("its_job"), *which)
+    free = free.order_by(SampleRow.position).limit(sa.bindparam("most", type_=sa.Integer))
     # a common table expression with row locks is evaluated once
     chosen = free.with_for_update(of=SampleRow, skip_locked=True, key_share=True).cte("chosen")
-    rows = session.execute(
+    return (
         sa.update(SampleRow)
         .where(SampleRow.id.in_(sa.select(chosen.c.id)))
         .values(
             status=SampleStatus.LEASED,
             lease_token=SampleRow.lease_token + 1,
-            worker_id=worker_id,
-            started_at=now(session),
+            worker_id=sa.bindparam("holder"),
+            started_at=sa.bindparam("begun"),
         )
         .returning(
             SampleRow.position,
@@ -400,8 +430,31 @@ def _lease(
             SampleRow.lease_token.label("token"),
             SampleRow.losses,
         )
-        .execution_options(synchronize_session=False)
+        .execution_options(synchronize_session=False, **visible.BUILT_ONCE)
     )
+
+
+_LEASE = _lease_statement(SampleRow.status == SampleStatus.PENDING)
+_LEASE_SUSPECTS = _lease_statement(
+    SampleRow.status == SampleStatus.SUSPECT, SampleRow.losses == sa.bindparam("lost")
+)
+
+
+def _lease(
+    session: Session, job: JobRow, worker_id: str, count: int, *, losses: int | None = None
+) -> list[LeasedSample]:
+    """Lease the next samples of a job that no other transaction has locked.
+
+    Each lease has a new token, and a session if it captures.
+
+    Args:
+        losses: lease suspects that were lost so often.
+    """
+    values = {"its_job": job.id, "most": count, "holder": worker_id, "begun": now(session)}
+    if losses is None:
+        rows = session.execute(_LEASE, values)
+    else:
+        rows = session.execute(_LEASE_SUSPECTS, values | {"lost": losses})
     leased = sorted(rows.mappings(), key=lambda row: row["position"])
     sessions = announced.announce(session, job, leased)
     return [

@@ -70,6 +70,8 @@ class Committed:
     kept: Sequence[Ended]
     #: keys of leases without a stored result; the files of their sessions must be removed
     lost: Collection[str]
+    #: jobs that need not be settled now: others of their samples wait, and their progress was just logged
+    going_on: Collection[str] = ()
 
 
 def store(
@@ -106,8 +108,8 @@ def store(
     # is kept now, and the jobs are settled all the same.
     several = {one.lease.job_id for one in given if not one.lease.is_only}
     failing = {one.lease.job_id for one in (*given, *done.kept) if one.error is not None}
-    if several:
-        settle(database, several, failing, give_up=give_up)
+    if unsettled := several - (set(done.going_on) - failing):
+        settle(database, unsettled, failing, give_up=give_up)
     return done
 
 
@@ -158,14 +160,16 @@ def commit(
     announced.abandon(
         session, [one.lease.session_id for one in given if one.lease.session_id not in published]
     )
-    tallies.add(session, _tallies(kept, seconds))
+    logged = tallies.add(session, _tallies(kept, seconds))
+    recently = now(session) - control.EVENT_SECONDS
     control.settle(session, of_single & {one.lease.job_id for one in kept})
     # unless their first commit was stored, and its answer was lost
     without = [one.lease for one in given if one.lease.key not in valid] + [
         one.lease for one in kept if one.error is not None
     ]
     lost = {lease.key for lease in without} - (_completed(session, without) if without else set())
-    return Committed(kept=kept, lost=lost)
+    going_on = {job_id for job_id, moment in logged.items() if moment > recently}
+    return Committed(kept=kept, lost=lost, going_on=going_on)
 
 
 def _store(session: Session, given: Sequence[Ended]) -> list[Ended]:

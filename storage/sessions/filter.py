@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict, Field
 
+from actograph.contract.analyses import ANALYSIS
 from storage.index import pages
 from storage.tables.models import SessionRow, SessionTagRow
 
@@ -30,6 +31,9 @@ class SessionFilter(SampleFilter):
     model: str | None = Field(None, max_length=1024)
     owner: str | None = Field(None, max_length=64, description="Owner of the job.")
     pinned: bool | None = None
+    analyses: bool | None = Field(
+        None, description="Sessions of analyses, which hold results; or of models alone, which hold rows."
+    )
     created_after: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")
     created_before: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")
     expires_before: float | None = Field(None, allow_inf_nan=False, description="Unix seconds.")
@@ -65,6 +69,9 @@ class SessionFilter(SampleFilter):
         ):
             if value is not None:
                 where.append(column == sa.literal(value))
+        if self.analyses is not None:
+            of_analysis = SessionRow.model == sa.literal(ANALYSIS)
+            where.append(of_analysis if self.analyses else ~of_analysis)
         if self.created_after is not None:
             where.append(SessionRow.created_at > self.created_after)
         if self.created_before is not None:

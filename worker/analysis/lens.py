@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actograph.contract.analyses import LensGrid, LensResult, LensSpec
+from actograph.contract.analyses import NEXT, LensGrid, LensResult, LensSpec
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.hooks import matching
 from actograph.contract.models import ServedModel
@@ -52,14 +52,18 @@ class LensSums:
         hooks: Sequence[str],
         stream: Sequence[str],
         check: Callable[[], None],
+        *,
+        tokens: tuple[int | str | None, int | None] = (None, None),
     ) -> None:
         """
         Args:
+            tokens: id of the token whose logit is attributed, or `next`, and of the one to compare it with.
             model: end of the model that the sessions were recorded with.
             stream: stored points of the residual stream; empty for no attribution.
             check: called often; raises if the analysis must end.
         """
         self._spec, self._model, self._check = spec, model, check
+        self._token, self._against = tokens
         self.hooks, self._stream = list(hooks), list(stream)
         self.components = [*queries.component_names(stream), BIAS] if stream else []
         self._sums = {name: np.zeros(len(self.hooks)) for name in _OF_HOOKS}
@@ -102,8 +106,8 @@ class LensSums:
         self._sums["agreement"] += (first == first[-1]).sum(axis=1)
 
     def _attribute(self, block: AlignedRows, positions: Array, following: Array) -> None:
-        token = self._spec.token
-        chosen = following if token == "next" else np.full(len(positions), token)
+        token = self._token
+        chosen = following if token == NEXT else np.full(len(positions), token)
         step = max(1, _COMPONENT_BYTES // (8 * len(self.components) * self._model.width))
         kept = np.flatnonzero(chosen >= 0)
         for start in range(0, len(kept), step):
@@ -111,7 +115,7 @@ class LensSums:
             rows = kept[start : start + step]
             points = np.array([block.rows[name][rows] for name in self._stream], np.float64)
             parts = np.diff(points, axis=0, prepend=0)
-            of_token: dict[str, Any] = {"token": chosen[rows], "against": self._spec.against}
+            of_token: dict[str, Any] = {"token": chosen[rows], "against": self._against}
             values = np.vstack(
                 [
                     self._model.ask("attribution", parts, **of_token),
@@ -233,6 +237,20 @@ class LensSums:
             )
 
 
+def _id(given: int | str | None, ids_of: Callable[[str], Sequence[int]], param: str) -> int | None:
+    """The id of a token. Raises InvalidRequest for a text that is not one token."""
+    if not isinstance(given, str):
+        return given
+    found = ids_of(given)
+    if len(found) != 1:
+        raise InvalidRequest(
+            f"{given!r} is {len(found)} tokens ({', '.join(map(str, found))}) of this model; give the text "
+            "of one token with its leading space, or an id",
+            param=param,
+        )
+    return found[0]
+
+
 def run(run: AnalysisRun, spec: LensSpec, served: Sequence[ServedModel]) -> AnalysisResults:
     """Read every selected row once.
 
@@ -265,7 +283,10 @@ def run(run: AnalysisRun, spec: LensSpec, served: Sequence[ServedModel]) -> Anal
             raise InvalidRequest(f"{last} is not stored: contributions are taken at its norm", param="token")
         compared = _compare(run.store, with_logits, model, last, is_float32=identity.dtype == "float32")
         stream = queries.stream(survey.tensors) if spec.attributes else []
-        sums = LensSums(spec, model, hooks, stream, run.check)
+        ids_of = model_files.ids_of(folder)
+        token = NEXT if spec.token == NEXT else _id(spec.token, ids_of, "token")
+        tokens = (token, _id(spec.against, ids_of, "against"))
+        sums = LensSums(spec, model, hooks, stream, run.check, tokens=tokens)
         progress = Pass(ids, list(survey.tensors), sums)
         progress.read(run, spec.positions, with_token_ids=True)
     return _results(spec, sums, progress, compared, model_files.texts_of(folder))

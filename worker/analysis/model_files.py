@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from actograph.contract.errors import ModelChanged, ModelRefused, UnknownModel
+from actograph.contract.errors import InvalidRequest, ModelChanged, ModelRefused, UnknownModel
 from actograph.contract.models import ModelIdentity, ServedModel, short
 from worker.engine.model import weight_files
 
@@ -45,3 +45,19 @@ def texts_of(folder: Path) -> Callable[[int], str]:
         return lambda _: ""
     tokenizer = Tokenizer.from_file(str(path))
     return lambda token: str(tokenizer.decode([token], skip_special_tokens=False))
+
+
+def ids_of(folder: Path) -> Callable[[str], Sequence[int]]:
+    """A function from texts to their token ids, without those that begin or end a prompt.
+
+    It raises InvalidRequest if the model has no `tokenizer.json`.
+    """
+
+    def ids(text: str) -> Sequence[int]:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise InvalidRequest(f"the model has no tokenizer.json; give the id of the token {text!r}")
+        found: Sequence[int] = Tokenizer.from_file(str(path)).encode(text, add_special_tokens=False).ids
+        return found
+
+    return ids

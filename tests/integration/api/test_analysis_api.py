@@ -70,6 +70,30 @@ def test_an_analysis_is_a_job_and_its_results_are_a_session(service: Service, ro
     assert not service.services.store.exists(f"sessions/{session['id']}")
 
 
+def test_sessions_of_analyses_are_listed_apart_and_single_files_are_fetched(
+    service: Service, rows: Any, url: str, run: Run, tmp_path: Path
+) -> None:
+    source = store_sessions(service.database, service.services.store, rows)
+    with Client(url) as client:
+        job = client.submit({"kind": "outliers", "sessions": {"jobs": [source]}})
+        run_analyses(service)
+        (analysis,) = [one.id for one in client.sessions.list(analyses=True)]
+        assert [one.job_id for one in client.sessions.list(analyses=False)] == [source] * len(rows)
+        assert len(list(client.sessions.list())) == len(rows) + 1
+
+    def listed(*flags: str) -> list[str]:
+        return run("sessions", "ls", "--quiet", *flags)[1].split()
+
+    assert analysis not in listed() and len(listed()) == len(rows)
+    assert listed("--analyses") == listed("--job", job.id) == [analysis]
+    fetch = ("sessions", "download", analysis, "--out", tmp_path, "--files")
+    code, _, err = run(*fetch, "*.pt")
+    assert code != 0 and "has no file '*.pt'; it has " in err
+    assert not list(tmp_path.iterdir())
+    assert run(*fetch, "*.png")[0] == 0
+    assert [one.name for one in (tmp_path / analysis).iterdir()] == ["outlier_features.png"]
+
+
 def sessions_of(kind: str) -> list[dict[str, Any]]:
     """Sessions of several lengths, also with hooks that an `outliers` job leaves out."""
     generator, found = np.random.default_rng(4), []

@@ -125,7 +125,7 @@ def test_the_commands_name_vectors(service: Service, ids: dict[str, str], run: R
     assert (code, "'mine*2' is not VECTOR@HOOK*COEFFICIENT[@POSITIONS], such as" in err) == (1, True)
     code, _, err = run("chat", "hi", "--model", "demo", "--steer", "nothing@resid_post.1*2")
     assert (code, "there is no vector nothing" in err) == (1, True), err
-    code, out, err = run("vectors", "rm", "one")
+    code, out, err = run("vectors", "rm", "--yes", "one")
     assert (code, out.startswith("vec_")) == (0, True), err
     assert run("vectors", "ls", "--name", "one", "-q")[1] == ""
 

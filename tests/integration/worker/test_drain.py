@@ -1,7 +1,7 @@
 """The drain from a claim to its commit: results, failures, turns, cancel, stop."""
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -10,12 +10,11 @@ from actograph.contract.resources import JobStatus, SampleStatus
 from storage.index import events, tallies
 from storage.index.counters import Counter
 from storage.jobs import jobs
-from storage.queue import view
+from storage.queue import claim, leases, view
 from storage.results import summary
 from storage.sessions.writer import SessionReader
 from tests.support import leasing
 from tests.support.submitting import insert_chat
-from tests.support.waiting import wait_until
 from worker.signals.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -236,17 +235,24 @@ def test_a_stopping_worker_keeps_what_ended_and_another_finishes_the_rest(
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_worker_that_was_thought_dead_commits_nothing_and_leaves_no_files(bench: "Bench") -> None:
-    job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4, sampling={"max_tokens": 200})
+def test_a_worker_that_was_thought_dead_commits_nothing_and_leaves_no_files(
+    bench: "Bench", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = bench.submit(capture=CAPTURE, inputs=[{"prompt": "one two"}] * 4)
+    claimed, taken_over = claim.claim, []
 
-    def take_over() -> None:
-        # what a later claim takes is not lost
-        wait_until(lambda: {sample.status for sample in bench.samples(job_id)} == {SampleStatus.LEASED})
-        leasing.lose(bench.database)
-        with bench.database.write() as session:
-            assert len(leasing.claim(session, job_id, worker_id="wrk_b", count=4)) == 4
+    def claim_and_lose(*given: Any) -> claim.Claim | None:
+        """Claim, and let another worker take over before the samples run."""
+        found = claimed(*given)
+        if found is not None and found.samples:
+            with bench.database.write() as session:
+                leases.take_back(session, [given[1].worker_id])
+                taken_over.extend(leasing.claim(session, job_id, worker_id="wrk_b", count=4))
+        return found
 
-    bench.run_until(job_id, take_over)
+    monkeypatch.setattr(claim, "claim", claim_and_lose)
+    bench.drain().look()
+    assert len(taken_over) == 4
     assert {s.status for s in bench.samples(job_id)} == {SampleStatus.LEASED}
     assert bench.stored_sessions() == set()
     with bench.database.read() as session:

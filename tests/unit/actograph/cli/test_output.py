@@ -3,6 +3,7 @@ import time
 import pytest
 
 from actograph.contract import models, operations
+from actograph.contract.analyses import ComparisonResult, OutliersResult
 from actograph.contract.errors import InvalidRequest
 from actograph.short_texts import age, size
 from actograph.tables import cut, describe, field_of, ordered, render
@@ -63,3 +64,34 @@ def test_entries_are_sorted_by_any_field_and_those_without_it_come_last() -> Non
         pauses=pauses, jobs={"queued": 2}, samples={}, next=[], messages=None, workers={}
     )
     assert (field_of(queue, "jobs.queued"), field_of(queue, "jobs.none")) == (2, None)
+
+
+def test_long_tables_of_a_result_end_with_where_the_rest_is() -> None:
+    features = [{"feature": number, "layers": [1]} for number in range(25)]
+    found = OutliersResult(
+        spec={},
+        sessions=1,
+        positions=3,
+        outlier_features=features,
+        massive_activations=[],
+        massive_dropped=0,
+        hooks={f"resid_post.{layer}": {"largest": 1.0} for layer in range(30)},
+    )
+    shown = str(found)
+    assert "5 more outlier features are in result.json" in shown
+    assert "resid_post.29" in shown and "hooks are in" not in shown
+
+
+def test_a_comparison_says_which_side_is_subtracted(subtests: pytest.Subtests) -> None:
+    job, other = (f"job_{letter * 32}" for letter in "ab")
+    by_label = {"label": "label", "sessions": {"jobs": [job]}}
+    jobs = {"sessions": {"jobs": [job], "condition": ""}, "other": {"jobs": [other], "condition": "EP02"}}
+    for spec, sides, says in [
+        (by_label, (0.0, 1.0), "label = 1, minus label = 0"),
+        (by_label, ("false", "true"), "label = true, minus label = false"),
+        (jobs, (None, None), "job_bbbbbbbbbbbb EP02, minus job_aaaaaaaaaaaa without a condition"),
+        ({"sessions": {"ids": ["a", "b"]}, "other": {"ids": ["c"]}}, (None, None), "1 sessions, minus 2"),
+    ]:
+        with subtests.test(says):
+            found = ComparisonResult(spec=spec, sessions=2, hooks={}, first=sides[0], second=sides[1])
+            assert f"differences: {says}" in str(found)

@@ -23,8 +23,8 @@ def test_what_prefill_cannot_do_is_refused(subtests: pytest.Subtests) -> None:
         (reading({"positions": "generated"}), "generates none"),
         (reading({"positions": ["prompt", "answer"]}), "generates none"),
         (reading(limit=3), "limit and offset need a dataset"),
-        (reading(dataset={"path": "x.jsonl"}), "exactly one of inputs and dataset"),
-        (reading(inputs=None), "exactly one of inputs and dataset"),
+        (reading(dataset={"path": "x.jsonl"}), "inputs or a dataset, not both"),
+        (reading(inputs=None), "give the prompts"),
         (
             reading(interventions=[{"hook": "embed", "op": "zero", "positions": "generated"}]),
             r"interventions.0.positions: generated needs",
@@ -123,6 +123,8 @@ def test_a_field_of_an_inner_object_is_told_where_it_belongs(subtests: pytest.Su
     for change, says in [
         ({"mode": "prefill"}, "mode: unknown field; it is a field of capture"),
         ({"max_tokens": 3}, "max_tokens: unknown field; it is a field of sampling"),
+        ({"sample_hidden": 50}, "sample_hidden: unknown field; it is 'features' of capture"),
+        ({"num_samples": 50}, "num_samples: unknown field. Did you mean 'limit'?"),
         ({"hub": "a/b"}, "hub: unknown field; it is a field of dataset"),
         ({"priorty": 3}, "priorty: unknown field. Did you mean 'priority'?"),
     ]:

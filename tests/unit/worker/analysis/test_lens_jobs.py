@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import ByteLevel
 
 from actograph.analysis.checkpoint import Checkpoint
 from actograph.contract.models import ModelIdentity, PinnedModel
@@ -218,6 +221,7 @@ def test_other_models_and_hooks_are_refused_with_the_reason(
         (recorded(world, folder, early), {"token": 1}, "resid_post.1 is not stored"),
         (recorded(world, folder, raw), {"token": 1}, "attn_out and mlp_out do not serve"),
         (good, {"token": VOCABULARY}, "token 30 is not in the vocabulary"),
+        (good, {"token": " Paris"}, "the model has no tokenizer.json; give the id of the token ' Paris'"),
         (recorded(world, folder, raw), {"hooks": ["embed"]}, "needs resid_pre, resid_mid or resid_post"),
     ]:
         with subtests.test(says=says):
@@ -227,3 +231,18 @@ def test_other_models_and_hooks_are_refused_with_the_reason(
     (folder / "model.safetensors").unlink()
     failed = world.job(world.run(kind="lens", sessions={"jobs": [good]}))
     assert "has no safetensors files" in failed.error["message"]
+
+
+def test_tokens_are_named_by_their_texts(world: World, folder: Path, stored: Any) -> None:
+    vocabulary = {f"Ġ{name}": number for number, name in enumerate(("Paris", "Rome", "Oslo"))} | {"[UNK]": 3}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    source = {"kind": "lens", "sessions": {"jobs": [recorded(world, folder, stored)]}}
+    by_text, by_id = (
+        world.result(world.run(**source, token=token, against=against))["attribution"]
+        for token, against in ((" Rome", " Oslo"), (1, 2))
+    )
+    assert by_text == by_id
+    failed = world.job(world.run(**source, token=" Rome Oslo"))
+    assert "' Rome Oslo' is 2 tokens (1, 2) of this model" in failed.error["message"]
