@@ -35,6 +35,7 @@ class SessionFilters(TypedDict, total=False):
     correct: bool | None
     tag: str | None
     owner: str | None
+    source_session: str | None
     pinned: bool | None
     created_after: float | None
     created_before: float | None
