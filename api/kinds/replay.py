@@ -10,6 +10,7 @@ from api import checks, session_queries
 from api.dependencies import Services
 from api.submission import MAX_SAMPLES, Submission, TokenCounts, outlook, with_defaults
 from storage.analyses import queries, replays
+from storage.jobs import jobs
 
 
 def resolve(services: Services, body: ReplaySpec) -> ReplaySpec:
@@ -25,6 +26,7 @@ def resolve(services: Services, body: ReplaySpec) -> ReplaySpec:
         first = queries.earliest(session, query)
         if first is None:
             raise InvalidRequest(queries.why_none(session, query), param="sessions")
+        _require_tokens(first.id, first.prompt_tokens)
         changes = {"sessions": query, "model": body.model or first.model}
     return with_defaults(services, body.model_copy(update=changes))
 
@@ -49,14 +51,13 @@ def check(services: Services, spec: ReplaySpec, owner: str) -> Submission[Replay
         if not sources:
             raise InvalidRequest(queries.why_none(session, spec.sessions), param="sessions")
         recorded = replays.pin_of(session, sources[0].id)
-    empty = next((one for one in sources if not one.prompt_tokens), None)
-    if empty is not None:
-        raise InvalidRequest(
-            f"session {empty.id} holds the results of an analysis, and no tokens", param="sessions"
-        )
-    structure = submission.structure
-    if recorded is not None and structure is not None:
-        _require_tokenizer(recorded, structure, spec)
+    for one in sources:
+        _require_tokens(one.id, one.prompt_tokens)
+    pinned = None
+    if recorded is not None and spec.model == sources[0].model:
+        pinned = _pin(recorded, submission.structure, spec)
+    elif recorded is not None and submission.structure is not None:
+        _require_tokenizer(recorded, submission.structure, spec)
     prompt, generated = (
         sum(getattr(one, name) for one in sources) / len(sources)
         for name in ("prompt_tokens", "generated_tokens")
@@ -65,7 +66,7 @@ def check(services: Services, spec: ReplaySpec, owner: str) -> Submission[Replay
         submission,
         samples=partial(replays.samples_of, sources),
         total=len(sources),
-        pinned=recorded if spec.model == sources[0].model and not _is_current(recorded, structure) else None,
+        pinned=pinned,
         counts=TokenCounts(
             prompt=round(prompt),
             generated=round(generated),
@@ -79,10 +80,22 @@ def expand(services: Services, submission: Submission[ReplaySpec]) -> Submission
     return submission
 
 
-def _is_current(recorded: PinnedModel | None, structure: ModelStructure | None) -> bool:
-    """Whether the sessions were recorded with the model as it is loaded now."""
-    identities = [None if one is None else one.identity for one in (recorded, structure)]
-    return None not in identities and identities[0] == identities[1]
+def _require_tokens(session_id: str, count: int) -> None:
+    """Raises InvalidRequest for the session of an analysis."""
+    if not count:
+        raise InvalidRequest(
+            f"session {session_id} holds the results of an analysis, and no tokens", param="sessions"
+        )
+
+
+def _pin(recorded: PinnedModel, structure: ModelStructure | None, spec: ReplaySpec) -> PinnedModel | None:
+    """The model of the sessions, if another one has its name now, or nothing is known of that."""
+    if structure is None or structure.identity is None:
+        return recorded
+    if structure.identity.sha256 == recorded.identity.sha256:
+        return None
+    current = jobs.pin_to(structure, spec.engine)
+    return current and current.model_copy(update={"identity": recorded.identity})
 
 
 def _require_tokenizer(recorded: PinnedModel, structure: ModelStructure, spec: ReplaySpec) -> None:

@@ -1,10 +1,7 @@
 """Replays: the stored tokens of sessions, read again."""
 
-from collections.abc import Mapping
-
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.models import ModelStructure, short
-from actograph.contract.resources import Score
 from storage.analyses import replays
 from storage.artifacts.store import ArtifactStore
 from storage.index.database import Database
@@ -79,10 +76,7 @@ class ReplayRunner(Runner):
         )
 
     def completion(self, sample: LeasedSample, token_ids: tuple[int, ...]) -> str:
-        return ""
-
-    def score(self, sample: LeasedSample, completion: str, generated_tokens: int) -> Mapping[str, Score]:
-        return {}
+        return ""  # the sample's run has the stored one
 
 
 def turns_of(manifest: SessionManifest, ids: list[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

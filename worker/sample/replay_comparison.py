@@ -58,6 +58,8 @@ class ReplayComparison:
         #: tensor of the replay -> its summary
         self._kinds = {name: kind for hook in origin.hooks for name, kind in origin.tensor_names(hook)}
         self._hooks = {name: hook for hook in origin.hooks for name, _ in origin.tensor_names(hook)}
+        #: tensor -> the tokens of its stored rows, ascending
+        self._tokens: dict[str, NDArray[np.int64]] = {}
         self._largest: dict[str, _Largest] = {}
 
     def add(self, chunks: Mapping[str, Rows]) -> None:
@@ -93,12 +95,17 @@ class ReplayComparison:
         stored = manifest.tensors.get(name)
         if stored is None or stored.summary != kind or kind in _UNSTABLE:
             return False
-        if _DTYPES.keys().isdisjoint({stored.dtype}) or _DTYPES.keys().isdisjoint({chunk.dtype}):
+        if stored.dtype not in _DTYPES or chunk.dtype not in _DTYPES:
             return False  # numbers of experts have no distance
         place = self._origin.structure.locations.get(hook, hook)
         if manifest.locations.get(hook, place) != place:
             return False  # a savepoint that was moved
-        return kind is None or list(self._reader.tokens_of_rows(name)) == list(self._due)
+        return kind is None or self._stored_tokens(name).tolist() == list(self._due)
+
+    def _stored_tokens(self, name: str) -> NDArray[np.int64]:
+        if name not in self._tokens:
+            self._tokens[name] = np.asarray(self._reader.tokens_of_rows(name), dtype=np.int64)
+        return self._tokens[name]
 
     def _compare(self, name: str, chunk: Rows) -> None:
         stored = self._reader.tensor_info(name)
@@ -106,9 +113,11 @@ class ReplayComparison:
             rows, places, tokens = [0], [0], [self._due[0]]
         else:
             tokens = list(chunk.tokens or range(chunk.first_row, chunk.first_row + chunk.count))
-            known = np.asarray(self._reader.tokens_of_rows(name), dtype=np.int64)
             _, found_places, found_rows = np.intersect1d(
-                np.asarray(tokens, dtype=np.int64), known, assume_unique=True, return_indices=True
+                np.asarray(tokens, dtype=np.int64),
+                self._stored_tokens(name),
+                assume_unique=True,
+                return_indices=True,
             )
             places, rows = found_places.tolist(), found_rows.tolist()
         ours, theirs = self._columns(name, chunk.width, stored.shape[1])

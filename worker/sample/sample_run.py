@@ -16,7 +16,7 @@ from evals.tools import Called
 from storage.artifacts.store import ArtifactStore
 from storage.broker.live_text import LiveTextWriter
 from storage.queue.leases import LeasedSample
-from worker.engine.messages import Generation, Request, Rows, TokenRule
+from worker.engine.messages import Edit, Generation, Request, Rows, TokenRule
 from worker.runners.runner import Prompt, ReplayedSample
 from worker.sample.conversation import Conversation, TurnPrompt
 from worker.sample.held_rows import HeldRows
@@ -78,9 +78,10 @@ class SampleRun:
                 check_sampling(self.sampling, self._job.engine.structure)
             first = self._runner.prompt(lease)
             self.outcome = replace(self.outcome, prompt=first)
-            self._check_context(first)
             if first.replayed is not None:
                 self._replay = self._replay_of(first.replayed)
+            else:
+                self._check_context(first)
             if origin is not None:
                 sampling = self._own_sampling(first)
                 self._recorder = SampleRecorder(
@@ -153,27 +154,10 @@ class SampleRun:
 
     def request(self, *, priority: bool = False) -> Request:
         """The engine's request for the next turn."""
-        lease, job, conversation = self.lease, self._job, self._conversation
-        turn, prompt, positions = len(conversation.generations), self._prompt, self._positions
-        begun = self._begun = conversation.begin(prompt.token_ids, self._results_from)
-
-        def select(positions: Positions, from_place: int = 0) -> TokenRule:
-            return rule_of(positions, conversation, begun, job.markup, from_place=from_place)
-
-        ids, rule = begun.ids, None
-        # a token that several turns run is edited in each of them
-        if self._replay is not None:
-            ids, rule = self._replay.read(turn), self._replay.kept(begun, turn)
-            edits = self._replay.edits(begun, turn)
-        else:
-            edits = job.steering.edits(lease.condition, select, is_first=not turn)
-        if (
-            self._replay is None
-            and positions is not None
-            and positions != "last"
-            and (turn or named(positions) is None)
-        ):
-            rule = select(positions, begun.first_row)  # rows of earlier turns are not kept again
+        lease, job, prompt = self.lease, self._job, self._prompt
+        turn = len(self._conversation.generations)
+        begun = self._begun = self._conversation.begin(prompt.token_ids, self._results_from)
+        ids = begun.ids if self._replay is None else self._replay.read(turn)
         return Request(
             key=lease.key,
             prompt_ids=ids,
@@ -186,14 +170,34 @@ class SampleRun:
             scored_next=prompt.scored_next,
             stop_at=prompt.stop_at,
             grammar=prompt.grammar,
-            edits=edits,
+            # a token that several turns run is edited in each of them
+            edits=self._edits(begun, turn),
             capture=job.capture,
-            rule=rule,
+            rule=self._rule(begun, turn),
             sums=self.sums,
             time_limit=job.time_limit,
             priority=priority,
             live=self.live is not None,
         )
+
+    def _edits(self, begun: TurnPrompt, turn: int) -> tuple[Edit, ...]:
+        if self._replay is not None:
+            return self._replay.edits(begun, turn)
+
+        def select(positions: Positions) -> TokenRule:
+            return rule_of(positions, self._conversation, begun, self._job.markup)
+
+        return self._job.steering.edits(self.lease.condition, select, is_first=not turn)
+
+    def _rule(self, begun: TurnPrompt, turn: int) -> TokenRule | None:
+        """The tokens whose rows are kept, if the capture's positions do not tell."""
+        if self._replay is not None:
+            return self._replay.kept(begun, turn)
+        positions = self._positions
+        if positions is None or positions == "last" or (not turn and named(positions) is not None):
+            return None
+        # rows of earlier turns are not kept again
+        return rule_of(positions, self._conversation, begun, self._job.markup, from_place=begun.first_row)
 
     def write(self, rows: Mapping[str, Rows]) -> None:
         """Take rows of the turn that runs. Raises CaptureFailed, and the store's errors."""

@@ -89,9 +89,13 @@ def test_what_cannot_be_replayed_is_refused_at_submission(
 ) -> None:
     service.load_model(identity=identity())
     service.load_model("other", identity=identity(model="other", tokenizer_sha256="u" * 64))
-    job_id, *_ = recorded(service)
+    job_id, first, _ = recorded(service)
     queued = service.submit()
     another, *_ = recorded(service, weights_sha256="changed")
+    analysis, *of_analysis = recorded(service)
+    with service.database.write() as session:
+        found = sa.update(SessionRow).where(SessionRow.id.in_(of_analysis))
+        session.execute(found.values(prompt_tokens=0, generated_tokens=0))
     of_job = {"jobs": [job_id]}
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"sessions": {"jobs": [queued]}}, "/sessions", "have stored no activations"),
@@ -99,6 +103,8 @@ def test_what_cannot_be_replayed_is_refused_at_submission(
         ({"sessions": {"jobs": ["job_" + "0" * 32]}}, "/sessions/jobs/0", "there is no job"),
         ({"sessions": {"ids": ["ses_" + "0" * 32]}}, "/sessions/ids/0", "there is no session"),
         ({"sessions": {}}, "/sessions", "neither is given"),
+        ({"sessions": {"jobs": [analysis]}}, "/sessions", "the results of an analysis"),
+        ({"sessions": {"ids": [first, of_analysis[1]]}}, "/sessions", "the results of an analysis"),
         ({"sessions": of_job, "model": "other"}, "/model", "other has another tokenizer (uuuuuuuuuuuu)"),
         ({"sessions": of_job, "capture": {"hooks": ["resid_post.9"]}}, "/capture/hooks", "layers 0 to 3"),
         ({"sessions": of_job, "capture": None}, "/capture", ""),
@@ -120,7 +126,7 @@ def test_what_cannot_be_replayed_is_refused_at_submission(
 
 
 def test_the_default_is_the_very_model_of_the_sessions(service: Service) -> None:
-    service.load_model(identity=identity(weights_sha256="later"))
+    service.load_model(identity=identity(weights_sha256="later", tokenizer_sha256="u" * 64))
     service.load_model("other", identity=identity(model="other"))
     job_id, *_ = recorded(service)
     for changes, expected in (
