@@ -124,7 +124,7 @@ class Client:
         Raises:
             InvalidRequest: an option is not valid; nothing was sent.
         """
-        require_known(self.replay, options, ReplayOptions, ReplaySpec, fixed=["kind"])
+        require_known(self.replay, options, ReplayOptions, ReplaySpec, fixed=["kind", "sessions"])
         return self.submit(draft({**options, "sessions": query_of(sessions), "kind": "replay"}))
 
     def submit(

@@ -64,6 +64,7 @@ class ReplayRunner(Runner):
             truncated_from=manifest.truncated_from,
             replayed=ReplayedSample(
                 reader=reader,
+                token_ids=ids,
                 turns=turns,
                 spec=source.spec,
                 condition=source.condition,

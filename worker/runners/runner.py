@@ -43,6 +43,7 @@ class ReplayedSample:
     """A stored sample that is read again: its session, and its result.
 
     Attributes:
+        token_ids: all tokens of the session.
         turns: prompt and generated tokens of each turn of the model; of a text that was only read, the text.
         spec: the interventions and the condition of its job's spec.
         condition: under which its job ran it.
@@ -50,6 +51,7 @@ class ReplayedSample:
     """
 
     reader: SessionReader
+    token_ids: Sequence[int]
     turns: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
     spec: Mapping[str, Any]
     condition: str

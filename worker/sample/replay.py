@@ -62,9 +62,8 @@ class Replay:
             begun = whole.begin(prompt)
             made = Generation(key="", prompt_ids=prompt, generated_ids=generated, finish_reason="stop")
             whole.end(begun, made)
-        if (whole.token_ids, whole.turns) != (source.reader.token_ids(), manifest.turns) or len(
-            self.names
-        ) != manifest.num_tokens:
+        described = (whole.token_ids, whole.turns, len(self.names))
+        if described != (source.token_ids, manifest.turns, manifest.num_tokens):
             raise StoreDamaged(
                 f"session {manifest.session_id}: its turns and segments do not describe its tokens"
             )

@@ -19,6 +19,7 @@ from storage.results import labels, summary
 from storage.sessions import changes, sessions, vectors
 from storage.sessions.manifest import SessionManifest
 from storage.sessions.reader import SessionReader
+from tests.integration.worker.test_batch_members import CAPTURE, LINES, line, submit_lines
 from tests.support import leasing
 from tests.support.additions import TASK, additions
 from tests.support.plain_forward import plain_rows
@@ -96,10 +97,10 @@ def identified(bench: "Bench", monkeypatch: pytest.MonkeyPatch, **changes: Any) 
     monkeypatch.setattr(bench.engine, "structure", changed)
 
 
-def sources(place: Replays, **changes: Any) -> tuple[str, list[tuple[Any, SessionManifest]]]:
+def sources(place: Replays, count: int = 2, **changes: Any) -> tuple[str, list[tuple[Any, SessionManifest]]]:
     """An evaluation with tools, whose samples have two turns, and its sessions."""
     spec = {"task": TASK, "tools": "calculator", "sampling": {"max_tokens": 64}} | changes
-    job_id = place.run(rows=PROBLEMS[:2], **spec)
+    job_id = place.run(rows=PROBLEMS[:count], **spec)
     return job_id, place.sessions(place.bench.samples(job_id))
 
 
@@ -172,7 +173,7 @@ POSITIONS: list[Any] = [
 def test_positions_select_the_tokens_that_they_select_in_the_source(
     place: Replays, subtests: pytest.Subtests
 ) -> None:
-    _, ((was, before), *_) = sources(place, capture={"hooks": HOOKS[:2]})
+    _, ((was, before),) = sources(place, 1, capture={"hooks": HOOKS[:2]})
     source = {"ids": [before.session_id]}
     replayed = [
         place.submit(source, capture={"hooks": HOOKS[:1], "positions": positions}) for positions in POSITIONS
@@ -208,8 +209,8 @@ def test_summaries_and_features_are_compared(place: Replays, subtests: pytest.Su
         ({}, {"dtype": "float16"}, ["resid_post.0"]),
     ]
     base = {"hooks": HOOKS[:1]}
-    more = {"task": TASK, "tools": "calculator", "sampling": {"max_tokens": 64}}
-    before = [place.bench.submit(PROBLEMS[:1], capture=base | one, **more) for one, _, _ in cases]
+    inputs = [{"prompt": TEXT}]
+    before = [place.bench.submit(inputs=inputs, capture=base | one) for one, _, _ in cases]
     place.bench.drain().look()
     after = [
         place.submit(job_id, capture=base | one) for job_id, (_, one, _) in zip(before, cases, strict=True)
@@ -239,12 +240,13 @@ def test_sessions_under_interventions_are_read_under_them(place: Replays) -> Non
     scale = {"hook": "mlp_out.1", "op": "scale", "coefficient": 0.5, "positions": {"start": 2}}
     job_id, stored = sources(
         place,
+        1,
         capture={"hooks": ["resid_post.0", "resid_post.1"]},
         conditions=conditions,
         interventions=[scale],
     )
     made = place.replay(job_id, capture={"hooks": ["resid_post.1", "attn_out.1"]})
-    assert [one.condition for one in made] == [one["name"] for one in conditions] * 2
+    assert [one.condition for one in made] == [one["name"] for one in conditions]
     for one, (was, before), (_, manifest) in zip(
         compared(place, made), stored, place.sessions(made), strict=True
     ):
@@ -370,6 +372,23 @@ def test_members_of_a_run_differ_in_one_thing_each(place: Replays) -> None:
         columns = labels.columns(session, of_replay)
     assert sorted(known.values()) == sorted(float(one) for one in verdicts.values())
     assert sum(one.get("label") is True and one.get("group") == "a" for one in columns.values()) == 8
+
+
+def test_lines_of_a_batch_file_have_their_own_captures_and_interventions(place: Replays) -> None:
+    job_id = submit_lines(place.bench, list(LINES))
+    place.bench.drain(slots=16).look()
+    made = place.replay(job_id, capture=CAPTURE)
+    made_of = {str(one.input["custom_id"]): one for one in made}
+    assert made_of.keys() == {name for name in LINES if line(name).get("capture")}
+    assert {one.condition for one in made} == {None}
+    for (name, sample), counts in zip(made_of.items(), compared(place, made), strict=True):
+        stored = SessionReader(place.bench.store, sample.input["source_session"]).manifest
+        assert sorted(counts) == sorted(
+            hook
+            for hook, info in stored.tensors.items()
+            if hook in CAPTURE["hooks"] and info.summary is None and info.shape[0]
+        ), name
+        assert all(counts[hook] == stored.tensors[hook].shape[0] for hook in counts), name
 
 
 def test_chats_are_read_too(place: Replays) -> None:
