@@ -19,12 +19,12 @@ from actograph.contract.job_specs import (
     check_sampling,
 )
 from actograph.contract.models import ModelStructure
-from actograph.contract.specs import JobSpecBase
+from actograph.contract.specs import JobSpecBase, ModelJobSpec
 from actograph.contract.tool_calls import NOT_OFFERED
 from api.submission import Submission
 from evals.prompts import varied_messages
 
-M = TypeVar("M", bound=JobSpecBase)
+M = TypeVar("M", bound=ModelJobSpec)
 
 #: raises an ActographError that names the field
 Check = Callable[[Submission[Any]], None]
@@ -76,7 +76,7 @@ def with_layers(spec: M, structure: ModelStructure) -> M:
 def interventions(submission: Submission[Any]) -> None:
     """Raises UnknownHook, or InvalidRequest for a vector of another model or width."""
     spec, structure = submission.spec, submission.structure
-    for param, one in each(spec.interventions, spec.conditions):
+    for param, one in each(getattr(spec, "interventions", ()), getattr(spec, "conditions", ())):
         vector = submission.vectors.get(param)
         if vector is not None:
             check_stored(one, vector, spec.model, f"{param}.vector_id")
@@ -110,7 +110,8 @@ def length(submission: Submission[Any]) -> None:
 def sampling(submission: Submission[Any]) -> None:
     """Raises InvalidRequest if the model lacks a token that is named, or its engine."""
     if submission.structure is not None:
-        check_sampling(submission.spec.sampling, submission.structure)
+        if isinstance(submission.spec, JobSpecBase):
+            check_sampling(submission.spec.sampling, submission.structure)
         submission.structure.engine_for(submission.spec.engine)
 
 

@@ -203,16 +203,18 @@ def _completed(services: Services, typed: str, prefix: str) -> str:
 
 
 def resolved(services: Services, wanted: SessionFilter) -> SessionFilter:
-    """A filter with the full id of its job, and the name of its model.
+    """A filter with the full ids of its job and its source session, and the name of its model.
 
     Raises:
-        InvalidRequest: several jobs begin like this.
+        InvalidRequest: several ids begin like one.
     """
     # sessions outlive the service of their model
     name = wanted.model and services.models.find(wanted.model)
     changes = {"model": name} if name else {}
     if wanted.job_id is not None and is_beginning(wanted.job_id, "job"):
         changes["job_id"] = _completed(services, wanted.job_id, "job")
+    if wanted.source_session is not None and is_beginning(wanted.source_session, "ses"):
+        changes["source_session"] = _completed(services, wanted.source_session, "ses")
     return wanted.model_copy(update=changes)
 
 

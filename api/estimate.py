@@ -41,6 +41,8 @@ def plan(services: Services, submission: Submission[Any], length: int | None = N
     lengths = (length, length) if length is not None else _lengths(submission, USUAL_CHARACTERS_PER_TOKEN)
     if length is not None:
         source, said = "request", f"every prompt has {length} tokens, as requested"
+    elif submission.counts is not None:
+        source, said = "sessions", "the sessions are read to their ends; their numbers of tokens are known"
     elif submission.total is None:
         said = "only the worker can read the dataset; send ?prompt_tokens= for an estimate"
     else:
@@ -124,6 +126,8 @@ def _lengths(submission: Submission[Any], per_token: float) -> Lengths | None:
     """
     if not submission.total:
         return None
+    if (counts := submission.counts) is not None:
+        return counts.prompt + counts.generated, counts.longest
     spec, shown, around = submission.spec, 0, {}
     columns: Collection[str] = ()
     if isinstance(spec, CaptureJobSpec):  # a system message replaces one that is counted, if there is one
@@ -175,6 +179,9 @@ def _estimate(
     needed = None
     if structure is not None and names is not None:
         capture, generated = spec.capture or CaptureSpec(), spec.max_tokens
+        if submission.counts is not None:
+            # positions count in prompt and generation, of which all tokens are read at once
+            structure, generated = structure.read_whole(), submission.counts.generated
         row_bytes = 0
         if plans.stores_every_row(capture):
             row_bytes = plans.bytes_per_token(structure, names, capture.dtype, capture.features)
@@ -183,8 +190,9 @@ def _estimate(
         if mean is not None and longest is not None:
             # stored sizes grow linearly with the prompt, so the mean prompt gives the sum
             mean = min(mean, structure.context_length)
+            prompt = mean if submission.counts is None else max(1, mean - generated)
             one = plans.stored_bytes(
-                structure, names, capture, prompt_tokens=mean, generated_tokens=generated
+                structure, names, capture, prompt_tokens=prompt, generated_tokens=generated
             )
             needed = None if submission.total is None else one * submission.total
             found |= {"bytes_per_sample": one, **_memory(submission, structure, longest, alone=alone)}

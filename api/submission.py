@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import StoredVector, each
 from actograph.contract.job_specs import AnyJobSpec
-from actograph.contract.models import ModelStructure
-from actograph.contract.specs import ExpiresAfter, HubDataset, JobSpecBase, QueuedSpec
+from actograph.contract.models import ModelStructure, PinnedModel
+from actograph.contract.specs import ExpiresAfter, HubDataset, JobSpecBase, ModelJobSpec, QueuedSpec
 from api.dependencies import Services
 from storage.accounts import quotas
 from storage.accounts.quotas import Quotas
@@ -19,10 +19,19 @@ from storage.sessions import source_rows
 from storage.submission import named, vector_names
 
 S = TypeVar("S", bound=QueuedSpec)
-M = TypeVar("M", bound=JobSpecBase)
+M = TypeVar("M", bound=ModelJobSpec)
+C = TypeVar("C", bound=JobSpecBase)
 
 #: a larger job would make one transaction too long
 MAX_SAMPLES = 200_000
+
+
+class TokenCounts(NamedTuple):
+    """Tokens of the sessions of a replay: means of prompt and generation, and the most of one session."""
+
+    prompt: int
+    generated: int
+    longest: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,10 @@ class Submission(Generic[S]):
     source_widths: Mapping[str, int] = field(default_factory=dict)
     #: what an analysis reads
     surveys: tuple[Survey, ...] = ()
+    #: of the sessions that a replay reads
+    counts: TokenCounts | None = None
+    #: the model that they were recorded with, if the model of this name is another one now
+    pinned: PinnedModel | None = None
     #: canonical names of captured hooks; None if the worker must resolve them
     hooks: list[str] | None = None
     samples: Callable[[], Iterable[NewSample]] = tuple
@@ -104,7 +117,7 @@ def outlook(services: Services, spec: M, owner: str) -> Submission[M]:
     Raises:
         InvalidRequest: there is no such vector, or no such row of a session.
     """
-    edits = list(each(spec.interventions, getattr(spec, "conditions", ())))
+    edits = list(each(getattr(spec, "interventions", ()), getattr(spec, "conditions", ())))
     with services.database.read() as session:
         source_rows.require_sessions(session, edits)
         holders = workers.holders(session, spec.model)
@@ -123,7 +136,7 @@ def outlook(services: Services, spec: M, owner: str) -> Submission[M]:
     return replace(submission, source_widths={param: len(row) for param, row in rows.items()})
 
 
-def within_context(submission: Submission[M], most: int) -> Submission[M]:
+def within_context(submission: Submission[C], most: int) -> Submission[C]:
     """The submission with `max_tokens` set to `most`, or to the limit of the model's context if less."""
     spec, structure = submission.spec, submission.structure
     if structure is not None:

@@ -65,7 +65,9 @@ def insert(
     batch_id: str | None = None,
 ) -> JobRow:
     """Insert the job and its samples, and wake a worker. Raises the errors of `bulk_insert.insert_job`."""
-    spec, structure = submission.spec, submission.structure
+    spec, structure, pinned = submission.spec, submission.structure, submission.pinned
+    if pinned is None and structure is not None:
+        pinned = jobs.pin_to(structure, spec.engine)
     row = bulk_insert.insert_job(
         services.database,
         spec,
@@ -74,7 +76,7 @@ def insert(
         hooks=submission.hooks,
         total=submission.total,
         owner=submission.owner,
-        pinned=None if structure is None else jobs.pin_to(structure, spec.engine),
+        pinned=pinned,
         request_key=key,
     )
     # without the broker an idle worker finds the job

@@ -35,12 +35,18 @@ STEER = (
 _STIMULUS_FIELDS = ("suffix", "prefix", "system")
 #: flag -> type, option of `client.evaluate` and `client.capture`, and help
 _FLAGS: dict[str, tuple[Any, str, str]] = {
-    "kind": (str, "kind", "evaluation or capture."),
-    "model": (str, "model", "Default: the only served model."),
+    "kind": (str, "kind", "evaluation, capture or replay."),
+    "model": (str, "model", "Default: the only served model; of a replay, that of its sessions."),
     "task": (str, "task", "gsm8k, another task, or a YAML file."),
     "dataset": (str, "dataset", _DATASET),
     "fewshot_dataset": (str, "fewshot_dataset", "Source of few-shot examples. Default: the dataset."),
     "prompt": (list[str], "inputs", "Prompt of a capture job. Repeat for more."),
+    "sessions": (list[str], "sessions", "Job whose sessions are replayed, or a session. Repeat for more."),
+    "tolerance": (
+        float,
+        "tolerance",
+        "Largest difference of a replay's rows, as a share of the largest value.",
+    ),
     "text_field": (str, "text_field", "Dataset field with the prompts of a capture job."),
     "limit": (int, "limit", "Maximum number of dataset rows."),
     "offset": (int, "offset", "Dataset rows to skip."),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Submit, follow and control jobs.")
 
 #: flags of a job that `eval` lacks
-NOT_OF_EVAL = ("spec", "kind", "task", "prompt", "text_field", "truncate", "mode")
+NOT_OF_EVAL = ("spec", "kind", "task", "prompt", "sessions", "tolerance", "text_field", "truncate", "mode")
 
 
 @command(
@@ -45,6 +45,7 @@ NOT_OF_EVAL = ("spec", "kind", "task", "prompt", "text_field", "truncate", "mode
     job_flags.job_options(),
     [
         "actograph jobs submit --task gsm8k --dataset test.jsonl --capture resid_post@all --watch",
+        "actograph jobs submit --kind replay --sessions job_3fa2 --capture mlp_in,mlp_out@all",
         "actograph jobs submit --prompt 'Once upon a time' --max-tokens 50 --capture resid_post.1",
         "actograph jobs submit job.json --tag night --priority 8",
     ],
@@ -331,7 +332,8 @@ def _show_results(shell: Shell, job: "JobHandle") -> None:
     if job.kind == "evaluation" and len(job.spec.get("conditions") or ()) > 1:
         shell.show(job.comparison(), lambda found: f"\n{found}")
     generates = (job.spec.get("capture") or {}).get("mode") != "prefill"
-    if truncated := sum(condition.truncated for condition in results.conditions.values()):
+    truncated = sum(condition.truncated for condition in results.conditions.values())
+    if truncated and job.kind != "replay":
         # mode prefill generates nothing: its texts were too long
         what = "samples ended at max_tokens" if generates else "texts were cut to the model's context"
         note(f"{truncated} of {job.progress.completed} {what}")

@@ -32,6 +32,7 @@ FILTERS: dict[str, Any] = {
     ],
     "tag": Annotated[str | None, typer.Option(help="Sessions with this tag.")],
     "owner": Annotated[str | None, typer.Option(help="Sessions of this owner.")],
+    "source_session": Annotated[str | None, typer.Option("--replays-of", help="Replays of this session.")],
     "pinned": Annotated[
         bool | None, typer.Option("--pinned/--not-pinned", help="Pinned sessions, or those without a pin.")
     ],

@@ -30,6 +30,7 @@ from actograph.contract.analyses import (
     ProbesResult,
 )
 from actograph.contract.errors import package
+from actograph.contract.job_options import sessions_of
 from actograph.progress import meter
 
 R = TypeVar("R", bound=AnalysisResult)
@@ -143,7 +144,7 @@ class Analysis(APIResource, path="/v1/jobs"):
             sessions,
             hooks,
             progress,
-            options | ({} if other is None else {"other": _query(other)}),
+            options | ({} if other is None else {"other": query_of(other)}),
         )
 
     def lens(
@@ -184,7 +185,7 @@ class Analysis(APIResource, path="/v1/jobs"):
         options: Mapping[str, Any],
     ) -> FinishedAnalysis[Any]:
         require_known(getattr(self, kind), options, _SPECS[kind], fixed=["kind", "sessions", "hooks"])
-        body = {"kind": kind, "sessions": _query(sessions), "hooks": listed(hooks), **options}
+        body = {"kind": kind, "sessions": query_of(sessions), "hooks": listed(hooks), **options}
         return self.follow(self._jobs.submit(body).id, progress=progress)
 
     def follow(self, job_id: str, *, progress: bool = True) -> FinishedAnalysis[Any]:
@@ -196,14 +197,11 @@ class Analysis(APIResource, path="/v1/jobs"):
         return self.result(job_id)
 
 
-def _query(given: Query) -> dict[str, Any]:
+def query_of(given: Query) -> dict[str, Any]:
+    """Return the fields of the query that jobs, sessions or a mapping stand for."""
     if isinstance(given, Mapping):
         return {name: _ids(value) if name in ("jobs", "ids") else value for name, value in given.items()}
-    ids = _ids(given)
-    sessions = [one for one in ids if one.startswith("ses_")]
-    # the service refuses a mixture
-    fields = {"ids": sessions, "jobs": [one for one in ids if not one.startswith("ses_")]}
-    return {name: named for name, named in fields.items() if named} or {"jobs": []}
+    return sessions_of(_ids(given))
 
 
 def _ids(given: One | Iterable[One]) -> list[str]:

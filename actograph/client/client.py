@@ -11,7 +11,7 @@ from typing import Any, Self, Unpack
 
 from pydantic import BaseModel
 
-from actograph.client.analysis import Analysis
+from actograph.client.analysis import Analysis, Query, query_of
 from actograph.client.chat import Chat
 from actograph.client.errors import ApiError
 from actograph.client.jobs import JobHandle, Jobs
@@ -20,8 +20,15 @@ from actograph.client.matrix import Matrix, MatrixOptions, fetch
 from actograph.client.service import Batches, Files, Keys, Models, Queue, Store, Vectors, Workers
 from actograph.client.sessions import Sessions
 from actograph.client.transport import Transport
-from actograph.contract.job_options import CaptureOptions, Draft, EvaluationOptions, Prompts, draft
-from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
+from actograph.contract.job_options import (
+    CaptureOptions,
+    Draft,
+    EvaluationOptions,
+    Prompts,
+    ReplayOptions,
+    draft,
+)
+from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, ReplaySpec
 from actograph.contract.operations import Capabilities
 from actograph.settings import Settings
 
@@ -103,6 +110,22 @@ class Client:
         """
         require_known(self.capture, options, CaptureOptions, CaptureJobSpec, fixed=["kind", "inputs"])
         return self.submit(draft({**options, "inputs": prompts, "kind": "capture"}))
+
+    def replay(self, sessions: Query, **options: Unpack[ReplayOptions]) -> JobHandle:
+        """Submit a job that runs the stored tokens of sessions again, for other hooks or on another model.
+
+        `job.results().compared` has the largest differences from the rows that the sessions have too.
+
+        Args:
+            sessions: jobs or sessions, by id or handle, or a mapping with `jobs` or `ids`, and filters
+                (`condition`, `tag`, `correct`, `limit`).
+            model: a served model with the same tokenizer; by default the model of the sessions.
+
+        Raises:
+            InvalidRequest: an option is not valid; nothing was sent.
+        """
+        require_known(self.replay, options, ReplayOptions, ReplaySpec, fixed=["kind", "sessions"])
+        return self.submit(draft({**options, "sessions": query_of(sessions), "kind": "replay"}))
 
     def submit(
         self,

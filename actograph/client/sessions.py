@@ -37,6 +37,7 @@ class SessionFilters(TypedDict, total=False):
     correct: bool | None
     tag: str | None
     owner: str | None
+    source_session: str | None
     pinned: bool | None
     analyses: bool | None
     created_after: float | None

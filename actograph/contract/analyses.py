@@ -56,10 +56,10 @@ class SessionQuery(Spec):
 
     jobs: list[JobId] = Field([], max_length=100, description="Ids of jobs, or their unique beginnings.")
     ids: list[SessionId] = Field([], max_length=100, description="Ids of sessions, instead of jobs.")
-    condition: str | None = Field(None, max_length=64)
-    sample_index: int | None = Field(None, ge=0, le=2**31 - 1)
+    condition: str | None = Field(None, max_length=64, description="Name of a condition.")
+    sample_index: int | None = Field(None, ge=0, le=2**31 - 1, description="Row of the dataset.")
     correct: bool | None = Field(None, description="Result of the task's first scorer.")
-    tag: str | None = Field(None, max_length=64)
+    tag: str | None = Field(None, max_length=64, description="Tag of the sessions.")
     limit: int | None = Field(None, ge=1, description="Most sessions of each job, by their order in it.")
 
     @model_validator(mode="after")

@@ -122,6 +122,10 @@ class CaptureFailed(ActographError, code="capture_failed"):
     """The requested activations could not be captured."""
 
 
+class ReplayDiffers(ActographError, code="replay_differs"):
+    """The rows of a replay differ from the stored rows of its session."""
+
+
 class InterventionFailed(ActographError, code="intervention_failed"):
     """The interventions made the model produce values that are not numbers."""
 

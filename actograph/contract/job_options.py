@@ -82,6 +82,23 @@ class CaptureOptions(JobOptions, total=False):
     truncate: bool | None
 
 
+class ReplayOptions(TypedDict, total=False):
+    """Options of `client.replay`."""
+
+    model: str | None
+    capture: Capture | None
+    positions: Positions | None
+    features: int | str | Sequence[int] | Fields | None
+    reduce: Reduce | None
+    stats: bool | Fields | None
+    dtype: Dtype | None
+    tolerance: float | None
+    engine: EngineChoice | None
+    priority: int | None
+    tags: Sequence[str] | None
+    expires_after: str | None
+
+
 #: option -> place in the spec, if that is not a field of its name
 _PLACES = {
     **{name: f"sampling.{name}" for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")},
@@ -101,12 +118,12 @@ class Draft:
     uploads: Mapping[str, Path]
 
     def complete(self, served_model: Callable[[], str]) -> None:
-        """Check the job; if it names no model, it gets the served one.
+        """Check the job; if it needs a model and names none, it gets the served one.
 
         Raises:
             InvalidRequest: the message lists every invalid field.
         """
-        if "model" not in self.body and self.body.get("kind") not in ANALYSIS_KINDS:
+        if "model" not in self.body and self.body.get("kind") not in (*ANALYSIS_KINDS, "replay"):
             self.body["model"] = served_model()
         try:
             job_spec_adapter.validate_python(self.body)
@@ -140,7 +157,8 @@ def draft(options: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> 
     if not {"dataset", "inputs"} & (given.keys() | job.keys()):
         job = _datasets_of(task, fewshot=bool(given.get("num_fewshot"))) | job
     if "kind" not in job:
-        given.setdefault("kind", "capture" if "inputs" in given else "evaluation")
+        kinds = {"inputs": "capture", "sessions": "replay"}
+        given.setdefault("kind", next((kind for name, kind in kinds.items() if name in given), "evaluation"))
     uploads: dict[str, Path] = {}
     for field in ("dataset", "fewshot_dataset"):
         if field in given:
@@ -148,6 +166,8 @@ def draft(options: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> 
             uploads |= {} if file is None else {field: file}
     if "features" in given:
         given["features"] = features_of(given["features"])
+    if "sessions" in given:
+        given["sessions"] = sessions_of(given["sessions"])
     if "inputs" in given:
         given["inputs"] = inputs_of(given["inputs"])
     if "tools" in given:
@@ -303,6 +323,16 @@ def intervention_of(text: str) -> dict[str, Any]:
     more |= {"scale_by": "row_norm"} if typed.endswith("%") else {}
     given = {"hook": found["hook"], "op": "add", "vector_id": found["vector"], "coefficient": coefficient}
     return given | more
+
+
+def sessions_of(given: Fields | Sequence[str]) -> dict[str, Any]:
+    """Return the query of ids of jobs, or of sessions; a query stays as it is."""
+    if isinstance(given, Mapping | BaseModel):
+        return dict(as_json(given))
+    sessions = [one for one in given if one.startswith("ses_")]
+    # the service refuses a mixture
+    fields = {"ids": sessions, "jobs": [one for one in given if not one.startswith("ses_")]}
+    return {name: named for name, named in fields.items() if named} or {"jobs": []}
 
 
 def inputs_of(prompts: Prompts) -> list[dict[str, Any]]:

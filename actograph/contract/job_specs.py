@@ -18,9 +18,11 @@ from actograph.contract.analyses import (
     LensSpec,
     OutliersSpec,
     ProbeSpec,
+    SessionQuery,
 )
 from actograph.contract.base import (
     MAX_TAGS,
+    ModelName,
     PromptText,
     Spec,
     Tag,
@@ -40,6 +42,7 @@ from actograph.contract.specs import (
     Conditions,
     DatasetRef,
     JobSpecBase,
+    ModelJobSpec,
     SamplingSpec,
     Tools,
 )
@@ -245,14 +248,52 @@ class CaptureJobSpec(InputJobSpec):
         return self
 
 
-AnyJobSpec = EvaluationSpec | CaptureJobSpec
+class ReplaySpec(ModelJobSpec):
+    """Run the stored tokens of sessions again, for other hooks or on another model. Nothing is generated.
+
+    Each sample is one session, with its turns, segments and interventions. Rows that its session has too are
+    compared, and a sample whose rows differ fails.
+    """
+
+    model_config = example(
+        kind="replay",
+        sessions={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"], "correct": False},
+        capture={"points": ["mlp_in", "mlp_out"], "layers": "all", "positions": "generated"},
+    )
+
+    kind: Literal["replay"] = Field(description="Kind of the job.")
+    model: ModelName = Field(
+        "", description="A served model with the same tokenizer. Default: the model of the sessions."
+    )
+    sessions: SessionQuery = Field(description="The sessions as they are at the submission.")
+    capture: CaptureSpec = Field(CaptureSpec(), description="`mode` has no effect: nothing is generated.")
+    tolerance: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Largest difference from a stored row, as a share of the hook's largest value; null: "
+        "1e-4 for float32, 0.01 for float16, 0.05 for bfloat16.",
+    )
+
+    @property
+    def is_prefill(self) -> bool:
+        """True: all tokens are read."""
+        return True
+
+    @property
+    def max_tokens(self) -> int:
+        """0: nothing is generated."""
+        return 0
+
+
+AnyJobSpec = EvaluationSpec | CaptureJobSpec | ReplaySpec
 #: values of `kind` of jobs that run a model, and of all jobs
-MODEL_KINDS = ("evaluation", "capture")
+MODEL_KINDS = ("evaluation", "capture", "replay")
 JOB_KINDS = (*MODEL_KINDS, *ANALYSIS_KINDS)
 #: kinds of all jobs in lists: chats, batches and model loads are jobs too, of routes of their own
-ListedKind = Literal["evaluation", "capture", AnalysisKind, "chat", "batch", "load"]
+ListedKind = Literal["evaluation", "capture", "replay", AnalysisKind, "chat", "batch", "load"]
 JobSpec = Annotated[
-    EvaluationSpec | CaptureJobSpec | OutliersSpec | ProbeSpec | CompareSpec | LensSpec,
+    EvaluationSpec | CaptureJobSpec | ReplaySpec | OutliersSpec | ProbeSpec | CompareSpec | LensSpec,
     Field(discriminator="kind"),
 ]
 job_spec_adapter: TypeAdapter[AnyJobSpec | AnalysisSpec] = TypeAdapter(JobSpec)

@@ -177,6 +177,14 @@ class ModelStructure(Resource):
             )
         return self.engine, self.engine_reason
 
+    def read_whole(self) -> "ModelStructure":
+        """The structure of passes that only read texts, which compute every tensor of every token."""
+        found = {
+            name: {key: info.model_copy(update={"tail_only": False}) for key, info in tensors.items()}
+            for name, tensors in (("hooks", self.hooks), ("module_tensors", self.module_tensors))
+        }
+        return self.model_copy(update=found)
+
     def tensor_of(self, hook: str) -> LocationInfo | None:
         """The tensor of a hook point or module location. Returns None if it is unknown."""
         return self.hooks.get(hook) or self.module_tensors.get(hook)

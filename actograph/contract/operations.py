@@ -149,7 +149,7 @@ class File(Resource):
     status: Literal["processed"] = "processed"
 
 
-PromptTokensSource = Literal["request", "characters"]
+PromptTokensSource = Literal["request", "characters", "sessions"]
 
 
 class Need(Resource):

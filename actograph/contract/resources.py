@@ -138,6 +138,15 @@ class ConditionResults(Resource):
     unparsed_rate: dict[str, float] = Field({})
 
 
+class RowDifference(Resource):
+    """Rows of a replay, compared with the same rows of the session that it replays."""
+
+    rows: int = Field(description="Number of compared rows.")
+    difference: float = Field(description="Largest absolute difference of two numbers.")
+    scale: float = Field(description="Largest absolute value of the compared rows.")
+    tolerance: float = Field(description="Largest difference allowed, as a share of `scale`.")
+
+
 class JobResults(Resource):
     object: Literal["job.results"] = "job.results"
     job_id: str
@@ -145,6 +154,9 @@ class JobResults(Resource):
     task: str | None = None
     progress: Progress
     conditions: dict[str, ConditionResults]
+    compared: dict[str, RowDifference] = Field(
+        {}, description="Of a replay: hook -> its rows in all sessions, with the largest numbers of any."
+    )
 
     @override
     def __str__(self) -> str:
@@ -157,7 +169,7 @@ class JobResults(Resource):
         """
         if not any(condition.metrics for condition in self.conditions.values()):
             counts = [[name, one.samples, one.failed] for name, one in self.conditions.items()]
-            return render(("Condition", ">Samples", ">Failed"), counts)
+            return self._with_differences(render(("Condition", ">Samples", ">Failed"), counts))
         rows: list[list[object]] = []
         for name, condition in self.conditions.items():
             scored = [key for key in condition.metrics if "_stderr," not in key]
@@ -176,7 +188,17 @@ class JobResults(Resource):
             for name, condition in self.conditions.items()
             for key, count in condition.left_out.items()
         ]
-        return "\n".join([render(_RESULTS, rows), *left_out])
+        return self._with_differences("\n".join([render(_RESULTS, rows), *left_out]))
+
+    def _with_differences(self, table: str) -> str:
+        """The table, and that of the compared rows of a replay."""
+        if not self.compared:
+            return table
+        rows = [
+            [hook, one.rows, f"{one.difference:.3g}", f"{one.scale:.3g}", f"{one.tolerance:.3g}"]
+            for hook, one in self.compared.items()
+        ]
+        return f"{table}\n\n{render(_DIFFERENCES, rows)}"
 
 
 class Event(Resource):
@@ -258,6 +280,9 @@ class TensorInfo(Resource):
     position_offset: int | None = Field(None, description="Start in row_positions; null: consecutive.")
     summary: str | None = Field(None, description="Reduction that made this row.")
     over: int | None = Field(None, description="Number of reduced rows.")
+    compared: RowDifference | None = Field(
+        None, description="With the rows of `source_session`; null if none were compared."
+    )
     nbytes: int = 0
 
 
@@ -294,6 +319,7 @@ class Session(Resource):
     owner: str | None = Field(None, description="`local`, or `key:...`.")
     expires_at: int | None = Field(None, description="null keeps it.")
     identity_sha256: str | None = None
+    source_session: str | None = Field(None, description="The session that it replays.")
     pinned: bool = False
 
 
@@ -375,6 +401,7 @@ class SessionChange(Resource):
 
 
 _RESULTS = ("Tasks", "Condition", "Filter", ">n-shot", "Metric", ">Value", ">Stderr", ">Samples", ">Failed")
+_DIFFERENCES = ("Hook", ">Rows compared", ">Largest difference", ">Largest value", ">Tolerance")
 _SCORES = ("Condition", "Metric", ">Pairs", ">Baseline", ">Value", ">Difference", "Interval", ">McNemar p")
 _TEXTS = ("Condition", ">Token", ">Character", "Text")
 #: columns of a terminal for a text in a table

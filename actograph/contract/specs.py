@@ -243,17 +243,22 @@ class QueuedSpec(Spec):
     metadata: Metadata = Field({}, description="Your own keys and values.")
 
 
-class JobSpecBase(QueuedSpec):
+class ModelJobSpec(QueuedSpec):
     """Fields of all jobs that run a model."""
 
     model: ModelName = Field(description="A served model.")
     capture: CaptureSpec | None = Field(None, description="null keeps texts and scores only.")
-    interventions: InterventionList = Field([], description="Changes of activations, in this order.")
-    sampling: SamplingSpec = Field(SamplingSpec(), description="Choice of tokens.")
     engine: EngineChoice = Field("auto", description="See docs/guides/models.md.")
-    epochs: int = Field(1, ge=1, le=1000, description="Runs of each sample.")
     sample_timeout_seconds: float | None = Field(None, ge=0, le=1e8, description="null: the default.")
     max_consecutive_failures: int | None = Field(None, ge=0, description="null: the default; 0: no limit.")
+
+
+class JobSpecBase(ModelJobSpec):
+    """Fields of all jobs that prompt a model."""
+
+    interventions: InterventionList = Field([], description="Changes of activations, in this order.")
+    sampling: SamplingSpec = Field(SamplingSpec(), description="Choice of tokens.")
+    epochs: int = Field(1, ge=1, le=1000, description="Runs of each sample.")
 
     @property
     def is_prefill(self) -> bool:

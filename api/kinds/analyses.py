@@ -3,15 +3,13 @@
 from functools import partial
 
 from actograph.contract.analyses import AnalysisSpec, CompareSpec, ProbeSpec
-from actograph.contract.errors import InvalidRequest, NotFound
+from actograph.contract.errors import InvalidRequest
+from api import session_queries
 from api.dependencies import Services
 from api.submission import Submission, with_expiry
 from storage.accounts import quotas
 from storage.analyses import queries
-from storage.index.pages import full_id
-from storage.jobs import jobs
 from storage.samples import NewSample
-from storage.sessions import sessions
 
 
 def resolve(services: Services, body: AnalysisSpec) -> AnalysisSpec:
@@ -20,14 +18,10 @@ def resolve(services: Services, body: AnalysisSpec) -> AnalysisSpec:
     Raises:
         InvalidRequest: several ids begin like one.
     """
-    changes = {}
     with services.database.read() as session:
-        for field, query in body.queries.items():
-            ids = {
-                name: [full_id(session, one, prefix) for one in getattr(query, name)]
-                for name, prefix in (("jobs", "job"), ("ids", "ses"))
-            }
-            changes[field] = query.model_copy(update=ids)
+        changes = {
+            field: session_queries.with_full_ids(session, query) for field, query in body.queries.items()
+        }
     return with_expiry(services, body.model_copy(update=changes))
 
 
@@ -41,15 +35,7 @@ def check(services: Services, spec: AnalysisSpec, owner: str) -> Submission[Anal
     surveys = []
     with services.database.read() as session:
         for field, query in spec.queries.items():
-            for place, job_id in enumerate(query.jobs):
-                try:
-                    jobs.get(session, job_id)
-                except NotFound:
-                    raise InvalidRequest(f"there is no job {job_id}", param=f"{field}.jobs.{place}") from None
-            known = {row.id for row in sessions.by_ids(session, query.ids)}
-            for place, session_id in enumerate(query.ids):
-                if session_id not in known:
-                    raise InvalidRequest(f"there is no session {session_id}", param=f"{field}.ids.{place}")
+            session_queries.require_named(session, query, field)
             try:
                 surveys.append(
                     queries.survey(session, query, spec.hooks, kind=spec.kind, with_stream=spec.attributes)

@@ -66,6 +66,7 @@ def show_job(
         "is_over": job.status.is_terminal(),
         "trouble": trouble or unread,
         "results": results.conditions if results else {},
+        "compared": results.compared if results else {},
         "metrics": intervals(results.conditions) if results else {},
         "conditions": [one["name"] for one in job.spec.get("conditions") or []],
         "grid": grid,

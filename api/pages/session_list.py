@@ -33,6 +33,7 @@ class SessionListFilters(BaseModel):
     model: Text = ""
     condition: Text = ""
     tag: Text = ""
+    source: Text = ""
     correct: Truth = ""
     pinned: Truth = ""
     after: Text = ""
@@ -49,13 +50,14 @@ def show_sessions(
             "model": (services.models.find(filters.model) or filters.model) or None,
             "condition": filters.condition or None,
             "tag": filters.tag or None,
+            "source_session": filters.source.strip() or None,
             "correct": _TRUTH.get(filters.correct),
             "pinned": _TRUTH.get(filters.pinned),
         },
     )
     values = {
         "page": list_sessions(services, wanted, PageOptions(limit=PAGE, after=filters.after or None)),
-        "texts": filters.model_dump(include={"job", "model", "condition", "tag"}),
+        "texts": filters.model_dump(include={"job", "model", "condition", "tag", "source"}),
         "filters": filters.model_dump(exclude={"after"}),
         "models": [one.id for one in list_models(services).data],
     }

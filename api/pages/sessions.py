@@ -65,6 +65,7 @@ def show_session(
     same = SessionFilter(job_id=first.job_id, sample_index=first.sample_index)
     with services.database.read() as session:
         peers, _ = sessions.find(session, same, limit=OFFERED)
+        replays, _ = sessions.find(session, SessionFilter(source_session=session_id), limit=1)
         offered, _ = vectors.find(session, limit=OFFERED)
         probes = stored.of_job(session, "probe", first.job_id)
         has_logprobs = [samples.get(session, one.sample_id).logprobs is not None for one in shown]
@@ -77,6 +78,8 @@ def show_session(
         "has_logprobs": all(has_logprobs),
         "vectors": _fitting(offered, first),
         "probes": [(row.id, row.job_id) for row in probes],
+        "has_replays": bool(replays),
+        "compared": {name: one.compared for name, one in first.hooks.items() if one.compared},
         "peers": [row for row in peers if row.id != first.id],
         "messages": _messages(manifest) if manifest else [],
         "origin": manifest.model_dump(exclude=_ELSEWHERE) if manifest else {},

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.contract.job_options import draft
-from actograph.contract.job_specs import MODEL_KINDS, InvalidFields, JobSpec, job_spec_adapter
+from actograph.contract.job_specs import InvalidFields, JobSpec, job_spec_adapter
 from actograph.contract.tasks import TaskName
 from api.auth import READ, SUBMIT, Caller
 from api.dependencies import ServicesDep
@@ -38,7 +38,7 @@ Fields = Annotated[dict[str, str], Depends(_fields)]
 @router.get("/submit")
 def show_submit(request: Request, services: ServicesDep) -> Response:
     models = [one.id for one in list_models(services).data]
-    values = {"models": models, "kinds": MODEL_KINDS, "tasks": get_args(TaskName)}
+    values = {"models": models, "kinds": ("evaluation", "capture"), "tasks": get_args(TaskName)}
     return render(request, "submit.html", values)
 
 

@@ -84,19 +84,16 @@ def survey(
         InvalidRequest: no session matches, the analysis cannot read a wanted hook, or see `stream`.
         UnknownHook: the first session has none of a wanted hook.
     """
-    first: SessionRow | None = None
     count = rows = 0
     for one in filters(query):
         found = sessions.totals(session, one)
         if not found.sessions:
             continue
-        if first is None:
-            oldest = one.narrow(sa.select(SessionRow)).order_by(SessionRow.created_at, SessionRow.id)
-            first = session.scalars(oldest.limit(1)).one()
         kept = min(found.sessions, query.limit or found.sessions)
         count, rows = count + kept, rows + found.rows * kept // found.sessions
+    first = earliest(session, query)
     if first is None:
-        raise InvalidRequest(_no_match(session, query), param="sessions")
+        raise InvalidRequest(why_none(session, query), param="sessions")
     stored = {name: TensorInfo.model_validate(info) for name, info in first.hooks.items()}
     usable = {name: info for name, info in stored.items() if _is_usable(name, info, kind)}
     default = [name for name in usable if kind != LENS or hooks.point_of(name) == "resid_post"]
@@ -113,7 +110,16 @@ def survey(
     )
 
 
-def _no_match(session: Session, query: SessionQuery) -> str:
+def earliest(session: Session, query: SessionQuery) -> SessionRow | None:
+    """The oldest session of the first job or id that has one; None if no session matches."""
+    for one in filters(query):
+        oldest = one.narrow(sa.select(SessionRow)).order_by(SessionRow.created_at, SessionRow.id)
+        if (found := session.scalars(oldest.limit(1)).first()) is not None:
+            return found
+    return None
+
+
+def why_none(session: Session, query: SessionQuery) -> str:
     """Why a query has no sessions."""
     every = SessionQuery(jobs=query.jobs, ids=query.ids)
     count = sum(sessions.totals(session, one).sessions for one in filters(every))

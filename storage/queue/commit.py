@@ -247,8 +247,11 @@ def _tallies(kept: Sequence[Ended], seconds: float) -> list[Tally]:
         tally.count(one.error)
         tally.cached_tokens += one.cached_tokens
         if one.result is not None:
-            tally.prompt_tokens += one.result.prompt_tokens
-            tally.generated_tokens += one.result.generated_tokens
+            # a replay reads the tokens that its source generated
+            is_read = one.session is not None and one.session.source_session is not None
+            generated = one.result.generated_tokens
+            tally.prompt_tokens += one.result.prompt_tokens + (generated if is_read else 0)
+            tally.generated_tokens += 0 if is_read else generated
         if one.session is not None:
             tally.sessions += 1
             tally.session_rows += one.session.rows

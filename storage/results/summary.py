@@ -16,7 +16,7 @@ from actograph.contract.resources import JobStatus, SampleStatus, ToolUse
 from actograph.contract.tasks import task_name
 from evals.statistics import metrics
 from storage.index import tallies
-from storage.tables.models import JobRow, SampleRow
+from storage.tables.models import JobRow, SampleRow, SessionRow
 
 #: samples in memory at once
 PAGE = 1000
@@ -101,12 +101,31 @@ def of_job(session: Session, row: JobRow) -> resources.JobResults:
             sums = conditions.setdefault(name, ConditionSums())
             sums.add(samples, epochs, is_evaluation=row.kind == "evaluation")
     return resources.JobResults(
+        compared=_compared(session, row.id) if row.kind == "replay" else {},
         job_id=row.id,
         status=JobStatus(row.status),
         task=task,
         progress=tallies.progress(session, row)[row.id],
         conditions={name: sums.resource(task or row.kind) for name, sums in conditions.items()},
     )
+
+
+def _compared(session: Session, job_id: str) -> dict[str, resources.RowDifference]:
+    """The compared rows of a replay by hook, over all its sessions."""
+    sums: dict[str, resources.RowDifference] = {}
+    stored = sa.select(SessionRow.hooks).where(SessionRow.job_id == job_id)
+    for hooks in session.scalars(stored, execution_options={"yield_per": PAGE}):
+        for hook, info in hooks.items():
+            if not info.get("compared"):
+                continue
+            one = resources.RowDifference.model_validate(info["compared"])
+            known = sums.get(hook, one.model_copy(update={"rows": 0}))
+            largest = {
+                name: max(getattr(known, name), getattr(one, name))
+                for name in ("difference", "scale", "tolerance")
+            }
+            sums[hook] = resources.RowDifference(rows=known.rows + one.rows, **largest)
+    return sums
 
 
 def _ended(session: Session, job_id: str) -> sa.Result[Any]:

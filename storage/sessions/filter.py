@@ -30,6 +30,7 @@ class SessionFilter(SampleFilter):
     job_id: str | None = Field(None, max_length=64)
     model: str | None = Field(None, max_length=1024)
     owner: str | None = Field(None, max_length=64, description="Owner of the job.")
+    source_session: str | None = Field(None, max_length=64, description="Replays of this session.")
     pinned: bool | None = None
     analyses: bool | None = Field(
         None, description="Sessions of analyses, which hold results; or of models alone, which hold rows."
@@ -64,6 +65,7 @@ class SessionFilter(SampleFilter):
             (SessionRow.condition, self.condition),
             (SessionRow.sample_index, self.sample_index),
             (SessionRow.owner, self.owner),
+            (SessionRow.source_session, self.source_session),
             (SessionRow.correct, self.correct),
             (SessionRow.pinned, self.pinned),
         ):

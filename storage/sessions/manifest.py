@@ -80,6 +80,7 @@ class SessionManifest(ManifestPart):
 
     format_version: int = FORMAT_VERSION
     session_id: str = Field(pattern=r"^ses_[0-9a-f]{32}$")
+    source_session: str | None = Field(None, description="The session that it replays.")
     job_id: str
     sample_id: str
     sample_index: int

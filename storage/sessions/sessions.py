@@ -28,8 +28,8 @@ __all__ = [
 _SESSIONS = cast(sa.Table, SessionRow.__table__)
 _PUBLISHED = (
     "sample_index", "condition", "epoch", "model", "created_at", "prompt_tokens", "generated_tokens", "rows",
-    "bytes", "dtype", "hooks", "files", "correct", "expires_at", "identity_sha256", "visibility",
-    "removal_due_at",
+    "bytes", "dtype", "hooks", "files", "correct", "expires_at", "identity_sha256", "source_session",
+    "visibility", "removal_due_at",
 )  # fmt: skip
 _publish = BulkUpdate(
     SessionRow,
@@ -61,6 +61,8 @@ class NewSession:
     files: Sequence[resources.SessionFile]
     correct: bool | None
     identity_sha256: str | None = None
+    #: the session that it replays
+    source_session: str | None = None
     #: its job's tags and its own
     tags: Sequence[str] = ()
     #: as in a job's spec
@@ -201,4 +203,5 @@ def _resource(row: SessionRow, tags: list[str], scores: dict[str, Any]) -> resou
         expires_at=int(row.expires_at) if row.expires_at is not None else None,
         pinned=row.pinned,
         identity_sha256=row.identity_sha256,
+        source_session=row.source_session,
     )

@@ -9,13 +9,13 @@ from sqlalchemy.orm import Session, defer
 from actograph.contract import hooks
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.interventions import ID_START, Intervention, each
-from actograph.contract.specs import JobSpecBase
+from actograph.contract.specs import ModelJobSpec
 from actograph.contract.suggestions import did_you_mean
 from storage.index import pages
 from storage.index.ids import is_id
 from storage.tables.models import VectorRow
 
-S = TypeVar("S", bound=JobSpecBase)
+S = TypeVar("S", bound=ModelJobSpec)
 #: vectors that an error lists
 _LISTED = 8
 
@@ -94,7 +94,9 @@ def with_full_ids(session: Session, spec: S) -> S:
         return one.model_copy(update={"vector_id": vector_id})
 
     changes: dict[str, object] = {
-        "interventions": [named(one, f"interventions.{i}") for i, one in enumerate(spec.interventions)]
+        "interventions": [
+            named(one, f"interventions.{i}") for i, one in enumerate(getattr(spec, "interventions", ()))
+        ]
     }
     if conditions := getattr(spec, "conditions", None):
         changes["conditions"] = [
@@ -111,9 +113,9 @@ def with_full_ids(session: Session, spec: S) -> S:
     return spec.model_copy(update=changes)
 
 
-def has_short_ones(spec: JobSpecBase) -> bool:
+def has_short_ones(spec: ModelJobSpec) -> bool:
     """Whether an intervention names a vector or a session otherwise than by its full id."""
-    given = [one for _, one in each(spec.interventions, getattr(spec, "conditions", ()))]
+    given = [one for _, one in each(getattr(spec, "interventions", ()), getattr(spec, "conditions", ()))]
     return any(
         (one.vector_id is not None and not is_id(one.vector_id, "vec"))
         or (one.source is not None and not is_id(one.source.session, "ses"))

@@ -232,6 +232,13 @@ class SessionRow(Base):
         sa.Index("ix_sessions_job_id_created_at_id", "job_id", "created_at", "id"),
         sa.Index("ix_sessions_model_created_at_id", "model", "created_at", "id"),
         sa.Index("ix_sessions_owner_created_at_id", "owner", "created_at", "id"),
+        _partial_index(
+            "ix_sessions_source_session",
+            "source_session",
+            "created_at",
+            "id",
+            where="source_session IS NOT NULL",
+        ),
         _partial_index("ix_sessions_expires_at", "expires_at", where="expires_at IS NOT NULL"),
         _partial_index("ix_sessions_removal_due_at", "removal_due_at", where=_IS_HIDDEN),
     )
@@ -262,6 +269,8 @@ class SessionRow(Base):
     expires_at: Mapped[float | None]
     #: digest of its model's identity
     identity_sha256: Mapped[str | None] = mapped_column(sa.String(64))
+    #: the session that it replays, which may have been deleted
+    source_session: Mapped[str | None] = mapped_column(sa.String(_ID_LENGTH))
     #: expiry and bulk deletions leave a pinned session out
     pinned: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     #: a session of a hidden job is hidden too, whatever stands here

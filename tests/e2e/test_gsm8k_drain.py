@@ -177,4 +177,36 @@ def test_a_worker_killed_in_mid_drain_costs_what_it_ran_and_nothing_else(
     check_sessions(service.home, list(completed.values()), tokenizer_of(model))
 
 
+@pytest.mark.soak
+def test_a_replay_goes_on_after_its_worker_was_killed(
+    up: Callable[..., Any], wait: Callable[..., None], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every session is read once more, and no difference is found."""
+    monkeypatch.setenv("ACTOGRAPH_SLOTS", "1")
+    service = up(model=str(shared / "models" / "tiny-qwen3"))
+    service.await_ready()
+    texts = [f"Tom has {a} apples and buys {a + 7} more. How many?" for a in range(300)]
+    with Client(service.url) as client:
+        source = client.capture(texts, capture="resid_post.1", max_tokens=2).wait(timeout=300)
+        replay = client.replay(source, capture="resid_post,attn_out,mlp_out@all")
+        wait(lambda: client.jobs.get(replay.id).progress.completed >= 3)
+        (worker_id,) = (one.id for one in client.workers.list() if one.device)
+        killed = service.child("worker")
+        killed.send_signal(signal.SIGKILL)
+        killed.wait(120)
+        assert client.jobs.get(replay.id).progress.completed < len(texts)
+        silence(service.home, worker_id)
+        wait(ended(client, replay.id), seconds=300)
+        job = client.jobs.get(replay.id)
+        assert (job.status, job.progress.completed) == (JobStatus.COMPLETED, len(texts)), job.error
+        assert any(one.losses for one in job.samples())
+        made = list(client.sessions.list(job_id=replay.id))
+        of_source = {one.id for one in client.sessions.list(job_id=source.id)}
+        assert len(made) == len(texts) and {one.source_session for one in made} == of_source
+        found = job.results().compared["resid_post.1"]
+        assert found.rows == sum(one.rows for one in made)
+        assert found.difference <= found.tolerance * found.scale
+    assert service.stop() == 0
+
+
 SAMPLED = {"max_tokens": 64, "temperature": 0.8, "top_p": 0.95, "seed": 11}

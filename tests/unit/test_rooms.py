@@ -39,8 +39,8 @@ PACKAGES = {
     "worker.engine": "messages channel client model locations attention_masks attention_calls chosen_tokens "
     "edits tokens structure capture edit_tables slot pass_hooks model_state packed traced stream pass_memory "
     "forwards engine repeatable loading ranks service estimate __main__",
-    "api": "middleware errors browser auth served_models dependencies submission inputs checks kinds "
-    "estimate submit openai reading background metrics routes pages app keys __main__",
+    "api": "middleware errors browser auth served_models dependencies submission inputs session_queries "
+    "checks kinds estimate submit openai reading background metrics routes pages app keys __main__",
 }
 
 

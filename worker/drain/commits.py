@@ -156,6 +156,5 @@ def _ended(outcome: Outcome) -> Ended:
     )
     new = None
     if recorded is not None and outcome.provenance is not None:
-        verdict = next(iter(scores.values()), None)
-        new = recorded.as_new(outcome.lease, outcome.provenance, verdict.value == 1.0 if verdict else None)
+        new = recorded.as_new(outcome.lease, outcome.provenance, outcome.correct)
     return Ended(lease=outcome.lease, result=result, session=new, cached_tokens=cached)

@@ -35,6 +35,7 @@ from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
 from worker.runners.job_datasets import DatasetReader
+from worker.runners.replay import ReplayRunner
 from worker.runners.runner import Runner
 from worker.sample.open_job import OpenJob
 from worker.sample.provenance import Provenance
@@ -153,9 +154,15 @@ class OpenJobs:
             structure = structure.model_copy(update={"savepoints": pinned.savepoints})
         name, reason = structure.engine_for(spec["engine"])
         structure = structure.model_copy(update={"engine": name, "engine_reason": reason})
+        if row.kind == "replay":
+            structure = structure.read_whole()
         runner = self._runner(row, engine)
-        with self._database.read() as session:
-            steering = steering_of(session, spec, row.model, structure, self._store)
+
+        def steered(spec: Mapping[str, Any]) -> Steering:
+            with self._database.read() as session:
+                return steering_of(session, spec, row.model, structure, self._store)
+
+        steering = steered(spec)
         return OpenJob(
             settings=self._settings,
             engine=engine,
@@ -167,11 +174,15 @@ class OpenJobs:
             live=self._live if row.kind == chat_job.CHAT else None,
             refused=refused,
             traced=name == "traced",
+            steering_of=steered,
         )
 
     def _runner(self, row: JobRow, engine: EngineClient) -> Runner:
         if row.kind in _OF_CHATS:
             return ChatRunner(engine.tokenizer, engine.structure)
+        if row.kind == "replay":
+            digest = tokenizer_sha256(engine.tokenizer)
+            return ReplayRunner(engine.structure, digest, self._database, self._store)
         if row.kind != "evaluation":
             if not row.is_expanded:
                 capture = CaptureJobSpec.model_validate(row.spec)
@@ -223,4 +234,6 @@ class OpenJobs:
             markup=markup_of(spec, engine.tokenizer),
             steering=steering,
             takes_turns=runner.takes_turns,
+            is_replay=row.kind == "replay",
+            tolerance=row.spec.get("tolerance"),
         )

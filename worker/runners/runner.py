@@ -9,6 +9,7 @@ from actograph.contract.resources import Score, ToolMessage, ToolUse, ToolUseEnd
 from actograph.contract.specs import SamplingSpec
 from evals.tools import Called
 from storage.queue.leases import LeasedSample
+from storage.sessions.reader import SessionReader
 from worker.engine.messages import Generation, TextEnd
 
 
@@ -33,6 +34,32 @@ class Prompt:
     grammar: str | None = None
     #: end of the text that already belongs to the answer
     begun: str = ""
+    #: the stored sample that is read again; nothing is generated
+    replayed: "ReplayedSample | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedSample:
+    """A stored sample that is read again: its session, and its result.
+
+    Attributes:
+        token_ids: all tokens of the session.
+        turns: prompt and generated tokens of each turn of the model; of a text that was only read, the text.
+        spec: the interventions and the condition of its job's spec.
+        condition: under which its job ran it.
+        same_model: whether its session was recorded with the model that reads it.
+    """
+
+    reader: SessionReader
+    token_ids: Sequence[int]
+    turns: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+    spec: Mapping[str, Any]
+    condition: str
+    same_model: bool
+    completion: str
+    scores: Mapping[str, Score]
+    correct: bool | None
+    tools: tuple[ToolUse, Sequence[ToolMessage]] | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,8 +55,10 @@ class Conversation:
         turns: the manifest's entries; empty for a text that was only read.
     """
 
-    def __init__(self, markup: Markup) -> None:
+    def __init__(self, markup: Markup, names: Sequence[str] | None = None) -> None:
+        """`names`: the segment of every token, if it is known; otherwise the markup decides."""
         self._markup = markup
+        self._known = names
         self.token_ids: list[int] = []
         self.prompt_tokens = 0
         self.generations: list[Generation] = []
@@ -116,6 +118,8 @@ class Conversation:
 
     def prompt_names(self, begun: TurnPrompt) -> list[str]:
         """The segment of every place of a turn's prompt."""
+        if self._known is not None:
+            return [self._known[number] for number in begun.numbers]
         names = self.names
         kept = [names[number] for number in begun.numbers[: begun.shared]]
         results = len(begun.ids) if begun.results_from is None else begun.results_from
@@ -126,6 +130,8 @@ class Conversation:
     @property
     def names(self) -> list[str]:
         """The segment of every token. Jobs without capture never ask for it."""
+        if self._known is not None:
+            return list(self._known[: len(self.token_ids)])
         unnamed, self._unnamed = self._unnamed, []
         for begun, generated in unnamed:
             self._names += self.prompt_names(begun)[begun.shared :]

@@ -11,6 +11,7 @@ from worker.engine.messages import Capture, Generation, RunOptions
 from worker.runners.runner import Runner
 from worker.sample.outcome import Interrupted
 from worker.sample.provenance import Provenance
+from worker.sample.replay import SteeringOf
 from worker.sample.steering import UNSTEERED, Steering
 from worker.text.segments import Markup
 
@@ -38,6 +39,7 @@ class OpenJob:
         live: LiveTextWriter | None = None,
         refused: ActographError | None = None,
         traced: bool = False,
+        steering_of: SteeringOf | None = None,
     ) -> None:
         """
         Args:
@@ -46,11 +48,13 @@ class OpenJob:
             live: writer of live text; None if nobody follows the samples.
             refused: why no sample can run, such as lines of a batch file with an unknown hook.
             traced: whether its samples run under nnsight; only jobs that agree in this share a run.
+            steering_of: of a replay, the interventions of the jobs whose samples it reads.
         """
         self.engine = engine
         self.runner = runner
         self.provenance = provenance
         self.steering = steering
+        self.steering_of = steering_of or (lambda spec: UNSTEERED)
         self.markup = markup or Markup(engine.tokenizer)
         self.context_length = engine.structure.context_length
         self.time_limit = time_limit

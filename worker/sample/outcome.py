@@ -40,6 +40,14 @@ class Outcome:
     error: ActographError | None = None
 
     @property
+    def correct(self) -> bool | None:
+        """Verdict of the first scorer, or of the stored sample that was read again."""
+        if self.prompt is not None and self.prompt.replayed is not None:
+            return self.prompt.replayed.correct
+        first = next(iter((self.scores or {}).values()), None)
+        return None if first is None else first.value == 1.0
+
+    @property
     def prompt_tokens(self) -> int:
         """Tokens of the first prompt."""
         return self.conversation.prompt_tokens if self.conversation else 0

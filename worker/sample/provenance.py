@@ -31,6 +31,10 @@ class Provenance:
     steering: Steering = UNSTEERED
     #: whether a sample may have several turns
     takes_turns: bool = False
+    #: whether samples are read again, so that the kept tokens are known before the run
+    is_replay: bool = False
+    #: largest difference of a replay's rows, see `ReplaySpec`
+    tolerance: float | None = None
 
     @cached_property
     def tail_only(self) -> frozenset[str]:
@@ -51,13 +55,13 @@ class Provenance:
     @property
     def captured(self) -> Positions:
         """Positions whose rows the engine keeps; the session may hold fewer."""
-        return token_rules.captured(self.capture.positions)
+        return "all" if self.is_replay else token_rules.captured(self.capture.positions)
 
     @property
     def held_rows(self) -> int:
         """Rows of a hook that a sample holds until its end, see `worker.sample.held_rows`."""
         held = held_back(self.capture.positions)
-        return 0 if held is None else held[1]
+        return 0 if held is None or self.is_replay else held[1]
 
     @cached_property
     def asked(self) -> Capture:

@@ -22,6 +22,8 @@ from storage.sessions.writer import SessionWriter, TensorRows
 from worker.engine.messages import Rows
 from worker.sample.conversation import Conversation
 from worker.sample.provenance import Provenance
+from worker.sample.replay import Replay
+from worker.sample.replay_comparison import ReplayComparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Recorded:
             hooks=self.tensors,
             files=self.files,
             correct=correct,
+            source_session=sample.input.get("source_session"),
             identity_sha256=provenance.identity_sha256,
             # set by lines of batch files
             tags=sample.input.get("tags", ()),
@@ -79,23 +82,34 @@ class SampleRecorder:
         *,
         sampling: SamplingSpec | None,
         truncated_from: int | None = None,
+        replay: Replay | None = None,
     ) -> None:
         """
         Args:
             sampling: of this sample.
             truncated_from: number of tokens before the text was cut; None if it was not.
+            replay: the stored sample that is read again.
         """
         self._store = store
         self._sample = sample
         self._provenance = provenance
         self._sampling = sampling
         self._truncated_from = truncated_from
+        self._replay = replay
+        self._comparison: ReplayComparison | None = None
+        if replay is not None and replay.source.same_model:
+            self._comparison = ReplayComparison(replay.source.reader, provenance, replay.due)
         self._writer: SessionWriter | None = None
         self._delivered: dict[str, _Delivered] = {}
 
     def write(self, rows: Mapping[str, Rows]) -> None:
-        """Write rows. Raises CaptureFailed if a value is not finite, and the store's errors."""
+        """Write rows, and compare those of a replay.
+
+        Raises CaptureFailed if a value is not finite, and the store's errors.
+        """
         shard = [_tensor_rows(hook, chunk) for hook, chunk in rows.items()]
+        if self._comparison is not None:
+            self._comparison.add(rows)
         if self._writer is None:
             if self._sample.session_id is None:
                 raise CaptureFailed("rows were captured of a sample that was claimed without a session")
@@ -117,6 +131,7 @@ class SampleRecorder:
 
         Raises:
             CaptureFailed: rows are missing.
+            ReplayDiffers: rows of a replay differ from those of its session.
             ServiceUnavailable: the store is away.
         """
         if self._writer is None:
@@ -135,11 +150,17 @@ class SampleRecorder:
 
     def _manifest(self, finished: Conversation, session_id: str) -> tuple[SessionManifest, list[int] | None]:
         """The manifest with the expected rows, and the tokens of rows that are not consecutive."""
-        sample, origin, sampling = self._sample, self._provenance, self._sampling
+        sample, origin, sampling, replay = self._sample, self._provenance, self._sampling, self._replay
         tensors, positions = self._tensors(finished)
+        compared = {} if self._comparison is None else self._comparison.finish()
+        tensors |= {
+            name: tensors[name].model_copy(update={"compared": found}) for name, found in compared.items()
+        }
+        edits = list(origin.steering.records(sample.condition))
         reason = finished.generations[-1].finish_reason
         manifest = SessionManifest(
             session_id=session_id,
+            source_session=None if replay is None else replay.manifest.session_id,
             job_id=sample.job_id,
             sample_id=sample.id,
             **sample.shown | {"condition": sample.shown["condition"] or None},
@@ -164,7 +185,7 @@ class SampleRecorder:
             segments=finished.segments,
             token_texts=origin.markup.texts(finished.token_ids),
             sampling=sampling.model_dump(mode="json") if sampling else {},
-            interventions=list(origin.steering.records(sample.condition)),
+            interventions=edits if replay is None else replay.manifest.interventions,
             seed=sample.seed,
             finish_reason=reason if reason in ("stop", "length") else None,
             versions=library_versions(),

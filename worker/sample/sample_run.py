@@ -16,13 +16,14 @@ from evals.tools import Called
 from storage.artifacts.store import ArtifactStore
 from storage.broker.live_text import LiveTextWriter
 from storage.queue.leases import LeasedSample
-from worker.engine.messages import Generation, Request, Rows, TokenRule
-from worker.runners.runner import Prompt
+from worker.engine.messages import Edit, Generation, Request, Rows, TokenRule
+from worker.runners.runner import Prompt, ReplayedSample
 from worker.sample.conversation import Conversation, TurnPrompt
 from worker.sample.held_rows import HeldRows
 from worker.sample.open_job import OpenJob
 from worker.sample.outcome import Outcome
 from worker.sample.recorder import SampleRecorder
+from worker.sample.replay import Replay, steering_for
 from worker.sample.token_rules import named, rule_of
 from worker.sample.unforeseen import unforeseen
 
@@ -56,6 +57,8 @@ class SampleRun:
         #: the turn that runs
         self._begun: TurnPrompt | None = None
         self._recorder: SampleRecorder | None = None
+        #: the stored sample that is read again
+        self._replay: Replay | None = None
         origin = job.provenance
         #: of the rows that the engine keeps
         self._positions = None if origin is None else origin.captured
@@ -75,17 +78,25 @@ class SampleRun:
                 check_sampling(self.sampling, self._job.engine.structure)
             first = self._runner.prompt(lease)
             self.outcome = replace(self.outcome, prompt=first)
-            self._check_context(first)
+            if first.replayed is not None:
+                self._replay = self._replay_of(first.replayed)
+            else:
+                self._check_context(first)
             if origin is not None:
                 sampling = self._own_sampling(first)
                 self._recorder = SampleRecorder(
-                    store, lease, origin, sampling=sampling, truncated_from=first.truncated_from
+                    store,
+                    lease,
+                    origin,
+                    sampling=sampling,
+                    truncated_from=first.truncated_from,
+                    replay=self._replay,
                 )
             self._start(first)
 
     def _start(self, first: Prompt) -> None:
         self.running = True
-        self._conversation = Conversation(self._job.markup)
+        self._conversation = Conversation(self._job.markup, self._replay.names if self._replay else None)
         self._prompt = first
         self._results_from: int | None = None
         self._continues = False
@@ -96,6 +107,16 @@ class SampleRun:
         self._held: HeldRows | None = None
         if (origin := self._job.provenance) is not None:
             self._held = HeldRows(origin.held_rows) if origin.held_rows else None
+
+    def _replay_of(self, source: ReplayedSample) -> Replay:
+        origin = self._job.provenance
+        return Replay(
+            source,
+            positions=None if origin is None else origin.capture.positions,
+            steering=steering_for(source, self._job.steering_of),
+            structure=self._job.engine.structure,
+            markup=self._job.markup,
+        )
 
     @property
     def lease(self) -> LeasedSample:
@@ -133,19 +154,13 @@ class SampleRun:
 
     def request(self, *, priority: bool = False) -> Request:
         """The engine's request for the next turn."""
-        lease, job, conversation = self.lease, self._job, self._conversation
-        turn, prompt, positions = len(conversation.generations), self._prompt, self._positions
-        begun = self._begun = conversation.begin(prompt.token_ids, self._results_from)
-
-        def select(positions: Positions, from_place: int = 0) -> TokenRule:
-            return rule_of(positions, conversation, begun, job.markup, from_place=from_place)
-
-        rule: TokenRule | None = None
-        if positions is not None and positions != "last" and (turn or named(positions) is None):
-            rule = select(positions, begun.first_row)  # rows of earlier turns are not kept again
+        lease, job, prompt = self.lease, self._job, self._prompt
+        turn = len(self._conversation.generations)
+        begun = self._begun = self._conversation.begin(prompt.token_ids, self._results_from)
+        ids = begun.ids if self._replay is None else self._replay.read(turn)
         return Request(
             key=lease.key,
-            prompt_ids=begun.ids,
+            prompt_ids=ids,
             # the seed of the first turn would draw the same noise in every turn
             seed=sample_seed(lease.seed, turn, 0) if turn else lease.seed,
             sampling=self.sampling or SamplingSpec(),
@@ -156,14 +171,33 @@ class SampleRun:
             stop_at=prompt.stop_at,
             grammar=prompt.grammar,
             # a token that several turns run is edited in each of them
-            edits=job.steering.edits(lease.condition, select, is_first=not turn),
+            edits=self._edits(begun, turn),
             capture=job.capture,
-            rule=rule,
+            rule=self._rule(begun, turn),
             sums=self.sums,
             time_limit=job.time_limit,
             priority=priority,
             live=self.live is not None,
         )
+
+    def _edits(self, begun: TurnPrompt, turn: int) -> tuple[Edit, ...]:
+        if self._replay is not None:
+            return self._replay.edits(begun, turn)
+
+        def select(positions: Positions) -> TokenRule:
+            return rule_of(positions, self._conversation, begun, self._job.markup)
+
+        return self._job.steering.edits(self.lease.condition, select, is_first=not turn)
+
+    def _rule(self, begun: TurnPrompt, turn: int) -> TokenRule | None:
+        """The tokens whose rows are kept, if the capture's positions do not tell."""
+        if self._replay is not None:
+            return self._replay.kept(begun, turn)
+        positions = self._positions
+        if positions is None or positions == "last" or (not turn and named(positions) is not None):
+            return None
+        # rows of earlier turns are not kept again
+        return rule_of(positions, self._conversation, begun, self._job.markup, from_place=begun.first_row)
 
     def write(self, rows: Mapping[str, Rows]) -> None:
         """Take rows of the turn that runs. Raises CaptureFailed, and the store's errors."""
@@ -195,7 +229,9 @@ class SampleRun:
         if error is not None:
             self.fail(error)
             return
-        if self._prompt.truncated_from is not None:
+        if self._replay is not None:
+            generation = self._replay.answer(generation, len(self._conversation.generations))
+        elif self._prompt.truncated_from is not None:
             generation = replace(generation, finish_reason="length")
         self._conversation.end(self._begun, generation)
 
@@ -207,6 +243,11 @@ class SampleRun:
     def _follow(self, generation: Generation) -> None:
         """Prepare the next turn, or end the sample."""
         turns = [one.generated_ids for one in self._conversation.generations]
+        if self._replay is not None:
+            following = self._replay.prompt(len(turns), self._prompt)
+            if following is not None:
+                self._prompt = following
+                return
         ended: ToolUseEnd = "length" if generation.finish_reason == "length" else "answer"
         if ended == "answer":
             further = self._runner.further_turn(self.lease, turns, self._called)
@@ -235,7 +276,9 @@ class SampleRun:
             self.outcome,
             generation=generation,
             conversation=self._conversation,
-            tools=self._runner.tools_of(self.lease, turns, self._called, ended),
+            tools=self._replay.source.tools
+            if self._replay is not None
+            else self._runner.tools_of(self.lease, turns, self._called, ended),
         )
 
     def _late_rows(self) -> Mapping[str, Rows]:
@@ -251,6 +294,9 @@ class SampleRun:
         generation, prompt = self.outcome.generation, self.outcome.prompt
         if self.outcome.error is not None or generation is None or prompt is None:
             return
+        if prompt.replayed is not None:
+            self.outcome = replace(self.outcome, completion=prompt.replayed.completion)
+            return
         with self._failing("while sample {} was decoded"):
             ids = generation.generated_ids
             if self.sampling is not None and ids[-1:] and ids[-1] in self._job.end_ids(self.sampling):
@@ -261,8 +307,11 @@ class SampleRun:
 
     def score(self) -> None:
         """Add scores to a decoded sample. This may take seconds."""
-        completion = self.outcome.completion
+        completion, prompt = self.outcome.completion, self.outcome.prompt
         if self.outcome.error is not None or completion is None:
+            return
+        if prompt is not None and prompt.replayed is not None:
+            self.outcome = replace(self.outcome, scores=prompt.replayed.scores)
             return
         with self._failing("while sample {} was scored"):
             scores = self._runner.score(self.lease, completion, self.outcome.generated_tokens)

@@ -43,9 +43,12 @@ class ExportPlan:
         Numbers count from 1; the first is the problem's row in the dataset.
         """
         name = f"{safe_part(self.task, 'sample')}_{index + 1:04d}"
-        if len(self.job.spec.get("conditions") or []) > 1:
+        # the samples of a replay have the conditions of their sources, and are numbered by epochs
+        is_replay = self.job.kind == "replay"
+        if len(self.job.spec.get("conditions") or []) > 1 or (is_replay and condition):
             name += f"__{safe_part(condition or '', 'none')}"
-        return name + (f"__epoch_{epoch + 1}" if (self.job.spec.get("epochs") or 1) > 1 else "")
+        has_epochs = is_replay or (self.job.spec.get("epochs") or 1) > 1
+        return name + (f"__epoch_{epoch + 1}" if has_epochs else "")
 
 
 def prepare(database: Database, job_id: str, detail: Detail) -> ExportPlan:

@@ -34,6 +34,7 @@ LISTS: dict[str, Query] = {
     "sessions of a job": lambda session, job: sessions.find(session, SessionFilter(job_id=job)),
     "sessions of a tag": lambda session, job: sessions.find(session, SessionFilter(tag="night")),
     "sessions of a model": lambda session, job: sessions.find(session, SessionFilter(model="demo")),
+    "replays of a session": lambda session, job: sessions.find(session, SessionFilter(source_session=job)),
     "correct sessions": lambda session, job: sessions.find(session, SessionFilter(correct=True)),
     "files": lambda session, job: files.find(session),
     "batches": lambda session, job: batches.find(session),
