@@ -1,0 +1,118 @@
+"""Sparse autoencoders (SAEs): stored ones, and those that a capture encodes with.
+
+docs/guides/saes.md explains them. An encoding is in float32, whatever the model's dtype.
+"""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from actograph.contract.base import HookName, Metadata, ModelName, Name, Resource, ServerPath, Spec, example
+
+#: what an id of an SAE begins with
+ID_START = r"sae_[0-9a-f]{1,32}"
+_HUB_ID = r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$"
+
+Architecture = Literal["standard", "topk", "jumprelu", "gated"]
+Normalisation = Literal["none", "layer_norm", "constant_norm_rescale"]
+
+
+def _no_id(name: str) -> str:
+    if name.startswith("sae_"):
+        raise ValueError(f"{name!r} looks like an id; choose a name that does not begin with sae_")
+    return name
+
+
+def _is_reference(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}", text):
+        raise ValueError(f"{text!r} names no SAE. Write its id, the beginning of one, or its name")
+    return text
+
+
+def _is_inside(folder: str) -> str:
+    if folder.startswith("/") or ".." in folder.split("/") or "\0" in folder:
+        raise ValueError(f"{folder!r} is no folder of a repository; write it from the repository's root on")
+    return folder
+
+
+#: name of a stored SAE
+SaeName = Annotated[Name, AfterValidator(_no_id)]
+#: id of a stored SAE, the beginning of one, or its name; jobs are stored with the id
+SaeRef = Annotated[str, Field(max_length=64), AfterValidator(_is_reference)]
+
+
+class SaeConfig(Resource):
+    """What an SAE computes, with SAELens' names.
+
+    With x a row, the encoding is act((norm(x) - b_dec) W_enc + b_enc).
+    """
+
+    architecture: Architecture
+    d_in: int = Field(description="Width of the rows.")
+    d_sae: int = Field(description="Number of latents.")
+    k: int | None = Field(None, description="Active latents of a `topk` SAE.")
+    apply_b_dec_to_input: bool = Field(True, description="False: b_dec is not subtracted from the row.")
+    normalize_activations: Normalisation = Field("none", description="Of each row, before the encoding.")
+    rescale_acts_by_decoder_norm: bool = Field(
+        False, description="Of `topk`: multiplies activations by the norms of the decoder's rows."
+    )
+
+
+class NewSae(Spec):
+    """An SAE in SAELens' format to store under a name: `cfg.json` and `sae_weights.safetensors`.
+
+    Its files are read once, from a folder of the server or from the Hugging Face Hub.
+    """
+
+    model_config = example(
+        name="res-8", hub="owner/saes", folder="blocks.8.hook_resid_post", hook="resid_post.8", model="demo"
+    )
+
+    name: SaeName = Field(description="Your name for it; its latents are stored as `sae:NAME`.")
+    path: ServerPath | None = Field(None, description="Folder of the server, below a data root.")
+    hub: str | None = Field(None, pattern=_HUB_ID, description="Repository of the Hub, instead of `path`.")
+    folder: Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_is_inside)] | None = Field(
+        None, description="Folder of the repository."
+    )
+    revision: str | None = Field(
+        None,
+        max_length=255,
+        pattern=r"^[A-Za-z0-9][\w./\-]*$",
+        description="Branch, tag or commit of the repository.",
+    )
+    hook: HookName | None = Field(None, description="Hook of its rows; null: the one that its files name.")
+    model: ModelName | None = Field(None, description="Only its jobs may use it.")
+    metadata: Metadata = Field({})
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> "NewSae":
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("give exactly one of path and hub")
+        if self.hub is None and (self.folder is not None or self.revision is not None):
+            raise ValueError("folder and revision belong to hub; of a path write the whole path")
+        return self
+
+    @property
+    def source(self) -> str:
+        """Where its files come from, in one word."""
+        if self.path is not None:
+            return self.path
+        at = f"@{self.revision}" if self.revision else ""
+        return f"hub:{self.hub}{at}" + (f"/{self.folder}" if self.folder else "")
+
+
+class Sae(Resource):
+    """A stored SAE."""
+
+    id: str
+    object: Literal["sae"] = "sae"
+    name: str
+    hook: str = Field(description="Hook of the rows that it encodes.")
+    model: str | None = None
+    config: SaeConfig
+    source: str = Field(description="Folder or repository that it was read from.")
+    bytes: int = Field(description="Of its weights.")
+    sha256: str = Field(description="Digest of `sae_weights.safetensors`.")
+    metadata: dict[str, str] = Field({})
+    created_at: int
