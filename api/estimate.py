@@ -178,6 +178,7 @@ def _estimate(
         row_bytes = 0
         if plans.stores_every_row(capture):
             row_bytes = plans.bytes_per_token(structure, names, capture.dtype, capture.features)
+            row_bytes += plans.latents_bytes(capture)
         found |= {"bytes_per_token": row_bytes, "weights_bytes": plans.weights_bytes(structure)}
         needed = None if names else 0
         if mean is not None and longest is not None:
@@ -209,6 +210,7 @@ def _memory(
         token_bytes=token_bytes,
         prompt_tokens=longest,
         generated_tokens=spec.max_tokens,
+        saes=[sae.config for sae in {one.sha256: one for one in submission.saes.values()}.values()],
     )
     slots = memory.get("slots", plans.most_slots(on_gpu=on_gpu))
     row_bytes = memory.get("host_buffer_bytes", 2 << 30)
@@ -228,6 +230,7 @@ def _memory(
     held = need.held
     least = held.on_host if on_gpu else held.together
     rows = least if alone else max(size * least, min(size * need.rows, row_bytes))
+    rows += 0 if on_gpu else held.encoders
     keys = size * need.keys
     on_device = Need(
         needed=keys + held.spare + size * held.on_device if on_gpu else keys,

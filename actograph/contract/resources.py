@@ -258,6 +258,10 @@ class TensorInfo(Resource):
     position_offset: int | None = Field(None, description="Start in row_positions; null: consecutive.")
     summary: str | None = Field(None, description="Reduction that made this row.")
     over: int | None = Field(None, description="Number of reduced rows.")
+    latents: int | None = Field(
+        None,
+        description="Of the latents of an SAE: how many it has. A row has numbers or activations of some.",
+    )
     nbytes: int = 0
 
 

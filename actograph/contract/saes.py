@@ -4,11 +4,15 @@ docs/guides/saes.md explains them. An encoding is in float32, whatever the model
 """
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from actograph.contract import hooks
 from actograph.contract.base import HookName, Metadata, ModelName, Name, Resource, ServerPath, Spec, example
+from actograph.contract.errors import InvalidRequest, UnknownHook
+from actograph.contract.models import ModelStructure
 
 #: what an id of an SAE begins with
 ID_START = r"sae_[0-9a-f]{1,32}"
@@ -116,3 +120,88 @@ class Sae(Resource):
     sha256: str = Field(description="Digest of `sae_weights.safetensors`.")
     metadata: dict[str, str] = Field({})
     created_at: int
+
+
+#: what the stored name of latents begins with
+PREFIX = "sae:"
+#: parts of the latents of a row: numbers of the largest ones, -1 behind the last active one, and activations
+PARTS = ("indices", "values")
+#: bytes of an index and its activation
+PAIR_BYTES = 8
+#: latents of a row that are kept, at most
+MOST_TOP = 4096
+
+
+class SaeCapture(Spec):
+    """Latents to store: the `top` largest activations of every kept row, by an SAE."""
+
+    sae: SaeRef = Field(description="A stored SAE: its id, the beginning of one, or its name.")
+    hook: HookName | None = Field(None, description="Hook whose rows are encoded; null: the SAE's own.")
+    top: int = Field(64, ge=1, le=MOST_TOP, description="Most latents of a row to keep, the largest first.")
+
+
+def latents_name(sae: str) -> str:
+    """Name of an SAE's latents beside the hooks of a session, such as `sae:res-8`."""
+    return f"{PREFIX}{sae}"
+
+
+def is_latents(name: str) -> bool:
+    """Whether a name is one of latents, and not of a hook."""
+    return name.startswith(PREFIX)
+
+
+def part_names(latents: str) -> tuple[str, str]:
+    """Names of the two stored tensors of latents: `sae:res-8.indices` and `sae:res-8.values`."""
+    indices, values = (f"{latents}.{part}" for part in PARTS)
+    return indices, values
+
+
+def resolve_sae(
+    wanted: SaeCapture, sae: Sae, model: str, structure: ModelStructure | None, param: str
+) -> str:
+    """The canonical name of the hook whose rows an SAE encodes in a capture.
+
+    Args:
+        sae: the stored one that the capture names.
+        structure: of the model; None if it is unknown.
+        param: field of the capture's entry.
+
+    Raises:
+        InvalidRequest: it is for another model, or takes other rows.
+        UnknownHook: the model has no such hook.
+    """
+    if sae.model is not None and sae.model != model:
+        raise InvalidRequest(
+            f"SAE {sae.id} ({sae.name}) was stored for the model {sae.model}, not {model}",
+            param=f"{param}.sae",
+        )
+    name = wanted.hook or sae.hook
+    if structure is None:
+        return name
+    try:
+        hook = hooks.resolve(name, structure)
+    except UnknownHook as error:
+        raise UnknownHook(error.message, param=f"{param}.hook") from None
+    info = structure.tensor_of(hook)
+    if info is not None and "int" in info.dtype:
+        raise InvalidRequest(
+            f"{hook} holds integers ({info.dtype}); an SAE takes floats", param=f"{param}.hook"
+        )
+    if info is not None and info.width != sae.config.d_in:
+        raise InvalidRequest(
+            f"SAE {sae.name} takes rows of {sae.config.d_in} numbers, {hook} is {info.width} wide",
+            param=f"{param}.hook",
+        )
+    return hook
+
+
+def require_distinct(names: Iterable[str]) -> None:
+    """Raises InvalidRequest if a capture names an SAE twice: their latents would have one name."""
+    known: set[str] = set()
+    for place, name in enumerate(names):
+        if name in known:
+            raise InvalidRequest(
+                f"SAE {name} is named twice; encode the rows of another hook in a job of its own",
+                param=f"capture.saes.{place}.sae",
+            )
+        known.add(name)

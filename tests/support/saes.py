@@ -9,6 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from actograph.contract.saes import NewSae
+from storage.artifacts.store import ArtifactStore
+from storage.files import files
+from storage.index.database import Database
+from storage.saes import sae_files, saes
+
 Tensors = Mapping[str, NDArray[Any]]
 ARCHITECTURES = ("standard", "topk", "jumprelu", "gated")
 
@@ -95,3 +101,31 @@ def encoded(rows: NDArray[Any], tensors: Tensors, cfg: Mapping[str, Any]) -> NDA
         np.put_along_axis(found, kept, np.take_along_axis(before, kept, -1), -1)
         before = found
     return np.maximum(before, 0)
+
+
+def store_sae(
+    database: Database, store: ArtifactStore, root: Path, name: str = "s", folder: str = "sae", **changes: Any
+) -> str:
+    """Store the SAE of a folder below `root` as the API does. Returns its id."""
+    new = NewSae(name=name, path=folder, **changes)
+    found = sae_files.read(new, [str(root)])
+    with database.write() as session:
+        file_id = files.announce(session, filename="weights", purpose="sae")
+    size, sha256 = store.put_stream(f"files/{file_id}", found.pieces())
+    with database.write() as session:
+        file = files.publish(session, file_id, size=size, sha256=sha256)
+        return saes.insert(session, new, found.config, file, hook=new.hook or found.hook or "").id
+
+
+def detector(rows: NDArray[np.float32], token: int) -> dict[str, NDArray[np.float32]]:
+    """Weights of an SAE whose only active latent, number 3 of 4, fires at rows with the direction of one row.
+
+    It suits `normalize_activations: constant_norm_rescale` without b_dec, by which a row is a direction.
+    """
+    width = rows.shape[1]
+    directions = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    found = {"W_enc": np.zeros((width, 4)), "W_dec": np.zeros((4, width)), "b_dec": np.zeros(width)}
+    found["W_enc"][:, 3] = directions[token] / np.sqrt(width)
+    found["W_dec"][3] = directions[token]
+    found["b_enc"] = np.array([-1, -1, -1, -0.99])
+    return {part: value.astype(np.float32) for part, value in found.items()}

@@ -6,15 +6,24 @@ from typing import Any
 import pytest
 
 from actograph.client import Client
+from actograph.contract.saes import SaeConfig
+from evals import plans
 from storage.artifacts.checked_files import digest_of
+from storage.jobs import jobs
+from storage.queue import workers
 from storage.upkeep import reaper
-from tests.integration.api.conftest import Problem, Service
+from tests.integration.api.conftest import Problem, Service, capture_spec
 from tests.support.command_line import Run
 from tests.support.saes import write_sae
 
 
 def folder_of(service: Service, name: str = "sae") -> Path:
     return Path(service.services.settings.data_roots[0]) / name
+
+
+def hooks_of(service: Service, job_id: str) -> list[str] | None:
+    with service.database.read() as session:
+        return jobs.get(session, job_id).hooks
 
 
 def store(service: Service, **changes: Any) -> Any:
@@ -104,3 +113,90 @@ def test_python_and_the_command_line(service: Service, url: str, run: Run) -> No
         assert run("saes", "rm", "two")[0] == 0
         assert client.saes.delete(made.id).deleted
         assert list(client.saes.list()) == []
+
+
+def test_captures_name_saes_and_keep_them(service: Service, problem: Problem) -> None:
+    """Jobs, chats and batches are stored with full ids; hooks of a job name its latents."""
+    service.load_model()
+    made = store(service, model="demo")
+    capture = {"hooks": ["resid_post.0"], "saes": [{"sae": "res-1", "top": 8}]}
+    job_id = service.submit(capture=capture)
+    shown = service.client.get(f"/v1/jobs/{job_id}").json()
+    assert hooks_of(service, job_id) == ["resid_post.0", "sae:res-1"]
+    assert shown["spec"]["capture"]["saes"] == [{"sae": made["id"], "hook": None, "top": 8}]
+    problem(service.client.delete("/v1/saes/res-1"), 409, "conflict", says=job_id)
+    service.client.post(f"/v1/jobs/{job_id}/cancel")
+    alone = service.submit(capture={"saes": [{"sae": made["id"][:10], "hook": "blocks.2.hook_mlp_out"}]})
+    assert hooks_of(service, alone) == ["sae:res-1"]
+    service.client.post(f"/v1/jobs/{alone}/cancel")
+    assert service.client.delete("/v1/saes/res-1").json()["deleted"]
+
+
+def test_a_capture_by_a_wrong_sae_is_refused_by_field(
+    service: Service, problem: Problem, subtests: pytest.Subtests
+) -> None:
+    service.load_model()
+    service.load_model("other")
+    write_sae(folder_of(service, "wide"), d_in=24)
+    store(service, model="demo")
+    store(service, name="free")
+    store(service, name="wide", path="wide", hook="resid_post.1")
+    ids = [one["id"] for one in service.client.get("/v1/saes").json()["data"]]
+    whole, saes = "/capture", "/capture/saes/0"
+    for capture, more, pointer, says in [
+        ({"saes": [{"sae": "res-2"}]}, {}, f"{saes}/sae", "there is no SAE res-2. Did you mean 'res-1'?"),
+        ({"saes": [{"sae": "sae_" + "0" * 32}]}, {}, f"{saes}/sae", "it was deleted, or is another owner's"),
+        ({"saes": [{"sae": "sae_"}]}, {}, f"{saes}/sae", "there is no SAE sae_"),
+        ({"saes": [{"sae": "no spaces"}]}, {}, f"{saes}/sae", "names no SAE"),
+        (
+            {"saes": [{"sae": "res-1"}]},
+            {"model": "other"},
+            f"{saes}/sae",
+            "stored for the model demo, not other",
+        ),
+        ({"saes": [{"sae": "res-1", "hook": "resid_post.9"}]}, {}, f"{saes}/hook", "layers 0 to 3"),
+        ({"saes": [{"sae": "wide"}]}, {}, f"{saes}/hook", "takes rows of 24 numbers, resid_post.1 is 8 wide"),
+        (
+            {"saes": [{"sae": "res-1"}, {"sae": ids[2]}]},
+            {},
+            "/capture/saes/1/sae",
+            "SAE res-1 is named twice",
+        ),
+        ({"saes": [{"sae": "res-1", "top": 0}]}, {}, f"{saes}/top", "greater than or equal to 1"),
+        ({"saes": [{"sae": "res-1"}], "reduce": "mean"}, {}, whole, "latents are stored row by row"),
+        ({"saes": [{"sae": "res-1"}], "stats": True}, {}, whole, "latents are stored row by row"),
+    ]:
+        with subtests.test(capture=capture):
+            answer = service.client.post("/v1/jobs", json=capture_spec(capture=capture) | more)
+            problem(answer, 422, pointer=pointer, says=says)
+
+
+def test_an_estimate_has_latents_and_the_weights_of_saes(service: Service, problem: Problem) -> None:
+    worker_id = service.load_model(kv_bytes_per_token=1024)
+    store(service, model="demo")
+    write_sae(folder_of(service, "large"), d_in=8, d_sae=5000)
+    store(service, name="large", path="large")
+
+    def estimate(*saes: str, run_bytes: int = 1 << 30) -> Any:
+        with service.database.write() as session:
+            numbers = {"run_bytes": run_bytes, "host_available_bytes": 1 << 30, "slots": 4}
+            workers.heartbeat(session, worker_id, numbers)
+        wanted = [{"sae": one, "top": 10} for one in saes]
+        capture = {"hooks": ["resid_post.0"], "saes": wanted, "mode": "prefill"}
+        body = capture_spec(capture=capture, inputs=[{"prompt": "x" * 40}])
+        planned = service.client.post("/v1/estimate", json=body).json()
+        return planned, service.client.post("/v1/jobs", json=body)
+
+    plain, _ = estimate()
+    one, _ = estimate("res-1")
+    two, _ = estimate("res-1", "large")
+    assert one["bytes_per_token"] - plain["bytes_per_token"] == 80
+    assert two["bytes_per_token"] - plain["bytes_per_token"] == 160
+    small = SaeConfig(architecture="standard", d_in=8, d_sae=24)
+    size = plans.sae_bytes(small)
+    assert size == 4 * (8 * 24 + 8 + 24 + 64 * 24)
+    samples = plain["slots"]
+    assert one["host"]["needed"] - plain["host"]["needed"] == size + samples * 64 * 80
+    refused, answer = estimate("large", run_bytes=1 << 20)
+    assert refused["fits"] is False
+    problem(answer, 422, "insufficient_resources", says="main memory for a sample alone")
