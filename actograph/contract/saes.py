@@ -25,6 +25,8 @@ Normalisation = Literal["none", "layer_norm", "constant_norm_rescale"]
 def _no_id(name: str) -> str:
     if name.startswith("sae_"):
         raise ValueError(f"{name!r} looks like an id; choose a name that does not begin with sae_")
+    if name.endswith((".indices", ".values")):
+        raise ValueError(f"{name!r} ends like the tensors of its latents; leave that out")
     return name
 
 
