@@ -20,7 +20,7 @@ from actograph.contract.job_specs import (
     check_sampling,
 )
 from actograph.contract.models import ModelStructure
-from actograph.contract.saes import latents_name, require_distinct, resolve_sae
+from actograph.contract.saes import check_latent, latents_name, require_distinct, resolve_sae
 from actograph.contract.specs import JobSpecBase
 from actograph.contract.tool_calls import NOT_OFFERED
 from api.submission import Submission
@@ -100,7 +100,9 @@ def interventions(submission: Submission[Any]) -> None:
     """Raises UnknownHook, or InvalidRequest for a vector of another model or width."""
     spec, structure = submission.spec, submission.structure
     for param, one in each(spec.interventions, spec.conditions):
-        vector = submission.vectors.get(param)
+        vector, sae = submission.vectors.get(param), submission.saes.get(param)
+        if sae is not None and one.latent is not None:
+            check_latent(sae, one.latent, spec.model, param)
         if vector is not None:
             check_stored(one, vector, spec.model, f"{param}.vector_id")
         if structure is None:
@@ -110,7 +112,9 @@ def interventions(submission: Submission[Any]) -> None:
         if known is None:
             continue  # only the worker knows the width
         columns = columns_of(one.features, hook, structure, f"{param}.features")
-        if vector is not None:
+        if sae is not None:
+            check_width(hook, sae.config.d_in, known.width, f"{param}.sae", columns)
+        elif vector is not None:
             check_width(hook, vector.width, known.width, f"{param}.vector_id", columns)
         elif param in submission.source_widths:
             check_width(hook, submission.source_widths[param], known.width, f"{param}.from", columns)

@@ -12,6 +12,7 @@ from actograph.contract.errors import InsufficientResources
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
 from actograph.contract.models import ModelStructure
 from actograph.contract.operations import Estimate, Need
+from actograph.contract.saes import SaeConfig
 from actograph.contract.specs import CaptureSpec
 from api.dependencies import Services
 from api.submission import Submission
@@ -210,7 +211,7 @@ def _memory(
         token_bytes=token_bytes,
         prompt_tokens=longest,
         generated_tokens=spec.max_tokens,
-        saes=[sae.config for sae in {one.sha256: one for one in submission.saes.values()}.values()],
+        saes=_encoders(submission),
     )
     slots = memory.get("slots", plans.most_slots(on_gpu=on_gpu))
     row_bytes = memory.get("host_buffer_bytes", 2 << 30)
@@ -242,6 +243,12 @@ def _memory(
         "device": on_device,
         "host": _need(rows, memory.get("host_available_bytes")) if on_gpu else _need(keys + rows, total),
     }
+
+
+def _encoders(submission: Submission[Any]) -> list[SaeConfig]:
+    """The SAEs with which the job encodes, each once."""
+    named = [sae for param, sae in submission.saes.items() if param.startswith("capture.")]
+    return [sae.config for sae in {one.sha256: one for one in named}.values()]
 
 
 def _need(needed: int | None, available: int | None) -> Need:

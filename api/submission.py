@@ -42,7 +42,7 @@ class Submission(Generic[S]):
     waiting_reason: str | None = None
     #: stored vectors, by the field that names them
     vectors: Mapping[str, StoredVector] = field(default_factory=dict)
-    #: stored SAEs, by the entry of the capture that names them
+    #: stored SAEs, by the entry of the capture or the intervention that names them
     saes: Mapping[str, Sae] = field(default_factory=dict)
     #: widths of the rows of sessions that interventions take, by the field that names them
     source_widths: Mapping[str, int] = field(default_factory=dict)

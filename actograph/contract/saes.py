@@ -158,6 +158,14 @@ def part_names(latents: str) -> tuple[str, str]:
     return indices, values
 
 
+def _check_model(sae: Sae, model: str, param: str) -> None:
+    if sae.model is not None and sae.model != model:
+        raise InvalidRequest(
+            f"SAE {sae.id} ({sae.name}) was stored for the model {sae.model}, not {model}",
+            param=f"{param}.sae",
+        )
+
+
 def resolve_sae(
     wanted: SaeCapture, sae: Sae, model: str, structure: ModelStructure | None, param: str
 ) -> str:
@@ -172,11 +180,7 @@ def resolve_sae(
         InvalidRequest: it is for another model, or takes other rows.
         UnknownHook: the model has no such hook.
     """
-    if sae.model is not None and sae.model != model:
-        raise InvalidRequest(
-            f"SAE {sae.id} ({sae.name}) was stored for the model {sae.model}, not {model}",
-            param=f"{param}.sae",
-        )
+    _check_model(sae, model, param)
     name = wanted.hook or sae.hook
     if structure is None:
         return name
@@ -195,6 +199,27 @@ def resolve_sae(
             param=f"{param}.hook",
         )
     return hook
+
+
+def check_latent(sae: Sae, latent: int, model: str, param: str) -> None:
+    """Raises InvalidRequest if a decoder's row cannot serve as the vector of an intervention.
+
+    Args:
+        param: field of the intervention.
+    """
+    config = sae.config
+    _check_model(sae, model, param)
+    if latent >= config.d_sae:
+        raise InvalidRequest(
+            f"SAE {sae.name} has latents 0 to {config.d_sae - 1}; the intervention names {latent}",
+            param=f"{param}.latent",
+        )
+    if config.normalize_activations != "none":
+        raise InvalidRequest(
+            f"SAE {sae.name} normalises each row ({config.normalize_activations}), so a row of its decoder "
+            "is no direction of the hook; give a vector",
+            param=f"{param}.sae",
+        )
 
 
 def require_distinct(names: Iterable[str]) -> None:

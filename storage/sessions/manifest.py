@@ -80,6 +80,8 @@ class AppliedIntervention(ManifestPart):
     positions: Any
     vector_id: str | None = None
     source: RowSource | None = Field(None, description="The row of a session that was its vector.")
+    sae: str | None = Field(None, description="Id of the SAE of whose decoder a row was its vector.")
+    latent: int | None = Field(None, description="The latent of that row.")
     features: HeadFeatures | None = Field(None, description="The heads that were changed; null: all columns.")
     vector_sha256: str | None = Field(None, description="Of the numbers as little-endian float32.")
 

@@ -60,9 +60,14 @@ def stored_vectors(
 
 
 def stored_saes(session: Session, spec: Spec | AnalysisSpec, *, keep: bool = False) -> dict[str, Sae]:
-    """Stored SAEs that a spec names, by the entry; `keep` as in `upload`. Raises InvalidRequest."""
+    """Stored SAEs that a spec names, by the entry's field; `keep` as in `upload`. Raises InvalidRequest."""
     capture = getattr(spec, "capture", None)
     named = [(one.sae, f"capture.saes.{place}") for place, one in enumerate(capture.saes if capture else ())]
+    named += [
+        (one.sae, param)
+        for param, one in each(getattr(spec, "interventions", ()), getattr(spec, "conditions", ()))
+        if one.sae
+    ]
     found = {}
     # sorted, since all locks are taken in one order
     for sae_id, param in sorted(named):

@@ -1,10 +1,12 @@
 """References to stored SAEs in a spec: an id, the unique beginning of one, or a name."""
 
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import Conflict, InvalidRequest, NotFound
+from actograph.contract.interventions import Intervention, each
 from actograph.contract.specs import JobSpecBase
 from storage.index.ids import is_id
 from storage.saes import saes
@@ -14,7 +16,14 @@ S = TypeVar("S", bound=JobSpecBase)
 
 def has_short_ones(spec: JobSpecBase) -> bool:
     """Whether a spec names an SAE otherwise than by its full id."""
-    return spec.capture is not None and any(not is_id(one.sae, "sae") for one in spec.capture.saes)
+    return any(not is_id(reference, "sae") for reference in _named(spec))
+
+
+def _named(spec: JobSpecBase) -> Iterator[str]:
+    yield from (one.sae for one in (spec.capture.saes if spec.capture else ()))
+    for _, one in each(spec.interventions, getattr(spec, "conditions", ())):
+        if one.sae is not None:
+            yield one.sae
 
 
 def with_full_ids(session: Session, spec: S) -> S:
@@ -23,13 +32,30 @@ def with_full_ids(session: Session, spec: S) -> S:
     Raises:
         InvalidRequest: there is no such SAE, or the reference is not unique; the error names the field.
     """
-    if spec.capture is None:
-        return spec
-    named = [
-        one.model_copy(update={"sae": _full_id(session, one.sae, f"capture.saes.{place}.sae")})
-        for place, one in enumerate(spec.capture.saes)
-    ]
-    return spec.model_copy(update={"capture": spec.capture.model_copy(update={"saes": named})})
+
+    def named(edits: Sequence[Intervention], param: str) -> list[Intervention]:
+        return [
+            one
+            if one.sae is None
+            else one.model_copy(update={"sae": _full_id(session, one.sae, f"{param}interventions.{i}.sae")})
+            for i, one in enumerate(edits)
+        ]
+
+    changes: dict[str, object] = {"interventions": named(spec.interventions, "")}
+    if spec.capture is not None:
+        entries = [
+            one.model_copy(update={"sae": _full_id(session, one.sae, f"capture.saes.{place}.sae")})
+            for place, one in enumerate(spec.capture.saes)
+        ]
+        changes["capture"] = spec.capture.model_copy(update={"saes": entries})
+    if conditions := getattr(spec, "conditions", None):
+        changes["conditions"] = [
+            condition.model_copy(
+                update={"interventions": named(condition.interventions, f"conditions.{place}.")}
+            )
+            for place, condition in enumerate(conditions)
+        ]
+    return spec.model_copy(update=changes)
 
 
 def _full_id(session: Session, reference: str, param: str) -> str:

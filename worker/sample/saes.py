@@ -86,7 +86,10 @@ def saes_of(
     if not capture.saes:
         return {}
     with database.read() as session:
-        stored = [_stored(session, one.sae, place, store) for place, one in enumerate(capture.saes)]
+        stored = [
+            stored_sae(session, one.sae, store, f"capture.saes.{place}.sae")
+            for place, one in enumerate(capture.saes)
+        ]
     require_distinct(sae.name for sae, _ in stored)
     found: dict[str, SaeInUse] = {}
     for place, (one, (sae, file)) in enumerate(zip(capture.saes, stored, strict=True)):
@@ -105,9 +108,8 @@ def saes_of(
     return found
 
 
-def _stored(session: Session, sae_id: str, place: int, store: ArtifactStore) -> tuple[Sae, CheckedFile]:
-    """The SAE that a capture names, and the file of its weights. Raises InvalidRequest."""
-    param = f"capture.saes.{place}.sae"
+def stored_sae(session: Session, sae_id: str, store: ArtifactStore, param: str) -> tuple[Sae, CheckedFile]:
+    """The SAE that a spec names in a field, and the file of its weights. Raises InvalidRequest."""
     try:
         row = saes.get(session, sae_id)
         return saes.resource(row), files.stored(files.get(session, row.file_id), store)

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from actograph.client import Client
+from actograph.contract.openai import ChatCompletionRequest
 from actograph.contract.saes import SaeConfig
+from api.kinds import KINDS
 from evals import plans
 from storage.artifacts.checked_files import digest_of
 from storage.jobs import jobs
@@ -200,3 +202,35 @@ def test_an_estimate_has_latents_and_the_weights_of_saes(service: Service, probl
     refused, answer = estimate("large", run_bytes=1 << 20)
     assert refused["fits"] is False
     problem(answer, 422, "insufficient_resources", says="main memory for a sample alone")
+
+
+def test_interventions_name_latents(service: Service, problem: Problem, subtests: pytest.Subtests) -> None:
+    service.load_model()
+    made = store(service, model="demo")
+    write_sae(folder_of(service, "normed"), d_in=8, normalize_activations="layer_norm")
+    store(service, name="normed", path="normed")
+    edit = {"hook": "resid_post.1", "op": "add", "sae": "res-1", "latent": 3, "coefficient": 2}
+    conditions = [{"name": "a"}, {"name": "b", "interventions": [edit | {"latent": 23}]}]
+    job_id = service.submit(interventions=[edit], conditions=conditions)
+    spec = service.client.get(f"/v1/jobs/{job_id}").json()["spec"]
+    assert spec["interventions"][0]["sae"] == made["id"] and spec["interventions"][0]["latent"] == 3
+    assert spec["conditions"][1]["interventions"][0]["sae"] == made["id"]
+    problem(service.client.delete("/v1/saes/res-1"), 409, "conflict", says=job_id)
+    chat = {"model": "demo", "messages": [{"role": "user", "content": "a"}], "interventions": [edit]}
+    asked = KINDS["chat"].resolve(service.services, ChatCompletionRequest.model_validate(chat))
+    assert asked.interventions[0].sae == made["id"]
+    for change, pointer, says in [
+        ({"latent": 24}, "/latent", "SAE res-1 has latents 0 to 23"),
+        ({"latent": None}, "", "sae and latent belong together"),
+        ({"sae": None}, "", "exactly one of vector, vector_id, from and sae"),
+        ({"sae": "res-2"}, "/sae", "there is no SAE res-2"),
+        ({"sae": "normed"}, "/sae", "normalises each row (layer_norm)"),
+        ({"vector": [1.0] * 8}, "", "exactly one of"),
+        ({"hook": "model.layers.0.mlp.up_proj.output"}, "/sae", "8 numbers"),
+        ({"op": "scale", "latent": 1}, "", "scale takes no vector"),
+    ]:
+        with subtests.test(change=change):
+            body = {name: value for name, value in (edit | change).items() if value is not None}
+            answer = service.client.post("/v1/jobs", json=capture_spec(interventions=[body]))
+            where = {"pointer": f"/interventions/0{pointer}"} if pointer else {}
+            problem(answer, 422, says=says, **where)

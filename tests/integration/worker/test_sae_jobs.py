@@ -160,6 +160,29 @@ def test_a_planted_latent_fires_at_its_token_and_nowhere_else(bench: "Bench") ->
     assert fired >= 3
 
 
+def test_a_latent_steers_along_its_decoder_row(bench: "Bench", subtests: pytest.Subtests) -> None:
+    plain = Stored(bench)
+    scaled = Stored(bench, "topk", "k", rescale_acts_by_decoder_norm=True)
+    for sae, op in ((plain, "add"), (scaled, "add"), (plain, "project_out")):
+        with subtests.test(sae.name, op=op):
+            row = sae.tensors["W_dec"][7]
+            if sae is scaled:
+                row = row / np.linalg.norm(row)
+            edit: dict[str, Any] = {"hook": "resid_post.0", "op": op, "coefficient": 5}
+            conditions = [
+                {"name": "latent", "interventions": [edit | {"sae": sae.id, "latent": 7}]},
+                {"name": "vector", "interventions": [edit | {"vector": row.tolist()}]},
+                {"name": "another", "interventions": [edit | {"sae": sae.id, "latent": 8}]},
+            ]
+            capture = {"hooks": ["resid_post.1"]}
+            found = run(bench, inputs=[{"prompt": TEXT}], capture=capture, conditions=conditions)
+            latent, vector, another = (session["resid_post.1"][:] for _, session in found)
+            np.testing.assert_allclose(latent, vector, atol=1e-4, rtol=1e-4)
+            assert not np.allclose(latent[:5], another[:5], atol=1e-2)
+            (applied,) = SessionReader(bench.store, str(found[0][0].session_id)).manifest.interventions
+            assert (applied.sae, applied.latent, applied.op) == (sae.id, 7, op)
+
+
 def test_an_sae_that_is_gone_or_damaged_fails_the_job_with_the_reason(bench: "Bench") -> None:
     sae = Stored(bench)
     spec = {"inputs": [{"prompt": "a"}], "capture": {"saes": [{"sae": sae.id, "hook": "resid_post.1"}]}}
