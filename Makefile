@@ -48,7 +48,7 @@ test: $(DEV)
 # before a release, and when a change touches its subject
 soak: $(DEV)
 	$(BIN)/python -m tests.support.other_programs agents dstack inspect instructor langchain litellm \
-		lm-eval sky swift
+		lm-eval sae sky swift
 	$(PYTEST) --dist loadfile -m soak
 
 lint: $(DEV)

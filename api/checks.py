@@ -15,10 +15,12 @@ from actograph.contract.job_specs import (
     CaptureJobSpec,
     EvaluationSpec,
     InputJobSpec,
+    captured_hooks,
     check_capture,
     check_sampling,
 )
 from actograph.contract.models import ModelStructure
+from actograph.contract.saes import check_latent, latents_name, require_distinct, resolve_sae
 from actograph.contract.specs import JobSpecBase, ModelJobSpec
 from actograph.contract.tool_calls import NOT_OFFERED
 from api.submission import Submission
@@ -48,13 +50,32 @@ def captured(submission: Submission[M]) -> Submission[M]:
     if capture is None:
         return replace(submission, hooks=[])
     if structure is None:
+        encoded(submission)
         return submission
     try:
-        names = hooks.expand(capture.points, capture.layers, capture.hooks, structure)
+        names = captured_hooks(capture, structure)
     except UnknownHook as error:
         raise UnknownHook(error.message, param=f"capture.{error.param or 'hooks'}") from None
     check_capture(capture, names, structure)
+    names += encoded(submission)
     return replace(submission, spec=with_layers(submission.spec, structure), hooks=names)
+
+
+def encoded(submission: Submission[Any]) -> list[str]:
+    """Names of the latents that a capture stores.
+
+    Raises:
+        UnknownHook: the model lacks the hook of an SAE.
+        InvalidRequest: an SAE does not suit the hook or the model, or is named twice.
+    """
+    spec, found = submission.spec, list[str]()
+    for place, one in enumerate(spec.capture.saes):
+        param = f"capture.saes.{place}"
+        sae = submission.saes[param]
+        resolve_sae(one, sae, spec.model, submission.structure, param)
+        found.append(sae.name)
+    require_distinct(found)
+    return [latents_name(name) for name in found]
 
 
 def with_layers(spec: M, structure: ModelStructure) -> M:
@@ -63,7 +84,9 @@ def with_layers(spec: M, structure: ModelStructure) -> M:
     It stays null where one of them lacks a point, since a layer that is listed must have it.
     """
     capture = spec.capture
-    if capture is None or capture.layers is not None or not hooks.uses_layers(capture.points, capture.hooks):
+    if capture is None or capture.layers is not None or not capture.captures_hooks:
+        return spec
+    if not hooks.uses_layers(capture.points, capture.hooks):
         return spec
     chosen = capture.model_copy(update={"layers": hooks.select_layers(None, structure.num_layers)})
     try:
@@ -77,7 +100,9 @@ def interventions(submission: Submission[Any]) -> None:
     """Raises UnknownHook, or InvalidRequest for a vector of another model or width."""
     spec, structure = submission.spec, submission.structure
     for param, one in each(getattr(spec, "interventions", ()), getattr(spec, "conditions", ())):
-        vector = submission.vectors.get(param)
+        vector, sae = submission.vectors.get(param), submission.saes.get(param)
+        if sae is not None and one.latent is not None:
+            check_latent(sae, one.latent, spec.model, param)
         if vector is not None:
             check_stored(one, vector, spec.model, f"{param}.vector_id")
         if structure is None:
@@ -87,7 +112,9 @@ def interventions(submission: Submission[Any]) -> None:
         if known is None:
             continue  # only the worker knows the width
         columns = columns_of(one.features, hook, structure, f"{param}.features")
-        if vector is not None:
+        if sae is not None:
+            check_width(hook, sae.config.d_in, known.width, f"{param}.sae", columns)
+        elif vector is not None:
             check_width(hook, vector.width, known.width, f"{param}.vector_id", columns)
         elif param in submission.source_widths:
             check_width(hook, submission.source_widths[param], known.width, f"{param}.from", columns)

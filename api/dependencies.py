@@ -225,5 +225,7 @@ SessionId = Annotated[str, _id("ses", "session_id")]
 FileId = Annotated[str, _id("file", "file_id")]
 #: ids, their beginnings and names, see `storage.submission.vector_names`
 VectorId = Annotated[str, _example("vec")]
+#: ids, their beginnings and names, see `storage.saes.saes`
+SaeId = Annotated[str, _example("sae")]
 BatchId = Annotated[str, _id("batch", "batch_id")]
 KeyId = Annotated[str, _id("key", "key_id")]

@@ -12,6 +12,7 @@ from actograph.contract.errors import InsufficientResources
 from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec
 from actograph.contract.models import ModelStructure
 from actograph.contract.operations import Estimate, Need
+from actograph.contract.saes import SaeConfig
 from actograph.contract.specs import CaptureSpec
 from api.dependencies import Services
 from api.submission import Submission
@@ -185,6 +186,7 @@ def _estimate(
         row_bytes = 0
         if plans.stores_every_row(capture):
             row_bytes = plans.bytes_per_token(structure, names, capture.dtype, capture.features)
+            row_bytes += plans.latents_bytes(capture)
         found |= {"bytes_per_token": row_bytes, "weights_bytes": plans.weights_bytes(structure)}
         needed = None if names else 0
         if mean is not None and longest is not None:
@@ -217,6 +219,7 @@ def _memory(
         token_bytes=token_bytes,
         prompt_tokens=longest,
         generated_tokens=spec.max_tokens,
+        saes=_encoders(submission),
     )
     slots = memory.get("slots", plans.most_slots(on_gpu=on_gpu))
     row_bytes = memory.get("host_buffer_bytes", 2 << 30)
@@ -236,6 +239,7 @@ def _memory(
     held = need.held
     least = held.on_host if on_gpu else held.together
     rows = least if alone else max(size * least, min(size * need.rows, row_bytes))
+    rows += 0 if on_gpu else held.encoders
     keys = size * need.keys
     on_device = Need(
         needed=keys + held.spare + size * held.on_device if on_gpu else keys,
@@ -247,6 +251,12 @@ def _memory(
         "device": on_device,
         "host": _need(rows, memory.get("host_available_bytes")) if on_gpu else _need(keys + rows, total),
     }
+
+
+def _encoders(submission: Submission[Any]) -> list[SaeConfig]:
+    """The SAEs with which the job encodes, each once."""
+    named = [sae for param, sae in submission.saes.items() if param.startswith("capture.")]
+    return [sae.config for sae in {one.sha256: one for one in named}.values()]
 
 
 def _need(needed: int | None, available: int | None) -> Need:

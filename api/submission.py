@@ -8,6 +8,7 @@ from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import StoredVector, each
 from actograph.contract.job_specs import AnyJobSpec
 from actograph.contract.models import ModelStructure, PinnedModel
+from actograph.contract.saes import Sae
 from actograph.contract.specs import ExpiresAfter, HubDataset, JobSpecBase, ModelJobSpec, QueuedSpec
 from api.dependencies import Services
 from storage.accounts import quotas
@@ -16,7 +17,7 @@ from storage.analyses.queries import Survey
 from storage.queue import workers
 from storage.samples import NewSample
 from storage.sessions import source_rows
-from storage.submission import named, vector_names
+from storage.submission import named, sae_names, vector_names
 
 S = TypeVar("S", bound=QueuedSpec)
 M = TypeVar("M", bound=ModelJobSpec)
@@ -50,6 +51,8 @@ class Submission(Generic[S]):
     waiting_reason: str | None = None
     #: stored vectors, by the field that names them
     vectors: Mapping[str, StoredVector] = field(default_factory=dict)
+    #: stored SAEs, by the entry of the capture or the intervention that names them
+    saes: Mapping[str, Sae] = field(default_factory=dict)
     #: widths of the rows of sessions that interventions take, by the field that names them
     source_widths: Mapping[str, int] = field(default_factory=dict)
     #: what an analysis reads
@@ -104,11 +107,14 @@ def with_defaults(services: Services, spec: M) -> M:
 
 
 def with_vectors(services: Services, spec: M) -> M:
-    """The spec with the full ids of stored vectors. Raises InvalidRequest."""
-    if not vector_names.has_short_ones(spec):
+    """The spec with the full ids of stored vectors and SAEs. Raises InvalidRequest."""
+    has_vectors, has_saes = vector_names.has_short_ones(spec), sae_names.has_short_ones(spec)
+    if not has_vectors and not has_saes:
         return spec
     with services.database.read() as session:
-        return vector_names.with_full_ids(session, spec)
+        if has_saes:
+            spec = sae_names.with_full_ids(session, spec)
+        return vector_names.with_full_ids(session, spec) if has_vectors else spec
 
 
 def outlook(services: Services, spec: M, owner: str) -> Submission[M]:
@@ -131,6 +137,7 @@ def outlook(services: Services, spec: M, owner: str) -> Submission[M]:
             quotas=quotas.read(session, services.settings),
             waiting_reason=workers.why_unserved(spec.model, served),
             vectors=named.stored_vectors(session, cast(AnyJobSpec, spec)),
+            saes=named.stored_saes(session, cast(AnyJobSpec, spec)),
         )
     rows = source_rows.read(services.store, edits)
     return replace(submission, source_widths={param: len(row) for param, row in rows.items()})

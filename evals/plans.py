@@ -18,6 +18,7 @@ from actograph.contract.row_selection import (
     Selection,
     held_back,
 )
+from actograph.contract.saes import PAIR_BYTES, SaeConfig, is_latents
 from actograph.contract.specs import CaptureSpec, Dtype
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
@@ -68,13 +69,33 @@ def _source_dtype(structure: ModelStructure, hook: str) -> str:
 def bytes_per_token(
     structure: ModelStructure, hooks: Sequence[str], dtype: Dtype = "model", features: Features | None = None
 ) -> int:
-    """Bytes of one stored row over all `hooks`. Integers, such as expert indices, keep their dtype."""
+    """Bytes of one stored row over all `hooks`. Integers, such as expert indices, keep their dtype.
+
+    Names of latents count nothing, see `latents_bytes`.
+    """
     total = 0
     for hook in hooks:
+        if is_latents(hook):
+            continue
         own = _source_dtype(structure, hook)
         stored = own if dtype == "model" or own.startswith("int") else dtype
         total += _width(structure, hook, features) * item_bytes(stored)
     return total
+
+
+def latents_bytes(capture: CaptureSpec) -> int:
+    """Bytes of the latents of one row, by all SAEs of a capture."""
+    return PAIR_BYTES * sum(one.top for one in capture.saes)
+
+
+def sae_bytes(config: SaeConfig) -> int:
+    """Bytes that an SAE takes of a run: its encoder in float32, and the activations of a block of rows.
+
+    A gated encoder has two vectors more, and its gates beside the activations.
+    """
+    vectors = {"standard": 1, "topk": 2, "jumprelu": 2, "gated": 3}[config.architecture]
+    activations = (2 if config.architecture == "gated" else 1) * BLOCK_ROWS * config.d_sae
+    return 4 * (config.d_in * config.d_sae + config.d_in + vectors * config.d_sae + activations)
 
 
 def rows_of(
@@ -117,7 +138,12 @@ def tensor_bytes(
     This is exact if the number of rows is known before the generation, see `Selection.rows`.
     """
     total, per_channel = 0, sum(_statistics_bytes(capture))
+    if capture.saes:
+        rows = max(rows_of(structure, hook, capture, prompt_tokens, generated_tokens) for hook in hooks)
+        total = rows * latents_bytes(capture)
     for hook in hooks:
+        if is_latents(hook):
+            continue
         rows = rows_of(structure, hook, capture, prompt_tokens, generated_tokens)
         if capture.stats is not None and rows:
             total += _LONG_BYTES + _width(structure, hook, capture.features) * per_channel
@@ -146,7 +172,9 @@ def stored_bytes(
         numbers += max(rows_of(structure, hook, capture, prompt_tokens, generated_tokens) for hook in hooks)
     sizes = {"prompt_tokens": prompt_tokens, "generated_tokens": generated_tokens}
     texts = _TEXT_BYTES * (prompt_tokens + generated_tokens)
-    headers = _SESSION_BYTES + texts + _LONG_BYTES * numbers + len(hooks) * per_hook * _HOOK_BYTES
+    # latents are two tensors
+    tensors = len(hooks) * per_hook + len(capture.saes)
+    headers = _SESSION_BYTES + texts + _LONG_BYTES * numbers + tensors * _HOOK_BYTES
     return headers + tensor_bytes(structure, hooks, capture, **sizes)
 
 
@@ -293,12 +321,14 @@ class RowNeed:
         summed: a block of rows that are summed up alone, on the device.
         sums: the sums, on the device.
         held: rows that wait for the end of the sample, on the host.
+        encoders: SAEs, on the device, once for all requests with them.
     """
 
     block: int = 0
     summed: int = 0
     sums: int = 0
     held: int = 0
+    encoders: int = 0
 
     @property
     def on_device(self) -> int:
@@ -307,8 +337,8 @@ class RowNeed:
 
     @property
     def spare(self) -> int:
-        """Bytes on a GPU for rows that nobody keeps, once for all requests with this layout."""
-        return self.block + self.summed
+        """Bytes on a GPU once for all requests with this layout: rows that nobody keeps, and encoders."""
+        return self.block + self.summed + self.encoders
 
     @property
     def on_host(self) -> int:
@@ -317,20 +347,26 @@ class RowNeed:
 
     @property
     def together(self) -> int:
-        """Bytes on a CPU."""
+        """Bytes on a CPU, without encoders."""
         return self.block + self.summed + self.sums + self.held
 
 
-def row_need(*, kept: int, summed: int = 0, sums: int = 0, held_rows: int = 0) -> RowNeed:
+def row_need(*, kept: int, summed: int = 0, sums: int = 0, held_rows: int = 0, encoders: int = 0) -> RowNeed:
     """Memory of one request's rows.
 
     Args:
         kept: bytes of one token's rows that are delivered.
         summed: the same of rows in blocks that are summed up alone.
-        sums: see `RowNeed`.
+        sums, encoders: see `RowNeed`.
         held_rows: rows that wait for the end of the sample.
     """
-    return RowNeed(block=BLOCK_ROWS * kept, summed=BLOCK_ROWS * summed, sums=sums, held=held_rows * kept)
+    return RowNeed(
+        block=BLOCK_ROWS * kept,
+        summed=BLOCK_ROWS * summed,
+        sums=sums,
+        held=held_rows * kept,
+        encoders=encoders,
+    )
 
 
 def rows_fit(need: RowNeed, *, device: int | None, host: int, requests: int = 1) -> bool:
@@ -341,7 +377,7 @@ def rows_fit(need: RowNeed, *, device: int | None, host: int, requests: int = 1)
         host: bytes of the host for rows.
     """
     if device is None:
-        return requests * need.together <= host
+        return need.encoders + requests * need.together <= host
     return need.spare + requests * need.on_device <= device and requests * need.on_host <= host
 
 
@@ -368,16 +404,18 @@ def sample_need(
     token_bytes: int,
     prompt_tokens: int,
     generated_tokens: int,
+    saes: Sequence[SaeConfig] = (),
 ) -> SampleNeed:
     """Memory of one sample.
 
     Args:
         token_bytes: keys and values of one token.
+        saes: those of the capture, each once.
         generated_tokens: 0 if the prompt is only read.
     """
     tokens = min(prompt_tokens + max(0, generated_tokens - 1), structure.context_length)
     features = capture.features
-    stored = bytes_per_token(structure, hooks, capture.dtype, features)
+    stored = bytes_per_token(structure, hooks, capture.dtype, features) + latents_bytes(capture)
     source = bytes_per_token(structure, hooks, "model", features)
     keeps, sums_up = stores_every_row(capture), capture.reduce != "none" or capture.stats is not None
     counted = capture.stats is not None and capture.stats.threshold is not None
@@ -396,8 +434,10 @@ def sample_need(
                 // _width(structure, hook, features),
             )
             for hook in hooks
+            if not is_latents(hook)
         ),
         held_rows=0 if back is None else back[1],
+        encoders=sum(map(sae_bytes, saes)),
     )
     rows = 0
     if keeps:
@@ -416,13 +456,14 @@ def samples_at_once(room: RunMemory, need: SampleNeed, slots: int) -> int:
         fit = min(fit, (for_blocks - held.spare) // max(1, held.on_device))
         fit = min(fit, room.for_rows // max(1, held.on_host))
     elif held.together:
-        fit = min(fit, room.for_rows // held.together)
+        fit = min(fit, (room.for_rows - held.encoders) // held.together)
     return max(1, fit)
 
 
 def samples_that_fit(room: RunMemory, need: SampleNeed, slots: int) -> int:
     """As `samples_at_once`, but 0 if not even one sample fits."""
-    fits = fits_device(room, need) and need.held.on_host <= room.for_rows
+    on_host = need.held.on_host if room.for_blocks else need.held.on_host + need.held.encoders
+    fits = fits_device(room, need) and on_host <= room.for_rows
     return samples_at_once(room, need, slots) if fits else 0
 
 

@@ -17,6 +17,7 @@ from actograph.cli import (
     jobs,
     models,
     ops,
+    saes,
     service,
     sessions,
     up,
@@ -75,6 +76,7 @@ app.add_typer(batches.app, name="batches", rich_help_panel=JOBS)
 app.add_typer(sessions.app, name="sessions", rich_help_panel=JOBS)
 app.add_typer(analysis.app, name="analyse", rich_help_panel=JOBS)
 app.add_typer(vectors.app, name="vectors", rich_help_panel=JOBS)
+app.add_typer(saes.app, name="saes", rich_help_panel=JOBS)
 app.add_typer(deploy.app, name="deploy", rich_help_panel=OPERATE)
 command(app, "doctor", up.FLAGS, ["actograph doctor --model ./my-model"], panel=OPERATE)(upkeep.doctor)
 command(app, "backup", None, ["actograph backup /mnt/backup/lab"], panel=OPERATE)(upkeep.backup)

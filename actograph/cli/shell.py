@@ -66,9 +66,9 @@ class Shell:
     def id(self, prefix: str, typed: str) -> str:
         """Return the full id of a `job`, `ses`, `batch` or `key`. Raises the errors of `full_id`.
 
-        Of a `vec` the text itself: the service finds vectors by id, prefix and name.
+        Of a `vec` or `sae` the text itself: the service finds these by id, prefix and name.
         """
-        if prefix == "vec":
+        if prefix in ("vec", "sae"):
             return typed
         client = self.client
         listed: dict[str, Callable[[str], Iterable[Any]]] = {

@@ -17,7 +17,7 @@ from actograph.client.errors import ApiError
 from actograph.client.jobs import JobHandle, Jobs
 from actograph.client.keywords import require_known
 from actograph.client.matrix import Matrix, MatrixOptions, fetch
-from actograph.client.service import Batches, Files, Keys, Models, Queue, Store, Vectors, Workers
+from actograph.client.service import Batches, Files, Keys, Models, Queue, Saes, Store, Vectors, Workers
 from actograph.client.sessions import Sessions
 from actograph.client.transport import Transport
 from actograph.contract.job_options import (
@@ -36,8 +36,8 @@ from actograph.settings import Settings
 class Client:
     """A connection to one service; usable from several threads.
 
-    Calls are grouped by resource: `jobs`, `sessions`, `files`, `models`, `batches`, `vectors`, `chat`,
-    `analysis`, `queue`, `workers`, `keys`, `store`.
+    Calls are grouped by resource: `jobs`, `sessions`, `files`, `models`, `batches`, `vectors`, `saes`,
+    `chat`, `analysis`, `queue`, `workers`, `keys`, `store`.
 
     Args:
         base_url: the service; by default `ACTOGRAPH_URL`, else this machine.
@@ -71,7 +71,7 @@ class Client:
         self.jobs, self.sessions, self.chat = Jobs(transport), Sessions(transport), Chat(transport)
         self.files, self.models, self.batches = Files(transport), Models(transport), Batches(transport)
         self.vectors, self.queue, self.workers = Vectors(transport), Queue(transport), Workers(transport)
-        self.keys, self.store = Keys(transport), Store(transport)
+        self.keys, self.store, self.saes = Keys(transport), Store(transport), Saes(transport)
         self.analysis = Analysis(transport, self.jobs)
 
     def evaluate(self, task: str = "gsm8k", **options: Unpack[EvaluationOptions]) -> JobHandle:

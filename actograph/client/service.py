@@ -1,4 +1,4 @@
-"""`client.files`, `models`, `batches`, `vectors`, `queue`, `workers`, `keys` and `store`."""
+"""`client.files`, `models`, `batches`, `vectors`, `saes`, `queue`, `workers`, `keys` and `store`."""
 
 import builtins
 import uuid
@@ -14,6 +14,7 @@ from actograph.contract.interventions import StoredVector, VectorInfo
 from actograph.contract.model_loads import ModelLoadRequest
 from actograph.contract.openai_answers import Batch, BatchRequest
 from actograph.contract.operations import ApiKey, CreatedKey, File, KeyUpdate, NewKey
+from actograph.contract.saes import NewSae, Sae
 from actograph.progress import ReadMeter, meter
 
 MB = 1_000_000
@@ -159,6 +160,36 @@ class Vectors(APIResource, path="/v1/vectors"):
     def delete(self, vector: str) -> base.Deleted:
         """Delete a vector that no active job uses; `vector` is that of `get`."""
         return self._call(base.Deleted, "DELETE", vector)
+
+
+class Saes(APIResource, path="/v1/saes"):
+    """Store, list and delete SAEs, with which captures encode; see docs/guides/saes.md."""
+
+    def create(self, name: str, **options: Any) -> Sae:
+        """Store an SAE in SAELens' format: `cfg.json` and `sae_weights.safetensors` of one folder.
+
+        Args:
+            name: its latents are stored as `sae:NAME`.
+            options: `path`, a folder of the server, or `hub` with `folder` and `revision`; `hook`, if it is
+                not the one that the files name; `model`, `metadata`.
+        """
+        require_known(self.create, options, NewSae, fixed=["name"])
+        given = {field: value for field, value in options.items() if value is not None}
+        return self._call(Sae, "POST", json={"name": name} | given, timeout=LONG_SECONDS)
+
+    def list(
+        self, *, name: str | None = None, hook: str | None = None, model: str | None = None
+    ) -> Listing[Sae]:
+        """List stored SAEs, newest first."""
+        return self._items(Sae, name=name, hook=hook, model=model)
+
+    def get(self, sae: str) -> Sae:
+        """Return one stored SAE, by id, the beginning of one, or name."""
+        return self._call(Sae, "GET", sae)
+
+    def delete(self, sae: str) -> base.Deleted:
+        """Delete an SAE that no active job uses; `sae` is that of `get`. Stored latents stay."""
+        return self._call(base.Deleted, "DELETE", sae)
 
 
 class Workers(APIResource, path="/v1/workers"):

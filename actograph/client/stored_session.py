@@ -28,6 +28,8 @@ from actograph.contract.hooks import canonical, not_stored
 from actograph.contract.models import LayerHeads
 from actograph.contract.resources import TensorInfo
 from actograph.contract.row_selection import Segment
+from actograph.contract.saes import PREFIX, part_names
+from actograph.latents import Latents, dense, latents_info
 from actograph.tensor_files import ReadAt, TensorEntry
 
 _INDEX = re.compile(r"\[(\d+)\]")
@@ -74,19 +76,55 @@ class StoredSession(ABC):
         """Segments and texts of the tokens."""
 
     def __getitem__(self, hook: str) -> LazyTensor:
-        """Return the tensor of a hook point, an alias, a savepoint, or the path of a module.
+        """Return the tensor of a hook point, an alias, a savepoint, the path of a module, or of latents.
+
+        `session["sae:res-8"]` has all latents of a row, of which those that were not kept are 0.
 
         Raises:
             NotFound: the session has no such tensor.
         """
         known = self._stored()
         name = self._name_of(hook)
+        if name is None and self._latents_of(hook) is not None:
+            return self._all_latents(hook)
         if name is None:
             raise NotFound(not_stored(hook, known))
         return self._read(name)
 
     def __contains__(self, hook: object) -> bool:
-        return isinstance(hook, str) and self._name_of(hook) is not None
+        return isinstance(hook, str) and (
+            self._name_of(hook) is not None or self._latents_of(hook) is not None
+        )
+
+    def latents(self, sae: str) -> Latents:
+        """Return the stored latents of an SAE: `indices` and `values` `[rows, top]`, and `dense()`.
+
+        Args:
+            sae: its name, such as `res-8`. `tokens_of("sae:res-8")` has the tokens of the rows.
+
+        Raises:
+            NotFound: the session has no latents of this SAE.
+        """
+        name = sae if sae.startswith(PREFIX) else f"{PREFIX}{sae}"
+        info = self._latents_of(name)
+        if info is None:
+            raise NotFound(not_stored(name, self._stored()))
+        indices, values = (self._read(part)[:] for part in part_names(name))
+        return Latents(indices, values, info.shape[1])
+
+    def _latents_of(self, name: str) -> TensorInfo | None:
+        """The form of all latents of an SAE; None if they are not stored."""
+        return latents_info(name, {one: info for one, info in self._stored().items() if info is not None})
+
+    def _all_latents(self, name: str) -> LazyTensor:
+        info = self._latents_of(name)
+        assert info is not None
+        indices, values = (self._read(part) for part in part_names(name))
+
+        def read_rows(start: int, stop: int) -> bytes:
+            return dense(indices.read(start, stop), values.read(start, stop), info.shape[1]).tobytes()
+
+        return LazyTensor(name, info.dtype, info.shape, read_rows)
 
     def _name_of(self, hook: str) -> str | None:
         """Stored name of a tensor; only for savepoints and paths of modules the manifest is read."""
@@ -146,7 +184,8 @@ class StoredSession(ABC):
         Raises:
             NotFound: the session has no such tensor, or a folder no manifest.
         """
-        info = self._stored()[self[hook].hook]
+        name = self[hook].hook
+        info = self._stored().get(name, self._latents_of(name))
         if info is None:
             raise NotFound("the folder has no manifest, which says what the tokens of the rows are")
         count = info.shape[0] if info.over is None else info.over

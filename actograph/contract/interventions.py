@@ -18,6 +18,7 @@ from actograph.contract.base import HookName, Metadata, ModelName, Name, Resourc
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import HeadFeatures, Positions, known_in_the_pass
+from actograph.contract.saes import SaeRef
 from actograph.tables import describe
 
 MAX_WIDTH = 1_000_000
@@ -108,6 +109,12 @@ class Intervention(Spec):
     source: RowSource | None = Field(
         None, alias="from", description="A stored row of a session, instead of `vector`: patching."
     )
+    sae: SaeRef | None = Field(
+        None, description="A stored SAE, instead of `vector`: the row of its decoder of `latent`."
+    )
+    latent: int | None = Field(
+        None, ge=0, le=1 << 26, strict=True, description="Number of a latent of `sae`."
+    )
     coefficient: Number = Field(1.0, description="c in these formulas.")
     features: HeadFeatures | None = Field(
         None,
@@ -125,9 +132,11 @@ class Intervention(Spec):
 
     @model_validator(mode="after")
     def _fits_the_op(self) -> "Intervention":
-        given = sum(one is not None for one in (self.vector, self.vector_id, self.source))
+        given = sum(one is not None for one in (self.vector, self.vector_id, self.source, self.sae))
         if self.op in VECTOR_OPS and given != 1:
-            raise ValueError(f"{self.op} needs exactly one of vector, vector_id and from")
+            raise ValueError(f"{self.op} needs exactly one of vector, vector_id, from and sae")
+        if (self.sae is None) != (self.latent is None):
+            raise ValueError("sae and latent belong together: the SAE, and the number of one of its latents")
         if self.op not in VECTOR_OPS and given:
             raise ValueError(f"{self.op} takes no vector")
         if self.op == "zero" and self.coefficient != 1.0:

@@ -31,6 +31,8 @@ Prompts = str | Sequence[str | Sequence[Mapping[str, str]] | Mapping[str, Any] |
 #: an intervention is a spec, or `VECTOR@HOOK*COEFFICIENT[@POSITIONS]`, which adds a stored vector
 #: a coefficient with a percent sign is a share of each row's norm
 _STEER = re.compile(r"(?P<vector>[^@*]+)@(?P<hook>[^@*]+)\*(?P<coefficient>[^@*]+)(@(?P<positions>[^@]+))?")
+#: a latent of an SAE as a vector
+_LATENT = re.compile(r"sae:(?P<sae>[^:]+):(?P<latent>\d{1,8})")
 Conditions = Sequence[str | Fields] | Mapping[str, str]
 
 
@@ -302,7 +304,7 @@ def interventions_of(given: str | Sequence[str | Fields]) -> list[dict[str, Any]
 def intervention_of(text: str) -> dict[str, Any]:
     """The intervention of `VECTOR@HOOK*COEFFICIENT[@POSITIONS]`: add a stored vector to the rows of a hook.
 
-    `*50%` adds half of each row's norm along the vector.
+    `*50%` adds half of each row's norm along the vector. The vector may be `sae:NAME:LATENT`.
 
     Raises:
         InvalidRequest: the text has another form.
@@ -321,8 +323,10 @@ def intervention_of(text: str) -> dict[str, Any]:
         )
     more = {"positions": found["positions"]} if found["positions"] else {}
     more |= {"scale_by": "row_norm"} if typed.endswith("%") else {}
-    given = {"hook": found["hook"], "op": "add", "vector_id": found["vector"], "coefficient": coefficient}
-    return given | more
+    given = {"hook": found["hook"], "op": "add", "coefficient": coefficient}
+    if latent := _LATENT.fullmatch(found["vector"]):
+        return given | {"sae": latent["sae"], "latent": int(latent["latent"])} | more
+    return given | {"vector_id": found["vector"]} | more
 
 
 def sessions_of(given: Fields | Sequence[str]) -> dict[str, Any]:

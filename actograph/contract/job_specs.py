@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
+from actograph.contract import hooks as hook_names
 from actograph.contract.analyses import (
     ANALYSIS_KINDS,
     AnalysisKind,
@@ -376,6 +377,13 @@ def _path_in(loc: Sequence[str | int], sent: Any, *, missing: bool) -> tuple[str
         elif missing and place == len(loc) - 1:
             path.append(step)
     return tuple(path)
+
+
+def captured_hooks(capture: CaptureSpec, structure: ModelStructure) -> list[str]:
+    """Canonical names of the hooks whose rows a capture stores, see `hooks.expand`. Raises UnknownHook."""
+    if not capture.captures_hooks:
+        return []
+    return hook_names.expand(capture.points, capture.layers, capture.hooks, structure)
 
 
 def check_capture(capture: CaptureSpec, hooks: Sequence[str], structure: ModelStructure) -> None:

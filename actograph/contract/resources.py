@@ -283,6 +283,10 @@ class TensorInfo(Resource):
     compared: RowDifference | None = Field(
         None, description="With the rows of `source_session`; null if none were compared."
     )
+    latents: int | None = Field(
+        None,
+        description="Of the latents of an SAE: how many it has. A row has numbers or activations of some.",
+    )
     nbytes: int = 0
 
 

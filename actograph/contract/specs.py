@@ -33,6 +33,7 @@ from actograph.contract.row_selection import (
     held_back,
     needs_generation,
 )
+from actograph.contract.saes import SaeCapture
 
 Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)]
 TopP = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -101,14 +102,17 @@ class CaptureSpec(Spec):
     A job captures `points` x `layers` and the explicit `hooks`, in which `{i}` stands for each of `layers`.
     Points without a layer (`embed`, `final_norm`, `logits`) ignore `layers`. `layers: null` means a quarter,
     a half and three quarters of the depth; a job shows their numbers once its model is known. Without
-    `points` and `hooks` the point is `resid_post`.
+    `points`, `hooks` and `saes` the point is `resid_post`.
     """
 
     points: list[hooks.PointName] = Field([], max_length=100, description="Read in each of `layers`.")
     layers: Layers | None = Field(None, description="null: 1/4, 1/2 and 3/4 of the depth.")
     hooks: HookList = Field([], description="Hook names or aliases; `{i}` stands for each of `layers`.")
+    saes: list[SaeCapture] = Field(
+        [], max_length=64, description="SAEs whose latents are stored, of whole rows in float32."
+    )
     positions: Annotated[Positions, AfterValidator(capturable)] = Field("all", description="Tokens to store.")
-    features: Features | None = Field(None, description="Columns to store.")
+    features: Features | None = Field(None, description="Columns of hooks to store.")
     reduce: Reduce = Field("none", description="Store one row per hook and sample.")
     stats: Stats = Field(None, description="Per-channel statistics of the tokens.")
     dtype: Dtype = Field("model", description="`model` keeps the model's own.")
@@ -126,7 +130,17 @@ class CaptureSpec(Spec):
             )
         if self.reduce != "none" and self.stats is not None and not self.stats.tensors:
             raise ValueError("reduce makes a tensor and stats.tensors: false stores none; remove one of them")
+        if self.saes and (self.reduce != "none" or self.stats is not None):
+            raise ValueError(
+                "reduce and stats sum rows up, and latents are stored row by row; store them in a job of "
+                "their own"
+            )
         return self
+
+    @property
+    def captures_hooks(self) -> bool:
+        """Whether rows of hooks are stored, and not latents alone."""
+        return bool(self.points or self.hooks or not self.saes)
 
     def digest(self) -> str:
         """sha256 of the spec in canonical JSON, stored in each session's manifest."""

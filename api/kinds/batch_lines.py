@@ -192,7 +192,8 @@ class _CheckedLines:
         key = canonical_digest(spec.model_dump(mode="json", include={"capture", "interventions"}))
         if key not in self._hooks:
             with self._services.database.read() as session:
-                line = checks.captured(replace(line, vectors=named.stored_vectors(session, spec)))
+                vectors, saes = named.stored_vectors(session, spec), named.stored_saes(session, spec)
+                line = checks.captured(replace(line, vectors=vectors, saes=saes))
             checks.interventions(line)
             self._hooks[key] = line.hooks or []
 

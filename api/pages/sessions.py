@@ -12,6 +12,7 @@ from actograph.contract.errors import StoreDamaged
 from actograph.contract.job_specs import validated
 from actograph.contract.resources import Session
 from actograph.contract.specs import SessionUpdate
+from actograph.latents import with_latents
 from api.auth import READ, SUBMIT
 from api.dependencies import ServicesDep, SessionId
 from api.pages.rendering import render, see_other
@@ -120,8 +121,9 @@ def change_session(
 def _points(shown: Session) -> dict[str, list[str]]:
     """The hooks of each point with a row for each token, the first layer first."""
     points: dict[str, list[str]] = {}
-    for name in sorted(shown.hooks, key=lambda name: hooks.layer_of(name) or 0):
-        info = shown.hooks[name]
+    stored = with_latents(shown.hooks)
+    for name in sorted(stored, key=lambda name: hooks.layer_of(name) or 0):
+        info = stored[name]
         # numpy has no 8-bit floats
         if info.summary is None and info.shape[0] and not info.dtype.startswith("F8"):
             points.setdefault(hooks.point_of(name), []).append(name)

@@ -196,6 +196,7 @@ def delete_file(services: ServicesDep, file_id: FileId) -> Deleted:
         files.lock(session, file_id)
         reader = files.reader_of(session, file_id)
         if reader is not None:
-            raise Conflict(f"{reader} reads file {file_id}; wait for its end or cancel it first")
+            advice = "delete it" if reader.startswith("SAE") else "wait for its end or cancel it first"
+            raise Conflict(f"{reader} reads file {file_id}; {advice}")
         files.delete(session, file_id)
     return Deleted(id=file_id, object="file")

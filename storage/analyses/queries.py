@@ -15,6 +15,8 @@ from actograph.contract.analyses import CompareSpec, ProbeSpec, SessionQuery
 from actograph.contract.errors import InvalidRequest, MixedIdentities
 from actograph.contract.models import ModelIdentity, short
 from actograph.contract.resources import TensorInfo
+from actograph.contract.saes import is_latents
+from actograph.latents import with_latents
 from actograph.tensor_files import Array, itemsize
 from storage.index.ids import slices
 from storage.jobs import jobs
@@ -94,9 +96,14 @@ def survey(
     first = earliest(session, query)
     if first is None:
         raise InvalidRequest(why_none(session, query), param="sessions")
-    stored = {name: TensorInfo.model_validate(info) for name, info in first.hooks.items()}
+    stored = with_latents({name: TensorInfo.model_validate(info) for name, info in first.hooks.items()})
     usable = {name: info for name, info in stored.items() if _is_usable(name, info, kind)}
-    default = [name for name in usable if kind != LENS or hooks.point_of(name) == "resid_post"]
+    # latents are so many that they are read if they are named alone
+    default = [
+        name
+        for name in usable
+        if (kind != LENS or hooks.point_of(name) == "resid_post") and not is_latents(name)
+    ]
     names = hooks.matching(stored, wanted) if wanted else default
     unusable = [name for name in names if name not in usable]
     if unusable or not names:

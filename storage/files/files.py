@@ -17,7 +17,7 @@ from storage.index.database import Database, changed, now
 from storage.index.ids import new_file_id
 from storage.index.pages import PageOptions
 from storage.jobs import jobs
-from storage.tables.models import IS_OPEN_BATCH, BatchRow, FileRow, JobRow
+from storage.tables.models import IS_OPEN_BATCH, BatchRow, FileRow, JobRow, SaeRow
 
 
 def announce(
@@ -135,7 +135,10 @@ def expire(database: Database) -> int:
 
 @visible.of_everyone
 def reader_of(session: Session, file_id: str) -> str | None:
-    """The active job that reads this file, or the batch that validates it, if any. The file is locked."""
+    """The active job or the SAE that reads this file, or the batch that validates it. The file is locked."""
+    sae_id = session.scalars(sa.select(SaeRow.id).where(SaeRow.file_id == file_id).limit(1)).first()
+    if sae_id is not None:
+        return f"SAE {sae_id}"
     active = sa.select(JobRow.id, JobRow.spec).where(JobRow.status.in_(jobs.ACTIVE))
     for job_id, spec in session.execute(active):
         datasets = (spec.get("dataset"), spec.get("fewshot_dataset"))

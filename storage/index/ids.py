@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-_ID = re.compile(r"(job|smp|ses|file|wrk|vec|evt|batch|key)_[0-9a-f]{32}")
+_ID = re.compile(r"(job|smp|ses|file|wrk|vec|sae|evt|batch|key)_[0-9a-f]{32}")
 
 
 def _new(prefix: str) -> str:
@@ -24,6 +24,7 @@ new_session_id = partial(_new, "ses")
 new_file_id = partial(_new, "file")
 new_worker_id = partial(_new, "wrk")
 new_vector_id = partial(_new, "vec")
+new_sae_id = partial(_new, "sae")
 new_batch_id = partial(_new, "batch")
 new_key_id = partial(_new, "key")
 

@@ -9,7 +9,16 @@ from sqlalchemy.orm import Session
 from actograph.contract.base import ListPage
 from actograph.contract.errors import InvalidRequest
 from storage.index.ids import is_beginning
-from storage.tables.models import ApiKeyRow, BatchRow, FileRow, JobRow, SampleRow, SessionRow, VectorRow
+from storage.tables.models import (
+    ApiKeyRow,
+    BatchRow,
+    FileRow,
+    JobRow,
+    SaeRow,
+    SampleRow,
+    SessionRow,
+    VectorRow,
+)
 
 Order = Literal["asc", "desc"]
 R = TypeVar("R")
@@ -28,7 +37,7 @@ Column = sa.orm.InstrumentedAttribute[Any]
 #: prefix of an id -> its column
 _COLUMNS: dict[str, Column] = {
     "job": JobRow.id, "smp": SampleRow.id, "ses": SessionRow.id, "file": FileRow.id, "vec": VectorRow.id,
-    "batch": BatchRow.id, "key": ApiKeyRow.id,
+    "sae": SaeRow.id, "batch": BatchRow.id, "key": ApiKeyRow.id,
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ Postgres runs transactions side by side: another transaction may change or delet
 read. So a transaction locks the rows on which its writes depend. All take their locks in one order, which
 prevents deadlocks:
 
-1. files, vectors and API keys to which a new job refers, or which are deleted
+1. files, vectors, SAEs and API keys to which a new job refers, or which are deleted
 2. jobs, by id, before a change of their samples, sessions or batch
 3. samples by id, then sessions by id
 4. workers, by id

@@ -33,6 +33,7 @@ from storage.tables.models import (
     FileRow,
     JobRow,
     JobTagRow,
+    SaeRow,
     SampleRow,
     SessionRow,
     SessionTagRow,
@@ -164,7 +165,7 @@ def _narrow(state: ORMExecuteState) -> None:
 
 
 #: tables with an `owner` column
-OWNED = (JobRow, SessionRow, FileRow, VectorRow, BatchRow)
+OWNED = (JobRow, SessionRow, FileRow, VectorRow, SaeRow, BatchRow)
 #: tables whose rows belong to the owner of their job or session
 OF_JOB = (SampleRow, EventRow, JobTagRow)
 OF_SESSION = (SessionTagRow,)

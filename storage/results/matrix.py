@@ -29,6 +29,8 @@ from actograph.contract.row_selection import (
     needs_segments,
     stored_rows,
 )
+from actograph.contract.saes import is_latents
+from actograph.latents import is_part, latents_info
 from actograph.tensor_files import Array
 from storage.artifacts.store import ArtifactStore
 from storage.sessions import selected_rows
@@ -132,6 +134,9 @@ def sources(
         stored = about.pop("hooks")
         name = next((name for name in names if name in stored), None)
         info = None if name is None else TensorInfo.model_validate(stored[name])
+        if name is None and is_latents(names[0]):
+            info = latents_info(names[0], {one: TensorInfo.model_validate(stored[one]) for one in stored})
+            name = None if info is None else names[0]
         about["scores"] = about["scores"] or {}
         # sessions of one job have the same hooks
         known = lists.setdefault(tuple(stored), tuple(stored))
@@ -351,6 +356,13 @@ def _check(found: Sequence[SessionSource], hook: str, choice: RowChoice) -> None
             raise InvalidRequest(
                 f"{hook} is {one.info.shape[1]} wide in session {one.id}, {first.info.shape[1]} in others: "
                 "choose sessions of one width by the filters"
+            )
+        if is_part(hook):
+            whole = hook.rpartition(".")[0]
+            raise InvalidRequest(
+                f"the columns of {hook} are the largest latents of each row, which are no features; ask for "
+                f"{whole}",
+                param="hook",
             )
         summary = one.info.summary
         if summary is not None and (choice.positions != "all" or choice.reduce not in ("none", summary)):

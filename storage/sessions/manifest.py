@@ -9,6 +9,7 @@ from actograph.contract.interventions import RowSource
 from actograph.contract.models import LayerHeads, ModelIdentity
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.row_selection import HeadFeatures, Segment
+from actograph.contract.saes import SaeConfig
 from actograph.tensor_files import itemsize
 
 FORMAT_VERSION = 1
@@ -57,6 +58,18 @@ class Turn(ManifestPart):
     context: int | None = Field(None, description="null for the first turn.")
 
 
+class AppliedSae(ManifestPart):
+    """An SAE whose latents are stored."""
+
+    id: str
+    name: str
+    hook: str = Field(description="Canonical name of the hook whose rows it encoded.")
+    top: int = Field(description="Latents of a row that are stored.")
+    config: SaeConfig
+    sha256: str = Field(description="Of its weights.")
+    source: str
+
+
 class AppliedIntervention(ManifestPart):
     """One intervention as it was applied. A sha256 identifies its vector."""
 
@@ -67,6 +80,8 @@ class AppliedIntervention(ManifestPart):
     positions: Any
     vector_id: str | None = None
     source: RowSource | None = Field(None, description="The row of a session that was its vector.")
+    sae: str | None = Field(None, description="Id of the SAE of whose decoder a row was its vector.")
+    latent: int | None = Field(None, description="The latent of that row.")
     features: HeadFeatures | None = Field(None, description="The heads that were changed; null: all columns.")
     vector_sha256: str | None = Field(None, description="Of the numbers as little-endian float32.")
 
@@ -103,6 +118,7 @@ class SessionManifest(ManifestPart):
     attention: dict[int, LayerHeads] = Field(
         default_factory=dict, description="Layer with a stored `q`, `k`, `v` or `z` -> its heads."
     )
+    saes: dict[str, AppliedSae] = Field(default_factory=dict, description="Name of latents -> their SAE.")
     capture: dict[str, Any] = Field(description="The capture spec as the client sent it.")
     capture_sha256: str
     dtype: str = Field(description="Requested dtype; each tensor names its own.")

@@ -9,6 +9,8 @@ from actograph import tensor_files
 from actograph.contract.errors import NotFound, StoreDamaged
 from actograph.contract.hooks import not_stored
 from actograph.contract.resources import SessionFile, TensorInfo
+from actograph.contract.saes import part_names
+from actograph.latents import dense, latents_info
 from actograph.tensor_files import TensorEntry, TensorFileHeader
 from storage.artifacts.checked_files import CheckedFile, digest_of
 from storage.artifacts.store import ArtifactStore
@@ -39,11 +41,16 @@ class TensorPiece:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """The places of a tensor's rows. It takes little memory, and needs neither manifest nor header."""
+    """The places of a tensor's rows. It takes little memory, and needs neither manifest nor header.
+
+    Attributes:
+        parts: of latents, their indices and values, from which the rows are made.
+    """
 
     dtype: str
     width: int
     pieces: tuple[TensorPiece, ...]
+    parts: "tuple[TensorLayout, TensorLayout] | None" = None
 
     @property
     def row_bytes(self) -> int:
@@ -51,6 +58,8 @@ class TensorLayout:
 
     def rows(self, start: int, stop: int) -> TensorSlice:
         """Rows [start, stop), which exist. Raises StoreDamaged."""
+        if self.parts is not None:
+            return _all_latents(*(part.rows(start, stop) for part in self.parts), width=self.width)
         size = self.row_bytes
         found = [
             piece.file.read(piece.offset + (low - piece.start) * size, (high - low) * size)
@@ -63,6 +72,8 @@ class TensorLayout:
 
 class SessionReader:
     """One stored session. Safe for use from many threads.
+
+    Latents have two tensors, and a third name: rows of `sae:NAME` are made of these (`actograph.latents`).
 
     Every method raises NotFound if there is no such session or hook, and StoreDamaged if a file is missing,
     short or contradicts the manifest.
@@ -103,11 +114,16 @@ class SessionReader:
         return manifest
 
     def tensor_info(self, hook: str) -> TensorInfo:
-        return self._stored(hook)
+        return self._latents(hook) or self._stored(hook)
+
+    def _latents(self, hook: str) -> TensorInfo | None:
+        """The form of all latents of an SAE; None if this is the name of a tensor, or of nothing."""
+        tensors = self.manifest.tensors
+        return None if hook in tensors else latents_info(hook, tensors)
 
     def tokens_of_rows(self, hook: str) -> Sequence[int]:
         """The token of every row of a hook's tensor, ascending; for a summary, all tokens that it reduces."""
-        stored = self._stored(hook)
+        stored = self._latents(hook) or self._stored(hook)
         count = stored.shape[0] if stored.over is None else stored.over
         if stored.position_offset is None:
             return range(stored.first_row, stored.first_row + count)
@@ -122,6 +138,9 @@ class SessionReader:
         Raises:
             RangeNotSatisfiable: the tensor does not have all these rows.
         """
+        if (latents := self._latents(hook)) is not None:
+            indices, values = (self.rows(part, start, stop) for part in part_names(hook))
+            return _all_latents(indices, values, width=latents.shape[1])
         stored = self._stored(hook)
         rows, width = stored.shape
         tensor_files.check_rows(start, stop, rows)
@@ -136,6 +155,9 @@ class SessionReader:
 
     def layout(self, hook: str) -> "TensorLayout":
         """The places of a tensor's rows in its files, whose headers and sizes are checked."""
+        if (latents := self._latents(hook)) is not None:
+            indices, values = (self.layout(part) for part in part_names(hook))
+            return TensorLayout(latents.dtype, latents.shape[1], (), (indices, values))
         stored = self._stored(hook)
         width, pieces, end = stored.shape[1], list[TensorPiece](), 0
         for part in stored.parts:
@@ -269,6 +291,17 @@ class SessionReader:
 
     def _key(self, name: str) -> str:
         return f"sessions/{self.session_id}/{name}"
+
+
+def _all_latents(indices: TensorSlice, values: TensorSlice, *, width: int) -> TensorSlice:
+    """All latents of rows. Raises StoreDamaged for numbers that the SAE does not have."""
+    numbers, activations = (
+        tensor_files.value_array(one.dtype, one.shape, one.data) for one in (indices, values)
+    )
+    if numbers.size and not -1 <= numbers.min() <= numbers.max() < width:
+        raise StoreDamaged(f"latents {numbers.min()} to {numbers.max()} are stored of {width}")
+    made = dense(numbers, activations, width)
+    return TensorSlice("F32", (len(made), width), made.tobytes())
 
 
 @lru_cache(_KEPT_READERS)

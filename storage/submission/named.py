@@ -1,14 +1,16 @@
-"""Uploads and stored vectors that a spec names."""
+"""Uploads, stored vectors and SAEs that a spec names."""
 
 from sqlalchemy.orm import Session
 
 from actograph.contract.analyses import AnalysisSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound
 from actograph.contract.interventions import StoredVector, each
+from actograph.contract.saes import Sae
 from actograph.contract.specs import FileDataset
 from storage.files import files
 from storage.index.pages import full_id
 from storage.jobs.jobs import Spec
+from storage.saes import saes
 from storage.sessions import vectors
 from storage.tables.models import FileRow
 
@@ -57,10 +59,32 @@ def stored_vectors(
     return found
 
 
+def stored_saes(session: Session, spec: Spec | AnalysisSpec, *, keep: bool = False) -> dict[str, Sae]:
+    """Stored SAEs that a spec names, by the entry's field; `keep` as in `upload`. Raises InvalidRequest."""
+    capture = getattr(spec, "capture", None)
+    named = [(one.sae, f"capture.saes.{place}") for place, one in enumerate(capture.saes if capture else ())]
+    named += [
+        (one.sae, param)
+        for param, one in each(getattr(spec, "interventions", ()), getattr(spec, "conditions", ()))
+        if one.sae
+    ]
+    found = {}
+    # sorted, since all locks are taken in one order
+    for sae_id, param in sorted(named):
+        try:
+            found[param] = saes.resource((saes.keep if keep else saes.get)(session, sae_id))
+        except NotFound:
+            raise InvalidRequest(
+                f"there is no SAE {sae_id}; it was deleted, or is another owner's", param=f"{param}.sae"
+            ) from None
+    return found
+
+
 def keep_all(session: Session, spec: Spec | AnalysisSpec) -> None:
-    """Prevent the deletion of all files and vectors of a spec. Raises InvalidDataset or InvalidRequest."""
+    """Prevent the deletion of what a spec names. Raises InvalidDataset or InvalidRequest."""
     named = [(getattr(spec, field, None), field) for field in DATASETS]
     uploads = [(one.file_id, field) for one, field in named if isinstance(one, FileDataset)]
     for file_id, field in sorted(uploads):
         upload(session, file_id, field, keep=True)
     stored_vectors(session, spec, keep=True)
+    stored_saes(session, spec, keep=True)

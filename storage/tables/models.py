@@ -387,6 +387,35 @@ class VectorRow(Base):
     owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
 
 
+class SaeRow(Base):
+    """An SAE that captures encode with; its weights are a file."""
+
+    __tablename__ = "saes"
+    __table_args__ = (
+        sa.Index("ix_saes_created_at_id", "created_at", "id"),
+        sa.Index("ix_saes_owner_created_at_id", "owner", "created_at", "id"),
+        sa.Index("ix_saes_file_id", "file_id"),
+    )
+
+    id: Mapped[str] = _id_key()
+    name: Mapped[str] = mapped_column(sa.String(64))
+    #: canonical name if it has one, else as the client or the file names it
+    hook: Mapped[str] = mapped_column(sa.String(256))
+    model: Mapped[str | None] = mapped_column(sa.String(1024))
+    #: a `SaeConfig`
+    config: Mapped[dict[str, Any]]
+    #: folder or repository of its files
+    source: Mapped[str] = mapped_column(sa.Text)
+    #: file with its weights, which nothing else refers to
+    file_id: Mapped[str] = mapped_column(sa.String(_ID_LENGTH))
+    bytes: Mapped[int] = mapped_column(sa.BigInteger)
+    sha256: Mapped[str] = mapped_column(sa.String(64))
+    details: Mapped[dict[str, Any]]
+    created_at: Mapped[float]
+    #: client that stored it
+    owner: Mapped[str] = mapped_column(sa.String(_ID_LENGTH), default="")
+
+
 class BatchRow(Base):
     """A batch of requests in OpenAI's form, and its result."""
 

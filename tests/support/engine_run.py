@@ -80,13 +80,14 @@ def generate(
     """Continue all requests in one run; results in their order, under their own keys.
 
     Args:
-        shaping: further fields of the capture.
+        hooks, positions, dtype, shaping: fields of the capture of requests that have none.
         stop: asked between passes; True cancels the run.
         drop: index of a live request and its generated tokens -> whether it ends alone.
     """
     capture = Capture(hooks=tuple(hooks), positions=positions, dtype=dtype, **shaping) if hooks else None
     asked = [
-        replace(request, key=str(i), sampling=sampling, capture=capture) for i, request in enumerate(requests)
+        replace(request, key=str(i), sampling=sampling, capture=request.capture or capture)
+        for i, request in enumerate(requests)
     ]
     run = _IndexedRun(asked, sink, stop, drop)
     engine.run(source=run, control=run, results=run, sink=run if sink is not None else None, options=options)

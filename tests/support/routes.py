@@ -14,6 +14,7 @@ VALUES = {
     "session_id": "ses_" + "0" * 32,
     "file_id": "file_" + "0" * 32,
     "vector_id": "vec_" + "0" * 32,
+    "sae_id": "sae_" + "0" * 32,
     "batch_id": "batch_" + "0" * 32,
     "key_id": "key_" + "0" * 32,
     "hook": "embed",

@@ -33,8 +33,8 @@ OF_EXTRAS = {
 PACKAGES = {
     "evals": "dataset_readers dataset_rows task_rows prompts calculator user_functions tools scoring "
     "statistics plans",
-    "storage": "redaction tables index migrate artifacts accounts jobs samples broker files sessions queue "
-    "submission results analyses upkeep index_backup backup",
+    "storage": "redaction tables index migrate artifacts accounts jobs samples broker files saes sessions "
+    "queue submission results analyses upkeep index_backup backup",
     "worker": "text engine runners sample signals drain process analysis __main__",
     "worker.engine": "messages channel client model locations attention_masks attention_calls chosen_tokens "
     "edits tokens structure capture edit_tables slot pass_hooks model_state packed traced stream pass_memory "

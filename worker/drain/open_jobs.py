@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from actograph.contract import chat_job, hooks
 from actograph.contract.errors import ActographError
-from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, check_capture
+from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, captured_hooks, check_capture
 from actograph.contract.models import ModelStructure, PinnedModel
 from actograph.contract.specs import CaptureSpec
 from actograph.settings import Settings
@@ -39,6 +39,7 @@ from worker.runners.replay import ReplayRunner
 from worker.runners.runner import Runner
 from worker.sample.open_job import OpenJob
 from worker.sample.provenance import Provenance
+from worker.sample.saes import saes_of
 from worker.sample.steering import Steering, steering_of
 from worker.sample.unforeseen import unforeseen
 from worker.text.chat_template import template_sha256
@@ -219,8 +220,10 @@ class OpenJobs:
         capture = CaptureSpec.model_validate(spec["capture"]) if spec["capture"] else None
         if capture is None:
             return None
-        names = hooks.expand(capture.points, capture.layers, capture.hooks, structure)
+        names = captured_hooks(capture, structure)
         check_capture(capture, names, structure)
+        saes = saes_of(self._database, capture, row.model, structure, self._store)
+        names += saes
         if row.hooks != names and row.kind != chat_job.BATCH:
             with self._database.write() as session:
                 jobs.set_hooks(session, row.id, names)
@@ -230,6 +233,7 @@ class OpenJobs:
             template_sha256=template_sha256(engine.tokenizer),
             capture=capture,
             hooks=names,
+            saes=saes,
             resolved=hooks.resolved(capture.hooks, capture.layers, structure),
             markup=markup_of(spec, engine.tokenizer),
             steering=steering,

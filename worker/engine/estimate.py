@@ -13,7 +13,8 @@ from typing import Any
 from transformers.utils import logging
 
 from actograph.contract import hooks
-from actograph.contract.errors import ActographError, UnknownHook
+from actograph.contract.errors import ActographError, InvalidRequest, UnknownHook
+from actograph.contract.job_specs import captured_hooks
 from actograph.contract.models import HookInfo, ModelStructure, parse_served
 from actograph.contract.operations import CardEstimate, LengthFit
 from actograph.contract.specs import CaptureSpec
@@ -112,8 +113,13 @@ def _stored(capture: CaptureSpec | None) -> tuple[Any, Any]:
 
 
 def _hooks(capture: CaptureSpec, structure: ModelStructure) -> list[str]:
+    if capture.saes:
+        raise InvalidRequest(
+            "the sizes of stored SAEs are known to the service alone; ask it, with POST /v1/estimate",
+            param="capture.saes",
+        )
     try:
-        return hooks.expand(capture.points, capture.layers, capture.hooks, structure)
+        return captured_hooks(capture, structure)
     except UnknownHook as error:
         raise UnknownHook(
             f"{error.message} (by the config alone the standard points have known widths; others need a "

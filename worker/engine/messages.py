@@ -15,6 +15,7 @@ from pydantic import ConfigDict, SkipValidation, TypeAdapter, with_config
 from actograph.contract.errors import ActographError
 from actograph.contract.interventions import EditOp
 from actograph.contract.row_selection import NamedPositions, Positions, TokenRange
+from actograph.contract.saes import SaeConfig
 from actograph.contract.specs import Dtype, SamplingSpec
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
@@ -88,11 +89,33 @@ class StatisticsOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Encoding:
+    """Rows of a hook that are encoded by an SAE.
+
+    Attributes:
+        name: of the latents; the delivered rows have the names of `actograph.contract.saes.part_names`.
+        hook: canonical name or module location.
+        top: latents of a row that are kept.
+        config: of the SAE.
+        sha256: of its weights, by which two SAEs are one.
+        path: of its weights, a safetensors file of this machine.
+    """
+
+    name: str
+    hook: str
+    top: int
+    config: SaeConfig
+    sha256: str
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Capture:
     """Rows to capture of a request.
 
     Attributes:
         hooks: canonical names or module locations, as `actograph.contract.hooks.expand` returns them.
+        encodings: by SAEs, of the same tokens.
         positions: tokens to keep, unless the request has a rule for them.
         held_rows: number of rows that the host holds in memory until the end of the sample decides on them.
         columns: features to keep; a number keeps the first ones, None all.
@@ -100,12 +123,18 @@ class Capture:
     """
 
     hooks: tuple[str, ...]
+    encodings: tuple[Encoding, ...] = ()
     positions: NamedPositions = "all"
     dtype: Dtype = "model"
     held_rows: int = 0
     columns: int | tuple[int, ...] | None = None
     reduce: Reduce = "none"
     statistics: StatisticsOptions | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is captured."""
+        return not self.hooks and not self.encodings
 
     @property
     def summarises(self) -> bool:

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from worker.engine.capture.layouts import layouts_of, likeness_of
+from worker.engine.capture.encoders import Encoder, Encoders
+from worker.engine.capture.layouts import Layout, layouts_of, likeness_of
 from worker.engine.capture.modules import tokens_first
 from worker.engine.capture.points import FixedIndices, LayoutCopies, Points
 from worker.engine.capture.pool import Pool, Region
@@ -48,6 +49,7 @@ class _Site:
 
     tail: bool
     reads: list[tuple[LayoutCopies, Tensor, Tensor]] = field(default_factory=list)  # see its `writes`
+    encodings: list[LayoutCopies] = field(default_factory=list)  # of latents
     #: places in the tensor by order and change
     writes: dict[tuple[int, Change], list[int]] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)  # changes that stand in tables
@@ -77,6 +79,8 @@ class PassHooks:
         self, hooks: ModelHooks, pool: Pool, *, padded: int = 0, tables: EditTables | None = None
     ) -> None:
         self._hooks, self.pool, self._tables = hooks, pool, tables
+        self.encoders = Encoders(pool.reserve, pool.memory.remove)
+        self._padded = False  # products have one shape, see `begin`
         self._fixed = FixedIndices(padded, pool.device) if padded else None
         self._order = {location: i for i, location in enumerate(hooks.structure.module_locations)}
         self._points: dict[tuple[object, ...], Points] = {}
@@ -100,13 +104,19 @@ class PassHooks:
         else:
             layouts = layouts_of(self._hooks, capture)
         regions: list[Region] = []
+        encoders: dict[Layout, Encoder] = {}
         try:
             for layout in layouts:
                 region = self.pool.open(layout, sums=summary_bytes(capture, [layout]))
                 if region is None:
                     break
                 regions.append(region)
-            complete = len(regions) == len(layouts)
+                if layout.encoding is not None:
+                    encoder = self.encoders.open(layout.encoding)
+                    if encoder is None:
+                        break
+                    encoders[layout] = encoder
+            complete = len(regions) == len(layouts) and len(encoders) == len(capture.encodings)
             if complete and not held:
                 points = self._made(key, capture, regions)
         except BaseException:
@@ -116,8 +126,13 @@ class PassHooks:
             if not complete:
                 for region in regions:
                     self.pool.close(region)
+                for layout in encoders:
+                    assert layout.encoding is not None
+                    self.encoders.close(layout.encoding)
         if not complete or points is None:
             return None
+        for copies in points.copies:
+            copies.encoder = encoders.get(copies.layout)
         points.users += 1
         self._opened += not points.is_open
         points.is_open = True
@@ -126,8 +141,11 @@ class PassHooks:
     def close(self, points: Points) -> None:
         """End a request with this capture. Its memory stays until another one needs it."""
         points.users -= 1
-        for region in points.regions:
-            self.pool.close(region)
+        for copies in points.copies:
+            self.pool.close(copies.region)
+            if copies.layout.encoding is not None:
+                self.encoders.close(copies.layout.encoding)
+                copies.encoder = copies.encoder if points.users else None
 
     @property
     def opened(self) -> int:
@@ -203,18 +221,24 @@ class PassHooks:
         """Plan the edits and copies of a pass.
 
         Args:
-            rows: of the pass, of which those before the slots' are nobody's; 0: it has no further rows.
+            rows: of the pass, of which those before the slots' are nobody's; 0: it has no further rows. The
+                numbers of a row then do not depend on its neighbours, those of its latents neither.
             padded: rows of a pass of single tokens with further rows that are nobody's; 0 for any other. Its
                 calls and their memory depend on the captures that are open alone.
         """
         kept = {place: i for i, place in enumerate(in_pack(slots))}
         whole = padded or rows or sum(slot.count for slot in slots)
         self._counts = {False: whole, True: padded or (rows if kept else 0) or max(1, len(kept))}
+        self._padded = rows > 0
         spread = padded > 0 or (self.pool.on_gpu and all(slot.count == 1 for slot in slots))
         self._sites = {}
         used: dict[int, Points] = {}
         if padded:  # all that are open, whoever takes part
-            used = {one.number: one for one in self._points.values() if one.is_open and self._holds(one)}
+            used = {
+                one.number: one
+                for one in self._points.values()
+                if one.is_open and self._holds(one) and not one.encodes
+            }
             for one in used.values():
                 for copies in one.copies:
                     copies.begin(self._counts[copies.layout.tail])
@@ -238,6 +262,9 @@ class PassHooks:
         self.copies = [copies for copies in in_order if copies.owners or padded]
         for copies in self.copies:
             copies.ready(self._counts[copies.layout.tail], fixed=padded > 0)
+            if copies.layout.encoding is not None:
+                self._site(copies.layout.groups[0].locations[0]).encodings.append(copies)
+                continue
             for g, group in enumerate(copies.layout.groups):
                 for location, (target, index) in zip(group.locations, copies.writes(g), strict=True):
                     self._site(location).reads.append((copies, target, index))
@@ -299,8 +326,11 @@ class PassHooks:
             self._tables.change(stage, rows)
         for (_, change), places in sorted(site.writes.items(), key=lambda item: item[0][0]):
             _apply(rows, places, change)
+        flat = rows if rows.ndim == 2 or not (site.reads or site.encodings) else rows.reshape(count, -1)
         for copies, target, index in site.reads:
-            copies.take(target, index, rows if rows.ndim == 2 else rows.reshape(count, -1))
+            copies.take(target, index, flat)
+        for copies in site.encodings:
+            copies.encode(flat, padded=self._padded)
 
     def wrote(self) -> list[Written]:
         """Rows of the launched pass: they keep their places, and count when they are noted."""

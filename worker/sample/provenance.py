@@ -8,10 +8,12 @@ from actograph.contract import models
 from actograph.contract.head_columns import HEAD_POINTS, common_columns
 from actograph.contract.hooks import layer_of, point_of
 from actograph.contract.row_selection import FirstFeatures, HeadFeatures, Positions, held_back
+from actograph.contract.saes import is_latents, part_names
 from actograph.contract.specs import CaptureSpec
 from evals.plans import is_tail_only
 from worker.engine.messages import STATISTICS, Capture, StatisticsOptions
 from worker.sample import token_rules
+from worker.sample.saes import SaeInUse
 from worker.sample.steering import UNSTEERED, Steering
 from worker.text.segments import Markup
 
@@ -24,7 +26,10 @@ class Provenance:
     tokenizer_sha256: str
     template_sha256: str | None
     capture: CaptureSpec
+    #: names of hooks, then of latents
     hooks: Sequence[str]
+    #: SAEs by the name of their latents
+    saes: Mapping[str, SaeInUse] = field(default_factory=dict)
     #: each name in the capture spec -> its hook
     resolved: Mapping[str, str] = field(default_factory=dict)
     markup: Markup
@@ -39,7 +44,11 @@ class Provenance:
     @cached_property
     def tail_only(self) -> frozenset[str]:
         """Hooks that have rows from the last prompt token on."""
-        return frozenset(hook for hook in self.hooks if is_tail_only(self.structure, hook))
+        return frozenset(hook for hook in self.hooks if is_tail_only(self.structure, self.source_of(hook)))
+
+    def source_of(self, name: str) -> str:
+        """The hook that a name of latents belongs to, or the hook itself."""
+        return self.saes[name].encoding.hook if name in self.saes else name
 
     @cached_property
     def attention(self) -> dict[int, models.LayerHeads]:
@@ -67,15 +76,17 @@ class Provenance:
     def asked(self) -> Capture:
         """The capture that the engine is asked for; a rule may select its tokens."""
         features, stats = self.capture.features, self.capture.stats
+        hooks = tuple(hook for hook in self.hooks if not is_latents(hook))
         columns: int | tuple[int, ...] | None = None
         if isinstance(features, FirstFeatures):
             columns = features.first
         elif isinstance(features, HeadFeatures):
-            columns = common_columns(features, self.hooks, self.structure, "capture.features")
+            columns = common_columns(features, hooks, self.structure, "capture.features")
         elif features is not None:
             columns = tuple(features.indices)
         return Capture(
-            hooks=tuple(self.hooks),
+            hooks=hooks,
+            encodings=tuple(one.encoding for one in self.saes.values()),
             positions=token_rules.named(self.captured) or "all",
             dtype=self.capture.dtype,
             held_rows=self.held_rows,
@@ -99,6 +110,8 @@ class Provenance:
 
     def tensor_names(self, hook: str) -> list[tuple[str, str | None]]:
         """Stored tensors of a hook: name, and the kind of summary or None for plain rows."""
+        if is_latents(hook):
+            return [(part, None) for part in part_names(hook)]
         capture, names = self.capture, list[tuple[str, str | None]]()
         if capture.stats is None or capture.stats.tensors:
             names.append((hook, None if capture.reduce == "none" else capture.reduce))

@@ -173,7 +173,11 @@ class SampleRecorder:
             engine=origin.structure.engine,
             engine_reason=origin.structure.engine_reason,
             resolved_hooks=dict(origin.resolved),
-            locations={hook: origin.structure.locations.get(hook, hook) for hook in origin.hooks},
+            locations={
+                hook: origin.structure.locations.get(origin.source_of(hook), origin.source_of(hook))
+                for hook in origin.hooks
+            },
+            saes={name: one.record for name, one in origin.saes.items()},
             attention=origin.attention,
             capture=origin.capture.model_dump(mode="json"),
             capture_sha256=origin.capture.digest(),
@@ -217,6 +221,7 @@ class SampleRecorder:
                     position_offset=offset,
                     summary=summary,
                     over=found.over,
+                    latents=origin.saes[hook].sae.config.d_sae if hook in origin.saes else None,
                 )
         names = [name for hook in origin.hooks for name, _ in origin.tensor_names(hook)]
         return {name: tensors[name] for name in names}, positions.tokens

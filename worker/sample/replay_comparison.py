@@ -19,6 +19,7 @@ from actograph.contract.row_selection import (
     HeadFeatures,
     consecutive,
 )
+from actograph.contract.saes import is_latents
 from storage.sessions import selected_rows
 from storage.sessions.reader import SessionReader
 from worker.engine.messages import Rows
@@ -91,6 +92,8 @@ class ReplayComparison:
         }
 
     def _is_common(self, name: str, chunk: Rows) -> bool:
+        if is_latents(self._hooks[name]):
+            return False  # the rows of its hook tell more; close latents may change places
         manifest, hook, kind = self._reader.manifest, self._hooks[name], self._kinds[name]
         stored = manifest.tensors.get(name)
         if stored is None or stored.summary != kind or kind in _UNSTABLE:

@@ -23,10 +23,13 @@ from actograph.contract.interventions import (
 )
 from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import NamedPositions, Positions, TokenRange
+from actograph.contract.saes import check_latent
 from storage.artifacts.store import ArtifactStore
+from storage.saes.decoder_rows import decoder_row
 from storage.sessions import source_rows, vectors
 from storage.sessions.manifest import AppliedIntervention
 from worker.engine.messages import Edit, TokenRule
+from worker.sample.saes import stored_sae
 
 
 class _StoredCondition(BaseModel):
@@ -93,7 +96,7 @@ def steering_of(
     named = list(each(job, conditions))
     rows = source_rows.read(store, named)
     ready = [
-        _ready(session, intervention, model, structure, param=param, row=rows.get(param))
+        _ready(session, intervention, model, structure, store, param=param, row=rows.get(param))
         for param, intervention in named
     ]
     own, rest = ready[: len(job)], ready[len(job) :]
@@ -115,6 +118,7 @@ def _ready(
     intervention: Intervention,
     model: str,
     structure: ModelStructure,
+    store: ArtifactStore,
     *,
     param: str,
     row: NDArray[np.float32] | None,
@@ -127,9 +131,14 @@ def _ready(
         stored = _stored(session, intervention.vector_id, f"{param}.vector_id")
         check_stored(intervention, stored, model, f"{param}.vector_id")
         numbers = stored.vector
+    if intervention.sae is not None and intervention.latent is not None:
+        sae, file = stored_sae(session, intervention.sae, store, f"{param}.sae")
+        check_latent(sae, intervention.latent, model, param)
+        numbers = decoder_row(file, sae.config, intervention.latent).tolist()
     columns = columns_of(intervention.features, hook, structure, f"{param}.features")
     if numbers is not None:
-        source = "from" if row is not None else "vector" if intervention.vector_id is None else "vector_id"
+        given = {"from": row, "vector_id": intervention.vector_id, "sae": intervention.sae}
+        source = next((name for name, value in given.items() if value is not None), "vector")
         check_width(hook, len(numbers), width_of(structure, hook), f"{param}.{source}", columns)
         numbers = of_columns(numbers, columns, intervention, f"{param}.{source}")
     edit = Edit(
@@ -148,6 +157,8 @@ def _ready(
         positions=intervention.model_dump(mode="json")["positions"],
         vector_id=intervention.vector_id,
         source=intervention.source,
+        sae=intervention.sae,
+        latent=intervention.latent,
         features=intervention.features,
         vector_sha256=None if numbers is None else vector_sha256(numbers),
     )

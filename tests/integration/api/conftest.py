@@ -212,8 +212,12 @@ class Service:
         completion: str = "a completion",
         token_ids: range | list[int] = range(100, 107),
         attention: dict[int, LayerHeads] | None = None,
+        latents: int | None = None,
     ) -> str | None:
-        """Complete a sample as a worker does: session files, session row, sample, counters, end."""
+        """Complete a sample as a worker does: session files, session row, sample, counters, end.
+
+        `latents`: of the SAE whose latents the tensors named `sae:` are.
+        """
 
         session_id = None if tensors is None else lease.session_id
         assert tensors is None or session_id is not None, "the job captures nothing"
@@ -223,7 +227,9 @@ class Service:
         )  # fmt: skip
         made = None
         if session_id is not None and tensors is not None:
-            files, infos = self._write_session(session_id, lease, tensors, token_ids, attention or {})
+            files, infos = self._write_session(
+                session_id, lease, tensors, token_ids, attention or {}, latents=latents
+            )
             made = session_of(
                 lease, condition=lease.condition, epoch=lease.epoch, prompt_tokens=3, generated_tokens=4,
                 rows=6, hooks=infos, files=files, correct=correct,
@@ -239,6 +245,8 @@ class Service:
         tensors: dict[str, TensorRows],
         token_ids: range | list[int],
         attention: dict[int, LayerHeads],
+        *,
+        latents: int | None,
     ) -> tuple[list[SessionFile], dict[str, TensorInfo]]:
         manifest = SessionManifest(
             attention=attention,
@@ -247,7 +255,12 @@ class Service:
             prompt_tokens=3, generated_tokens=4, created_at=0,
             segments=[Segment(name="prompt", start=0, stop=3), Segment(name="answer", start=3, stop=7)],
             tensors={
-                name: StoredTensor(shape=rows.shape, dtype=rows.dtype, first_row=rows.first_row)
+                name: StoredTensor(
+                    shape=rows.shape,
+                    dtype=rows.dtype,
+                    first_row=rows.first_row,
+                    latents=latents if name.startswith("sae:") else None,
+                )
                 for name, rows in tensors.items()
             },
         )  # fmt: skip
@@ -256,7 +269,7 @@ class Service:
             files = writer.finish(manifest, token_ids)
             assert writer.manifest is not None
             infos = {
-                name: TensorInfo(shape=t.shape, dtype=t.dtype, first_row=t.first_row, nbytes=t.nbytes)
+                name: TensorInfo(**t.model_dump(exclude={"parts"}))
                 for name, t in writer.manifest.tensors.items()
             }
         return files, infos

@@ -20,6 +20,7 @@ from storage.sessions import changes, sessions, vectors
 from storage.sessions.manifest import SessionManifest
 from storage.sessions.reader import SessionReader
 from tests.integration.worker.test_batch_members import CAPTURE, LINES, line, submit_lines
+from tests.integration.worker.test_sae_jobs import Stored
 from tests.support import leasing
 from tests.support.additions import TASK, additions
 from tests.support.plain_forward import plain_rows
@@ -406,3 +407,21 @@ def test_chats_are_read_too(place: Replays) -> None:
         {"resid_post.1": 5 if source.prompt_tokens == 2 else source.prompt_tokens + 3}
     ]
     assert made[0].completion == source.completion
+
+
+def test_latents_of_stored_sessions_are_those_that_their_runs_would_have_kept(place: Replays) -> None:
+    sae = Stored(place.bench, "topk", "k")
+    wanted = {"saes": [{"sae": sae.id, "hook": "resid_post.1", "top": 6}]}
+    capture = {"hooks": ["resid_post.1"]}
+    job = {"task": TASK, "tools": "calculator", "sampling": {"max_tokens": 48}}
+    without = place.run(rows=list(PROBLEMS), capture=capture, **job)
+    beside = place.sessions(
+        place.bench.samples(place.run(rows=list(PROBLEMS), capture=capture | wanted, **job))
+    )
+    replayed = place.replay(without, capture=capture | wanted)
+    again = place.replay(beside[0][1].job_id, capture=capture | wanted)
+    for (session, _), (due, _) in zip(place.sessions(replayed), beside, strict=True):
+        assert np.array_equal(session["sae:k.indices"][:], due["sae:k.indices"][:])
+        np.testing.assert_allclose(session["sae:k.values"][:], due["sae:k.values"][:], atol=1e-3, rtol=1e-4)
+    for sample in replayed + again:
+        assert list(compared(place, [sample])[0]) == ["resid_post.1"], "latents are not compared"

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
+from actograph.contract.errors import CaptureFailed
+from actograph.contract.saes import part_names
 from evals.plans import BLOCK_ROWS
 from worker.engine.capture.selection import DTYPES, Columns, stored_dtype
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import Capture
+from worker.engine.messages import Capture, Encoding
 
 #: rows of a block
 BLOCK = BLOCK_ROWS
@@ -32,12 +34,14 @@ class Layout:
         tail: the points exist only for tokens whose logits are computed.
         kept: the rows are delivered.
         summed: the rows are summed up.
+        encoding: the rows are latents: the first group has their numbers, the second their activations.
     """
 
     groups: tuple[Group, ...]
     tail: bool
     kept: bool = True
     summed: bool = False
+    encoding: Encoding | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -51,7 +55,8 @@ class Layout:
 
 def likeness_of(capture: Capture) -> tuple[object, ...]:
     """Key of captures whose requests share the copies of a pass."""
-    return capture.hooks, capture.dtype, capture.columns, capture.summarises, capture.keeps_rows
+    kinds = capture.summarises, capture.keeps_rows
+    return capture.hooks, capture.encodings, capture.dtype, capture.columns, *kinds
 
 
 def layouts_of(hooks: ModelHooks, capture: Capture) -> list[Layout]:
@@ -79,7 +84,24 @@ def layouts_of(hooks: ModelHooks, capture: Capture) -> list[Layout]:
             layouts.append(Layout(stored, tail, summed=summed and stored == source))
         if summed and not (kept and stored == source):
             layouts.append(Layout(source, tail, kept=False, summed=True))
-    return layouts
+    return [*layouts, *(_encoded(hooks, encoding) for encoding in capture.encodings)]
+
+
+def _encoded(hooks: ModelHooks, encoding: Encoding) -> Layout:
+    """The layout of latents, which has one place. Raises UnknownHook, CaptureFailed."""
+    ((location, _),) = hooks.reads([encoding.hook])
+    info, config = hooks.structure.module_tensors[location], encoding.config
+    if info.width != config.d_in or not getattr(torch, info.dtype).is_floating_point:
+        raise CaptureFailed(
+            f"{encoding.name}: the SAE takes rows of {config.d_in} floats, {encoding.hook} has {info.width} "
+            f"{info.dtype}"
+        )
+    indices, values = part_names(encoding.name)
+    groups = (
+        Group((location,), ((indices,),), encoding.top, torch.int32, torch.int32),
+        Group((location,), ((values,),), encoding.top, torch.float32, torch.float32),
+    )
+    return Layout(groups, info.tail_only, encoding=encoding)
 
 
 def _groups(

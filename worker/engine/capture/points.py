@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.engine.capture.encoders import Encoder
 from worker.engine.capture.layouts import BLOCK
 from worker.engine.capture.pool import SPARE, Region
 from worker.engine.capture.record import LayoutRows, Record
@@ -47,6 +48,7 @@ class LayoutCopies:
 
     Attributes:
         number: of its memory in `fixed`.
+        encoder: of a layout of latents, while a request has it.
         owners: requests with rows in this pass, and their token numbers.
     """
 
@@ -57,6 +59,7 @@ class LayoutCopies:
         self._places: list[int] = []  # of the written rows in the tensors of the pass
         self._targets: list[list[int]] = []  # of the same rows in each group's slab
         self._spread = self._selects = False
+        self.encoder: Encoder | None = None
         self._selected: dict[torch.device, Tensor] = {}
         self._index: Sequence[Tensor] = ()  # of each group
         groups = len(region.layout.groups)
@@ -112,15 +115,35 @@ class LayoutCopies:
 
     def take(self, target: Tensor, index: Tensor, rows: Tensor) -> None:
         """Copy a point's rows [tokens, width] to their blocks; see `writes`."""
-        if self._selects:
-            if rows.device not in self._selected:
-                self._selected[rows.device] = index_on(self._places, rows.device)
-            rows = rows.index_select(0, self._selected[rows.device])
+        rows = self._chosen(rows)
         if not self._columns.all:
             rows = self._columns.of(rows)
         if rows.dtype != target.dtype or rows.device != self._device:
             rows = rows.to(self._device, target.dtype)
         target.index_copy_(0, index, rows)
+
+    def encode(self, rows: Tensor, *, padded: bool) -> None:
+        """Write the latents of a hook's rows [tokens, width] to their blocks.
+
+        Args:
+            padded: see `Encoder.top`.
+        """
+        assert self.encoder is not None
+        rows, count = self._chosen(rows), self.layout.groups[0].width
+        for start in range(0, len(rows), BLOCK):
+            stop = start + BLOCK
+            found = self.encoder.top(rows[start:stop], count, padded=padded)
+            for group, part in enumerate(found):
+                index = self._index[group][start:stop]
+                self.region.points[group][0].index_copy_(0, index, part)
+
+    def _chosen(self, rows: Tensor) -> Tensor:
+        """The rows of a pass that are written."""
+        if not self._selects:
+            return rows
+        if rows.device not in self._selected:
+            self._selected[rows.device] = index_on(self._places, rows.device)
+        return rows.index_select(0, self._selected[rows.device])
 
     @property
     def memory(self) -> tuple[object, ...]:
@@ -150,6 +173,11 @@ class Points:
     number: int  # in the order in which captures came
     users: int = 0
     is_open: bool = False  # passes of fixed shape write its rows, whoever takes part
+
+    @property
+    def encodes(self) -> bool:
+        """Whether some of its rows are latents. Passes of fixed shape leave them out."""
+        return any(copies.layout.encoding is not None for copies in self.copies)
 
     @property
     def regions(self) -> list[Region]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from actograph.contract.row_selection import Selection
-from evals.plans import RowNeed, row_need
+from evals.plans import RowNeed, row_need, sae_bytes
 from worker.engine.capture.budget import Piece
 from worker.engine.capture.host_rows import rows_of
 from worker.engine.capture.layouts import BLOCK, Layout
@@ -174,6 +174,9 @@ def need_of(capture: Capture, layouts: Sequence[Layout]) -> RowNeed:
         summed=sum(layout.row_bytes for layout in layouts if not layout.kept),
         sums=summary_bytes(capture, layouts),
         held_rows=capture.held_rows,
+        encoders=sum(
+            sae_bytes(config) for config in {e.sha256: e.config for e in capture.encodings}.values()
+        ),
     )
 
 
@@ -262,8 +265,8 @@ class Record:
     def begin_with(self, blocks: Sequence[Block]) -> None:
         """Begin with the full blocks of a shared prefix. Points with the last tokens alone have none."""
         for own in self.rows:
-            if not own.layout.tail:  # at most one
-                own.begin_with(blocks)
+            if not own.layout.tail:
+                own.begin_with([block for block in blocks if block.region is own.region])
 
     @property
     def shareable(self) -> list[Block]:

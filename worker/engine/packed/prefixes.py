@@ -142,6 +142,6 @@ def _early(edits: Sequence[Edit]) -> tuple[Edit, ...]:
 
 def _early_rows(capture: Capture | None) -> Capture | None:
     """Rows that a prefix captures for a request."""
-    if capture is None or not capture.hooks or capture.positions in _LATE:
+    if capture is None or capture.is_empty or capture.positions in _LATE:
         return None
     return replace(capture, positions="all", held_rows=0)

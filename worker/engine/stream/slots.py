@@ -193,7 +193,7 @@ class Slots:
         if reason is not None:
             raise out_of_memory(self._hooks.model.devices, f"{request.key}: it {reason}", {})
         tail = False
-        if request.capture is not None and request.capture.hooks:
+        if request.capture is not None and not request.capture.is_empty:
             layouts = layouts_of(self._hooks, request.capture)
             tail = any(layout.tail for layout in layouts)
             need = need_of(request.capture, layouts)
@@ -201,10 +201,12 @@ class Slots:
             if not rows_fit(need, device=device, host=self._host):
                 seen = {
                     "row_bytes": need.together,
+                    "sae_bytes": need.encoders,
                     "free_row_bytes": self._host,
                     "free_device_bytes": self._device,
                 }
-                raise out_of_memory(self._hooks.model.devices, f"{request.key}: a block of rows", seen)
+                what = "a block of rows" if not need.encoders else "a block of rows with its SAEs"
+                raise out_of_memory(self._hooks.model.devices, f"{request.key}: {what}", seen)
         if not self._forward.forks or (tail and not request.most_generated):
             return PrefixKeys()
         return keys_of(request)
@@ -274,7 +276,7 @@ class Slots:
         if not self._forward.place(slot):
             return False
         request = slot.request
-        if request.capture is None or not request.capture.hooks:
+        if request.capture is None or request.capture.is_empty:
             return True
         try:
             slot.points = self.at_hooks.open(request.capture)

@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.api.conftest import EMBED, Keyed
+from tests.support.saes import write_sae
 
 CHANGE = {"pinned": True, "tags": ["stolen"], "expires_at": 2**40}
 #: every field of the request that the route takes, all of which would change something
@@ -70,6 +72,8 @@ def things(keyed: Keyed) -> Things:
     file = keyed.client.post("/v1/files", files={"file": ("rows.jsonl", line)}, headers=alice)
     vector = {"name": "v", "hook": "resid_post.1", "vector": [1.0] * 8}
     stored = keyed.client.post("/v1/vectors", json=vector, headers=alice)
+    write_sae(Path(keyed.services.settings.data_roots[0]) / "sae", d_in=8)
+    sae = keyed.client.post("/v1/saes", json={"name": "s", "path": "sae"}, headers=alice)
     return Things(
         keyed=keyed,
         ids={
@@ -78,6 +82,7 @@ def things(keyed: Keyed) -> Things:
             "session_id": session_id,
             "file_id": file.json()["id"],
             "vector_id": stored.json()["id"],
+            "sae_id": sae.json()["id"],
         },
         alice=alice,
         reader=reader,

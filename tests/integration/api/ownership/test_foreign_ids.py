@@ -19,6 +19,7 @@ NEW_IDS = {
     "session_id": ids.new_session_id,
     "file_id": ids.new_file_id,
     "vector_id": ids.new_vector_id,
+    "sae_id": ids.new_sae_id,
     "batch_id": ids.new_batch_id,
 }
 
@@ -65,8 +66,9 @@ def test_lists_hold_what_the_owner_has(
         ("/v1/activations/sessions", "session_id"),
         ("/v1/activations/sessions?tag=night", "session_id"),
         ("/v1/activations/sessions?owner=alice", "session_id"),
-        ("/v1/files", "file_id"),
+        ("/v1/files?purpose=dataset", "file_id"),
         ("/v1/vectors", "vector_id"),
+        ("/v1/saes", "sae_id"),
     ]:
         with subtests.test(path=path, name=name):
             for headers, count in ((things.alice, 1), (things.reader, 1), (things.root, 1), (things.bob, 0)):

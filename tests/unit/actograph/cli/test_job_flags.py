@@ -170,6 +170,9 @@ def test_steering_in_short() -> None:
     ]:
         assert interventions_of(text) == [given | more]
         assert conditions_of([f"on:steer={text}"]) == [{"name": "on", "interventions": [given | more]}]
+    latent = {"hook": "resid_post.3", "op": "add", "sae": "res-3", "latent": 4711, "coefficient": 4.0}
+    assert interventions_of("sae:res-3:4711@resid_post.3*4") == [latent]
+    assert conditions_of(["on:steer=sae:res-3:4711@resid_post.3*4"])[0]["interventions"] == [latent]
     for text in ("truth@resid_post.3*%", "truth@resid_post.3*4%%", "truth@resid_post.3*half", "truth*4"):
         with pytest.raises(InvalidRequest, match=r"\*50% for half of each row's norm"):
             interventions_of(text)

@@ -37,8 +37,8 @@ def structure() -> ModelStructure:
 
 def test_refused(subtests: pytest.Subtests) -> None:
     for change, says in [
-        ({"vector_id": VEC}, "exactly one of vector, vector_id and from"),
-        ({"vector": None}, "exactly one of vector, vector_id and from"),
+        ({"vector_id": VEC}, "exactly one of vector, vector_id, from and sae"),
+        ({"vector": None}, "exactly one of vector, vector_id, from and sae"),
         ({"op": "zero"}, "takes no vector"),
         ({"op": "scale", "coefficient": 2}, "takes no vector"),
         ({"op": "scale", "vector": None}, "scale needs a coefficient"),

@@ -1,0 +1,1 @@
+"""Stored SAEs: their format, their files, and their rows in the index."""
