@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli.flags import ScorersOption, scorers_of
+from actograph.cli.flags import ScorersOption, model_with, scorers_of
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.suggestions import did_you_mean
 
@@ -37,6 +37,7 @@ _STIMULUS_FIELDS = ("suffix", "prefix", "system")
 _FLAGS: dict[str, tuple[Any, str, str]] = {
     "kind": (str, "kind", "evaluation or capture."),
     "model": (str, "model", "Default: the only served model."),
+    "adapter": (str, "", "LoRA of --model that the service serves, by folder, Hub id or name."),
     "task": (str, "task", "gsm8k, another task, or a YAML file."),
     "dataset": (str, "dataset", _DATASET),
     "fewshot_dataset": (str, "fewshot_dataset", "Source of few-shot examples. Default: the dataset."),
@@ -112,6 +113,8 @@ def draft_of(**flags: Any) -> "Draft":
     typed = {name: value for name, value in flags.items() if value not in (None, [])}
     body = _read_spec(typed["spec"]) if "spec" in typed else {}
     options = {option: typed[name] for name, (_, option, _) in _FLAGS.items() if option and name in typed}
+    if "adapter" in typed:
+        options["model"] = model_with(options.get("model"), typed["adapter"])
     if "scorer" in typed:
         options["scorers"] = scorers_of(typed["scorer"])
     if "conditions" in typed:

@@ -12,7 +12,7 @@ from actograph.contract.base import (
     FileId,
     HookList,
     Metadata,
-    ModelName,
+    ModelChoice,
     Name,
     ServerPath,
     Spec,
@@ -246,7 +246,7 @@ class QueuedSpec(Spec):
 class JobSpecBase(QueuedSpec):
     """Fields of all jobs that run a model."""
 
-    model: ModelName = Field(description="A served model.")
+    model: ModelChoice = Field(description="A served model: a name, or `{base, adapter}`.")
     capture: CaptureSpec | None = Field(None, description="null keeps texts and scores only.")
     interventions: InterventionList = Field([], description="Changes of activations, in this order.")
     sampling: SamplingSpec = Field(SamplingSpec(), description="Choice of tokens.")

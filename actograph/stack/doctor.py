@@ -159,8 +159,9 @@ def _model(settings: Settings) -> str:
     if served.names_folder:
         if not (Path(source) / "config.json").is_file():
             raise UpProblem(f"{source} has no config.json; name the folder of a checkpoint")
-        return source
-    return f"{source}, from the Hub"
+    else:
+        source = f"{source}, from the Hub"
+    return source if served.adapter is None else f"{source}, with the adapter {served.adapter}"
 
 
 def _existing(path: Path) -> Path:

@@ -50,7 +50,9 @@ def load_engine(
         UnknownHook: a savepoint refers to an unknown hook.
     """
     revision = options.revision or revision
-    before = weight_files.stamps(weight_files.find(model.source, revision))
+    before = weight_files.stamps(
+        [*weight_files.find(model.source, revision), *_adapter_files(model, options.adapter_revision)]
+    )
     one_device = None if options.is_spread else cast(str | None, options.device_map)
     loaded = load_model(
         model.source,
@@ -62,6 +64,8 @@ def load_engine(
         attn_implementation=options.attn_implementation,
         name=model.name,
         ranks=ranks,
+        adapter=model.adapter,
+        adapter_revision=options.adapter_revision,
     )
     _check_weights(loaded, options)
     # before the engine verifies the model, so that it verifies packed weights
@@ -130,7 +134,9 @@ def _identity(
     if not files:
         raise ModelRefused(f"{model.name}: {model.source!r} has no weight files that can be fingerprinted")
     fingerprint = weight_files.fingerprint(files)
-    if before and before != weight_files.stamps(files):
+    adapter = loaded.adapter
+    adapter_files = _adapter_files(model, adapter.revision if adapter else None)
+    if before and before != weight_files.stamps([*files, *adapter_files]):
         raise ModelRefused(f"{model.name}: its files changed during the load; load it again")
     return ModelIdentity(
         model=model.name,
@@ -143,7 +149,14 @@ def _identity(
         template_sha256=template_sha256(loaded.tokenizer),
         tensor_parallel=group.size(),
         repeatable=usual.repeatable,
+        adapter=model.adapter,
+        adapter_revision=adapter.revision if adapter else None,
+        adapter_sha256=weight_files.fingerprint(adapter_files) if adapter else None,
     )
+
+
+def _adapter_files(model: ServedModel, revision: str | None) -> list[Path]:
+    return weight_files.find_adapter(model.adapter, revision) if model.adapter is not None else []
 
 
 def _check_weights(loaded: LoadedModel, options: ModelLoadOptions) -> None:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from actograph.contract.errors import ModelRefused
 from worker.engine.model import devices
+from worker.engine.model.adapters import Adapter
 from worker.engine.model.handoffs import Handoffs
 
 _CONTEXT_FIELDS = (
@@ -30,6 +31,7 @@ class LoadedModel:
         name: as the service calls it.
         hf: the transformers model.
         lm: nnsight's TransformersModel around `hf`; None for a model that several ranks share.
+        adapter: the LoRA that is merged into it.
         handoffs: which modules a trace sees; None without `lm`.
     """
 
@@ -39,6 +41,7 @@ class LoadedModel:
     lm: Any = None
     handoffs: Handoffs | None = None
     revision: str | None = None
+    adapter: Adapter | None = None
 
     @property
     def text_config(self) -> Any:
