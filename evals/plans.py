@@ -40,6 +40,8 @@ def item_bytes(dtype: str) -> int:
 
 def weights_bytes(structure: ModelStructure) -> int:
     """Bytes of the parameters, in the dtype of the loaded model."""
+    if structure.weights_bytes is not None:
+        return structure.weights_bytes
     return structure.num_parameters * item_bytes(structure.dtype)
 
 

@@ -30,7 +30,7 @@ class ModelIdentity(Resource):
     """A model as a worker has loaded it.
 
     `model`, `source`, `revision`, `adapter` and `adapter_revision` are not part of `sha256`: the same weights
-    under another path or revision give the same activations.
+    under another path or revision give the same activations. `quantization` is, by config.json's digest.
     """
 
     model: str = Field(description="Served name of the model.")
@@ -43,6 +43,7 @@ class ModelIdentity(Resource):
     template_sha256: str | None = None
     tensor_parallel: int = Field(1, description="Ranks that share each layer; rounding depends on it.")
     repeatable: bool = Field(False, description="Rounding does not depend on what runs beside a sample.")
+    quantization: str | None = Field(None, description="Method of a quantised checkpoint, such as torchao.")
     adapter: str | None = Field(None, description="Folder or Hub id of the LoRA that is merged into it.")
     adapter_revision: str | None = Field(None, description="Commit of the Hub; null for a folder.")
     adapter_sha256: str | None = Field(None, description="Digest of the adapter's config and weights.")
@@ -151,6 +152,11 @@ class ModelStructure(Resource):
     identity: ModelIdentity | None = Field(None, description="New jobs are pinned to it.")
     engine: EngineName = Field("streaming", description="The engine of jobs that ask for `auto`.")
     engine_reason: str | None = Field(None, description="Why the model is traced.")
+    quantization: str | None = Field(None, description="Method of a quantised checkpoint, such as torchao.")
+    unverified: str | None = Field(
+        None, description="Why no test compares such quantised models with transformers'; null if one does."
+    )
+    weights_bytes: int | None = Field(None, description="Bytes of quantised weights; null if all are dense.")
     num_experts: int | None = Field(None, description="Experts in each layer.")
     experts_per_token: int | None = Field(None, description="Experts that the router chooses for each token.")
     tensor_parallel: int = Field(1, description="Ranks that share each layer.")

@@ -22,6 +22,11 @@ def folder_of(identity: ModelIdentity, served: Sequence[ServedModel]) -> Path:
     if model is None:
         names = ", ".join(one.name for one in served) or "none (set ACTOGRAPH_MODEL)"
         raise UnknownModel(f"the analysis worker does not serve model {identity.model!r}; it serves {names}")
+    if identity.quantization is not None:
+        raise ModelRefused(
+            f"{model.name}: its weights are quantised by {identity.quantization}, and an analysis reads "
+            "dense ones from the files; record sessions with a checkpoint that is not quantised"
+        )
     files = weight_files.find(model.source, identity.revision)
     weights = [path for path in files if path.suffix == ".safetensors"]
     if not weights:

@@ -19,6 +19,7 @@ from worker.engine.model.load import LoadDtype, load_model
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.memory import MemoryWatch
 from worker.engine.model.placement import weights_by_device
+from worker.engine.model.quantized import weights_bytes
 from worker.engine.model.weight_files import Stamp
 from worker.engine.packed.weights import pack
 from worker.engine.repeatable import prove
@@ -70,7 +71,16 @@ def load_engine(
     _check_weights(loaded, options)
     # before the engine verifies the model, so that it verifies packed weights
     logger.info("%s: %s", model.name, pack(loaded.hf))
-    engine = Engine(loaded, usual)
+    try:
+        engine = Engine(loaded, usual)
+    except ModelRefused as error:
+        if loaded.quantization is None:
+            raise
+        method = loaded.quantization.method
+        raise ModelRefused(
+            f"{error.message}. Its weights are quantised by {method}; where activations are quantised too, "
+            "their rounding differs from pass to pass. Take one with quantised weights alone"
+        ) from error
     if ranks > 1 and engine.structure.engine == "traced":
         raise ModelRefused(
             f"{model.name}: several ranks cannot share it, since it is traced: "
@@ -82,6 +92,12 @@ def load_engine(
         "kv_bytes_per_token": kv_bytes_per_token(loaded),
         "identity": _identity(model, loaded, before, usual),
     }
+    if loaded.quantization is not None:
+        found |= {
+            "quantization": loaded.quantization.method,
+            "unverified": loaded.quantization.unverified,
+            "weights_bytes": weights_bytes(loaded.hf),
+        }
     engine.structure = with_savepoints(
         engine.structure.model_copy(update=found), resolve_savepoints(options, engine.structure)
     )
@@ -149,6 +165,7 @@ def _identity(
         template_sha256=template_sha256(loaded.tokenizer),
         tensor_parallel=group.size(),
         repeatable=usual.repeatable,
+        quantization=loaded.quantization.method if loaded.quantization else None,
         adapter=model.adapter,
         adapter_revision=adapter.revision if adapter else None,
         adapter_sha256=weight_files.fingerprint(adapter_files) if adapter else None,

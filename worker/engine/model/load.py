@@ -23,7 +23,7 @@ from transformers import (
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import DeviceKey, DeviceMap
-from worker.engine.model import adapters, checkpoint_check, placement, sharded, weight_files
+from worker.engine.model import adapters, checkpoint_check, placement, quantized, sharded, weight_files
 from worker.engine.model.devices import resolve_device
 from worker.engine.model.handoffs import Handoffs, restore
 from worker.engine.model.loaded import LoadedModel
@@ -79,6 +79,17 @@ def load_model(
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     config, tokenizer = _checked(source, revision, name)
+    packed = quantized.quantization_of(config, target)
+    if packed is not None and (ranks > 1 or device_map is not None or adapter is not None):
+        way = (
+            f"{ranks} ranks share it" if ranks > 1
+            else "an adapter is to be merged into it" if adapter is not None
+            else "device_map spreads it over devices"
+        )  # fmt: skip
+        raise ModelRefused(
+            f"{name}: its weights are quantised by {packed.method}, and {way}, which is not verified. "
+            "Serve it on one device and without an adapter, or a checkpoint that is not quantised"
+        )
     if ranks > 1:
         sharded.check(name, config, ranks, target)
         with _refusing(
@@ -108,6 +119,14 @@ def load_model(
             hf = adapters.merge(own.to(target).eval(), tokenizer, lora, name)
         lm = nnsight.TransformersModel(hf, task="text-generation", dispatch=True, tokenizer=tokenizer)
         model = replace(_prepared(lm, tokenizer, name, revision), adapter=lora)
+        if target.type == "cpu":
+            _leave_file(model.hf)
+        return model
+    if packed is not None:
+        with _refusing(name, source, revision, too_large):
+            hf = quantized.load(name, source, packed, target, options | {"revision": revision})
+        lm = nnsight.TransformersModel(hf, task="text-generation", dispatch=True, tokenizer=tokenizer)
+        model = replace(_prepared(lm, tokenizer, name, revision), quantization=packed)
         if target.type == "cpu":
             _leave_file(model.hf)
         return model
