@@ -19,8 +19,8 @@ from actograph.contract.row_selection import (
     held_back,
 )
 from actograph.contract.specs import CaptureSpec, Dtype
+from actograph.dtypes import BY_TORCH, row_bytes
 
-_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
 _LONG_BYTES = 8
 #: mean, variance, min, max, rms and kurtosis of a channel
 _STATISTICS = 6
@@ -35,7 +35,8 @@ _TEXT_BYTES = 10
 
 def item_bytes(dtype: str) -> int:
     """Bytes of one number of this dtype; 4 for unknown dtypes."""
-    return _ITEM_BYTES.get(dtype, 4)
+    known = BY_TORCH.get(dtype)
+    return 4 if known is None else known.bits.itemsize
 
 
 def weights_bytes(structure: ModelStructure) -> int:
@@ -75,8 +76,14 @@ def bytes_per_token(
     for hook in hooks:
         own = _source_dtype(structure, hook)
         stored = own if dtype == "model" or own.startswith("int") else dtype
-        total += _width(structure, hook, features) * item_bytes(stored)
+        width = _width(structure, hook, features)
+        total += row_bytes(BY_TORCH[stored], width) if stored in BY_TORCH else width * item_bytes(stored)
     return total
+
+
+def reduced_dtype(dtype: Dtype) -> Dtype:
+    """Dtype of reduced rows: float32 instead of 8-bit floats."""
+    return "float32" if dtype == "float8_e4m3fn" else dtype
 
 
 def rows_of(
@@ -126,7 +133,8 @@ def tensor_bytes(
         if capture.reduce != "none":
             rows = min(rows, 1)
         if keeps_tensors(capture):
-            total += rows * bytes_per_token(structure, [hook], capture.dtype, capture.features)
+            dtype = reduced_dtype(capture.dtype) if capture.reduce != "none" else capture.dtype
+            total += rows * bytes_per_token(structure, [hook], dtype, capture.features)
     return total
 
 

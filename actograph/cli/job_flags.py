@@ -73,7 +73,7 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
     ),
     "reduce": (str, "reduce", "Store one row per hook and sample: mean, max or last."),
     "stats": (bool, "stats", "Store statistics of each channel over the tokens."),
-    "dtype": (str, "dtype", "Store as float32, float16, bfloat16, or model. (default: model)"),
+    "dtype": (str, "dtype", "Store as float32, float16, bfloat16, float8_e4m3fn, or model. (default: model)"),
     "mode": (str, "mode", "generate, or prefill: read the prompts and generate nothing."),
     "max_tokens": (int, "max_tokens", "Maximum number of generated tokens per sample."),
     "temperature": (float, "temperature", "0 is greedy."),

@@ -91,7 +91,7 @@ def sample_seed(job_seed: int, sample_index: int, epoch: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-Dtype = Literal["model", "float32", "float16", "bfloat16"]
+Dtype = Literal["model", "float32", "float16", "bfloat16", "float8_e4m3fn"]
 Layers = list[Annotated[int, Field(ge=0)]] | Literal["all"] | hooks.LayerSlice
 
 
@@ -111,7 +111,9 @@ class CaptureSpec(Spec):
     features: Features | None = Field(None, description="Columns to store.")
     reduce: Reduce = Field("none", description="Store one row per hook and sample.")
     stats: Stats = Field(None, description="Per-channel statistics of the tokens.")
-    dtype: Dtype = Field("model", description="`model` keeps the model's own.")
+    dtype: Dtype = Field(
+        "model", description="`model` keeps the model's own; `float8_e4m3fn` has a scale a row."
+    )
     mode: Literal["generate", "prefill"] = Field("generate", description="`prefill` generates nothing.")
 
     @model_validator(mode="after")

@@ -119,8 +119,7 @@ def _points(shown: Session) -> dict[str, list[str]]:
     points: dict[str, list[str]] = {}
     for name in sorted(shown.hooks, key=lambda name: hooks.layer_of(name) or 0):
         info = shown.hooks[name]
-        # numpy has no 8-bit floats
-        if info.summary is None and info.shape[0] and not info.dtype.startswith("F8"):
+        if info.summary is None and info.shape[0]:
             points.setdefault(hooks.point_of(name), []).append(name)
     return points
 
