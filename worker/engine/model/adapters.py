@@ -121,7 +121,8 @@ def _check_base(name: str, config: Mapping[str, Any], base: str) -> None:
         ModelRefused: it was trained on another model of the Hub.
     """
     trained_on = config.get("base_model_name_or_path") or ""
-    if trained_on == base:
+    is_folder = Path(trained_on).is_dir() and Path(base).is_dir()
+    if trained_on == base or (is_folder and Path(trained_on).samefile(base)):
         return
     ids = [one for one in (trained_on, base) if _is_hub_id(one)]
     if len(ids) == 2 and len({one.rpartition("/")[2].lower() for one in ids}) == 2:
