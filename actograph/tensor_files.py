@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actograph.contract.errors import NotFound, RangeNotSatisfiable, StoreDamaged
+from actograph.dtypes import DTYPES
 
 #: reads `length` bytes at `offset`, and fewer only at the end of the file
 ReadAt = Callable[[int, int], bytes]
@@ -29,15 +30,7 @@ _HEAD_BYTES = 16 << 10  # one first read that holds nearly every header
 _INDEX_NAME = re.compile(r"^(?P<hook>.+)\[(?P<start>\d+):(?P<stop>\d+)\]$")
 
 #: safetensors name -> numpy dtype that holds the same bytes
-NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
-    name: np.dtype(code)
-    for name, code in (
-        ("BOOL", "?"), ("U8", "u1"), ("I8", "i1"), ("F8_E4M3", "u1"), ("F8_E5M2", "u1"),
-        ("U16", "<u2"), ("I16", "<i2"), ("F16", "<f2"), ("BF16", "<u2"),
-        ("U32", "<u4"), ("I32", "<i4"), ("F32", "<f4"),
-        ("U64", "<u8"), ("I64", "<i8"), ("F64", "<f8"),
-    )
-}  # fmt: skip
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: dtype.bits for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +222,10 @@ def numbers_of(dtype: str, raw: Array) -> Array:
     """A `raw_array` as numbers; bfloat16 is converted to float32, which is exact.
 
     Raises:
-        StoreDamaged: the dtype has no numpy form (the 8-bit floats): ask for the raw bytes.
+        StoreDamaged: these are 8-bit floats: stored rows of them are read with their scales, see `dtypes`.
     """
     if dtype.startswith("F8"):
-        raise StoreDamaged(f"numpy cannot represent {dtype}; ask for safetensors")
+        raise StoreDamaged(f"numpy cannot represent {dtype} without the scales of its rows")
     return bfloat16_to_float32(raw) if dtype == "BF16" else raw
 
 

@@ -3,7 +3,7 @@
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import UnknownModel
-from actograph.contract.models import ModelStructure, parse_served
+from actograph.contract.models import ModelStructure, ServedModel, parse_served, with_adapter
 from actograph.settings import Settings
 from storage.queue import workers
 
@@ -17,8 +17,18 @@ class ServedModels:
         for model in models:
             for alias in (model.name, *sorted(model.aliases)):
                 self._names.setdefault(alias, model.name)
+        for model in models:  # `demo+sad` for NAME=BASE+ADAPTER, where the base is served as `demo` too
+            for base in models if model.adapter is not None else ():
+                if base.adapter is None and base.source == model.source:
+                    for adapter in (model.adapter, model.name):
+                        self._names.setdefault(with_adapter(base.name, str(adapter)), model.name)
+        self._served = {model.name: model for model in reversed(models)}
         #: canonical names, the default model first
         self.names = list(dict.fromkeys(model.name for model in models))
+
+    def served(self, name: str) -> ServedModel:
+        """The model of a canonical name."""
+        return self._served[name]
 
     def find(self, name: str) -> str | None:
         """Find the canonical name of a served model by name, by alias, or by the last part of one's id."""

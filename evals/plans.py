@@ -20,8 +20,8 @@ from actograph.contract.row_selection import (
 )
 from actograph.contract.saes import PAIR_BYTES, SaeConfig, is_latents
 from actograph.contract.specs import CaptureSpec, Dtype
+from actograph.dtypes import BY_TORCH, row_bytes
 
-_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
 _LONG_BYTES = 8
 #: mean, variance, min, max, rms and kurtosis of a channel
 _STATISTICS = 6
@@ -36,11 +36,14 @@ _TEXT_BYTES = 10
 
 def item_bytes(dtype: str) -> int:
     """Bytes of one number of this dtype; 4 for unknown dtypes."""
-    return _ITEM_BYTES.get(dtype, 4)
+    known = BY_TORCH.get(dtype)
+    return 4 if known is None else known.bits.itemsize
 
 
 def weights_bytes(structure: ModelStructure) -> int:
     """Bytes of the parameters, in the dtype of the loaded model."""
+    if structure.weights_bytes is not None:
+        return structure.weights_bytes
     return structure.num_parameters * item_bytes(structure.dtype)
 
 
@@ -79,7 +82,8 @@ def bytes_per_token(
             continue
         own = _source_dtype(structure, hook)
         stored = own if dtype == "model" or own.startswith("int") else dtype
-        total += _width(structure, hook, features) * item_bytes(stored)
+        width = _width(structure, hook, features)
+        total += row_bytes(BY_TORCH[stored], width) if stored in BY_TORCH else width * item_bytes(stored)
     return total
 
 
@@ -96,6 +100,11 @@ def sae_bytes(config: SaeConfig) -> int:
     vectors = {"standard": 1, "topk": 2, "jumprelu": 2, "gated": 3}[config.architecture]
     activations = (2 if config.architecture == "gated" else 1) * BLOCK_ROWS * config.d_sae
     return 4 * (config.d_in * config.d_sae + config.d_in + vectors * config.d_sae + activations)
+
+
+def reduced_dtype(dtype: Dtype) -> Dtype:
+    """Dtype of reduced rows: float32 instead of 8-bit floats."""
+    return "float32" if dtype == "float8_e4m3fn" else dtype
 
 
 def rows_of(
@@ -150,7 +159,8 @@ def tensor_bytes(
         if capture.reduce != "none":
             rows = min(rows, 1)
         if keeps_tensors(capture):
-            total += rows * bytes_per_token(structure, [hook], capture.dtype, capture.features)
+            dtype = reduced_dtype(capture.dtype) if capture.reduce != "none" else capture.dtype
+            total += rows * bytes_per_token(structure, [hook], dtype, capture.features)
     return total
 
 

@@ -1,5 +1,6 @@
 """Arrays by name in .npz and .safetensors files."""
 
+import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actograph.contract.errors import InvalidDataset, StoreDamaged
-from actograph.tensor_files import TensorEntry, TensorFileHeader, read_header, value_array
+from actograph.dtypes import DTYPES, scales_of, unscaled
+from actograph.tensor_files import (
+    TensorEntry,
+    TensorFileHeader,
+    itemsize,
+    parse_shard_tensor_name,
+    raw_array,
+    read_header,
+    shard_tensor_name,
+    value_array,
+)
 
 Array = NDArray[Any]
 SUFFIXES = (".npz", ".safetensors")
@@ -74,27 +85,54 @@ def _npz(path: Path) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """One tensor of a .safetensors file, read when asked for; bfloat16 becomes float32."""
+    """One tensor of a .safetensors file, read when asked for; bfloat16 becomes float32.
+
+    Attributes:
+        scales: of its rows, if they have one each.
+    """
 
     path: Path
     entry: TensorEntry
+    scales: TensorEntry | None = None
 
     def read(self) -> Array:
-        return self._read(self.entry.shape, self.entry.start, self.entry.stop - self.entry.start)
+        return self.rows(0, self.entry.rows) if self.scales else self._read(self.entry, self.entry.shape, 0)
 
     def rows(self, start: int, stop: int) -> Array:
         """Read rows [start, stop) of the first axis."""
-        return self._read((stop - start, *self.entry.shape[1:]), *self.entry.byte_range(start, stop))
+        shape = (stop - start, *self.entry.shape[1:])
+        if self.scales is None:
+            return self._read(self.entry, shape, start)
+        return unscaled(
+            self._read(self.entry, shape, start, bits=True), self._read(self.scales, (stop - start,), start)
+        )
 
-    def _read(self, shape: tuple[int, ...], offset: int, length: int) -> Array:
+    def _read(self, entry: TensorEntry, shape: tuple[int, ...], start: int, *, bits: bool = False) -> Array:
+        """Numbers of a shape from a row on, or their bits."""
+        length = math.prod(shape) * itemsize(entry.dtype)
         with self.path.open("rb") as file:
-            file.seek(offset)
-            return value_array(self.entry.dtype, shape, file.read(length))
+            file.seek(entry.start + start * (entry.row_bytes if entry.shape else 0))
+            return (raw_array if bits else value_array)(entry.dtype, shape, file.read(length))
 
 
 def stored_arrays(path: Path) -> dict[str, StoredArray]:
     """The tensors of a .safetensors file by name. Raises InvalidDataset if it is none."""
-    return {name: StoredArray(path, entry) for name, entry in _header(path).tensors.items()}
+    entries = _header(path).tensors
+    scales = {
+        name: _scales_name(name)
+        for name, entry in entries.items()
+        if DTYPES[entry.dtype].has_scales and _scales_name(name) in entries
+    }
+    own = [name for name in entries if name not in scales.values()]
+    return {
+        name: StoredArray(path, entries[name], entries[scales[name]] if name in scales else None)
+        for name in own
+    }
+
+
+def _scales_name(name: str) -> str:
+    shard = parse_shard_tensor_name(name)
+    return scales_of(name) if shard is None else shard_tensor_name(scales_of(shard[0]), *shard[1:])
 
 
 def _header(path: Path) -> TensorFileHeader:

@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from actograph.cli.flags import model_with
 from actograph.cli.job_flags import STEER
 from actograph.cli.shell import Shell, emit, note
 from actograph.contract.errors import InvalidRequest
@@ -21,6 +22,7 @@ def chat(
     ),
     *,
     model: str | None = typer.Option(None, "--model", "-m", help="Model. Default: the service's first."),
+    adapter: str | None = typer.Option(None, help="LoRA of --model, by folder, Hub id or name."),
     system: str | None = typer.Option(None, "--system", "-s", help="System message."),
     max_tokens: int | None = typer.Option(None, min=1, help="Maximum number of tokens."),
     temperature: float | None = typer.Option(None, min=0.0, help="0 is greedy."),
@@ -32,7 +34,7 @@ def chat(
 ) -> None:
     """Chat with a model. The answer is printed while it is generated."""
     fields: dict[str, Any] = {
-        "model": model,
+        "model": model if adapter is None else model_with(model, adapter),
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,

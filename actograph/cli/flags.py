@@ -2,11 +2,16 @@
 
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actograph.contract.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from actograph.settings import Settings
+
+ADAPTER = "LoRA of --model to serve beside it: folder, Hub id or NAME=<one> (commas or repeated)."
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report only, change nothing.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print full ids only.")]
@@ -55,3 +60,29 @@ def scorers_of(texts: Iterable[str]) -> list[Any]:
         return [json.loads(text) if text.lstrip().startswith("{") else text for text in texts]
     except ValueError as error:
         raise InvalidRequest(f"--scorer is not valid JSON: {error}") from error
+
+
+def with_adapters(settings: "Settings", adapters: Iterable[str]) -> "Settings":
+    """The settings of a service that serves the model with each of these adapters too.
+
+    Raises:
+        InvalidRequest: there is no model to which they belong, or one of them cannot be read.
+    """
+    from actograph.contract.models import adapter_of_base
+
+    given = names(adapters)
+    if not given:
+        return settings
+    if not settings.model:
+        raise InvalidRequest(f"--adapter {given[0]}: no model; set --model to its base")
+    added = tuple(adapter_of_base(settings.model, one) for one in given)
+    return settings.model_copy(update={"allowed_models": (*settings.allowed_models, *added)})
+
+
+def model_with(model: str | None, adapter: str) -> str:
+    """The model of a request with an adapter. Raises InvalidRequest without a model."""
+    from actograph.contract.models import with_adapter
+
+    if model is None:
+        raise InvalidRequest(f"--adapter {adapter}: name its base with --model, or give its name to --model")
+    return with_adapter(model, adapter)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli.flags import ScorersOption, scorers_of
+from actograph.cli.flags import ScorersOption, model_with, scorers_of
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.suggestions import did_you_mean
 
@@ -37,6 +37,7 @@ _STIMULUS_FIELDS = ("suffix", "prefix", "system")
 _FLAGS: dict[str, tuple[Any, str, str]] = {
     "kind": (str, "kind", "evaluation, capture or replay."),
     "model": (str, "model", "Default: the only served model; of a replay, that of its sessions."),
+    "adapter": (str, "", "LoRA of --model that the service serves, by folder, Hub id or name."),
     "task": (str, "task", "gsm8k, another task, or a YAML file."),
     "dataset": (str, "dataset", _DATASET),
     "fewshot_dataset": (str, "fewshot_dataset", "Source of few-shot examples. Default: the dataset."),
@@ -78,7 +79,7 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
     ),
     "reduce": (str, "reduce", "Store one row per hook and sample: mean, max or last."),
     "stats": (bool, "stats", "Store statistics of each channel over the tokens."),
-    "dtype": (str, "dtype", "Store as float32, float16, bfloat16, or model. (default: model)"),
+    "dtype": (str, "dtype", "Store as float32, float16, bfloat16, float8_e4m3fn, or model. (default: model)"),
     "mode": (str, "mode", "generate, or prefill: read the prompts and generate nothing."),
     "max_tokens": (int, "max_tokens", "Maximum number of generated tokens per sample."),
     "temperature": (float, "temperature", "0 is greedy."),
@@ -118,6 +119,8 @@ def draft_of(**flags: Any) -> "Draft":
     typed = {name: value for name, value in flags.items() if value not in (None, [])}
     body = _read_spec(typed["spec"]) if "spec" in typed else {}
     options = {option: typed[name] for name, (_, option, _) in _FLAGS.items() if option and name in typed}
+    if "adapter" in typed:
+        options["model"] = model_with(options.get("model"), typed["adapter"])
     if "scorer" in typed:
         options["scorers"] = scorers_of(typed["scorer"])
     if "conditions" in typed:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from actograph.cli.flags import QuietOption, name_and_value
+from actograph.cli.flags import QuietOption, model_with, name_and_value
 from actograph.cli.shell import Shell, command, end, job_status_code, note, on_interrupt
 from actograph.short_texts import shorten
 from actograph.tables import clean, describe
@@ -22,7 +22,9 @@ app = typer.Typer(no_args_is_help=True, help="List, load and inspect models.")
 @command(app, "ls")
 def list_models(shell: Shell, quiet: QuietOption = False) -> None:
     """List the served models."""
-    shell.rows(shell.client.models.list(), ["model=id", "status"], quiet=quiet, everything=True)
+    shell.rows(
+        shell.client.models.list(), ["model=id", "status", "base", "adapter"], quiet=quiet, everything=True
+    )
 
 
 @command(app, "load", examples=["actograph models load Qwen/Qwen3-0.6B --dtype bfloat16 --device-map cuda:0"])
@@ -30,7 +32,9 @@ def load(
     shell: Shell,
     model: str = typer.Argument(help="A served model, by any of its names."),
     *,
+    adapter: str | None = typer.Option(None, help="LoRA of the model, by folder, Hub id or name."),
     revision: str | None = typer.Option(None, help="Hub revision."),
+    adapter_revision: str | None = typer.Option(None, help="Hub revision of the adapter."),
     dtype: str | None = typer.Option(None, help="auto, float32, float16 or bfloat16."),
     device_map: str | None = typer.Option(None, help="auto, balanced, sequential, cpu, cuda or cuda:<n>."),
     max_memory: list[str] = typer.Option([], help="Memory for weights: 0=20GiB, cpu=64GiB. Repeat for more."),
@@ -43,6 +47,7 @@ def load(
     points = [name_and_value(text, "--savepoint") for text in savepoint]
     options = {
         "revision": revision,
+        "adapter_revision": adapter_revision,
         "dtype": dtype,
         "device_map": device_map,
         "max_memory": dict(name_and_value(text, "--max-memory") for text in max_memory),
@@ -50,6 +55,7 @@ def load(
         "savepoints": [{"name": name, "selector": selector} for name, selector in points],
     }
     models = shell.client.models
+    model = model if adapter is None else model_with(model, adapter)
     found = models.load(model, **{name: value for name, value in options.items() if value})
     with on_interrupt(f"the load continues; cancel it with: actograph jobs cancel {shorten(found.id)}"):
         while not found.status.is_terminal():

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from actograph.cli.flags import names
+from actograph.cli.flags import ADAPTER, names, with_adapters
 from actograph.cli.shell import (
     ERROR,
     INTERRUPTED,
@@ -44,6 +44,7 @@ def up(
     *,
     data_root: list[str] = typer.Option([], help="Folders with datasets of jobs (commas or repeated)."),
     allow_model: list[str] = typer.Option([], help="Further models that jobs may load (commas or repeated)."),
+    adapter: list[str] = typer.Option([], help=ADAPTER),
     user_tool: list[str] = typer.Option([], help="Tools: NAME=module:function (commas or repeated)."),
     user_scorer: list[str] = typer.Option([], help="Scorers: NAME=module:function (commas or repeated)."),
     workers: int = typer.Option(1, min=1, max=64, help="Number of workers; each loads the model."),
@@ -54,7 +55,7 @@ def up(
     Prints `ready: URL` once the service accepts requests. ACTOGRAPH_* variables set the defaults.
     A second Ctrl-C stops everything at once.
     """
-    from actograph.contract.models import parse_served
+    from actograph.contract.models import names_folder, parse_served
     from actograph.stack.up import run
 
     if source is not None and given["model"] is not None:
@@ -68,6 +69,7 @@ def up(
         user_scorers=tuple(names(user_scorer)) or None,
         **given,
     )
+    settings = with_adapters(settings, adapter)
     served = [text for text in (settings.model, *settings.allowed_models) if text]
     if not served:
         raise InvalidRequest(
@@ -75,8 +77,9 @@ def up(
             "--allow-model instead starts without one, and the first job loads it"
         )
     for model in map(parse_served, served):
-        if model.names_folder and not Path(model.source).is_dir():
-            raise InvalidRequest(f"model {model.name}: no folder {model.source!r}")
+        for place in filter(None, (model.source, model.adapter)):
+            if names_folder(place) and not Path(place).is_dir():
+                raise InvalidRequest(f"model {model.name}: no folder {place!r}")
     end(INTERRUPTED if run(settings, workers, emit=emit, report=note) else 0)
 
 
@@ -87,6 +90,7 @@ def drain(
     folder: Path | None = typer.Option(None, "--out", "-o", help="Run folder. Default: runs/NAME beside it."),
     data_root: list[str] = typer.Option([], help="Folders with datasets of jobs (commas or repeated)."),
     workers: int = typer.Option(1, min=1, max=64, help="Number of workers; each loads the model."),
+    adapter: list[str] = typer.Option([], help=ADAPTER),
     **given: Any,
 ) -> None:
     """Run the service until no job is open, then exit. For rented machines that end with the command.
@@ -107,6 +111,7 @@ def drain(
     settings = load_settings(data_roots=tuple(data_root) or None, **given)
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
     arguments += [f"--workers={workers}", *(f"--data-root={root}" for root in data_root)]
+    arguments += [f"--adapter={one}" for one in adapter]
     options = shell.options
     options.api_key = options.api_key or settings.api_key or next(iter(settings.api_keys), None)
     # a machine is ended by SIGTERM; as with Ctrl-C, the workers finish their samples

@@ -5,6 +5,7 @@ from typing import Any
 
 import typer
 
+from actograph.cli.flags import ADAPTER, with_adapters
 from actograph.cli.shell import Shell, load_settings
 from actograph.contract.errors import InvalidRequest
 
@@ -13,6 +14,7 @@ def worker(
     _: Shell,
     *,
     model: str | None = typer.Option(None, help="Hub id or folder of the model, or NAME=<id or folder>."),
+    adapter: list[str] = typer.Option([], help=ADAPTER),
     database_url: str | None = typer.Option(
         None, help="Index: postgresql://... (a password is safer in ACTOGRAPH_DATABASE_URL)."
     ),
@@ -54,7 +56,7 @@ def worker(
         # no worker of a cluster has a Redis of its own
         "broker_url": broker_url if broker_url is not None else os.environ.get("ACTOGRAPH_BROKER_URL", ""),
     }
-    settings = load_settings(**given)
+    settings = with_adapters(load_settings(**given), adapter)
     if not (settings.model or settings.allowed_models):
         raise InvalidRequest(
             "no model: set --model to a hub id (Qwen/Qwen3-0.6B), a folder, or NAME=<id or folder>"

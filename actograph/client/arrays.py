@@ -103,7 +103,7 @@ class _ArrayPlan:
         #: name -> dtype of safetensors, and what follows [batch, sequence]
         self.forms: dict[str, tuple[str, tuple[int, ...]]] = dict.fromkeys(_INTEGERS, ("I64", ()))
         for name, hook in self.hooks.items():
-            forms = {(tensor.stored_dtype, tensor.shape[1:]) for tensor in (one[hook] for one in sessions)}
+            forms = {(tensor.read_dtype, tensor.shape[1:]) for tensor in (one[hook] for one in sessions)}
             if len(forms) > 1:
                 raise InvalidRequest(f"the sessions store {hook} in several dtypes or widths")
             self.forms[name] = forms.pop()
@@ -155,7 +155,7 @@ class _ArrayPlan:
         tensor = tensors[self.hooks[name]]
         shape = (piece.stop - piece.start, *tensor.shape[1:])
         data = tensor.read_bytes(piece.start, piece.stop)
-        return tensor_files.raw_array(tensor.stored_dtype, shape, data)
+        return tensor_files.raw_array(tensor.read_dtype, shape, data)
 
 
 def _write_safetensors(out: IO[bytes], stack: _ArrayPlan, tensors: Sequence[SessionTensors]) -> None:

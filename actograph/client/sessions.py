@@ -20,6 +20,7 @@ from actograph.client.transport import LONG_SECONDS, PAGE_SIZE, APIResource, Han
 from actograph.contract import base, resources
 from actograph.contract.errors import NotFound
 from actograph.contract.specs import SessionUpdate
+from actograph.dtypes import read_as
 
 Order = Literal["asc", "desc"]
 #: maximum size of one answer; more rows take several requests
@@ -191,12 +192,12 @@ class Sessions(APIResource, path="/v1/activations/sessions"):
 
     def tensor(self, session_id: str, name: str, dtype: str, shape: Sequence[int]) -> LazyTensor:
         """Return a tensor of a session by its stored name, dtype and shape. Nothing is requested yet."""
-        row_bytes = math.prod(shape[1:]) * tensor_files.itemsize(dtype)
+        row_bytes = math.prod(shape[1:]) * tensor_files.itemsize(read_as(dtype))
         # it keeps no session, so a list of many tensors stays small
         return LazyTensor(name, dtype, shape, partial(self._read_rows, session_id, name, row_bytes))
 
     def _read_rows(self, session_id: str, name: str, row_bytes: int, start: int, stop: int) -> bytes:
-        """Read rows of a tensor as stored."""
+        """Read rows of a tensor as the service sends them."""
         path = path_of(self._path, session_id, "tensors", name)
         at_once = max(1, ANSWER_BYTES // max(1, row_bytes))
         pieces = []

@@ -29,6 +29,7 @@ from actograph.contract.models import LayerHeads
 from actograph.contract.resources import TensorInfo
 from actograph.contract.row_selection import Segment
 from actograph.contract.saes import PREFIX, part_names
+from actograph.dtypes import DTYPES, scales_of
 from actograph.latents import Latents, dense, latents_info
 from actograph.tensor_files import ReadAt, TensorEntry
 
@@ -257,14 +258,24 @@ class SessionTensors(StoredSession, Mapping[str, LazyTensor]):
                     raise StoreDamaged(f"tensor {name} has {entry.rows} rows or occurs twice")
                 found[hook][start] = (stop, read_at, entry)
         self._tensors: dict[str, LazyTensor] = {}
+        #: tensors that belong to others
+        self._scales: set[str] = set()
+        sorted_parts: dict[str, list[tuple[ReadAt, TensorEntry]]] = {}
         for hook, by_start in found.items():
-            end, parts = 0, []
+            end = 0
+            parts: list[tuple[ReadAt, TensorEntry]] = []
             for start, (stop, read_at, entry) in sorted(by_start.items(), key=lambda item: item[0]):
                 if start != end:
                     raise StoreDamaged(f"{hook}: rows {end}:{start} are missing; is a shard absent?")
                 end = stop
                 parts.append((read_at, entry))
-            self._tensors[hook] = joined(hook, parts)
+            sorted_parts[hook] = parts
+        for hook, parts in sorted_parts.items():
+            scales = sorted_parts.get(scales_of(hook)) if DTYPES[parts[0][1].dtype].has_scales else None
+            own = None if scales is None else joined(scales_of(hook), scales)
+            self._tensors[hook] = joined(hook, parts, own)
+            if own is not None:
+                self._scales.add(own.hook)
         if TOKEN_IDS not in self._tensors:
             raise StoreDamaged("no file contains token_ids: the last shard is missing")
 
@@ -281,7 +292,7 @@ class SessionTensors(StoredSession, Mapping[str, LazyTensor]):
 
     @override
     def _stored(self) -> Mapping[str, TensorInfo | None]:
-        names = (name for name in self._tensors if name not in (TOKEN_IDS, ROW_POSITIONS))
+        names = (name for name in self._tensors if name not in {TOKEN_IDS, ROW_POSITIONS, *self._scales})
         return {name: self._parsed.tensors.get(name) for name in names}
 
     @override

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from actograph import tensor_files
 from actograph.contract.errors import StoreDamaged, package
+from actograph.dtypes import DTYPES, read_as, unscaled_bytes
 from actograph.tensor_files import Array, ReadAt, TensorEntry
 
 #: bytes that iteration reads at once
@@ -20,32 +21,36 @@ BLOCK_BYTES = 4 << 20
 GAP_BYTES = 64 << 10
 TOKEN_IDS = "token_ids"
 ROW_POSITIONS = "row_positions"
-#: names in torch of dtypes that numpy lacks
-_TORCH_NAMES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 class LazyTensor:
     """A tensor `[rows, ...]` of one hook, of a service or of a folder. Its rows are read when it is indexed.
 
     Index it as a numpy array: only the rows that the first axis selects are read. The arrays are new and may
-    be written to. bfloat16 is converted to float32, which is exact; other dtypes are kept.
+    be written to. bfloat16 is converted to float32, which is exact, and rows of float8 become float32,
+    times their scales; other dtypes are kept.
     `np.asarray(tensor)` reads all rows, and `for row in tensor` reads them in blocks.
     """
 
     def __init__(
         self, hook: str, stored_dtype: str, shape: Sequence[int], read_rows: Callable[[int, int], bytes]
     ) -> None:
-        """`read_rows`: reads rows [start, stop) as stored."""
+        """`read_rows`: reads rows [start, stop) as stored, or as float32 if they are stored with scales."""
         self.hook = hook
         self.stored_dtype = stored_dtype
         self.shape: tuple[int, ...] = tuple(shape)
         self._read_rows = read_rows
 
     @property
+    def read_dtype(self) -> str:
+        """The dtype of `read_bytes`: F32 for rows with scales, else the stored one."""
+        return read_as(self.stored_dtype)
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of returned arrays."""
-        bits = tensor_files.NUMPY_DTYPES[self.stored_dtype]
-        return np.dtype("<f4") if self.stored_dtype == "BF16" else bits
+        bits = tensor_files.NUMPY_DTYPES[self.read_dtype]
+        return np.dtype("<f4") if self.read_dtype == "BF16" else bits
 
     @property
     def ndim(self) -> int:
@@ -59,7 +64,7 @@ class LazyTensor:
         return f"LazyTensor({self.hook}, shape={list(self.shape)}, stored as {self.stored_dtype})"
 
     def __getitem__(self, index: Any) -> Any:
-        found = tensor_files.numbers_of(self.stored_dtype, self._indexed(index))
+        found = tensor_files.numbers_of(self.read_dtype, self._indexed(index))
         return found[()] if found.ndim == 0 else found
 
     def __iter__(self) -> Iterator[Array]:
@@ -76,12 +81,14 @@ class LazyTensor:
     def torch(self, index: Any = ...) -> Any:
         """Return `tensor[index]` as a `torch.Tensor` in the stored dtype: bfloat16 stays bfloat16.
 
+        Rows with scales are float32.
+
         Raises:
             PackageMissing: torch is not installed.
             StoreDamaged: torch has no such dtype.
         """
         torch = package("torch", "a torch tensor")
-        kind = getattr(torch, _TORCH_NAMES.get(self.stored_dtype, self.dtype.name), None)
+        kind = getattr(torch, DTYPES[self.read_dtype].torch, None)
         if kind is None:
             raise StoreDamaged(f"torch has no dtype {self.stored_dtype}")
         bits = self._indexed(index)
@@ -95,20 +102,20 @@ class LazyTensor:
             RangeNotSatisfiable: the tensor has no such rows.
             StoreDamaged: the file is too short.
         """
-        return tensor_files.numbers_of(self.stored_dtype, self._raw(start, stop))
+        return tensor_files.numbers_of(self.read_dtype, self._raw(start, stop))
 
     def read_bytes(self, start: int, stop: int) -> bytes:
-        """Read rows [start, stop) as stored. Raises the errors of `read`."""
+        """Read rows [start, stop) in `read_dtype`. Raises the errors of `read`."""
         tensor_files.check_rows(start, stop, len(self))
         return self._read_rows(start, stop) if stop > start else b""
 
     @property
     def _row_bytes(self) -> int:
-        return math.prod(self.shape[1:]) * tensor_files.itemsize(self.stored_dtype)
+        return math.prod(self.shape[1:]) * tensor_files.itemsize(self.read_dtype)
 
     def _raw(self, start: int, stop: int) -> Array:
         shape = (stop - start, *self.shape[1:])
-        return tensor_files.raw_array(self.stored_dtype, shape, self.read_bytes(start, stop))
+        return tensor_files.raw_array(self.read_dtype, shape, self.read_bytes(start, stop))
 
     def _indexed(self, index: Any) -> Array:
         """Stored elements at an index of numpy's, in an array of their own. Raises IndexError."""
@@ -139,8 +146,17 @@ class LazyTensor:
         return numbers, values[0] if len(values) == 1 else np.concatenate(values)
 
 
-def joined(hook: str, parts: Sequence[tuple[ReadAt, TensorEntry]]) -> LazyTensor:
-    """One tensor from its shards, in order."""
+def joined(
+    hook: str, parts: Sequence[tuple[ReadAt, TensorEntry]], scales: LazyTensor | None = None
+) -> LazyTensor:
+    """One tensor from its shards, in order.
+
+    Args:
+        scales: of its rows, if they have one each.
+
+    Raises:
+        StoreDamaged: the shards differ, or scales are missing.
+    """
     first = parts[0][1]
     ranges: list[tuple[int, int]] = []
     rows = 0
@@ -159,6 +175,11 @@ def joined(hook: str, parts: Sequence[tuple[ReadAt, TensorEntry]]) -> LazyTensor
             if len(piece) != length:
                 raise StoreDamaged(f"the file is truncated: {len(piece)} of {length} bytes could be read")
             pieces.append(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        found = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if scales is None:
+            return found
+        return unscaled_bytes(found, scales.read_bytes(start, stop), first.shape[1])
 
+    if DTYPES[first.dtype].has_scales and (scales is None or scales.shape != (rows, 1)):
+        raise StoreDamaged(f"{hook}: its {rows} rows of {first.dtype} lack their scales")
     return LazyTensor(hook, first.dtype, (rows, *first.shape[1:]), read_rows)

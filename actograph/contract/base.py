@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, Un
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
@@ -33,6 +34,25 @@ FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 HookName = Annotated[str, Field(min_length=1, max_length=256)]
 HookList = Annotated[list[HookName], Field(max_length=10_000)]
 ModelName = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+def _base_and_adapter(value: Any) -> Any:
+    """`{"base": BASE, "adapter": ADAPTER}` is another form of `BASE+ADAPTER`."""
+    if not isinstance(value, dict):
+        return value
+    parts = [part for part in (value.get("base"), value.get("adapter")) if isinstance(part, str) and part]
+    if value.keys() != {"base", "adapter"} or len(parts) != 2:
+        raise ValueError('a model is a name, or {"base": NAME, "adapter": NAME} with two texts')
+    return "+".join(parts)
+
+
+#: a name, or an object with the names of a base and its adapter
+ModelChoice = Annotated[
+    ModelName,
+    BeforeValidator(
+        _base_and_adapter, json_schema_input_type=ModelName | dict[Literal["base", "adapter"], str]
+    ),
+]
 #: ids, or their unique beginnings, which the service completes
 FileId = Annotated[str, Field(pattern=r"^file_[0-9a-f]{1,32}$")]
 SessionId = Annotated[str, Field(pattern=r"^ses_[0-9a-f]{1,32}$")]

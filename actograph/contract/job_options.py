@@ -39,7 +39,7 @@ Conditions = Sequence[str | Fields] | Mapping[str, str]
 class JobOptions(TypedDict, total=False):
     """Fields of a job by name, those of `sampling` and `capture` too. None and absent ones have defaults."""
 
-    model: str | None
+    model: str | Mapping[str, str] | None
     dataset: Dataset | None
     limit: int | None
     offset: int | None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
 
 from actograph.contract import hooks
-from actograph.contract.base import ModelName, Spec, example
+from actograph.contract.base import ModelChoice, Spec, example
 from actograph.contract.errors import UnknownHook
 from actograph.contract.models import ModelStructure
 
@@ -51,6 +51,9 @@ class ModelLoadOptions(Spec):
     loose = ("device_map",)
 
     revision: str | None = Field(None, max_length=256, pattern=r"^[A-Za-z0-9][\w./\-]*$")
+    adapter_revision: str | None = Field(
+        None, max_length=256, pattern=r"^[A-Za-z0-9][\w./\-]*$", description="Of the adapter on the Hub."
+    )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     device_map: DeviceMap | None = Field(
         None, description="cpu, cuda, cuda:<n>, a strategy such as auto, or module path -> device."
@@ -83,7 +86,7 @@ class ModelLoadRequest(ModelLoadOptions):
         savepoints=[{"name": "probe_layer", "selector": "model.layers[12].output"}],
     )
 
-    model_id: ModelName
+    model_id: ModelChoice
     wait: bool = Field(False, description="Answer once the model is loaded, or refused.")
 
     @property

@@ -17,6 +17,8 @@ from actograph.contract.errors import InvalidRequest
 _DECISIVE = (
     "weights_sha256", "dtype", "attn_implementation", "tokenizer_sha256", "template_sha256", "repeatable",
 )  # fmt: skip
+#: those that count if they are set, so that the digests of other models stay as they were
+_DECISIVE_IF_SET = ("adapter_sha256",)
 _SHORT = 12
 
 
@@ -27,8 +29,8 @@ EngineChoice = Literal["auto"] | EngineName
 class ModelIdentity(Resource):
     """A model as a worker has loaded it.
 
-    `model`, `source` and `revision` are not part of `sha256`: the same weights under another path or revision
-    give the same activations.
+    `model`, `source`, `revision`, `adapter` and `adapter_revision` are not part of `sha256`: the same weights
+    under another path or revision give the same activations. `quantization` is, by config.json's digest.
     """
 
     model: str = Field(description="Served name of the model.")
@@ -41,18 +43,23 @@ class ModelIdentity(Resource):
     template_sha256: str | None = None
     tensor_parallel: int = Field(1, description="Ranks that share each layer; rounding depends on it.")
     repeatable: bool = Field(False, description="Rounding does not depend on what runs beside a sample.")
+    quantization: str | None = Field(None, description="Method of a quantised checkpoint, such as torchao.")
+    adapter: str | None = Field(None, description="Folder or Hub id of the LoRA that is merged into it.")
+    adapter_revision: str | None = Field(None, description="Commit of the Hub; null for a folder.")
+    adapter_sha256: str | None = Field(None, description="Digest of the adapter's config and weights.")
 
     @property
     def sha256(self) -> str:
         """Digest of the decisive fields."""
-        fields = {name: getattr(self, name) for name in _DECISIVE}
+        names = [*_DECISIVE, *(name for name in _DECISIVE_IF_SET if getattr(self, name) is not None)]
+        fields = {name: getattr(self, name) for name in names}
         return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: "ModelIdentity") -> str:
         """The decisive fields in which `other` differs, with both values."""
         changed = [
             f"{name} {_short(getattr(other, name))} instead of {_short(getattr(self, name))}"
-            for name in _DECISIVE
+            for name in (*_DECISIVE, *_DECISIVE_IF_SET)
             if getattr(self, name) != getattr(other, name)
         ]
         return ", ".join(changed)
@@ -145,6 +152,11 @@ class ModelStructure(Resource):
     identity: ModelIdentity | None = Field(None, description="New jobs are pinned to it.")
     engine: EngineName = Field("streaming", description="The engine of jobs that ask for `auto`.")
     engine_reason: str | None = Field(None, description="Why the model is traced.")
+    quantization: str | None = Field(None, description="Method of a quantised checkpoint, such as torchao.")
+    unverified: str | None = Field(
+        None, description="Why no test compares such quantised models with transformers'; null if one does."
+    )
+    weights_bytes: int | None = Field(None, description="Bytes of quantised weights; null if all are dense.")
     num_experts: int | None = Field(None, description="Experts in each layer.")
     experts_per_token: int | None = Field(None, description="Experts that the router chooses for each token.")
     tensor_parallel: int = Field(1, description="Ranks that share each layer.")
@@ -198,6 +210,12 @@ class Model(Resource):
     created: int
     owned_by: str = "actograph"
     status: Literal["loaded", "available"] = "available"
+    base: str = Field("", description="Folder or Hub id of the weights.")
+    adapter: str | None = Field(None, description="Folder or Hub id of the LoRA that is merged into them.")
+
+
+#: between a base and its adapter: Hub ids have none
+_PLUS = "+"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,19 +226,60 @@ class ServedModel:
     source: str
     #: all names that jobs may use
     aliases: frozenset[str]
+    #: hub id or folder of a LoRA, which is merged into the weights
+    adapter: str | None = None
 
     @property
     def names_folder(self) -> bool:
         """Whether the source is written as a folder; others are Hub ids, or folders of the same form."""
-        return self.source.startswith(("/", "./", "../", "~"))
+        return names_folder(self.source)
+
+
+def names_folder(source: str) -> bool:
+    """Whether a source is written as a folder."""
+    return source.startswith(("/", "./", "../", "~"))
+
+
+def with_adapter(base: str, adapter: str) -> str:
+    """The name of a base with an adapter, as jobs and settings write it: `BASE+ADAPTER`."""
+    return f"{base}{_PLUS}{adapter}"
 
 
 def parse_served(text: str) -> ServedModel:
-    """Read `M` or `NAME=M`. A folder is also served under its last part."""
+    """Read `M` or `NAME=M`, where `M` is a folder, a Hub id, or one with an adapter: `BASE+ADAPTER`.
+
+    A folder is also served under its last part.
+    """
     name, separator, source = text.partition("=")
     if not separator:
         name, source = text, text
-    aliases = {name, source}
-    if Path(source).is_dir():
-        aliases.add(Path(source).resolve().name)
-    return ServedModel(name=name, source=source, aliases=frozenset(aliases))
+    base, plus, adapter = source.partition(_PLUS)
+    if plus and not (base and adapter):
+        raise InvalidRequest(f"model {text!r}: write a base and an adapter as BASE+ADAPTER", param="model")
+    if not plus or Path(source).is_dir():
+        aliases = {name, source, *_last_part(source)}
+        return ServedModel(name=name, source=source, aliases=frozenset(aliases))
+    bases = {base, *_last_part(base)}
+    aliases = {name, *(with_adapter(one, other) for one in bases for other in (adapter, name))}
+    return ServedModel(name=name, source=base, aliases=frozenset(aliases), adapter=adapter)
+
+
+def _last_part(source: str) -> set[str]:
+    return {Path(source).resolve().name} if Path(source).is_dir() else set()
+
+
+def adapter_of_base(base: str, text: str) -> str:
+    """The served model of an adapter, `ADAPTER` or `NAME=ADAPTER`, of a base such as `parse_served` reads.
+
+    Raises:
+        InvalidRequest: the folder needs a name.
+    """
+    served = parse_served(base)
+    if served.adapter is not None:
+        raise InvalidRequest(f"{base!r} has an adapter already; give --adapter to a model without one")
+    if "=" in text and Path(text).is_dir():
+        raise InvalidRequest(f"--adapter {text!r}: a folder with = in its path needs a name: NAME={text}")
+    name, separator, adapter = text.partition("=")
+    if not separator:
+        adapter, name = text, with_adapter(served.name, text)
+    return f"{name}={with_adapter(served.source, adapter)}"

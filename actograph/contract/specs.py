@@ -12,7 +12,7 @@ from actograph.contract.base import (
     FileId,
     HookList,
     Metadata,
-    ModelName,
+    ModelChoice,
     Name,
     ServerPath,
     Spec,
@@ -92,7 +92,7 @@ def sample_seed(job_seed: int, sample_index: int, epoch: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-Dtype = Literal["model", "float32", "float16", "bfloat16"]
+Dtype = Literal["model", "float32", "float16", "bfloat16", "float8_e4m3fn"]
 Layers = list[Annotated[int, Field(ge=0)]] | Literal["all"] | hooks.LayerSlice
 
 
@@ -115,7 +115,9 @@ class CaptureSpec(Spec):
     features: Features | None = Field(None, description="Columns of hooks to store.")
     reduce: Reduce = Field("none", description="Store one row per hook and sample.")
     stats: Stats = Field(None, description="Per-channel statistics of the tokens.")
-    dtype: Dtype = Field("model", description="`model` keeps the model's own.")
+    dtype: Dtype = Field(
+        "model", description="`model` keeps the model's own; `float8_e4m3fn` has a scale a row."
+    )
     mode: Literal["generate", "prefill"] = Field("generate", description="`prefill` generates nothing.")
 
     @model_validator(mode="after")
@@ -260,7 +262,7 @@ class QueuedSpec(Spec):
 class ModelJobSpec(QueuedSpec):
     """Fields of all jobs that run a model."""
 
-    model: ModelName = Field(description="A served model.")
+    model: ModelChoice = Field(description="A served model: a name, or `{base, adapter}`.")
     capture: CaptureSpec | None = Field(None, description="null keeps texts and scores only.")
     engine: EngineChoice = Field("auto", description="See docs/guides/models.md.")
     sample_timeout_seconds: float | None = Field(None, ge=0, le=1e8, description="null: the default.")

@@ -1,5 +1,6 @@
 """`actograph doctor`: what would keep the service from running on this machine."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actograph.client import Client
+from actograph.contract import quantization
 from actograph.contract.errors import ActographError
 from actograph.contract.models import parse_served
 from actograph.settings import Settings
@@ -159,8 +161,25 @@ def _model(settings: Settings) -> str:
     if served.names_folder:
         if not (Path(source) / "config.json").is_file():
             raise UpProblem(f"{source} has no config.json; name the folder of a checkpoint")
-        return source
-    return f"{source}, from the Hub"
+        source += _quantization(Path(source))
+    else:
+        source = f"{source}, from the Hub"
+    return source if served.adapter is None else f"{source}, with the adapter {served.adapter}"
+
+
+def _quantization(folder: Path) -> str:
+    """What to know of a quantised checkpoint; "" if it is not one."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        method = quantization.method_of(config)
+    except (ValueError, AttributeError):
+        raise UpProblem(f"{folder / 'config.json'} is no JSON object; copy the checkpoint again") from None
+    if method is None:
+        return ""
+    if (missing := quantization.missing_package(method)) is not None:
+        raise UpProblem(f"{folder} is quantised by {method}, which needs: pip install {missing}")
+    verified = "verified on a CPU" if quantization.unverified(config, "cpu") is None else "unverified"
+    return f", quantised by {method} ({verified})"
 
 
 def _existing(path: Path) -> Path:

@@ -124,8 +124,7 @@ def _points(shown: Session) -> dict[str, list[str]]:
     stored = with_latents(shown.hooks)
     for name in sorted(stored, key=lambda name: hooks.layer_of(name) or 0):
         info = stored[name]
-        # numpy has no 8-bit floats
-        if info.summary is None and info.shape[0] and not info.dtype.startswith("F8"):
+        if info.summary is None and info.shape[0]:
             points.setdefault(hooks.point_of(name), []).append(name)
     return points
 

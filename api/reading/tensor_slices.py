@@ -17,6 +17,7 @@ from actograph import tensor_files
 from actograph.contract import hooks
 from actograph.contract.errors import InvalidRequest, RangeNotSatisfiable
 from actograph.contract.models import ModelStructure
+from actograph.dtypes import read_as
 from storage.results.matrix import hook_names
 from storage.sessions.reader import SessionReader, TensorSlice
 
@@ -36,6 +37,7 @@ class _Slice:
     """The requested rows."""
 
     hook: str
+    #: of the rows as they are read: those with scales are float32
     dtype: str
     #: shape of the slice; token ids and positions have one dimension
     shape: tuple[int, ...]
@@ -77,8 +79,6 @@ def answer(
     """
     found = _find(reader, name, rows, structure)
     headers = {"X-Tensor-Dtype": found.dtype, "X-Tensor-First-Row": str(found.first)}
-    if form != "safetensors" and found.dtype.startswith("F8"):
-        raise InvalidRequest(f"{form} has no {found.dtype}; ask for format=safetensors", param="format")
     if form == "json":
         body = _as_json(reader.session_id, found)
         return Response(body, headers=headers, media_type="application/json")
@@ -125,7 +125,7 @@ def _find(
         first = next(iter(tokens), info.first_row)
     return _Slice(
         hook=hook,
-        dtype=info.dtype,
+        dtype=read_as(info.dtype),
         shape=(stop - start, info.shape[1]),
         first=first,
         tokens=tokens,

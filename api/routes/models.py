@@ -126,9 +126,11 @@ def _served(services: Services, name: str) -> str:
 
 
 def _model(services: Services, session: Session, name: str) -> Model:
-    loaded_at = workers.loaded_at(session, name)
+    loaded_at, served = workers.loaded_at(session, name), services.models.served(name)
     return Model(
         id=name,
         created=int(loaded_at if loaded_at is not None else services.started_at),
         status="loaded" if name in workers.held_models(session, workers.LIVE) else "available",
+        base=served.source,
+        adapter=served.adapter,
     )

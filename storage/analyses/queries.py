@@ -16,8 +16,9 @@ from actograph.contract.errors import InvalidRequest, MixedIdentities
 from actograph.contract.models import ModelIdentity, short
 from actograph.contract.resources import TensorInfo
 from actograph.contract.saes import is_latents
+from actograph.dtypes import DTYPES, row_bytes
 from actograph.latents import with_latents
-from actograph.tensor_files import Array, itemsize
+from actograph.tensor_files import Array
 from storage.index.ids import slices
 from storage.jobs import jobs
 from storage.results import labels, matrix
@@ -55,7 +56,7 @@ class Survey:
     @property
     def bytes(self) -> int:
         """Most bytes of rows to read."""
-        return self.rows * sum(info.shape[1] * itemsize(info.dtype) for info in self.tensors.values())
+        return self.rows * sum(row_bytes(DTYPES[info.dtype], info.shape[1]) for info in self.tensors.values())
 
 
 def filters(query: SessionQuery) -> Iterator[SessionFilter]:

@@ -30,6 +30,7 @@ from actograph.contract.row_selection import (
     stored_rows,
 )
 from actograph.contract.saes import is_latents
+from actograph.dtypes import DTYPES, read_as
 from actograph.latents import is_part, latents_info
 from actograph.tensor_files import Array
 from storage.artifacts.store import ArtifactStore
@@ -396,7 +397,6 @@ def _part(
     name, info = source.hook, source.info
     if name is None or info is None:
         raise NotFound(_not_stored(hook, source.stored))
-    tensor_files.value_array(info.dtype, (0, info.shape[1]), b"")  # StoreDamaged for dtypes without numbers
     several = np.array([SEVERAL_TOKENS])
     if info.summary is not None:
         room.take(info, 1)
@@ -415,8 +415,8 @@ def _part(
 
 
 def _kind(dtype: str) -> np.dtype[Any]:
-    """The dtype of rows in the matrix: float32 for 16-bit floats, which is exact."""
-    stored = tensor_files.NUMPY_DTYPES.get(dtype, np.dtype("<f4"))
+    """The dtype of rows in the matrix: float32 for smaller floats, as they are read."""
+    stored = DTYPES[read_as(dtype)].bits
     return np.dtype("<f4") if dtype in ("BF16", "F16") else stored
 
 

@@ -10,7 +10,7 @@ from actograph.contract.models import LayerHeads, ModelIdentity
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.row_selection import HeadFeatures, Segment
 from actograph.contract.saes import SaeConfig
-from actograph.tensor_files import itemsize
+from actograph.dtypes import DTYPES, row_bytes
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -33,15 +33,18 @@ class StoredTensor(TensorInfo):
     """One hook's tensor and the places of its rows. `parts` and `nbytes` are set on write."""
 
     parts: list[TensorPart] = Field(default_factory=list)
+    scales: list[TensorPart] = Field(
+        default_factory=list, description="Where the scales of F8_E4M3 rows are, [rows, 1]; else empty."
+    )
 
     @property
     def files(self) -> list[str]:
         return [part.file for part in self.parts]
 
-    def placed(self, parts: list[TensorPart]) -> "StoredTensor":
-        """The same tensor with the places of its rows."""
-        nbytes = self.shape[0] * self.shape[1] * itemsize(self.dtype)
-        return self.model_copy(update={"parts": parts, "nbytes": nbytes})
+    def placed(self, parts: list[TensorPart], scales: list[TensorPart]) -> "StoredTensor":
+        """The same tensor with the places of its rows and of their scales."""
+        nbytes = self.shape[0] * row_bytes(DTYPES[self.dtype], self.shape[1])
+        return self.model_copy(update={"parts": parts, "scales": scales, "nbytes": nbytes})
 
 
 class Turn(ManifestPart):

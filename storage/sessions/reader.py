@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
-from actograph import tensor_files
+from actograph import dtypes, tensor_files
 from actograph.contract.errors import NotFound, StoreDamaged
 from actograph.contract.hooks import not_stored
 from actograph.contract.resources import SessionFile, TensorInfo
@@ -44,30 +44,52 @@ class TensorLayout:
     """The places of a tensor's rows. It takes little memory, and needs neither manifest nor header.
 
     Attributes:
+        dtype: in which rows are read; `stored`: in which they are stored.
+        scales: of rows that have one each.
         parts: of latents, their indices and values, from which the rows are made.
     """
 
-    dtype: str
+    stored: str
     width: int
     pieces: tuple[TensorPiece, ...]
+    scales: tuple[TensorPiece, ...] = ()
     parts: "tuple[TensorLayout, TensorLayout] | None" = None
 
     @property
+    def dtype(self) -> str:
+        return dtypes.read_as(self.stored)
+
+    @property
     def row_bytes(self) -> int:
-        return self.width * tensor_files.itemsize(self.dtype)
+        """Bytes of a row as it is stored."""
+        return dtypes.row_bytes(dtypes.DTYPES[self.stored], self.width)
 
     def rows(self, start: int, stop: int) -> TensorSlice:
         """Rows [start, stop), which exist. Raises StoreDamaged."""
         if self.parts is not None:
             return _all_latents(*(part.rows(start, stop) for part in self.parts), width=self.width)
-        size = self.row_bytes
-        found = [
-            piece.file.read(piece.offset + (low - piece.start) * size, (high - low) * size)
-            for piece in self.pieces
-            if (low := max(start, piece.start)) < (high := min(stop, piece.stop))
-        ]
-        data = found[0] if len(found) == 1 else b"".join(found)
+        data = _read_pieces(self.pieces, self.width * tensor_files.itemsize(self.stored), start, stop)
+        if self.scales:
+            scales = _read_pieces(self.scales, dtypes.SCALE_BYTES, start, stop)
+            data = dtypes.unscaled_bytes(data, scales, self.width)
         return TensorSlice(self.dtype, (stop - start, self.width), data)
+
+
+def _read_pieces(pieces: Sequence[TensorPiece], row_bytes: int, start: int, stop: int) -> bytes:
+    found = [
+        piece.file.read(piece.offset + (low - piece.start) * row_bytes, (high - low) * row_bytes)
+        for piece in pieces
+        if (low := max(start, piece.start)) < (high := min(stop, piece.stop))
+    ]
+    return found[0] if len(found) == 1 else b"".join(found)
+
+
+def _tensors_of(stored: StoredTensor) -> list[tuple[Sequence[TensorPart], str, int]]:
+    """Parts, dtype and width of the tensors in the files: the rows, and their scales if they have any."""
+    found: list[tuple[Sequence[TensorPart], str, int]] = [(stored.parts, stored.dtype, stored.shape[1])]
+    if dtypes.DTYPES[stored.dtype].has_scales:
+        found.append((stored.scales, "F32", 1))
+    return found
 
 
 class SessionReader:
@@ -144,33 +166,52 @@ class SessionReader:
         stored = self._stored(hook)
         rows, width = stored.shape
         tensor_files.check_rows(start, stop, rows)
+        data = self._rows(hook, stored.parts, stored.dtype, width, start, stop)
+        if dtypes.DTYPES[stored.dtype].has_scales:
+            data = dtypes.unscaled_bytes(data, self._rows(hook, stored.scales, "F32", 1, start, stop), width)
+        return TensorSlice(dtypes.read_as(stored.dtype), (stop - start, width), data)
+
+    def _rows(self, hook: str, parts: Sequence[TensorPart], dtype: str, width: int, *rows: int) -> bytes:
+        """Rows [start, stop) of the parts of a tensor, as they are stored."""
+        start, stop = rows
         pieces = []
-        for index, low, high in tensor_files.overlaps([(p.start, p.stop) for p in stored.parts], start, stop):
-            part = stored.parts[index]
-            pieces.append(self._read(part, (part.stop - part.start, width), stored.dtype, low, high))
+        for index, low, high in tensor_files.overlaps([(p.start, p.stop) for p in parts], start, stop):
+            part = parts[index]
+            pieces.append(self._read(part, (part.stop - part.start, width), dtype, low, high))
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if len(data) != (stop - start) * width * tensor_files.itemsize(stored.dtype):
+        if len(data) != (stop - start) * width * tensor_files.itemsize(dtype):
             raise StoreDamaged(f"{hook}: the manifest's parts do not cover rows {start}:{stop}")
-        return TensorSlice(stored.dtype, (stop - start, width), data)
+        return data
 
     def layout(self, hook: str) -> "TensorLayout":
         """The places of a tensor's rows in its files, whose headers and sizes are checked."""
         if (latents := self._latents(hook)) is not None:
             indices, values = (self.layout(part) for part in part_names(hook))
-            return TensorLayout(latents.dtype, latents.shape[1], (), (indices, values))
+            return TensorLayout(latents.dtype, latents.shape[1], (), parts=(indices, values))
         stored = self._stored(hook)
-        width, pieces, end = stored.shape[1], list[TensorPiece](), 0
-        for part in stored.parts:
-            shape = (part.stop - part.start, width)
-            entry, file = self._entry(part, shape, stored.dtype), self.file(part.file)
-            file.check_size()
+        placed: list[tuple[TensorPiece, ...]] = []
+        for parts, dtype, width in _tensors_of(stored):
+            pieces = []
+            for part in self._whole(hook, parts, stored.shape[0]):
+                shape = (part.stop - part.start, width)
+                entry, file = self._entry(part, shape, dtype), self.file(part.file)
+                file.check_size()
+                pieces.append(TensorPiece(part.start, part.stop, file, entry.byte_range(0, shape[0])[0]))
+            placed.append(tuple(pieces))
+        scales = placed[1] if len(placed) > 1 else ()
+        return TensorLayout(stored.dtype, stored.shape[1], placed[0], scales)
+
+    @staticmethod
+    def _whole(hook: str, parts: Sequence[TensorPart], rows: int) -> Sequence[TensorPart]:
+        """The parts of a tensor, which cover all its rows. Raises StoreDamaged."""
+        end = 0
+        for part in parts:
             if part.start != end:
                 raise StoreDamaged(f"{hook}: row {end} is missing")
-            pieces.append(TensorPiece(part.start, part.stop, file, entry.byte_range(0, shape[0])[0]))
             end = part.stop
-        if end != stored.shape[0]:
-            raise StoreDamaged(f"{hook}: {end} of {stored.shape[0]} rows are stored")
-        return TensorLayout(stored.dtype, width, tuple(pieces))
+        if end != rows:
+            raise StoreDamaged(f"{hook}: {end} of {rows} rows are stored")
+        return parts
 
     def token_ids(self) -> list[int]:
         """The P + G token ids of prompt and generation; none for the results of an analysis."""
@@ -225,15 +266,9 @@ class SessionReader:
     def _verify_places(self) -> None:
         """Check that the parts of each tensor are in their files and cover all its rows."""
         for hook, stored in self.manifest.tensors.items():
-            rows, width = stored.shape
-            end = 0
-            for part in stored.parts:
-                if part.start != end:
-                    raise StoreDamaged(f"{hook}: row {end} is missing")
-                end = part.stop
-                self._read(part, (part.stop - part.start, width), stored.dtype, 0, 0)
-            if end != rows:
-                raise StoreDamaged(f"{hook}: {end} of {rows} rows are stored")
+            for parts, dtype, width in _tensors_of(stored):
+                for part in self._whole(hook, parts, stored.shape[0]):
+                    self._read(part, (part.stop - part.start, width), dtype, 0, 0)
             self.tokens_of_rows(hook)
         self.token_ids()
 

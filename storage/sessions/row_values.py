@@ -43,7 +43,7 @@ def values(reader: SessionReader, hook: str, reduce: Reduce, tokens: range) -> N
     """
     found = np.full(len(tokens), np.nan, dtype="<f4")
     info = reader.tensor_info(hook)
-    if info.summary is not None or info.dtype.startswith("F8"):
+    if info.summary is not None:
         return found
     of_rows = np.asarray(reader.tokens_of_rows(hook), dtype=np.int64)
     low, high = np.searchsorted(of_rows, (tokens.start, tokens.stop)).tolist()

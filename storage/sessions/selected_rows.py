@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from actograph import tensor_files
 from actograph.contract.row_selection import Positions, consecutive, stored_rows
+from actograph.dtypes import read_as
 from actograph.tensor_files import Array
 from storage.sessions.reader import SessionReader
 
@@ -62,7 +63,7 @@ def of_token(reader: SessionReader, hook: str, token: int) -> Array | None:
 def reduced(reader: SessionReader, hook: str, rows: Sequence[int], reduce: Literal["mean", "max"]) -> Floats:
     """Reduce rows, of which there is at least one, to `[width]`. They are read in blocks."""
     info = reader.tensor_info(hook)
-    at_once = max(1, READ_BYTES // max(1, info.shape[1] * tensor_files.itemsize(info.dtype)))
+    at_once = max(1, READ_BYTES // max(1, info.shape[1] * tensor_files.itemsize(read_as(info.dtype))))
     return reduced_blocks(partial(read, reader, hook), info.shape[1], rows, reduce, at_once=at_once)
 
 

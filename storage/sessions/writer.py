@@ -24,6 +24,7 @@ from typing_extensions import Buffer
 from actograph import tensor_files
 from actograph.contract.errors import CaptureFailed, ServiceUnavailable, StorageFull
 from actograph.contract.resources import SessionFile
+from actograph.dtypes import DTYPES, SCALE_BYTES, scales_of
 from storage.artifacts.store import ArtifactStore
 from storage.index import disk_reserve
 from storage.sessions.manifest import FORMAT_VERSION, MANIFEST_NAME, SessionManifest, StoredTensor, TensorPart
@@ -42,7 +43,7 @@ class TensorRows:
     """Rows of one hook in memory: those of tokens [first_row, first_row + shape[0]), or of `tokens`.
 
     `data` is any C-contiguous buffer of exactly rows x width elements, or several whose rows follow on;
-    bfloat16 as its raw 16 bits.
+    bfloat16 as its raw 16 bits. `scales` are those of rows of F8_E4M3, a float32 each, in buffers likewise.
     `first_row` counts the sample's tokens; `tokens` names the token of every row, ascending.
     """
 
@@ -52,6 +53,7 @@ class TensorRows:
     first_row: int
     data: Buffer | NDArray[Any] | tuple[Buffer, ...]
     tokens: tuple[int, ...] | None = None
+    scales: tuple[Buffer, ...] = ()
 
 
 @dataclass(slots=True)
@@ -120,6 +122,9 @@ class SessionWriter:
                 start = self._advance(tensor)
                 if tensor.shape[0]:
                     blocks.append(HookRows(tensor.name, tensor.dtype, tensor.shape, start, views))
+                    if DTYPES[tensor.dtype].has_scales:
+                        shape, pieces = (tensor.shape[0], 1), _checked_scales(tensor)
+                        blocks.append(HookRows(scales_of(tensor.name), "F32", shape, start, pieces))
             if blocks:
                 if self._current is not None:
                     shard = self._seal(self._current, sharded=True)
@@ -171,8 +176,12 @@ class SessionWriter:
                 numbers[ROW_POSITIONS] = np.array(row_positions, dtype="<i8")
             if self._current is None:  # no hook has any row
                 self._current = ShardFile(self._stage, _UNSEALED, [])
-            empty = [
-                HookRows(name, h.dtype, (0, h.width), 0) for name, h in self._hooks.items() if not h.rows
+            without = {name: hook for name, hook in self._hooks.items() if not hook.rows}
+            empty = [HookRows(name, hook.dtype, (0, hook.width), 0) for name, hook in without.items()]
+            empty += [
+                HookRows(scales_of(name), "F32", (0, 1), 0)
+                for name, hook in without.items()
+                if DTYPES[hook.dtype].has_scales
             ]
             about = _file_metadata(manifest)
             self._seal(
@@ -183,7 +192,10 @@ class SessionWriter:
             for shard in self._sealed:
                 for name, part in shard.parts.items():
                     parts.setdefault(name, []).append(part)
-            tensors = {hook: t.placed(parts[hook]) for hook, t in manifest.tensors.items()}
+            tensors = {
+                hook: t.placed(parts[hook], parts.get(scales_of(hook), []))
+                for hook, t in manifest.tensors.items()
+            }
             if len(files) > 1:
                 total = sum(t.nbytes for t in tensors.values()) + sum(n.nbytes for n in numbers.values())
                 weight_map = {p.name: p.file for placed in parts.values() for p in placed}
@@ -337,6 +349,14 @@ def _unwritten(session_id: str, error: OSError) -> ServiceUnavailable:
     """The error of a store that cannot write. The sample can run again."""
     kind = StorageFull if error.errno in disk_reserve.FULL else ServiceUnavailable
     return kind(f"session {session_id} could not be written: {error}")
+
+
+def _checked_scales(tensor: TensorRows) -> list[memoryview]:
+    """The bytes of the scales of a tensor's rows, piece by piece."""
+    views = [memoryview(piece) for piece in tensor.scales]
+    if sum(view.nbytes for view in views) != SCALE_BYTES * tensor.shape[0]:
+        raise CaptureFailed(f"{tensor.name}: {tensor.shape[0]} rows need a scale each")
+    return [view.cast("B") for view in views if view.nbytes]
 
 
 def _checked_bytes(tensor: TensorRows) -> list[memoryview]:

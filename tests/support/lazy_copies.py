@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from worker.engine.capture import pinned, pool
-from worker.engine.capture.pinned import Copies, Transfer
+from worker.engine.capture.pinned import Copies, Transfer, checked_numbers
 from worker.engine.model import host_memory
 
 
@@ -45,8 +45,8 @@ class LazyCopies(Copies):
                 LazyCopies.made += 1
                 for slab, rows, extremes in zip(slabs, target.rows, target.extremes, strict=True):
                     rows.copy_(slab)
-                    if slab.is_floating_point():
-                        extremes.copy_(torch.stack(torch.aminmax(slab[:, :filled])).float())
+                    if (numbers := checked_numbers(slab[:, :filled])) is not None:
+                        extremes.copy_(torch.stack(torch.aminmax(numbers)).float())
 
         return _Event(copy)
 

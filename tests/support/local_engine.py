@@ -10,6 +10,7 @@ from torch import Tensor
 from actograph.contract.errors import DeviceLost
 from actograph.contract.models import ModelStructure
 from worker.engine.capture.host_rows import DTYPE_NAMES, rows_of
+from worker.engine.capture.selection import decoded
 from worker.engine.client import EngineClient
 from worker.engine.engine import Engine
 from worker.engine.messages import (
@@ -95,6 +96,8 @@ def rows(tensor: Tensor, first_row: int = 0, *, tokens: tuple[int, ...] | None =
 
 def tensor_of(rows: Rows) -> Tensor:
     """Rows as a tensor, in new memory."""
+    if rows.dtype == "F8_E4M3":
+        return decoded(torch.from_numpy(np.concatenate(rows.pieces)))
     dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == rows.dtype)
     whole = np.concatenate(rows.pieces)
     if not len(whole):

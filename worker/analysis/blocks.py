@@ -9,6 +9,7 @@ from actograph import tensor_files
 from actograph.concurrency import each_of
 from actograph.contract.errors import NotFound, StoreDamaged
 from actograph.contract.row_selection import Positions, consecutive
+from actograph.dtypes import read_as
 from actograph.tensor_files import Array
 from storage.artifacts.store import ArtifactStore
 from storage.sessions import selected_rows
@@ -135,7 +136,7 @@ def _selected(
         tokens, chosen[hook] = selected_rows.select(reader, hook, positions)
         tokens_of[hook] = [tokens[row] for row in chosen[hook]]
         info = reader.tensor_info(hook)
-        row_bytes += info.shape[1] * tensor_files.itemsize(info.dtype)
+        row_bytes += info.shape[1] * tensor_files.itemsize(read_as(info.dtype))
     selected = tokens_of[hooks[0]]
     if any(tokens != selected for tokens in tokens_of.values()):
         return AlignedRows(session=number, skipped="the hooks were stored at different tokens")

@@ -15,6 +15,7 @@ from actograph.contract.analyses import NEXT, LensGrid, LensResult, LensSpec
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
 from actograph.contract.hooks import matching
 from actograph.contract.models import ServedModel
+from actograph.dtypes import DTYPES
 from storage.analyses import queries
 from storage.artifacts.store import ArtifactStore
 from storage.results.matrix import SessionSource
@@ -338,6 +339,8 @@ def _compare(
             # an intervention may change the rows or the logits after the other were read
             if last not in tensors or tensors[last].summary is not None or reader.manifest.interventions:
                 continue
+            if any(DTYPES[tensors[name].dtype].has_scales for name in (last, LOGITS)):
+                continue  # rounded too much to tell
             rows = {token: row for row, token in enumerate(reader.tokens_of_rows(last))}
             of_logits = {token: row for row, token in enumerate(reader.tokens_of_rows(LOGITS))}
             tokens = [token for token in of_logits if token in rows][-_COMPARED:]

@@ -22,6 +22,11 @@ def folder_of(identity: ModelIdentity, served: Sequence[ServedModel]) -> Path:
     if model is None:
         names = ", ".join(one.name for one in served) or "none (set ACTOGRAPH_MODEL)"
         raise UnknownModel(f"the analysis worker does not serve model {identity.model!r}; it serves {names}")
+    if identity.quantization is not None:
+        raise ModelRefused(
+            f"{model.name}: its weights are quantised by {identity.quantization}, and an analysis reads "
+            "dense ones from the files; record sessions with a checkpoint that is not quantised"
+        )
     files = weight_files.find(model.source, identity.revision)
     weights = [path for path in files if path.suffix == ".safetensors"]
     if not weights:
@@ -35,7 +40,36 @@ def folder_of(identity: ModelIdentity, served: Sequence[ServedModel]) -> Path:
             f"{model.name}: the files of {model.source!r} have the digest {short(digest)}; the sessions were "
             f"recorded with {short(identity.weights_sha256)}"
         )
+    if identity.adapter_sha256 is not None:
+        _check_adapter(model, identity)
     return weights[0].parent
+
+
+def _check_adapter(model: ServedModel, identity: ModelIdentity) -> None:
+    """Refuse a model whose adapter changes what an analysis reads: final norm and head of the base's files.
+
+    Raises:
+        ModelRefused: with the reason.
+        ModelChanged: the adapter was overwritten.
+    """
+    files = weight_files.find_adapter(model.adapter or "", identity.adapter_revision)
+    if not files:
+        raise ModelRefused(
+            f"{model.name}: the analysis worker has no files of the adapter {identity.adapter!r}; give it "
+            "the folder, or the Hub cache, of the workers that load the model"
+        )
+    digest = weight_files.fingerprint(files)
+    if digest != identity.adapter_sha256:
+        raise ModelChanged(
+            f"{model.name}: the files of the adapter {identity.adapter!r} have the digest {short(digest)}; "
+            f"the sessions were recorded with {short(identity.adapter_sha256)}"
+        )
+    outside = weight_files.outside_layers(files[-1])
+    if outside:
+        raise ModelRefused(
+            f"{model.name}: the adapter changes {outside[0]}, and an analysis reads the base's files. Merge "
+            "both with peft, save the result, and serve that folder"
+        )
 
 
 def texts_of(folder: Path) -> Callable[[int], str]:

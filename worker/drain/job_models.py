@@ -5,6 +5,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -100,7 +101,10 @@ class JobModels:
         engine = self._models.engine
         if engine is not None and jobs.lock_all(session, [job.id]):
             used = memory_used(engine, "load")
-            data = {"worker_id": self._worker_id, "model": engine.structure.model, "memory": used}
+            structure = engine.structure
+            data: dict[str, Any] = {"worker_id": self._worker_id, "model": structure.model, "memory": used}
+            if structure.quantization is not None:
+                data |= {"quantization": structure.quantization, "unverified": structure.unverified}
             events.append(session, job.id, "model.loaded", data)
 
     def _pinned_engine(self, job: JobRow, pinned: PinnedModel) -> EngineClient:

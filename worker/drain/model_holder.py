@@ -90,15 +90,19 @@ class ModelHolder:
         held = self.engine
         if held is not None and is_same(held.structure.identity, pinned):
             return held
-        files = weight_files.find(self._find(pinned.model).source, pinned.revision)
-        on_disk = weight_files.fingerprint(files) if files else pinned.weights_sha256
-        if on_disk != pinned.weights_sha256:
-            raise _changed(pinned, pinned.model_copy(update={"weights_sha256": on_disk}))
+        model = self._find(pinned.model)
+        files = {"weights_sha256": weight_files.find(model.source, pinned.revision)}
+        if model.adapter is not None:
+            files["adapter_sha256"] = weight_files.find_adapter(model.adapter, pinned.adapter_revision)
+        on_disk = {field: weight_files.fingerprint(found) for field, found in files.items() if found}
+        if any(digest != getattr(pinned, field) for field, digest in on_disk.items()):
+            raise _changed(pinned, pinned.model_copy(update=on_disk))
         options = self._options_of(pinned.model).model_copy(
             update={
                 "dtype": pinned.dtype,
                 "attn_implementation": pinned.attn_implementation,
                 "revision": pinned.revision,
+                "adapter_revision": pinned.adapter_revision,
                 "savepoints": [],  # a pinned job has its own
             }
         )

@@ -19,6 +19,7 @@ from worker.engine.model.load import LoadDtype, load_model
 from worker.engine.model.loaded import LoadedModel
 from worker.engine.model.memory import MemoryWatch
 from worker.engine.model.placement import weights_by_device
+from worker.engine.model.quantized import weights_bytes
 from worker.engine.model.weight_files import Stamp
 from worker.engine.packed.weights import pack
 from worker.engine.repeatable import prove
@@ -50,7 +51,9 @@ def load_engine(
         UnknownHook: a savepoint refers to an unknown hook.
     """
     revision = options.revision or revision
-    before = weight_files.stamps(weight_files.find(model.source, revision))
+    before = weight_files.stamps(
+        [*weight_files.find(model.source, revision), *_adapter_files(model, options.adapter_revision)]
+    )
     one_device = None if options.is_spread else cast(str | None, options.device_map)
     loaded = load_model(
         model.source,
@@ -62,11 +65,22 @@ def load_engine(
         attn_implementation=options.attn_implementation,
         name=model.name,
         ranks=ranks,
+        adapter=model.adapter,
+        adapter_revision=options.adapter_revision,
     )
     _check_weights(loaded, options)
     # before the engine verifies the model, so that it verifies packed weights
     logger.info("%s: %s", model.name, pack(loaded.hf))
-    engine = Engine(loaded, usual)
+    try:
+        engine = Engine(loaded, usual)
+    except ModelRefused as error:
+        if loaded.quantization is None:
+            raise
+        method = loaded.quantization.method
+        raise ModelRefused(
+            f"{error.message}. Its weights are quantised by {method}; where activations are quantised too, "
+            "their rounding differs from pass to pass. Take one with quantised weights alone"
+        ) from error
     if ranks > 1 and engine.structure.engine == "traced":
         raise ModelRefused(
             f"{model.name}: several ranks cannot share it, since it is traced: "
@@ -78,6 +92,12 @@ def load_engine(
         "kv_bytes_per_token": kv_bytes_per_token(loaded),
         "identity": _identity(model, loaded, before, usual),
     }
+    if loaded.quantization is not None:
+        found |= {
+            "quantization": loaded.quantization.method,
+            "unverified": loaded.quantization.unverified,
+            "weights_bytes": weights_bytes(loaded.hf),
+        }
     engine.structure = with_savepoints(
         engine.structure.model_copy(update=found), resolve_savepoints(options, engine.structure)
     )
@@ -130,7 +150,9 @@ def _identity(
     if not files:
         raise ModelRefused(f"{model.name}: {model.source!r} has no weight files that can be fingerprinted")
     fingerprint = weight_files.fingerprint(files)
-    if before and before != weight_files.stamps(files):
+    adapter = loaded.adapter
+    adapter_files = _adapter_files(model, adapter.revision if adapter else None)
+    if before and before != weight_files.stamps([*files, *adapter_files]):
         raise ModelRefused(f"{model.name}: its files changed during the load; load it again")
     return ModelIdentity(
         model=model.name,
@@ -143,7 +165,15 @@ def _identity(
         template_sha256=template_sha256(loaded.tokenizer),
         tensor_parallel=group.size(),
         repeatable=usual.repeatable,
+        quantization=loaded.quantization.method if loaded.quantization else None,
+        adapter=model.adapter,
+        adapter_revision=adapter.revision if adapter else None,
+        adapter_sha256=weight_files.fingerprint(adapter_files) if adapter else None,
     )
+
+
+def _adapter_files(model: ServedModel, revision: str | None) -> list[Path]:
+    return weight_files.find_adapter(model.adapter, revision) if model.adapter is not None else []
 
 
 def _check_weights(loaded: LoadedModel, options: ModelLoadOptions) -> None:

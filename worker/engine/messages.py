@@ -17,14 +17,13 @@ from actograph.contract.interventions import EditOp
 from actograph.contract.row_selection import NamedPositions, Positions, TokenRange
 from actograph.contract.saes import SaeConfig
 from actograph.contract.specs import Dtype, SamplingSpec
+from actograph.dtypes import DTYPES, SCALE_BYTES
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
 Reduce = Literal["none", "mean", "max", "last"]
 
 #: statistics of a channel, by the name under which they are stored
 STATISTICS = ("count", "mean", "variance", "min", "max", "rms", "kurtosis", "over")
-#: bytes of a number by safetensors' names of dtypes
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
 
 _ARRAYS = ConfigDict(arbitrary_types_allowed=True)
 
@@ -248,7 +247,7 @@ class Rows:
     The pieces may be memory of the engine, which is valid until the sink's `write` returns.
 
     Attributes:
-        pieces: in order, one at least: [rows, bytes of a row], contiguous.
+        pieces: in order, one at least: [rows, bytes of a row], contiguous; F8_E4M3 rows end with their scale.
         dtype: safetensors' name.
         tokens: ascending; None where the rows are consecutive.
         over: number of rows that this row summarises.
@@ -270,7 +269,8 @@ class Rows:
     def width(self) -> int:
         """Numbers of a row."""
         row_bytes: int = self.pieces[0].shape[1]
-        return row_bytes // ITEM_BYTES[self.dtype]
+        kind = DTYPES[self.dtype]
+        return (row_bytes - (SCALE_BYTES if kind.has_scales else 0)) // kind.bits.itemsize
 
     def copied(self) -> "Rows":
         """The same in new memory."""

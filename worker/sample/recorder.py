@@ -14,6 +14,7 @@ from actograph import __version__
 from actograph.contract import resources
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.specs import SamplingSpec
+from actograph.dtypes import DTYPES, SCALE_BYTES
 from storage.artifacts.store import ArtifactStore
 from storage.queue.leases import LeasedSample
 from storage.sessions.manifest import SessionManifest, StoredTensor
@@ -259,13 +260,16 @@ def _tensor_rows(hook: str, chunk: Rows) -> TensorRows:
             raise CaptureFailed(f"{hook}: of {chunk.over} rows some are not finite (NaN or infinity)")
         row = chunk.first_row + place if chunk.tokens is None else chunk.tokens[place]
         raise CaptureFailed(f"{hook}: token {row} has a value that is not finite (NaN or infinity)")
+    has_scales = DTYPES[chunk.dtype].has_scales
+    pieces = [piece[:, :-SCALE_BYTES] for piece in chunk.pieces] if has_scales else chunk.pieces
     return TensorRows(
         name=hook,
         dtype=chunk.dtype,
         shape=(chunk.count, chunk.width),
         first_row=chunk.first_row,
-        data=tuple(_bytes_of(piece) for piece in chunk.pieces),
+        data=tuple(_bytes_of(piece) for piece in pieces),
         tokens=chunk.tokens,
+        scales=tuple(_bytes_of(piece[:, -SCALE_BYTES:]) for piece in chunk.pieces) if has_scales else (),
     )
 
 
@@ -279,7 +283,9 @@ def _not_finite(chunk: Rows) -> int | None:
     """The first row with a value that is not finite; None if there is none."""
     before = 0
     for piece in chunk.pieces:
-        if chunk.dtype in _FLOATS:
+        if DTYPES[chunk.dtype].has_scales:
+            bad = ~np.isfinite(np.ascontiguousarray(piece[:, -SCALE_BYTES:]).view("<f4"))
+        elif chunk.dtype in _FLOATS:
             bad = ~np.isfinite(piece.view(_FLOATS[chunk.dtype]))
         elif chunk.dtype in _EXPONENTS:
             kind, bits = _EXPONENTS[chunk.dtype]

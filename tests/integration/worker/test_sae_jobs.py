@@ -84,6 +84,7 @@ def test_latents_of_choices_conditions_and_positions(bench: "Bench", subtests: p
         "numbers": {"positions": [0, 2, -1]},
         "prefill": {"mode": "prefill"},
         "float16": {"dtype": "float16", "features": {"first": 3}},
+        "float8": {"dtype": "float8_e4m3fn", "features": {"first": 3}},
     }
     for name, changes in more.items():
         with subtests.test(name):
@@ -93,7 +94,7 @@ def test_latents_of_choices_conditions_and_positions(bench: "Bench", subtests: p
             found = run(bench, inputs=inputs, capture=capture, conditions=conditions, epochs=2)
             assert len(found) == 8
             for sample, session in found:
-                if name == "float16":  # of the hooks alone
+                if name in ("float16", "float8"):  # of the hooks alone
                     assert session["resid_post.1"].shape[1] == 3
                     assert session["sae:s.values"].stored_dtype == "F32"
                     continue

@@ -33,6 +33,11 @@ def test_a_row_is_as_wide_as_its_hooks_in_their_dtypes() -> None:
     hooks = ["resid_post.0", "router_logits.0", "model.layers.0.mlp.up_proj.output"]
     assert plans.bytes_per_token(structure(), hooks) == 8 * 2 + 3 * 4 + 8 * 2
     assert plans.bytes_per_token(structure(), hooks, "float32") == (8 + 3 + 8) * 4
+    # a scale for each row
+    assert plans.bytes_per_token(structure(), hooks, "float8_e4m3fn") == (8 + 4) + (3 + 4) + (8 + 4)
+    reduced = CaptureSpec.model_validate({"dtype": "float8_e4m3fn", "reduce": "mean"})
+    sizes = {"prompt_tokens": 5, "generated_tokens": 0}
+    assert plans.tensor_bytes(structure(), hooks[:1], reduced, **sizes) == 8 * 4
     chosen = CaptureSpec.model_validate({"features": {"indices": [2, 0]}}).features
     assert plans.bytes_per_token(structure(), hooks[:2], "model", chosen) == 2 * 2 + 2 * 4
 

@@ -7,16 +7,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actograph.dtypes import DTYPES
 from worker.engine.messages import Rows
 
 #: safetensors' names of dtypes
 DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
+    **{getattr(torch, dtype.torch): dtype.name for dtype in DTYPES.values()},
+    torch.uint8: "F8_E4M3",  # bytes are rows with their scale, see `selection.encoded`
 }
 
 

@@ -6,8 +6,9 @@ import torch
 
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.saes import part_names
+from actograph.dtypes import SCALE_BYTES
 from evals.plans import BLOCK_ROWS
-from worker.engine.capture.selection import DTYPES, Columns, stored_dtype
+from worker.engine.capture.selection import DTYPES, SCALED, Columns, stored_dtype
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import Capture, Encoding
 
@@ -23,7 +24,17 @@ class Group:
     names: tuple[tuple[str, ...], ...]  # hooks of each location
     width: int
     source: torch.dtype  # as the model computes the rows
-    stored: torch.dtype  # as the blocks hold them
+    stored: torch.dtype  # as they are delivered
+
+    @property
+    def held(self) -> torch.dtype:
+        """Dtype of the blocks: bytes for rows that have a scale each."""
+        return torch.uint8 if self.stored is SCALED else self.stored
+
+    @property
+    def held_width(self) -> int:
+        """Elements of a row in the blocks."""
+        return self.width + SCALE_BYTES if self.stored is SCALED else self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +57,7 @@ class Layout:
     @property
     def row_bytes(self) -> int:
         """Bytes of one token's rows."""
-        return sum(len(g.locations) * g.width * g.stored.itemsize for g in self.groups)
+        return sum(len(g.locations) * g.held_width * g.held.itemsize for g in self.groups)
 
     @property
     def block_bytes(self) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from worker.engine.capture.budget import Budget
 from worker.engine.capture.layouts import BLOCK, Layout
+from worker.engine.capture.selection import scales
 from worker.engine.model.host_memory import pinned_bytes
 
 #: blocks of a chunk of memory, at least, unless memory is short
@@ -78,11 +79,18 @@ class PinnedBlocks:
         for number in range(size // one):
             rows, at = [], number * one
             for group in self._layout.groups:
-                shape = (len(group.locations), BLOCK, group.width)
-                stop = at + shape[0] * shape[1] * shape[2] * group.stored.itemsize
-                rows.append(memory[at:stop].view(group.stored).view(*shape))
+                shape = (len(group.locations), BLOCK, group.held_width)
+                stop = at + shape[0] * shape[1] * shape[2] * group.held.itemsize
+                rows.append(memory[at:stop].view(group.held).view(*shape))
                 at = stop
             self._free.append(PinnedBlock(rows, extremes[number], chunk))
+
+
+def checked_numbers(rows: Tensor) -> Tensor | None:
+    """Numbers that are finite if all of these rows are; None for integers."""
+    if rows.dtype is torch.uint8:
+        return scales(rows)
+    return rows if rows.is_floating_point() else None
 
 
 class Transfer(NamedTuple):
@@ -110,8 +118,8 @@ class Copies:
             for slabs, filled, target in transfers:
                 for slab, rows, extremes in zip(slabs, target.rows, target.extremes, strict=True):
                     rows.copy_(slab, non_blocking=True)
-                    if slab.is_floating_point():
-                        found = torch.stack(torch.aminmax(slab[:, :filled])).float()
+                    if (numbers := checked_numbers(slab[:, :filled])) is not None:
+                        found = torch.stack(torch.aminmax(numbers)).float()
                         extremes.copy_(found, non_blocking=True)
         return self._stream.record_event()
 

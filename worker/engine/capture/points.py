@@ -12,7 +12,7 @@ from worker.engine.capture.encoders import Encoder
 from worker.engine.capture.layouts import BLOCK
 from worker.engine.capture.pool import SPARE, Region
 from worker.engine.capture.record import LayoutRows, Record
-from worker.engine.capture.selection import Columns, index_on
+from worker.engine.capture.selection import Columns, encoded, index_on
 
 #: layouts of captures that are open or were open last, and widths and dtypes of a layout's points
 _MOST_LAYOUTS, _MOST_GROUPS = 32, 8
@@ -118,6 +118,8 @@ class LayoutCopies:
         rows = self._chosen(rows)
         if not self._columns.all:
             rows = self._columns.of(rows)
+        if target.dtype is torch.uint8:
+            rows = encoded(rows)
         if rows.dtype != target.dtype or rows.device != self._device:
             rows = rows.to(self._device, target.dtype)
         target.index_copy_(0, index, rows)

@@ -89,16 +89,16 @@ class Region:
 
     def __init__(self, layout: Layout, blocks: int, piece: Piece | None = None) -> None:
         self.layout, self.blocks, self.piece = layout, blocks, piece
-        shapes = [(blocks, len(group.locations), BLOCK, group.width) for group in layout.groups]
+        shapes = [(blocks, len(group.locations), BLOCK, group.held_width) for group in layout.groups]
         self._pages: list[HostPages] = []
         if piece is None:
             self._pages = [
-                HostPages(shape, group.stored) for shape, group in zip(shapes, layout.groups, strict=True)
+                HostPages(shape, group.held) for shape, group in zip(shapes, layout.groups, strict=True)
             ]
             self.slabs = [pages.tensor for pages in self._pages]
         else:
             self.slabs = [
-                piece.tensor(shape, group.stored) for shape, group in zip(shapes, layout.groups, strict=True)
+                piece.tensor(shape, group.held) for shape, group in zip(shapes, layout.groups, strict=True)
             ]
         self.points: list[list[Tensor]] = []
         for slab in self.slabs:

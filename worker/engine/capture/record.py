@@ -293,7 +293,7 @@ class Record:
             if not own.layout.kept or own.delivered or own.rows:
                 continue
             for group in own.layout.groups:
-                rows = torch.empty(0, group.width, dtype=group.stored)
+                rows = torch.empty(0, group.held_width, dtype=group.held)
                 empty = rows_of((rows,), self._first(generated, own.layout.tail), self._no_tokens)
                 extra.update({name: empty for names in group.names for name in names})
         made = None

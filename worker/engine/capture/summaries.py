@@ -11,7 +11,7 @@ from evals.plans import summed_channel_bytes
 from worker.engine.capture.budget import Piece
 from worker.engine.capture.host_rows import rows_of
 from worker.engine.capture.layouts import Group, Layout
-from worker.engine.capture.selection import DTYPES, stored_dtype
+from worker.engine.capture.selection import reduced_dtype, stored_dtype
 from worker.engine.capture.statistics import Last, Max, Mean, Statistics, Summariser, Summary
 from worker.engine.messages import Capture, Reduce, Rows
 
@@ -81,7 +81,7 @@ class Summaries:
         device: torch.device,
     ) -> None:
         self._earlier, self._device = earlier, device
-        self._dtype = DTYPES.get(capture.dtype)
+        self._dtype = reduced_dtype(capture.dtype)
         self._kinds: list[Summariser] = []
         if capture.reduce != "none":
             self._kinds.append(_REDUCERS[capture.reduce]())

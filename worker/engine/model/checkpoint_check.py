@@ -5,7 +5,6 @@ names until the kernel ends the process.
 """
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +17,6 @@ from worker.engine.model import weight_files
 #: numbers of layers, each of which has a weight, and sizes, which multiply the size of some weight
 _COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
 _SIZES = ("hidden_size", "n_embd", "intermediate_size", "vocab_size", "head_dim", "num_attention_heads")
-_DECODER_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _CURE = "Take config.json and weights of the same checkpoint"
 _MOST_NAMES = 3
 #: limit of the safetensors format
@@ -145,7 +143,7 @@ def check_weights(name: str, source: str, config: Any, revision: str | None) -> 
         "belong to layers that the config does not have": sorted(
             key
             for key in found["unexpected_keys"]
-            if (layer := _DECODER_LAYER.search(key)) is not None and int(layer[1]) >= layers
+            if (layer := weight_files.DECODER_LAYER.search(key)) is not None and int(layer[1]) >= layers
         ),
     }
     problems = [f"{len(keys)} weights {how} ({_some(keys)})" for how, keys in wrong.items() if keys]

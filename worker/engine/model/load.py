@@ -5,6 +5,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from transformers import (
 
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import DeviceKey, DeviceMap
-from worker.engine.model import checkpoint_check, placement, sharded, weight_files
+from worker.engine.model import adapters, checkpoint_check, placement, quantized, sharded, weight_files
 from worker.engine.model.devices import resolve_device
 from worker.engine.model.handoffs import Handoffs, restore
 from worker.engine.model.loaded import LoadedModel
@@ -44,6 +45,8 @@ def load_model(
     attn_implementation: str | None = None,
     name: str | None = None,
     ranks: int = 1,
+    adapter: str | None = None,
+    adapter_revision: str | None = None,
 ) -> LoadedModel:
     """Load a model once, from a folder or the Hub. Code from a repository is never run.
 
@@ -54,6 +57,7 @@ def load_model(
         device_map: instead of `device`: accelerate's name of a strategy, or module path -> device.
         max_memory: GPU number or `cpu` -> bytes that a strategy may fill there.
         ranks: processes that share the model, all of which call this, see `sharded`.
+        adapter: folder or Hub id of a LoRA to merge into the weights.
 
     Raises:
         ModelRefused: it cannot be loaded; the message says what to do.
@@ -64,11 +68,28 @@ def load_model(
             f"{name}: {ranks} ranks share it, each on the GPU of its number: it takes neither a device nor "
             "a device_map; leave them out, or set ACTOGRAPH_TENSOR_PARALLEL to 1"
         )
+    if adapter is not None and (ranks > 1 or device_map is not None):
+        way = f"{ranks} ranks share it" if ranks > 1 else "device_map spreads it over devices"
+        raise ModelRefused(
+            f"{name}: an adapter is merged on one device, and {way}. Merge both with peft's "
+            "merge_and_unload, save the result, and serve that folder"
+        )
     target = resolve_device(device if device_map is None else "auto")
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     config, tokenizer = _checked(source, revision, name)
+    packed = quantized.quantization_of(config, target)
+    if packed is not None and (ranks > 1 or device_map is not None or adapter is not None):
+        way = (
+            f"{ranks} ranks share it" if ranks > 1
+            else "an adapter is to be merged into it" if adapter is not None
+            else "device_map spreads it over devices"
+        )  # fmt: skip
+        raise ModelRefused(
+            f"{name}: its weights are quantised by {packed.method}, and {way}, which is not verified. "
+            "Serve it on one device and without an adapter, or a checkpoint that is not quantised"
+        )
     if ranks > 1:
         sharded.check(name, config, ranks, target)
         with _refusing(
@@ -87,9 +108,29 @@ def load_model(
         if placement.needs_spreading(config, device_map, options["dtype"], max_memory):
             options |= {"revision": revision, "max_memory": _ordered(max_memory)}
             return _spread(source, tokenizer, name, device_map, options)
-    with _refusing(
-        name, source, revision, f"do not fit on {target}; take a smaller dtype or model, or free the GPU"
-    ):
+    too_large = f"do not fit on {target}; take a smaller dtype or model, or free the GPU"
+    if adapter is not None:
+        lora = adapters.find(name, adapter, adapter_revision, base=source)
+        adapters.require_peft()
+        with _refusing(name, source, revision, too_large):
+            own: Any = AutoModelForCausalLM.from_pretrained(
+                source, revision=revision, trust_remote_code=False, **options
+            )
+            hf = adapters.merge(own.to(target).eval(), tokenizer, lora, name)
+        lm = nnsight.TransformersModel(hf, task="text-generation", dispatch=True, tokenizer=tokenizer)
+        model = replace(_prepared(lm, tokenizer, name, revision), adapter=lora)
+        if target.type == "cpu":
+            _leave_file(model.hf)
+        return model
+    if packed is not None:
+        with _refusing(name, source, revision, too_large):
+            hf = quantized.load(name, source, packed, target, options | {"revision": revision})
+        lm = nnsight.TransformersModel(hf, task="text-generation", dispatch=True, tokenizer=tokenizer)
+        model = replace(_prepared(lm, tokenizer, name, revision), quantization=packed)
+        if target.type == "cpu":
+            _leave_file(model.hf)
+        return model
+    with _refusing(name, source, revision, too_large):
         lm = nnsight.TransformersModel(
             source,
             task="text-generation",

@@ -8,7 +8,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from actograph.contract.errors import ModelRefused
 from worker.engine.model import devices
+from worker.engine.model.adapters import Adapter
 from worker.engine.model.handoffs import Handoffs
+from worker.engine.model.quantized import Quantization
 
 _CONTEXT_FIELDS = (
     "max_position_embeddings",
@@ -18,6 +20,7 @@ _CONTEXT_FIELDS = (
     "n_ctx",
     "seq_length",
 )
+_COMPUTING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 #: tokenizers without a limit report a larger number than this
 _NO_LIMIT = 1 << 30
 
@@ -30,6 +33,8 @@ class LoadedModel:
         name: as the service calls it.
         hf: the transformers model.
         lm: nnsight's TransformersModel around `hf`; None for a model that several ranks share.
+        adapter: the LoRA that is merged into it.
+        quantization: of its checkpoint; None if that is not quantised.
         handoffs: which modules a trace sees; None without `lm`.
     """
 
@@ -39,6 +44,8 @@ class LoadedModel:
     lm: Any = None
     handoffs: Handoffs | None = None
     revision: str | None = None
+    adapter: Adapter | None = None
+    quantization: Quantization | None = None
 
     @property
     def text_config(self) -> Any:
@@ -94,7 +101,9 @@ class LoadedModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.hf.parameters()).dtype
+        """Dtype in which it computes: that of its weights, beside quantised ones."""
+        parameters = list(self.hf.parameters())
+        return next((one.dtype for one in parameters if one.dtype in _COMPUTING), parameters[0].dtype)
 
     @property
     def context_length(self) -> int:

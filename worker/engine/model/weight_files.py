@@ -3,16 +3,23 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 
+from actograph import tensor_files
+
 #: the first that exists holds the weights, in the order in which transformers looks for them
 WEIGHTS = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
 )  # fmt: skip
+#: config and weights of an adapter
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+#: part of the name of a decoder layer's weight, with the layer
+DECODER_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _CONFIGS = ("config.json", "generation_config.json")
 _TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -41,6 +48,24 @@ def find(source: str, revision: str | None) -> list[Path]:
         shards = shard_names(weights)
         found += [path for name in shards if (path := _path(source, name, revision)) is not None]
     return found
+
+
+def find_adapter(source: str, revision: str | None) -> list[Path]:
+    """Config and weights of an adapter on this machine; empty if it lacks one of them."""
+    found = [path for name in ADAPTER if (path := _path(source, name, revision)) is not None]
+    return found if len(found) == len(ADAPTER) else []
+
+
+def outside_layers(weights: Path) -> list[str]:
+    """Names of an adapter's tensors that belong to no decoder layer. Raises StoreDamaged."""
+    with weights.open("rb") as file:
+
+        def read_at(offset: int, length: int) -> bytes:
+            file.seek(offset)
+            return file.read(length)
+
+        names = tensor_files.read_header(read_at, weights.stat().st_size).tensors
+    return [name for name in names if DECODER_LAYER.search(name) is None]
 
 
 def first(source: str, revision: str | None) -> Path | None:

@@ -80,7 +80,20 @@ def pack(model: nn.Module) -> str:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    return type(module) in (nn.Linear, Conv1D) and type(module._parameters.get("weight")) is nn.Parameter
+    """Whether a layer is a product with a dense weight of floats, and nothing else.
+
+    A quantised layer is not, however its package keeps it: as a tensor of a class of its own, as integers, or
+    as floats beside a `forward` that rounds its input.
+    """
+    weight = module._parameters.get("weight")
+    return (
+        type(module) in (nn.Linear, Conv1D)
+        and type(module._parameters) is dict
+        and "forward" not in vars(module)
+        and type(weight) is nn.Parameter
+        and weight.layout is torch.strided
+        and weight.dtype in _TOLERANCE
+    )
 
 
 def _reason_against(model: nn.Module, layers: list[nn.Module]) -> str | None:

@@ -23,7 +23,7 @@ from tests.support.engine_run import (
 )
 from tests.support.token_choosers import rule_for
 from worker.engine.engine import Engine
-from worker.engine.messages import Request
+from worker.engine.messages import Request, StatisticsOptions
 
 pytestmark = pytest.mark.integration
 
@@ -88,6 +88,44 @@ def test_choices_of_rows_work_in_prefill_as_in_generation(
             for i in range(len(requests)):
                 for hook in hooks:
                     assert close(chosen.rows(i, hook), expected(whole.rows(i, hook))), hook
+
+
+def test_rows_of_8_bits_are_the_rows_within_their_error(
+    engine_of: EngineOf, as_traced: Any, subtests: pytest.Subtests
+) -> None:
+    engine, hooks = engine_of("qwen3"), ["embed", "resid_post.1", "mlp_out.0", "logits"]
+    requests, sampling = requests_for(engine, PROMPTS), SamplingSpec(max_tokens=70)
+    for name, shaping, traced in (
+        ("rows", {}, False),
+        ("traced", {}, True),
+        ("columns", {"columns": (5, 2)}, False),
+        ("mean", {"reduce": "mean"}, False),
+        ("statistics beside rows", {"statistics": StatisticsOptions(threshold=1.0, rows=True)}, False),
+    ):
+        with subtests.test(name), as_traced(engine, traced):
+            exact, small = KeepingSink(), KeepingSink()
+            options: dict[str, Any] = {"sampling": sampling, "hooks": hooks, "shaping": shaping}
+            generate(engine, requests, sink=exact, dtype="float32", **options)
+            generate(engine, requests, sink=small, dtype="float8_e4m3fn", **options)
+            for i in range(len(requests)):
+                for hook in exact.chunks[i]:
+                    want, got = exact.rows(i, hook), small.rows(i, hook)
+                    if name == "mean" or hook not in hooks:  # reduced rows stay in full
+                        assert {one.dtype for one in small.chunks[i][hook]} <= {"F32", "F64", "I64"}
+                        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, equal_nan=True)
+                        continue
+                    assert {one.dtype for one in small.chunks[i][hook]} == {"F8_E4M3"}
+                    assert got.shape == want.shape
+                    largest = want.abs().amax(1, keepdim=True)
+                    assert ((got - want).abs() <= largest / 28 + 1e-4).all(), hook
+
+
+def test_integers_stay_integers_beside_rows_of_8_bits(engine_of: EngineOf) -> None:
+    engine, sink = engine_of("qwen3_moe"), KeepingSink()
+    hooks = ["expert_indices.0", "expert_weights.0", "resid_post.0"]
+    read_texts(engine, requests_for(engine, PROMPTS[:1]), hooks=hooks, sink=sink, dtype="float8_e4m3fn")
+    kinds = [sink.chunks[0][hook][0].dtype for hook in hooks]
+    assert kinds == ["I64", "F8_E4M3", "F8_E4M3"]
 
 
 def test_any_module_location_can_be_captured(engine_of: EngineOf) -> None:

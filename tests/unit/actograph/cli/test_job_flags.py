@@ -176,3 +176,9 @@ def test_steering_in_short() -> None:
     for text in ("truth@resid_post.3*%", "truth@resid_post.3*4%%", "truth@resid_post.3*half", "truth*4"):
         with pytest.raises(InvalidRequest, match=r"\*50% for half of each row's norm"):
             interventions_of(text)
+
+
+def test_an_adapter_belongs_to_a_model() -> None:
+    assert draft_of(model="org/base", adapter="sad").body["model"] == "org/base+sad"
+    with pytest.raises(InvalidRequest, match="name its base with --model"):
+        draft_of(adapter="sad")

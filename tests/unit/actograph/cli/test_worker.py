@@ -75,3 +75,14 @@ def test_an_error_is_one_line(
 def test_a_model_on_several_gpus(run: Run, started: list[Any]) -> None:
     run("worker", "--model", "m", "--tensor-parallel", "2")
     assert started[2]["ACTOGRAPH_TENSOR_PARALLEL"] == "2"
+
+
+def test_adapters_are_models_beside_their_base(run: Run, started: list[Any]) -> None:
+    run("worker", "--model", "b=org/base", "--adapter", "sad=org/sad,org/glad", "--adapter", "org/mad")
+    assert started[2]["ACTOGRAPH_MODEL"] == "b=org/base"
+    assert started[2]["ACTOGRAPH_ALLOWED_MODELS"] == (
+        "sad=org/base+org/sad,b+org/glad=org/base+org/glad,b+org/mad=org/base+org/mad"
+    )
+    started.clear()
+    code, _, err = run("worker", "--adapter", "org/sad")
+    assert code != 0 and "set --model to its base" in err and not started

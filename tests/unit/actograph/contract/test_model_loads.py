@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from actograph.contract.errors import UnknownHook
+from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.hooks import expand
 from actograph.contract.model_loads import ModelLoadOptions, ModelLoadRequest, resolve_savepoints
-from actograph.contract.models import HookInfo, ModelStructure, parse_served
+from actograph.contract.models import HookInfo, ModelStructure, adapter_of_base, parse_served
 from tests.support.structures import model_structure
 
 
@@ -107,3 +107,42 @@ def test_a_model_is_served_under_its_name_its_source_and_its_folder(tmp_path: Pa
     assert parse_served(f"{folder}/").aliases == {f"{folder}/", "tiny"}
     named = parse_served(f"demo={folder}")
     assert (named.name, named.source, named.aliases) == ("demo", str(folder), {"demo", str(folder), "tiny"})
+
+
+def test_a_base_with_an_adapter_is_a_model_of_its_own(
+    tmp_path: Path, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny", "a+b", "lr=1"):
+        (tmp_path / name).mkdir()
+    for text, name, source, adapter in (
+        ("org/base+org/sad", "org/base+org/sad", "org/base", "org/sad"),
+        ("sad=org/base+./runs/lr=1", "sad", "org/base", "./runs/lr=1"),
+        ("a+b", "a+b", "a+b", None),  # an existing folder
+        (adapter_of_base("org/base", "org/sad"), "org/base+org/sad", "org/base", "org/sad"),
+        (adapter_of_base("demo=org/base", "sad=./lr=1"), "sad", "org/base", "./lr=1"),
+        (adapter_of_base("demo=org/base", "org/sad"), "demo+org/sad", "org/base", "org/sad"),
+    ):
+        with subtests.test(text):
+            served = parse_served(text)
+            assert (served.name, served.source, served.adapter) == (name, source, adapter)
+    assert parse_served("sad=tiny+org/s").aliases == {
+        "sad", "tiny+org/s", "tiny+sad",
+    }  # fmt: skip
+    for base, text, reason in (
+        ("org/base", "lr=1", "needs a name: NAME=lr=1"),
+        ("org/base+org/sad", "org/glad", "has an adapter already"),
+    ):
+        with subtests.test(reason), pytest.raises(InvalidRequest, match=reason):
+            adapter_of_base(base, text)
+    for text in ("org/base+", "+org/sad"):
+        with subtests.test(text), pytest.raises(InvalidRequest, match=r"BASE\+ADAPTER"):
+            parse_served(text)
+
+
+def test_a_request_names_a_base_and_an_adapter_in_one_of_two_forms(subtests: pytest.Subtests) -> None:
+    for sent in ("b+a", {"base": "b", "adapter": "a"}):
+        assert ModelLoadRequest.model_validate({"model_id": sent}).model_id == "b+a"
+    for wrong in ({"base": "b"}, {"base": "b", "adapter": 3}, {"base": "b", "adapter": "a", "x": 1}, {}, []):
+        with subtests.test(str(wrong)), pytest.raises(ValidationError):
+            ModelLoadRequest.model_validate({"model_id": wrong})

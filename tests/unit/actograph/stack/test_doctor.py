@@ -1,5 +1,6 @@
 """Findings of `actograph doctor`."""
 
+import json
 import socket
 import threading
 from pathlib import Path
@@ -70,3 +71,24 @@ def test_a_machine_in_order(tmp_path: Path) -> None:
     assert [finding.check for finding in found if not finding.is_ok] == []
     assert [finding.check for finding in found] == list(CHECKS)
     assert not (tmp_path / "home").exists()
+
+
+def test_the_model_is_named_with_its_quantisation_and_its_adapter(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for content, adapter, said in (
+        ({}, "", ""),
+        ({"quantization_config": {"quant_method": "fp8"}}, "", ", quantised by fp8 (verified on a CPU)"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "", ", quantised by mxfp4 (unverified)"),
+        ({}, "+org/sad", ", with the adapter org/sad"),
+    ):
+        with subtests.test(said):
+            (tmp_path / "config.json").write_text(json.dumps(content))
+            assert CHECKS["model"](Settings(model=f"m={tmp_path}{adapter}")) == f"{tmp_path}{said}"
+    for text, cure in (
+        (json.dumps({"quantization_config": {"quant_method": "awq"}}), "needs: pip install gptqmodel"),
+        ("[]", "is no JSON object; copy the checkpoint again"),
+    ):
+        with subtests.test(cure), pytest.raises(UpProblem, match=cure):
+            (tmp_path / "config.json").write_text(text)
+            CHECKS["model"](Settings(model=str(tmp_path)))

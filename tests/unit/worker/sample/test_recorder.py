@@ -1,23 +1,28 @@
 """From chunks of rows to a stored session, and values that are refused."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from actograph.contract.errors import CaptureFailed
+from actograph.client.stored_session import open_folder
+from actograph.contract.errors import CaptureFailed, StoreDamaged
 from actograph.contract.models import HookInfo
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.factory import open_store
 from storage.queue.leases import LeasedSample
-from storage.sessions.writer import SessionReader
+from storage.sessions.writer import INDEX_FILE, SessionReader
 from tests.support.local_engine import rows as as_rows
 from tests.support.one_turn import one_turn
 from tests.support.structures import model_structure
 from worker.engine.capture.host_rows import rows_of
+from worker.engine.capture.selection import encoded
 from worker.engine.messages import Generation
 from worker.sample.provenance import Provenance
 from worker.sample.recorder import SampleRecorder
@@ -76,12 +81,48 @@ def test_chunks_become_a_session_with_the_same_values(tmp_path: Path, dtype: tor
     assert set(reader.manifest.versions) == {"actograph", "torch", "transformers", "nnsight"}
 
 
+def test_rows_with_scales_become_a_session_of_several_files(tmp_path: Path) -> None:
+    rows = torch.tensor([[448.0, -1.0, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0], [-7.0, 3.5, 28.0, 1e-9]])
+    data = encoded(rows)
+    sample = recorder(tmp_path, ["resid_post.0"])
+    sample.write({"resid_post.0": rows_of((data[:1].clone(),))})
+    sample.write({"resid_post.0": rows_of((data[1:2].clone(), data[2:].clone()), 1)})
+    outcome = sample.finish(GENERATION)
+    info = outcome.tensors["resid_post.0"]
+    assert (info.dtype, info.shape, info.nbytes) == ("F8_E4M3", (3, 4), 3 * (4 + 4))
+    store = open_store((tmp_path / "store").as_uri())
+    reader = SessionReader(store, outcome.session_id)
+    reader.verify()
+    assert len(reader.manifest.files) == 3, "two shards and their index"
+    for stored in (reader.rows("resid_post.0", 0, 3), reader.layout("resid_post.0").rows(0, 3)):
+        assert stored.dtype == "F32"
+        found = torch.frombuffer(bytearray(stored.data), dtype=torch.float32).view(3, 4)
+        torch.testing.assert_close(found, rows, rtol=1e-6, atol=1e-6)
+    local = open_folder(tmp_path / "store" / "sessions" / outcome.session_id)
+    assert list(local) == ["resid_post.0"]
+    np.testing.assert_allclose(local["resid_post.0"][1:], rows[1:], rtol=1e-6, atol=1e-6)
+    index = json.loads(b"".join(store.stream(f"sessions/{outcome.session_id}/{INDEX_FILE}")))
+    assert index["metadata"]["total_size"] == 3 * 8 + 4 * 8
+    scales = reader.manifest.tensors["resid_post.0"].scales
+    assert [one.name for one in scales] == ["resid_post.0.scale[0:1]", "resid_post.0.scale[1:3]"]
+
+
+def test_files_without_the_scales_of_their_rows_are_damaged(tmp_path: Path) -> None:
+    bits = torch.ones(2, 4).to(torch.float8_e4m3fn)
+    save_file({"resid_post.0": bits, "token_ids": torch.tensor([5, 6])}, tmp_path / "a.safetensors")
+    with pytest.raises(StoreDamaged, match=r"resid_post.0: its 2 rows of F8_E4M3 lack their scales"):
+        open_folder(tmp_path)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_value_that_is_not_finite_is_refused_with_its_place(tmp_path: Path, bad: float) -> None:
     rows = torch.zeros(3, 4)
     rows[1, 2] = bad
     with pytest.raises(CaptureFailed, match=r"resid_post\.0: token 6"):
         chunk = rows_of((rows[:1], rows[1:]), 5)
+        recorder(tmp_path, ["resid_post.0"]).write({"resid_post.0": chunk})
+    with pytest.raises(CaptureFailed, match=r"resid_post\.0: token 6"):
+        chunk = rows_of((encoded(rows[:1]), encoded(rows[1:])), 5)
         recorder(tmp_path, ["resid_post.0"]).write({"resid_post.0": chunk})
 
 
