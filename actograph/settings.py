@@ -92,7 +92,9 @@ class Settings(BaseSettings):
     )
     allowed_models: CommaList = Field((), description="Further models of jobs, comma-separated.")
     model_switching: bool = Field(True, description="Load allowed models; false serves only `model`.")
-    data_roots: CommaList = Field((), description="Folders of `dataset: {path}`, comma-separated.")
+    data_roots: CommaList = Field(
+        (), description="Folders of `dataset: {path}` and of SAEs, comma-separated."
+    )
     api_keys: CommaList = Field(
         (), description="Admin keys, comma-separated. Without keys the API serves only loopback.", repr=False
     )

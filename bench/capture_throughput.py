@@ -1,6 +1,7 @@
 """Cost of capture: tokens per second with it ÷ without it, in the same engine.
 
-    python -m bench.capture_throughput [--models python-bound qwen3-0.6b] [--batches 1 8] [--json FILE]
+    python -m bench.capture_throughput [--models python-bound qwen3-0.6b] [--batches 1 8] [--sae 16384]
+        [--json FILE]
 
 The small model (28 layers, hidden 64) does nearly no arithmetic, so that it shows the cost of
 Python and of launching work; the Qwen3-0.6B shape (random weights) shows a real forward pass. Each of
@@ -13,8 +14,10 @@ import argparse
 import gc
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +29,14 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from actograph.contract import hooks as grammar
+from actograph.contract.saes import SaeConfig
 from actograph.contract.specs import SamplingSpec
 from bench.marks import Mark, median_and_quartiles, print_marks, write_result
 from bench.shapes import PYTHON_BOUND, QWEN3_06B
 from tests.support.engine_run import generate
+from tests.support.saes import write_sae
 from worker.engine.engine import Engine
-from worker.engine.messages import Request, Rows, RunOptions
+from worker.engine.messages import Capture, Encoding, Request, Rows, RunOptions
 from worker.engine.model.load import wrap_model
 
 SHAPES = {"python-bound": PYTHON_BOUND, "qwen3-0.6b": QWEN3_06B}
@@ -42,6 +47,9 @@ NO_CAPTURE = "no capture"
 MARKS = {"3 layers x 2 points": 0.97, "all layers x 2 points": 0.90}
 #: the same by model: a model without arithmetic does not show what queries and keys cost beside it
 MARKS_OF_MODEL = {"qwen3-0.6b": {"queries and keys of all layers": 0.95}}
+#: with `--sae`, of one layer; and least ratio to no capture by model
+SAE = "an SAE of one layer"
+MARKS_OF_SAE = {"qwen3-0.6b": 0.90}
 
 
 class CountingSink:
@@ -68,18 +76,37 @@ def build(shape: dict[str, int], dtype: torch.dtype, device: str) -> Engine:
     return Engine(wrap_model(model, wrap(tokenizer_object=plain), name="bench"))
 
 
-def variants(engine: Engine) -> dict[str, list[str]]:
+def variants(engine: Engine, encoding: Encoding | None) -> dict[str, Capture]:
     points = ["attn_in", "mlp_in"]
-    return {
+    hooks = {
         NO_CAPTURE: [],
         "3 layers x 2 points": grammar.expand(points, None, [], engine.structure),
         "all layers x 2 points": grammar.expand(points, "all", [], engine.structure),
         "queries and keys of all layers": grammar.expand(["q", "k"], "all", [], engine.structure),
     }
+    found = {name: Capture(hooks=tuple(names)) for name, names in hooks.items()}
+    return found if encoding is None else found | {SAE: Capture(hooks=(), encodings=(encoding,))}
+
+
+def sae_of(engine: Engine, latents: int, folder: Path) -> Encoding:
+    """A random SAE of the residual stream in the middle of the model."""
+    width = engine.structure.hidden_size
+    write_sae(folder, d_in=width, d_sae=latents)
+    config = SaeConfig(architecture="standard", d_in=width, d_sae=latents)
+    hook = f"resid_post.{engine.structure.num_layers // 2}"
+    path = str(folder / "sae_weights.safetensors")
+    return Encoding(name="sae:bench", hook=hook, top=64, config=config, sha256="bench", path=path)
 
 
 def measure(
-    engine: Engine, *, seconds: float, least_rounds: int, batch: int, prompt: int, tokens: int
+    engine: Engine,
+    *,
+    seconds: float,
+    least_rounds: int,
+    batch: int,
+    prompt: int,
+    tokens: int,
+    encoding: Encoding | None = None,
 ) -> dict[str, list[tuple[float, float]]]:
     """Variant -> (wall, CPU) seconds of each round; the order turns from round to round."""
     vocab = engine.structure.vocab_size
@@ -92,28 +119,28 @@ def measure(
         )
         for i in range(batch)
     ]
-    chosen = variants(engine)
+    chosen = variants(engine, encoding)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in chosen}
     turn, end = -1, time.monotonic() + seconds  # round -1 warms up
     while turn < least_rounds or time.monotonic() < end:
         names = list(chosen)
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            sink = CountingSink()
+            sink, capture = CountingSink(), chosen[name]
+            tensors = len(capture.hooks) + 2 * len(capture.encodings)
             gc.collect()  # what one variant leaves must not be another's to collect
             wall, cpu = time.perf_counter(), time.process_time()
             made = generate(
                 engine,
-                requests,
+                [replace(request, capture=capture if tensors else None) for request in requests],
                 sampling=SamplingSpec(max_tokens=tokens),
-                hooks=chosen[name],
-                sink=sink if chosen[name] else None,
+                sink=sink if tensors else None,
                 options=RunOptions(slots=batch),
             )
             spent = time.perf_counter() - wall, time.process_time() - cpu
             if any(g.error or len(g.generated_ids) != tokens for g in made):
                 raise RuntimeError(f"{name}: a generation failed")
-            if sink.rows != len(chosen[name]) * batch * (prompt + tokens - 1):
+            if sink.rows != tensors * batch * (prompt + tokens - 1):
                 raise RuntimeError(f"{name}: {sink.rows} rows were captured")
             if turn >= 0:
                 times[name].append(spent)
@@ -155,7 +182,10 @@ def report(case: dict[str, Any]) -> None:
 def marks_of(case: dict[str, Any], device: str) -> list[Mark]:
     clock = "ratio_cpu" if device == "cpu" else "ratio_wall"
     found = []
-    for name, bound in (MARKS | MARKS_OF_MODEL.get(case["model"], {})).items():
+    bounds = MARKS | MARKS_OF_MODEL.get(case["model"], {})
+    if SAE in case["variants"] and case["model"] in MARKS_OF_SAE:
+        bounds[SAE] = MARKS_OF_SAE[case["model"]]
+    for name, bound in bounds.items():
         ratio = case["variants"][name][clock]
         low, high = ratio["quartiles"]
         found.append(
@@ -180,6 +210,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--sae", type=int, default=0, help="latents of an SAE to encode with; 0: none")
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -191,6 +222,8 @@ def main() -> None:
     for model in args.models:
         engine = build(SHAPES[model], getattr(torch, args.dtype), args.device)
         prompt, tokens = LENGTHS[model]
+        folder = tempfile.TemporaryDirectory()
+        encoding = sae_of(engine, args.sae, Path(folder.name)) if args.sae else None
         for batch in args.batches:
             times = measure(
                 engine,
@@ -199,6 +232,7 @@ def main() -> None:
                 batch=batch,
                 prompt=prompt,
                 tokens=tokens,
+                encoding=encoding,
             )
             case = {
                 "model": model,
@@ -212,6 +246,7 @@ def main() -> None:
             cases.append(case)
             marks += marks_of(case, args.device)
         del engine
+        folder.cleanup()
         gc.collect()
     print()
     print_marks(marks)

@@ -18,7 +18,7 @@ from actograph.contract.base import HookName, Metadata, ModelName, Name, Resourc
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import HeadFeatures, Positions, known_in_the_pass
-from actograph.contract.saes import SaeRef
+from actograph.contract.saes import MOST_LATENTS, SaeRef
 from actograph.tables import describe
 
 MAX_WIDTH = 1_000_000
@@ -113,7 +113,7 @@ class Intervention(Spec):
         None, description="A stored SAE, instead of `vector`: the row of its decoder of `latent`."
     )
     latent: int | None = Field(
-        None, ge=0, le=1 << 26, strict=True, description="Number of a latent of `sae`."
+        None, ge=0, lt=MOST_LATENTS, strict=True, description="Number of a latent of `sae`."
     )
     coefficient: Number = Field(1.0, description="c in these formulas.")
     features: HeadFeatures | None = Field(

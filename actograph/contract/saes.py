@@ -18,6 +18,9 @@ from actograph.contract.models import ModelStructure
 ID_START = r"sae_[0-9a-f]{1,32}"
 _HUB_ID = r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$"
 
+#: latents of an SAE, at most
+MOST_LATENTS = 1 << 26
+
 Architecture = Literal["standard", "topk", "jumprelu", "gated"]
 Normalisation = Literal["none", "layer_norm", "constant_norm_rescale"]
 

@@ -11,6 +11,7 @@ from api.pages import (
     analyses,
     job,
     jobs,
+    latents,
     live,
     overview,
     problems,
@@ -42,8 +43,8 @@ def get_file(name: str) -> Response:
 def install(app: FastAPI) -> None:
     """Add the pages to an application."""
     for module in (
-        overview, jobs, job, sample, session_list, sessions, session_values, submit, analyses, service, live,
-        sign_in,
+        overview, jobs, job, latents, sample, session_list, sessions, session_values, submit, analyses,
+        service, live, sign_in,
     ):  # fmt: skip
         app.include_router(module.router)
     app.include_router(files)

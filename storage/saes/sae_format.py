@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, get_args
 
 from actograph.contract.errors import InvalidRequest
-from actograph.contract.saes import Architecture, Normalisation, SaeConfig
+from actograph.contract.saes import MOST_LATENTS, Architecture, Normalisation, SaeConfig
 from actograph.tensor_files import TensorFileHeader
 
 CONFIG_NAME, WEIGHTS_NAME = "cfg.json", "sae_weights.safetensors"
@@ -129,7 +129,7 @@ def _check_rows(given: Mapping[str, Any], hook: str | None) -> None:
 
 def _size(given: Mapping[str, Any], name: str) -> int:
     value = given.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 26:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_LATENTS:
         _refuse(f"{name} is {value!r}; it is a whole number from 1 on")
     return value
 

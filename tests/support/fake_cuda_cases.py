@@ -10,7 +10,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,17 +20,29 @@ from transformers import AutoModelForCausalLM
 from actograph.contract.errors import ModelRefused
 from actograph.contract.interventions import Op
 from actograph.contract.row_selection import NamedPositions, Stride
+from actograph.contract.saes import SaeConfig
 from actograph.contract.specs import SamplingSpec
 from evals.plans import STEP_TOKENS
+from storage.saes.sae_format import shapes_of
 from tests.support import fake_cuda
 from tests.support.fake_cuda import GB, Card, Pass, card, head_points, points, world
 from tests.support.fake_cuda_process import NO_GUARDS
 from tests.support.token_choosers import rule_for
 from worker.engine import forwards
+from worker.engine.capture import encoders
 from worker.engine.engine import Engine
 from worker.engine.forwards import Forwards
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import Capture, Edit, Generation, Reduce, Request, RunOptions, StatisticsOptions
+from worker.engine.messages import (
+    Capture,
+    Edit,
+    Encoding,
+    Generation,
+    Reduce,
+    Request,
+    RunOptions,
+    StatisticsOptions,
+)
 from worker.engine.model import from_config
 from worker.engine.model.memory import MemoryWatch, peak_over
 from worker.engine.model_state import ModelState
@@ -237,6 +250,49 @@ def stalls() -> dict[str, Any]:
                     "launches beside": last.counts["launch"] - last.inside["launch"],
                     "passes late": last.late,
                 }
+    return found
+
+
+class WeightsFile:
+    """Weights of an SAE, as `safe_open` gives them; fake tensors have no file."""
+
+    shapes: ClassVar[dict[str, tuple[int, ...]]] = {}
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> "WeightsFile":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return torch.empty(self.shapes[name])
+
+
+def saes() -> dict[str, Any]:
+    """A decode pass of 64 requests whose rows an SAE encodes, with graphs on, and of ones that store rows."""
+    found: dict[str, Any] = {}
+    with world("0.6b", layers=1) as (hooks, on):
+        sizes = {"d_in": hooks.structure.hidden_size, "d_sae": 4096}
+        config = SaeConfig(architecture="standard", **sizes)
+        WeightsFile.shapes, encoders.safe_open = shapes_of(config), WeightsFile  # type: ignore[attr-defined]
+        encoding = Encoding(name="sae:s", hook=points(hooks)[0], top=64, config=config, sha256="s", path="")
+        captures = {
+            "rows": Capture(hooks=points(hooks)[:1]),
+            "latents": Capture(hooks=(), encodings=(encoding,)),
+        }
+        for name, capture in captures.items():
+            before, engine = on.live, engine_of(hooks)
+            asked = [replace(ask(i, prompt=2), capture=capture) for i in range(64)]
+            made = run(engine, asked, turns=4, graphs=name == "latents")
+            last = decode_passes()[-2]
+            found[name] = {
+                "errors": made.errors,
+                "all": last.stalls,
+                "inside": last.stalls_inside,
+                "hidden temporaries": last.counts["hidden temporary"],
+                "left over": on.live - before,
+            }
     return found
 
 
@@ -533,6 +589,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "counts-0.6b-float32": lambda: counts("0.6b", dtype=torch.float32),
     "stalls": stalls,
     "graphs": graphs,
+    "saes": saes,
     "kept-rows": kept_rows,
     "leaving": leaving,
     "steering": steering,

@@ -88,8 +88,9 @@ def encoded(rows: NDArray[Any], tensors: Tensors, cfg: Mapping[str, Any]) -> NDA
     if cfg["apply_b_dec_to_input"]:
         x = x - t["b_dec"]
     if cfg["architecture"] == "gated":
-        gate = x @ t["W_enc"] + t["b_gate"] > 0
-        return gate * np.maximum(x @ (t["W_enc"] * np.exp(t["r_mag"])) + t["b_mag"], 0)
+        magnitudes: NDArray[np.float64] = x @ (t["W_enc"] * np.exp(t["r_mag"])) + t["b_mag"]
+        magnitudes[x @ t["W_enc"] + t["b_gate"] <= 0] = 0
+        return np.maximum(magnitudes, 0)
     before = x @ t["W_enc"] + t["b_enc"]
     if cfg["architecture"] == "jumprelu":
         return np.maximum(before, 0) * (before > t["threshold"])

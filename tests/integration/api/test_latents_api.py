@@ -130,3 +130,17 @@ def test_the_page_shows_a_latent_along_its_tokens(service: Service, url: str, jo
     np.testing.assert_array_equal(values, [4, 0, 0, 5, 0, 0, np.nan])
     row = service.client.get(f"/sessions/{session_id}/row", params={"hook": NAME, "token": 0}).json()
     assert row["width"] == LATENTS and row["channels"][:2] == [[7, 4.0], [3, 2.0]]
+
+
+def test_the_page_lists_the_strongest_sessions_of_a_latent(service: Service, url: str, job_id: str) -> None:
+    with Client(url) as client:
+        ids = [one.id for one in sessions_of(client, job_id)]
+    path = f"/jobs/{job_id}/latents"
+    assert f"{NAME} (50 latents)" in service.client.get(path).text
+    shown = service.client.get(path, params={"sae": NAME, "latent": 7}).text
+    order = sorted(ids[:3], key=lambda one: shown.index(f'href="/sessions/{one}"'))
+    assert order == [ids[2], ids[1], ids[0]] and ids[3] not in shown
+    assert ">15<" in shown.replace(".0<", "<"), "5 × 3, at token 3"
+    assert "active nowhere" in service.client.get(path, params={"latent": 8}).text
+    plain = service.submit(capture={"saes": []})
+    assert "stored no latents" in service.client.get(f"/jobs/{plain}/latents").text

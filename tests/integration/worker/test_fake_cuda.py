@@ -36,6 +36,13 @@ def test_every_capture_is_admitted_on_every_card_at_full_depth() -> None:
     assert_admitted(runs)
 
 
+def test_encoding_by_an_sae_adds_no_wait_to_a_pass_and_leaves_nothing_on_the_card() -> None:
+    found = run_cases("saes")["saes"]
+    assert found["latents"]["errors"] == []
+    assert found["latents"] == found["rows"]
+    assert (found["latents"]["inside"], found["latents"]["left over"]) == (0, 0)
+
+
 def test_launches_and_stalls_of_decode_passes_are_as_written_down(subtests: pytest.Subtests) -> None:
     found = run_cases("stalls", *(f"counts-{name}" for name in PASSES))
     for name, due in PASSES.items():

@@ -1,15 +1,18 @@
 """Tensor parallelism on CPUs: two ranks give what one process gives, and end together."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from actograph.contract.errors import DeviceLost, InvalidRequest
+from actograph.contract.saes import SaeConfig
 from tests.support.architectures import ARCHITECTURES
 from tests.support.checkpoints import save_random
 from tests.support.local_engine import ListedRun, LocalEngine
+from tests.support.saes import write_sae
 from tests.support.shared_model import (
     OPTIONS,
     Answers,
@@ -23,7 +26,7 @@ from tests.support.shared_model import (
 from tests.support.waiting import wait_until
 from worker.engine.client import EngineProcess
 from worker.engine.engine import Engine
-from worker.engine.messages import Edit, Generation, Request
+from worker.engine.messages import Capture, Edit, Encoding, Generation, Request
 from worker.engine.model.load import load_model
 
 pytestmark = pytest.mark.integration
@@ -47,6 +50,25 @@ def test_two_ranks_give_the_tokens_and_rows_of_one_process(process: EngineProces
     alone = LocalEngine(Engine(load_model(str(folder), dtype="float32", device="cpu")), slots=5)
     requests = asked_of(process.structure)
     assert_alike(Answers(process, requests), Answers(alone, requests))
+
+
+def test_rank_0_encodes_by_saes(process: EngineProcess, folder: Path, tmp_path: Path) -> None:
+    alone = LocalEngine(Engine(load_model(str(folder), dtype="float32", device="cpu")), slots=5)
+    sizes = {"d_in": process.structure.hidden_size, "d_sae": 40}
+    write_sae(tmp_path, **sizes)
+    encoding = Encoding(
+        name="sae:s",
+        hook="resid_post.1",
+        top=5,
+        config=SaeConfig(architecture="standard", **sizes),
+        sha256="s",
+        path=str(tmp_path / "sae_weights.safetensors"),
+    )
+    capture = Capture(hooks=("resid_post.1",), encodings=(encoding,))
+    requests = [replace(one, capture=capture) for one in asked_of(process.structure)[:3]]
+    got = Answers(process, requests)
+    assert_alike(got, Answers(alone, requests))
+    assert {hook for _, hook in got.rows()} == {"resid_post.1", "sae:s.indices", "sae:s.values"}
 
 
 def test_the_structure_has_whole_tensors_alone_and_says_why_others_are_missing(
