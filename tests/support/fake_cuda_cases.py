@@ -21,7 +21,7 @@ from actograph.contract.errors import ModelRefused
 from actograph.contract.interventions import Op
 from actograph.contract.row_selection import NamedPositions, Stride
 from actograph.contract.saes import SaeConfig
-from actograph.contract.specs import SamplingSpec
+from actograph.contract.specs import Dtype, SamplingSpec
 from evals.plans import STEP_TOKENS
 from storage.saes.sae_format import shapes_of
 from tests.support import fake_cuda
@@ -130,11 +130,12 @@ def ask(
     reduce: Reduce = "none",
     statistics: StatisticsOptions | None = None,
     edits: Sequence[Edit] = (),
+    stored: Dtype = "model",
     **sampling: Any,
 ) -> Request:
     ids = tuple((i * 97 + j * 7) % 1000 + 2 for j in range(prompt))
     named: NamedPositions = "all" if isinstance(keep, Stride) else keep
-    capture = Capture(hooks=tuple(hooks), positions=named, reduce=reduce, statistics=statistics)
+    capture = Capture(hooks=tuple(hooks), positions=named, reduce=reduce, statistics=statistics, dtype=stored)
     return Request(
         key=str(i),
         prompt_ids=ids,
@@ -208,13 +209,18 @@ def counts(
     *,
     captured_of: Callable[[ModelHooks], Hooks] = lambda hooks: (),
     dtype: torch.dtype = torch.bfloat16,
+    stored: Dtype = "model",
 ) -> dict[str, Any]:
     """Launches, stalls and hidden temporaries of a decode pass of 64 requests; the launches at two depths."""
     launches = {}
     for layers in (2, 4):
         with world(shape, layers=layers, dtype=dtype, heads=captured_of is head_points) as (hooks, _):
             captured = captured_of(hooks)
-            run(engine_of(hooks), [ask(i, prompt=2, hooks=captured) for i in range(64)], turns=2)
+            run(
+                engine_of(hooks),
+                [ask(i, prompt=2, hooks=captured, stored=stored) for i in range(64)],
+                turns=2,
+            )
             last = decode_passes()[-1]
             launches[layers] = last.inside["launch"]
     per_layer = (launches[4] - launches[2]) // 2
@@ -583,6 +589,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "admission-gemma2": lambda: admission("gemma2", slots=64),
     "counts-0.6b": lambda: counts("0.6b"),
     "counts-0.6b-capture": lambda: counts("0.6b", captured_of=points),
+    "counts-0.6b-float8": lambda: counts("0.6b", captured_of=points, stored="float8_e4m3fn"),
     "counts-0.6b-heads": lambda: counts("0.6b", captured_of=head_points),
     "counts-30b-a3b": lambda: counts("30b-a3b"),
     "counts-gemma2": lambda: counts("gemma2"),

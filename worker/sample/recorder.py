@@ -3,6 +3,7 @@
 import importlib.metadata
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actograph import __version__
-from actograph.contract import resources
+from actograph.contract import quantization, resources
 from actograph.contract.errors import CaptureFailed
+from actograph.contract.models import ModelIdentity
 from actograph.contract.specs import SamplingSpec
 from actograph.dtypes import DTYPES, SCALE_BYTES
 from storage.artifacts.store import ArtifactStore
@@ -193,7 +195,7 @@ class SampleRecorder:
             interventions=edits if replay is None else replay.manifest.interventions,
             seed=sample.seed,
             finish_reason=reason if reason in ("stop", "length") else None,
-            versions=library_versions(),
+            versions=library_versions(_packages_of(origin.structure.identity)),
             created_at=int(time.time()),
             tensors=tensors,
         )
@@ -247,9 +249,21 @@ class RowPositions:
         return start
 
 
+def _packages_of(identity: ModelIdentity | None) -> tuple[str, ...]:
+    """Packages beside transformers that made the weights: peft merges adapters, others unpack."""
+    if identity is None:
+        return ()
+    unpacks = quantization.PACKAGES.get(identity.quantization or "", ("", ""))[0].replace("_", "-")
+    return tuple(name for name in ("peft" if identity.adapter else "", unpacks) if name)
+
+
 @cache
-def library_versions() -> dict[str, str]:
-    found = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "nnsight")}
+def library_versions(others: tuple[str, ...] = ()) -> dict[str, str]:
+    """Versions of the libraries that a session's numbers depend on."""
+    found: dict[str, str] = {}
+    for name in ("torch", "transformers", "nnsight", *others):
+        with suppress(importlib.metadata.PackageNotFoundError):  # some are distributed under other names
+            found[name] = importlib.metadata.version(name)
     return {"actograph": __version__, **found}  # deployed source has no metadata
 
 

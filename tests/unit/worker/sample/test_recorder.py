@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from actograph.client.stored_session import open_folder
 from actograph.contract.errors import CaptureFailed, StoreDamaged
-from actograph.contract.models import HookInfo
+from actograph.contract.models import HookInfo, ModelIdentity
 from actograph.contract.specs import CaptureSpec, SamplingSpec
 from storage.artifacts.factory import open_store
 from storage.queue.leases import LeasedSample
@@ -25,7 +25,7 @@ from worker.engine.capture.host_rows import rows_of
 from worker.engine.capture.selection import encoded
 from worker.engine.messages import Generation
 from worker.sample.provenance import Provenance
-from worker.sample.recorder import SampleRecorder
+from worker.sample.recorder import SampleRecorder, _packages_of, library_versions
 from worker.text.segments import Markup
 
 LOGITS = HookInfo(location="lm_head.output", width=4, dtype="float32", tail_only=True)
@@ -105,6 +105,18 @@ def test_rows_with_scales_become_a_session_of_several_files(tmp_path: Path) -> N
     assert index["metadata"]["total_size"] == 3 * 8 + 4 * 8
     scales = reader.manifest.tensors["resid_post.0"].scales
     assert [one.name for one in scales] == ["resid_post.0.scale[0:1]", "resid_post.0.scale[1:3]"]
+
+
+def test_the_versions_name_what_made_the_weights() -> None:
+    plain = ModelIdentity(model="m", source="s", weights_sha256="0", dtype="float32", tokenizer_sha256="1")
+    for fields, names in (
+        ({}, ()),
+        ({"adapter": "org/sad"}, ("peft",)),
+        ({"quantization": "compressed-tensors"}, ("compressed-tensors",)),
+        ({"quantization": "fp8"}, ()),
+    ):
+        assert _packages_of(plain.model_copy(update=fields)) == names
+        assert set(library_versions(names)) == {"actograph", "torch", "transformers", "nnsight", *names}
 
 
 def test_files_without_the_scales_of_their_rows_are_damaged(tmp_path: Path) -> None:
