@@ -16,7 +16,7 @@ from tests.support.servers import swift
 #: the package, and the requirements of its OpenAI provider and of its data frames
 _INSPECT = ("inspect_ai==0.3.285", "openai==3.52.0", "pandas==3.1.1", "pyarrow==26.0.1")
 
-_SAE = ("sae-lens==6.54.12", "httpx2==2.16.2", "pydantic==2.14.4")
+_SAE = ("sae-lens==6.54.12", "httpx2==2.16.2", "pydantic==2.14.4", "scikit-learn==1.9.1")
 
 
 def inspect() -> Path:
