@@ -51,7 +51,9 @@ def index(file: Path) -> tuple[str, set[str]]:
     """Schema and notes of an index."""
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as found:
         ((schema,),) = found.execute("SELECT version_num FROM alembic_version")
-        return schema, {name for (name,) in found.execute("SELECT name FROM state")}
+        # a migration is announced to workers of other versions in a row of its own
+        names = found.execute("SELECT name FROM state WHERE name <> 'schema'")
+        return schema, {name for (name,) in names}
 
 
 def record(desk: Desk, name: str) -> None:
