@@ -54,10 +54,23 @@ def create(
     revision: str | None = typer.Option(None, help="Branch, tag or commit of the repository."),
     hook: str | None = typer.Option(None, help="Hook of its rows. Default: the one that its files name."),
     model: str | None = typer.Option(None, help="Only jobs of this model may use it."),
+    center_rows: bool | None = typer.Option(
+        None,
+        "--center-rows/--no-center-rows",
+        help="Subtract each row's mean first: it was trained with center_writing_weights. "
+        "Default: as SAELens' registry says.",
+    ),
 ) -> None:
     """Store an SAE in SAELens' format: cfg.json and sae_weights.safetensors of one folder."""
     made = shell.client.saes.create(
-        name, path=path, hub=hub, folder=folder, revision=revision, hook=hook, model=model
+        name,
+        path=path,
+        hub=hub,
+        folder=folder,
+        revision=revision,
+        hook=hook,
+        model=model,
+        center_rows=center_rows,
     )
     shell.show(made, str)
 

@@ -66,6 +66,7 @@ class SaeConfig(Resource):
     rescale_acts_by_decoder_norm: bool = Field(
         False, description="Of `topk`: multiplies activations by the norms of the decoder's rows."
     )
+    center_rows: bool = Field(False, description="Subtracts each row's mean first, see `NewSae`.")
 
 
 class NewSae(Spec):
@@ -92,6 +93,12 @@ class NewSae(Spec):
     )
     hook: HookName | None = Field(None, description="Hook of its rows; null: the one that its files name.")
     model: ModelName | None = Field(None, description="Only its jobs may use it.")
+    center_rows: bool | None = Field(
+        None,
+        description="Subtract each row's mean before the encoding. True for an SAE that was trained with "
+        "TransformerLens' `center_writing_weights` on a model with LayerNorm, such as GPT-2: the rows are "
+        "then the same. null: as SAELens' registry says of the repository.",
+    )
     metadata: Metadata = Field({})
 
     @model_validator(mode="after")
@@ -127,6 +134,8 @@ class Sae(Resource):
     created_at: int
 
 
+#: points whose rows lose their mean when the weights that write to the residual stream are centred
+CENTERED_POINTS = ("embed", "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 #: what the stored name of latents begins with
 PREFIX = "sae:"
 #: parts of the latents of a row: numbers of the largest ones, -1 behind the last active one, and activations
@@ -192,6 +201,12 @@ def resolve_sae(
     except UnknownHook as error:
         raise UnknownHook(error.message, param=f"{param}.hook") from None
     info = structure.tensor_of(hook)
+    if sae.config.center_rows and hooks.point_of(hook) not in CENTERED_POINTS:
+        raise InvalidRequest(
+            f"SAE {sae.name} takes centred rows, which are those of {', '.join(CENTERED_POINTS)}; those of "
+            f"{hook} are the same whether or not a model's weights are centred",
+            param=f"{param}.hook",
+        )
     if info is not None and "int" in info.dtype:
         raise InvalidRequest(
             f"{hook} holds integers ({info.dtype}); an SAE takes floats", param=f"{param}.hook"

@@ -47,7 +47,7 @@ def read(new: NewSae, data_roots: Sequence[str]) -> SaeFiles:
     field = "path" if new.path is not None else "hub"
     try:
         config, weights = (_found(new, name, data_roots) for name in (CONFIG_NAME, WEIGHTS_NAME))
-        return _checked(config, weights)
+        return _checked(config, weights, new)
     except InvalidRequest as error:
         raise InvalidRequest(error.message, param=field) from error.__cause__
 
@@ -73,7 +73,7 @@ def _downloaded(new: NewSae, name: str) -> Path:
         raise InvalidRequest(f"{new.source}/{name} cannot be had from the Hub: {first}") from error
 
 
-def _checked(config: Path, weights: Path) -> SaeFiles:
+def _checked(config: Path, weights: Path, new: NewSae) -> SaeFiles:
     if config.stat().st_size > MOST_CONFIG_BYTES:
         raise InvalidRequest(f"{CONFIG_NAME} is larger than {MOST_CONFIG_BYTES:,} bytes")
     try:
@@ -92,5 +92,5 @@ def _checked(config: Path, weights: Path) -> SaeFiles:
             header = tensor_files.read_header(read_at, weights.stat().st_size)
         except StoreDamaged as error:
             raise InvalidRequest(f"{WEIGHTS_NAME}: {error.message}") from None
-    found, hook = config_of(cfg, header)
+    found, hook = config_of(cfg, header, hub=new.hub, center_rows=new.center_rows)
     return SaeFiles(found, hook, weights)

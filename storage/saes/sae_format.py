@@ -20,7 +20,16 @@ _ARCHITECTURES: tuple[str, ...] = get_args(Architecture)
 _NORMALISATIONS: tuple[str, ...] = get_args(Normalisation)
 _FLOATS = ("F64", "F32", "F16", "BF16")
 #: options with which TransformerLens changes what the model's activations are
-_CHANGED_MODEL = ("center_writing_weights", "fold_value_biases", "refactor_factored_attn_matrices")
+_CHANGED_MODEL = ("fold_value_biases", "refactor_factored_attn_matrices")
+_CENTRED = {"model_from_pretrained_kwargs": {"center_writing_weights": True}}
+#: repositories of the Hub -> what their files leave out, as SAELens' own registry adds it (`config_overrides`
+#: of sae_lens/pretrained_saes.yaml)
+_REGISTRY: dict[str, dict[str, Any]] = {
+    "jbloom/GPT2-Small-SAEs-Reformatted": _CENTRED,
+    "jbloom/GPT2-Small-Feature-Splitting-Experiment-Layer-8": _CENTRED,
+    "tommmcgrath/gpt2-small-mlp-out-saes": _CENTRED,
+    "JoshEngels/Mistral-7B-Residual-Stream-SAEs": {"normalize_activations": "constant_norm_rescale"},
+}
 #: names of before SAELens 6
 _RENAMED = {
     "hook_point": "hook_name",
@@ -38,12 +47,20 @@ def _refuse(what: str, why: str = "") -> NoReturn:
     raise InvalidRequest(f"{CONFIG_NAME}: {what}{f': {why}' if why else ''}")
 
 
-def config_of(cfg: Mapping[str, Any], header: TensorFileHeader) -> tuple[SaeConfig, str | None]:
+def config_of(
+    cfg: Mapping[str, Any],
+    header: TensorFileHeader,
+    *,
+    hub: str | None = None,
+    center_rows: bool | None = None,
+) -> tuple[SaeConfig, str | None]:
     """What an SAE computes, and the name of its hook if the files have one.
 
     Args:
         cfg: the object of `cfg.json`.
         header: of its weights.
+        hub: repository that they are from.
+        center_rows: see `NewSae`.
 
     Raises:
         InvalidRequest: the files do not fit each other, or ask for what is not computed here.
@@ -52,6 +69,11 @@ def config_of(cfg: Mapping[str, Any], header: TensorFileHeader) -> tuple[SaeConf
     about = given.get("metadata") if isinstance(given.get("metadata"), dict) else {}
     assert isinstance(about, dict)
     given = {**about, **{name: value for name, value in given.items() if value is not None}}
+    known = _REGISTRY.get(hub or "", {})
+    given |= known
+    if center_rows is None:
+        center_rows = known is _CENTRED
+        _require_plain(given, is_centred=center_rows)
     hook = given.get("hook_name")
     if hook is not None and not isinstance(hook, str):
         _refuse("hook_name is not a text")
@@ -74,6 +96,7 @@ def config_of(cfg: Mapping[str, Any], header: TensorFileHeader) -> tuple[SaeConf
         normalize_activations=normalisation,
         rescale_acts_by_decoder_norm=architecture == "topk"
         and bool(given.get("rescale_acts_by_decoder_norm", False)),
+        center_rows=center_rows,
     )
     if k is not None and k > found.d_sae:
         _refuse(f"k is {k}, and there are {found.d_sae} latents")
@@ -125,6 +148,17 @@ def _check_rows(given: Mapping[str, Any], hook: str | None) -> None:
                 "it was trained on activations that TransformerLens had changed, and here they are the "
                 "model's own",
             )
+
+
+def _require_plain(given: Mapping[str, Any], *, is_centred: bool) -> None:
+    """Refuse an SAE of a model whose weights were centred, if it is unknown whether they could be."""
+    changes = given.get("model_from_pretrained_kwargs")
+    if isinstance(changes, dict) and changes.get("center_writing_weights") and not is_centred:
+        _refuse(
+            "model_from_pretrained_kwargs.center_writing_weights is set",
+            "it was trained on rows without their means, if its model has LayerNorm. Then store it with "
+            "center_rows: true; of a model with RMSNorm, which TransformerLens does not centre, with false",
+        )
 
 
 def _size(given: Mapping[str, Any], name: str) -> int:

@@ -27,19 +27,19 @@ def eager_calls(hf: Any, take: Callable[[Any, dict[str, Tensor]], None]) -> Iter
     The function of the model's file is replaced, whatever the product does to see it.
     """
     config = hf.config.get_text_config()
-    file = sys.modules[type(hf).__module__]
-    own, function = config._attn_implementation, file.eager_attention_forward  # type: ignore[attr-defined]
+    file: Any = sys.modules[type(hf).__module__]
+    own, function = config._attn_implementation, file.eager_attention_forward
 
     def shown(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
         take(module, {"query": query, "key": key, "value": value})
         return function(module, query, key, value, *rest, **options)
 
-    file.eager_attention_forward = shown  # type: ignore[attr-defined]
+    file.eager_attention_forward = shown
     config._attn_implementation = "eager"
     try:
         yield
     finally:
-        file.eager_attention_forward = function  # type: ignore[attr-defined]
+        file.eager_attention_forward = function
         config._attn_implementation = own
 
 

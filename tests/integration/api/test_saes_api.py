@@ -140,6 +140,7 @@ def test_a_capture_by_a_wrong_sae_is_refused_by_field(
     service.load_model()
     service.load_model("other")
     write_sae(folder_of(service, "wide"), d_in=24)
+    store(service, name="centred", center_rows=True)
     store(service, model="demo")
     store(service, name="free")
     store(service, name="wide", path="wide", hook="resid_post.1")
@@ -157,6 +158,7 @@ def test_a_capture_by_a_wrong_sae_is_refused_by_field(
             "stored for the model demo, not other",
         ),
         ({"saes": [{"sae": "res-1", "hook": "resid_post.9"}]}, {}, f"{saes}/hook", "layers 0 to 3"),
+        ({"saes": [{"sae": "centred", "hook": "mlp_in.1"}]}, {}, f"{saes}/hook", "takes centred rows"),
         ({"saes": [{"sae": "wide"}]}, {}, f"{saes}/hook", "takes rows of 24 numbers, resid_post.1 is 8 wide"),
         (
             {"saes": [{"sae": "res-1"}, {"sae": ids[2]}]},

@@ -102,6 +102,8 @@ class Encoder:
 
     def _activations(self, x: Tensor) -> Tensor:
         """All activations [rows, d_sae], of a top-k SAE before the choice; valid until the next call."""
+        if self.config.center_rows:
+            x = x - x.mean(dim=-1, keepdim=True)
         match self.config.normalize_activations:
             case "layer_norm":
                 x = x - x.mean(dim=-1, keepdim=True)

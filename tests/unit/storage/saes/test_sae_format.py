@@ -72,7 +72,11 @@ def test_what_is_not_computed_exactly_is_refused(tmp_path: Path, subtests: pytes
         ({"metadata": {"hook_head_index": 3}}, "an SAE of a single head"),
         ({"hook_head_index": 3}, "an SAE of a single head"),
         ({"hook_name_out": "blocks.2.hook_mlp_out"}, "a transcoder is no SAE"),
-        ({"model_from_pretrained_kwargs": {"center_writing_weights": True}}, "TransformerLens had changed"),
+        ({"model_from_pretrained_kwargs": {"fold_value_biases": True}}, "TransformerLens had changed"),
+        (
+            {"model_from_pretrained_kwargs": {"center_writing_weights": True}},
+            "with center_rows: true",
+        ),
         ({"metadata": {"hook_name": 3}}, "hook_name is not a text"),
         ({"d_in": "8"}, "d_in is '8'"),
         ({"d_sae": 25}, r"W_enc is F32 \[8, 24\]; by cfg.json it is floats \[8, 25\]"),
@@ -124,3 +128,26 @@ def test_an_sae_of_the_hub_is_read_from_its_cache(tmp_path: Path, monkeypatch: p
     with pytest.raises(InvalidRequest, match=r"hub:actograph/saes/layer-2/cfg.json cannot be had") as caught:
         sae_files.read(new.model_copy(update={"folder": "layer-2"}), [])
     assert caught.value.param == "hub"
+
+
+def test_what_the_files_leave_out_is_as_saelens_registry_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    asked = {"model_from_pretrained_kwargs": {"center_writing_weights": True}}
+    for hub, given, changes, due in [
+        ("jbloom/GPT2-Small-SAEs-Reformatted", None, {}, (True, "none")),
+        ("jbloom/GPT2-Small-SAEs-Reformatted", False, {}, (False, "none")),
+        ("JoshEngels/Mistral-7B-Residual-Stream-SAEs", None, {}, (False, "constant_norm_rescale")),
+        ("owner/saes", None, {}, (False, "none")),
+        ("owner/asked", True, asked, (True, "none")),
+        ("owner/asked", False, asked, (False, "none")),
+    ]:
+        with subtests.test(hub=hub, given=given):
+            cache = tmp_path / f"models--{hub.replace('/', '--')}"
+            write_sae(cache / "snapshots" / ("a" * 40), **changes)
+            (cache / "refs").mkdir(exist_ok=True)
+            (cache / "refs" / "main").write_text("a" * 40)
+            found = sae_files.read(NewSae(name="s", hub=hub, center_rows=given), []).config
+            assert (found.center_rows, found.normalize_activations) == due

@@ -1,5 +1,6 @@
 """Encoders of SAEs: the published formulas, and memory that comes back."""
 
+import copy
 import json
 from dataclasses import replace
 from itertools import product
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.saes import NewSae
@@ -24,14 +26,14 @@ CPU = torch.device("cpu")
 ROWS = np.random.default_rng(1).standard_normal((70, 8)).astype(np.float32)
 
 
-def encoding_of(root: Path, folder: str = "sae", top: int = 6) -> Encoding:
-    found = sae_files.read(NewSae(name="s", path=folder), [str(root)])
+def encoding_of(root: Path, folder: str = "sae", top: int = 6, **options: Any) -> Encoding:
+    found = sae_files.read(NewSae(name="s", path=folder, **options), [str(root)])
     more = {"config": found.config, "sha256": folder, "path": str(found.weights)}
     return Encoding(name="sae:s", hook="resid_post.1", top=top, **more)
 
 
-def encoder_of(root: Path) -> Encoder:
-    encoding = encoding_of(root)
+def encoder_of(root: Path, **options: Any) -> Encoder:
+    encoding = encoding_of(root, **options)
     piece = Budget(1 << 20).piece(sae_bytes(encoding.config), CPU)
     assert piece is not None
     return Encoder(encoding, piece)
@@ -83,6 +85,32 @@ def test_the_arithmetic_is_in_float32(tmp_path: Path) -> None:
     rounded = {name: x.float().numpy() for name, x in load_file(path).items()}
     due = encoded(rows.float().numpy(), rounded, cfg)
     np.testing.assert_allclose(dense(*encoder_of(tmp_path).top(rows, 24), 24), due, atol=1e-5)
+
+
+def test_centred_rows_are_those_of_a_model_with_centred_weights(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    """As TransformerLens centres them: all that writes to the residual stream loses its mean."""
+    config = GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=50, n_positions=32, resid_pdrop=0.0)
+    torch.manual_seed(3)
+    model = GPT2LMHeadModel(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.3, 0.5)
+    centred = copy.deepcopy(model)
+    writers = [centred.transformer.wte, centred.transformer.wpe]
+    writers += [one for block in centred.transformer.h for one in (block.attn.c_proj, block.mlp.c_proj)]
+    for parameter in (one for writer in writers for one in writer.parameters()):
+        parameter.data -= parameter.data.mean(-1, keepdim=True)
+    ids = torch.arange(1, 24)[None]
+    with torch.no_grad():
+        rows, due = (one(ids, output_hidden_states=True).hidden_states[:-1] for one in (model, centred))
+    cfg = write_sae(tmp_path / "sae")
+    encoder = encoder_of(tmp_path, center_rows=True)
+    for layer, (row, other) in enumerate(zip(rows, due, strict=True)):
+        with subtests.test(layer=layer):
+            assert float(row[0].mean(-1).abs().max()) > 0.1, "a case that shows little"
+            found = dense(*encoder.top(row[0], 24), 24)
+            np.testing.assert_allclose(found, encoded(other[0].numpy(), sae_tensors(), cfg), atol=1e-4)
 
 
 def test_an_inactive_latent_is_no_latent_0(tmp_path: Path) -> None:
