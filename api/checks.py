@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from actograph.contract import hooks
+from actograph.contract import hooks, readouts
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
 from actograph.contract.head_columns import columns_of
 from actograph.contract.interventions import check_stored, check_width, each, of_columns, resolve_hook
@@ -20,6 +20,7 @@ from actograph.contract.job_specs import (
     check_sampling,
 )
 from actograph.contract.models import ModelStructure
+from actograph.contract.readouts import bias_of, name_of, resolve_readout, stored_name
 from actograph.contract.saes import check_latent, latents_name, require_distinct, resolve_sae
 from actograph.contract.specs import JobSpecBase, ModelJobSpec
 from actograph.contract.tool_calls import NOT_OFFERED
@@ -51,13 +52,14 @@ def captured(submission: Submission[M]) -> Submission[M]:
         return replace(submission, hooks=[])
     if structure is None:
         encoded(submission)
+        read_out(submission)
         return submission
     try:
         names = captured_hooks(capture, structure)
     except UnknownHook as error:
         raise UnknownHook(error.message, param=f"capture.{error.param or 'hooks'}") from None
     check_capture(capture, names, structure)
-    names += encoded(submission)
+    names += [*encoded(submission), *read_out(submission)]
     return replace(submission, spec=with_layers(submission.spec, structure), hooks=names)
 
 
@@ -76,6 +78,24 @@ def encoded(submission: Submission[Any]) -> list[str]:
         found.append(sae.name)
     require_distinct(found)
     return [latents_name(name) for name in found]
+
+
+def read_out(submission: Submission[Any]) -> list[str]:
+    """Stored names of the readouts of a capture.
+
+    Raises:
+        UnknownHook: the model lacks the hook of a readout.
+        InvalidRequest: a vector does not suit the hook or the model, or two readouts have one name.
+    """
+    spec, found = submission.spec, list[str]()
+    for place, one in enumerate(spec.capture.readouts):
+        param = f"capture.readouts.{place}"
+        vector = submission.vectors[param]
+        resolve_readout(one, vector, spec.model, submission.structure, param)
+        bias_of(one, vector, param)
+        found.append(name_of(one, vector))
+    readouts.require_distinct(found)
+    return [stored_name(name) for name in found]
 
 
 def with_layers(spec: M, structure: ModelStructure) -> M:

@@ -73,6 +73,16 @@ class AppliedSae(ManifestPart):
     source: str
 
 
+class AppliedReadout(ManifestPart):
+    """A readout whose values are stored."""
+
+    vector_id: str
+    vector: str = Field(description="Name of its vector.")
+    hook: str = Field(description="Canonical name of the hook whose rows it read.")
+    bias: float = Field(description="Added to each value.")
+    vector_sha256: str = Field(description="Of the numbers as little-endian float32.")
+
+
 class AppliedIntervention(ManifestPart):
     """One intervention as it was applied. A sha256 identifies its vector."""
 
@@ -122,6 +132,9 @@ class SessionManifest(ManifestPart):
         default_factory=dict, description="Layer with a stored `q`, `k`, `v` or `z` -> its heads."
     )
     saes: dict[str, AppliedSae] = Field(default_factory=dict, description="Name of latents -> their SAE.")
+    readouts: dict[str, AppliedReadout] = Field(
+        default_factory=dict, description="Name of a readout's values -> its vector."
+    )
     capture: dict[str, Any] = Field(description="The capture spec as the client sent it.")
     capture_sha256: str
     dtype: str = Field(description="Requested dtype; each tensor names its own.")

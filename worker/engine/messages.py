@@ -108,6 +108,31 @@ class Encoding:
     path: str
 
 
+@with_config(_ARRAYS)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Readout:
+    """An inner product of a hook's rows with a vector, plus a bias.
+
+    Attributes:
+        name: of the delivered rows, which have one number each.
+        hook: canonical name or module location.
+        sha256: of the vector, by which two vectors are one.
+        vector: float32 [width].
+    """
+
+    name: str
+    hook: str
+    sha256: str
+    bias: float = 0.0
+    vector: Annotated[NDArray[np.float32] | None, SkipValidation] = field(default=None, compare=False)
+
+    @property
+    def width(self) -> int:
+        """Numbers of the vector, which has been sent."""
+        assert self.vector is not None
+        return len(self.vector)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capture:
     """Rows to capture of a request.
@@ -115,6 +140,7 @@ class Capture:
     Attributes:
         hooks: canonical names or module locations, as `actograph.contract.hooks.expand` returns them.
         encodings: by SAEs, of the same tokens.
+        readouts: of the same tokens.
         positions: tokens to keep, unless the request has a rule for them.
         held_rows: number of rows that the host holds in memory until the end of the sample decides on them.
         columns: features to keep; a number keeps the first ones, None all.
@@ -123,6 +149,7 @@ class Capture:
 
     hooks: tuple[str, ...]
     encodings: tuple[Encoding, ...] = ()
+    readouts: tuple[Readout, ...] = ()
     positions: NamedPositions = "all"
     dtype: Dtype = "model"
     held_rows: int = 0
@@ -133,7 +160,7 @@ class Capture:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is captured."""
-        return not self.hooks and not self.encodings
+        return not self.hooks and not self.encodings and not self.readouts
 
     @property
     def summarises(self) -> bool:
@@ -418,9 +445,13 @@ _REQUEST, _GENERATION = TypeAdapter(Request), TypeAdapter(Generation)
 
 
 def request_json(request: Request) -> dict[str, Any]:
-    """A request as JSON, without the vectors of its edits."""
+    """A request as JSON, without its vectors."""
+    unsaid = {"__all__": {"vector"}}
     made: dict[str, Any] = _REQUEST.dump_python(
-        request, mode="json", exclude={"edits": {"__all__": {"vector"}}}, exclude_defaults=True
+        request,
+        mode="json",
+        exclude={"edits": unsaid, "capture": {"readouts": unsaid}},
+        exclude_defaults=True,
     )
     return made
 
@@ -429,14 +460,26 @@ def request_of(data: Mapping[str, Any], vectors: Sequence[NDArray[np.float32] | 
     """The request of a JSON object.
 
     Args:
-        vectors: of its edits.
+        vectors: see `vectors_of`.
 
     Raises:
         ValueError: it is not a request.
     """
     request = _REQUEST.validate_python(data)
-    pairs = zip(request.edits, vectors, strict=True)
-    return replace(request, edits=tuple(replace(edit, vector=vector) for edit, vector in pairs))
+    count, capture = len(request.edits), request.capture
+    pairs = zip(request.edits, vectors[:count], strict=True)
+    request = replace(request, edits=tuple(replace(edit, vector=vector) for edit, vector in pairs))
+    if capture is None or not capture.readouts:
+        return request
+    read = zip(capture.readouts, vectors[count:], strict=True)
+    readouts = tuple(replace(one, vector=vector) for one, vector in read)
+    return replace(request, capture=replace(capture, readouts=readouts))
+
+
+def vectors_of(request: Request) -> list[NDArray[np.float32] | None]:
+    """The vectors of a request's edits, then those of its readouts."""
+    readouts = () if request.capture is None else request.capture.readouts
+    return [*(edit.vector for edit in request.edits), *(one.vector for one in readouts)]
 
 
 def generation_json(generation: Generation) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from actograph.contract.row_selection import Selection
-from evals.plans import RowNeed, row_need, sae_bytes
+from evals.plans import RowNeed, readout_bytes, row_need, sae_bytes
 from worker.engine.capture.budget import Piece
 from worker.engine.capture.host_rows import rows_of
 from worker.engine.capture.layouts import BLOCK, Layout
@@ -174,9 +174,8 @@ def need_of(capture: Capture, layouts: Sequence[Layout]) -> RowNeed:
         summed=sum(layout.row_bytes for layout in layouts if not layout.kept),
         sums=summary_bytes(capture, layouts),
         held_rows=capture.held_rows,
-        encoders=sum(
-            sae_bytes(config) for config in {e.sha256: e.config for e in capture.encodings}.values()
-        ),
+        encoders=sum(sae_bytes(config) for config in {e.sha256: e.config for e in capture.encodings}.values())
+        + sum(readout_bytes([one.width for one in layout.readouts]) for layout in layouts),
     )
 
 

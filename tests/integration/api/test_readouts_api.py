@@ -1,0 +1,146 @@
+"""Readouts by every reader, and captures that name vectors: with full ids, or refused by field."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actograph.client import Client, open_folder
+from actograph.contract.analyses import SessionQuery
+from actograph.contract.openai import ChatCompletionRequest
+from api.kinds import KINDS
+from evals import plans
+from storage.analyses import queries
+from storage.jobs import jobs
+from storage.queue import workers
+from storage.sessions.writer import TensorRows
+from tests.integration.api.conftest import Problem, Service
+
+NAME = "readout:career"
+VALUES = np.array([[0.5], [-1], [2], [0], [3], [-4]], np.float32)
+
+
+def capture_spec(**changes: Any) -> dict[str, Any]:
+    return {"kind": "capture", "model": "demo", "inputs": [{"prompt": "p"}]} | changes
+
+
+def store(service: Service, name: str = "career", hook: str = "resid_post.1", **changes: Any) -> str:
+    body = {"name": name, "hook": hook, "vector": [1.0] * 8} | changes
+    answer = service.client.post("/v1/vectors", json=body)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def test_values_are_read_by_every_reader(service: Service, url: str, tmp_path: Path) -> None:
+    service.load_model()
+    job_id = service.submit(inputs=[{"prompt": "prompt"}])
+    (lease,) = service.claim(job_id, 1)
+    rows = np.random.default_rng(0).normal(size=(6, 8)).astype("<f4")
+    tensors = {
+        "resid_post.1": TensorRows("resid_post.1", "F32", (6, 8), 0, rows),
+        NAME: TensorRows(NAME, "F32", (6, 1), 0, VALUES),
+    }
+    service.finish(lease, tensors=tensors)
+    with Client(url) as client:
+        job = client.jobs.get(job_id)
+        (session,) = job.sessions()
+        for one in (session, open_folder(session.download(tmp_path))):
+            assert NAME in one and np.array_equal(one[NAME][:], VALUES)
+            assert np.array_equal(one.tokens_of(NAME), np.arange(6))
+        assert np.array_equal(job.matrix(NAME, positions="all").features, VALUES)
+        assert job.matrix(NAME, positions="all", reduce="max").features.tolist() == [[3]]
+    path = f"/v1/activations/sessions/{session.id}/tensors/{NAME}"
+    assert service.client.get(path, params={"format": "json"}).json()["data"] == VALUES.tolist()
+    page = service.client.get(f"/sessions/{session.id}", headers={"accept": "text/html"}).text
+    assert NAME in page
+    asked = {"hook": NAME, "of": "channel", "channel": 0, "start": 0, "stop": 6}
+    shown = service.client.get(f"/sessions/{session.id}/values", params=asked)
+    assert np.frombuffer(shown.content, "<f4").tolist() == VALUES[:, 0].tolist()
+    with service.database.read() as index:
+        query = SessionQuery(jobs=[job_id])
+        assert list(queries.survey(index, query, [], kind="probe").tensors) == ["resid_post.1"]
+        assert list(queries.survey(index, query, [NAME], kind="probe").tensors) == [NAME]
+
+
+def test_captures_name_vectors_and_keep_them(service: Service, problem: Problem) -> None:
+    """Jobs and chats are stored with full ids; hooks of a job name its readouts."""
+    service.load_model()
+    made = store(service, model="demo")
+    store(service, hook="resid_post.2")
+    for reference, more in (
+        ("career@blocks.1.hook_resid_post", {}),
+        ("career", {"hook": "resid_post.1"}),
+        (made[:14], {"name": "first", "bias": -1}),
+    ):
+        capture = {"readouts": [{"vector": reference} | more]}
+        job_id = service.submit(capture=capture)
+        shown = service.client.get(f"/v1/jobs/{job_id}").json()
+        (stored,) = shown["spec"]["capture"]["readouts"]
+        assert stored["vector"] == made
+        with service.database.read() as session:
+            assert jobs.get(session, job_id).hooks == [f"readout:{more.get('name', 'career')}"]
+        problem(service.client.delete(f"/v1/vectors/{made}"), 409, "conflict", says=job_id)
+        service.client.post(f"/v1/jobs/{job_id}/cancel")
+        chat = {"model": "demo", "messages": [{"role": "user", "content": "a"}], "capture": capture}
+        asked = KINDS["chat"].resolve(service.services, ChatCompletionRequest.model_validate(chat))
+        assert asked.capture is not None and asked.capture.readouts[0].vector == made
+    assert service.client.delete(f"/v1/vectors/{made}").json()["deleted"]
+
+
+def test_a_capture_by_a_wrong_vector_is_refused_by_field(
+    service: Service, problem: Problem, subtests: pytest.Subtests
+) -> None:
+    service.load_model()
+    service.load_model("other")
+    store(service, model="demo")
+    store(service, "wide", vector=[1.0] * 24)
+    store(service, "biased", metadata={"bias": "much"})
+    store(service, "twice")
+    store(service, "twice", hook="resid_post.2")
+    whole, first = "/capture", "/capture/readouts/0"
+    for capture, more, pointer, says in [
+        ({"vector": "carer"}, {}, f"{first}/vector", "there is no vector carer. Did you mean 'career'?"),
+        ({"vector": "vec_" + "0" * 32}, {}, f"{first}/vector", "it was deleted, or is another owner's"),
+        ({"vector": "no spaces"}, {}, f"{first}/vector", "names no vector"),
+        ({"vector": "twice"}, {}, f"{first}/vector", "name one with its hook, such as twice@resid_post."),
+        ({"vector": "career"}, {"model": "other"}, f"{first}/vector", "stored for the model demo, not other"),
+        ({"vector": "career@resid_post.1", "hook": "resid_post.9"}, {}, f"{first}/hook", "layers 0 to 3"),
+        ({"vector": "wide"}, {}, f"{first}/hook", "(wide) has 24 numbers, resid_post.1 is 8 wide"),
+        ({"vector": "biased"}, {}, f"{first}/bias", "is 'much', which is no finite number"),
+        ({"vector": "career", "name": "no spaces"}, {}, f"{first}/name", "no spaces"),
+        ([{"vector": "career"}] * 2, {}, "/capture/readouts/1/name", "two readouts are named career"),
+        ({"vector": "career", "reduce": "mean"}, {}, whole, "readouts are stored row by row"),
+        ({"vector": "career", "stats": True}, {}, whole, "readouts are stored row by row"),
+    ]:
+        with subtests.test(capture=capture, more=more):
+            given = capture if isinstance(capture, list) else [capture]
+            own = {"reduce", "stats"}
+            spec: dict[str, Any] = {
+                "readouts": [{k: v for k, v in one.items() if k not in own} for one in given],
+                **{k: v for one in given for k, v in one.items() if k in own},
+            }
+            answer = service.client.post("/v1/jobs", json=capture_spec(capture=spec) | more)
+            problem(answer, 422, pointer=pointer, says=says)
+    fine = {"readouts": [{"vector": "career"}, {"vector": "career", "name": "again", "bias": 2}]}
+    assert service.client.post("/v1/jobs", json=capture_spec(capture=fine)).status_code == 202
+
+
+def test_an_estimate_has_the_values_and_the_vectors(service: Service) -> None:
+    worker_id = service.load_model(kv_bytes_per_token=1024)
+    store(service, model="demo")
+    with service.database.write() as session:
+        numbers = {"run_bytes": 1 << 30, "host_available_bytes": 1 << 30, "slots": 4}
+        workers.heartbeat(session, worker_id, numbers)
+
+    def estimate(*names: str) -> Any:
+        wanted = [{"vector": "career", "name": name} for name in names]
+        capture = {"hooks": ["resid_post.0"], "readouts": wanted, "mode": "prefill"}
+        body = capture_spec(capture=capture, inputs=[{"prompt": "x" * 40}])
+        return service.client.post("/v1/estimate", json=body).json()
+
+    plain, two = estimate(), estimate("a", "b")
+    assert two["bytes_per_token"] - plain["bytes_per_token"] == 8
+    size = plans.readout_bytes([8, 8])
+    assert size == 8 * (16 + 2 + 64 * 8)
+    assert two["host"]["needed"] - plain["host"]["needed"] == size + plain["slots"] * 64 * 8
