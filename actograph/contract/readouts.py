@@ -13,6 +13,7 @@ from actograph.contract.base import HookName, Name, Resource, Spec
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.interventions import Number, StoredVector, VectorRef
 from actograph.contract.models import ModelStructure
+from actograph.contract.row_selection import held_back
 
 #: what the stored name of a readout begins with
 PREFIX = "readout:"
@@ -37,6 +38,22 @@ class ReadoutCapture(Spec):
     bias: Number | None = Field(
         None, description="Added to each value; null: the `bias` of the vector's metadata, or 0."
     )
+    stop_above: Number | None = Field(
+        None, description="Ends the sample after the first generated token with a larger value."
+    )
+    stop_below: Number | None = Field(
+        None, description="Ends the sample after the first generated token with a smaller value."
+    )
+
+    @property
+    def stops(self) -> bool:
+        """Whether its values may end a sample."""
+        return self.stop_above is not None or self.stop_below is not None
+
+    def crossed(self, value: float) -> bool:
+        """Whether a value ends a sample."""
+        above, below = self.stop_above, self.stop_below
+        return (above is not None and value > above) or (below is not None and value < below)
 
 
 class ReadoutValues(Resource):
@@ -52,6 +69,7 @@ class ReadoutValues(Resource):
     mean: float
     last: float
     max_token: int = Field(description="The first token with the largest value.")
+    stopped: bool = Field(False, description="Whether the last value has ended the sample.")
 
 
 class ReadoutTotals(Resource):
@@ -71,6 +89,28 @@ class ReadoutResults(Resource):
     right: ReadoutTotals = ReadoutTotals()
     wrong: ReadoutTotals = ReadoutTotals()
     unscored: ReadoutTotals = ReadoutTotals()
+
+
+def check_stops(wanted: Sequence[ReadoutCapture], positions: object, *, generates: bool) -> None:
+    """Raises ValueError if a readout cannot end a sample.
+
+    Args:
+        positions: of the capture.
+        generates: whether tokens are generated.
+    """
+    if not any(one.stops for one in wanted):
+        return
+    if not generates:
+        raise ValueError(
+            "stop_above and stop_below end a sample at a generated token, and this job generates none; leave "
+            "them out"
+        )
+    known = positions not in ("prompt", "last", "last_prompt")
+    if not known or held_back(positions) is not None:  # type: ignore[arg-type]
+        raise ValueError(
+            f"stop_above and stop_below need values of generated tokens while they come, which positions "
+            f"{positions} do not keep; choose all or generated"
+        )
 
 
 def stored_name(name: str) -> str:

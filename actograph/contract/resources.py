@@ -261,7 +261,7 @@ class Sample(Resource):
     input: dict[str, Any]
     prompt: str | None = Field(None, description="The text that the model reads.")
     completion: str | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "readout"] | None = None
     prompt_tokens: int | None = None
     generated_tokens: int | None = None
     seed: int | None = None

@@ -25,7 +25,7 @@ from actograph.contract.base import (
 from actograph.contract.interventions import InterventionList
 from actograph.contract.models import EngineChoice
 from actograph.contract.readouts import MOST as MOST_READOUTS
-from actograph.contract.readouts import ReadoutCapture
+from actograph.contract.readouts import ReadoutCapture, check_stops
 from actograph.contract.row_selection import (
     Features,
     Positions,
@@ -139,6 +139,7 @@ class CaptureSpec(Spec):
             )
         if self.reduce != "none" and self.stats is not None and not self.stats.tensors:
             raise ValueError("reduce makes a tensor and stats.tensors: false stores none; remove one of them")
+        check_stops(self.readouts, self.positions, generates=self.mode != "prefill")
         computed = "latents" if self.saes else "readouts" if self.readouts else None
         if computed and (self.reduce != "none" or self.stats is not None):
             raise ValueError(

@@ -153,7 +153,7 @@ class SessionManifest(ManifestPart):
         default_factory=list, description="In the order in which they were applied."
     )
     seed: int
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "readout"] | None = None
     versions: dict[str, str] = Field(default_factory=dict, description="Library -> version.")
     created_at: int = Field(description="Unix seconds, UTC.")
     tensors: dict[str, StoredTensor]

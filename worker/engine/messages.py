@@ -19,7 +19,7 @@ from actograph.contract.saes import SaeConfig
 from actograph.contract.specs import Dtype, SamplingSpec
 from actograph.dtypes import DTYPES, SCALE_BYTES
 
-FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
+FinishReason = Literal["stop", "length", "readout", "timeout", "cancelled", "dropped", "error"]
 Reduce = Literal["none", "mean", "max", "last"]
 
 #: statistics of a channel, by the name under which they are stored
@@ -134,6 +134,25 @@ class Readout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReadoutStop:
+    """Ends a request after the first generated token whose value of a readout crosses a number.
+
+    Attributes:
+        name: of a readout of the capture, which must keep the token.
+    """
+
+    name: str
+    above: float | None = None
+    below: float | None = None
+
+    def crossed(self, value: float) -> bool:
+        """Whether a value ends the request."""
+        return (self.above is not None and value > self.above) or (
+            self.below is not None and value < self.below
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Capture:
     """Rows to capture of a request.
 
@@ -197,6 +216,7 @@ class Request:
         grammar: of the generated text, in llguidance's form of Lark's.
         edits: in the order in which they apply.
         rule: of rows to keep, instead of the capture's positions.
+        stops: readouts of the capture that end it.
         sums: name under which summaries go on from one turn of a sample to the next, until it is forgotten.
         time_limit: seconds from its start to its end as "timeout".
         priority: it takes part in the next pass, before other prompts: a chat.
@@ -216,6 +236,7 @@ class Request:
     edits: tuple[Edit, ...] = ()
     capture: Capture | None = None
     rule: TokenRule | None = None
+    stops: tuple[ReadoutStop, ...] = ()
     sums: str | None = None
     time_limit: float | None = None
     priority: bool = False
@@ -249,7 +270,8 @@ class TokenLogprobs:
 class Generation:
     """One continued prompt.
 
-    `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "timeout" (the time limit;
+    `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "readout" (a readout crossed
+    its number at the token before the last one, which the model never read), "timeout" (the time limit;
     the rows so far are delivered), "cancelled" (the run was stopped; the ids so far are kept), "dropped"
     (this one alone was stopped; the ids so far are kept) or "error" (see `error`; no ids).
     An `error` beside "stop" or "length" means that the tokens are valid and the captured rows are not; beside

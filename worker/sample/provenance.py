@@ -12,7 +12,7 @@ from actograph.contract.row_selection import FirstFeatures, HeadFeatures, Positi
 from actograph.contract.saes import is_latents, part_names
 from actograph.contract.specs import CaptureSpec
 from evals.plans import is_tail_only
-from worker.engine.messages import STATISTICS, Capture, StatisticsOptions
+from worker.engine.messages import STATISTICS, Capture, ReadoutStop, StatisticsOptions
 from worker.sample import token_rules
 from worker.sample.readouts import ReadoutInUse
 from worker.sample.saes import SaeInUse
@@ -103,6 +103,11 @@ class Provenance:
             if stats is None
             else StatisticsOptions(threshold=stats.threshold, rows=stats.tensors),
         )
+
+    @property
+    def stops(self) -> tuple[ReadoutStop, ...]:
+        """Readouts that end a sample."""
+        return tuple(stop for one in self.readouts.values() if (stop := one.stop) is not None)
 
     @property
     def summarises(self) -> bool:

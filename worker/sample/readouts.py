@@ -20,7 +20,7 @@ from actograph.contract.specs import CaptureSpec
 from storage.index.database import Database
 from storage.sessions import vectors
 from storage.sessions.manifest import AppliedReadout
-from worker.engine.messages import Readout
+from worker.engine.messages import Readout, ReadoutStop
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,13 @@ class ReadoutInUse:
     wanted: ReadoutCapture
     vector: StoredVector
     readout: Readout
+
+    @property
+    def stop(self) -> ReadoutStop | None:
+        """How it ends a request; None if it does not."""
+        if not self.wanted.stops:
+            return None
+        return ReadoutStop(name=self.readout.name, above=self.wanted.stop_above, below=self.wanted.stop_below)
 
     @property
     def record(self) -> AppliedReadout:

@@ -161,16 +161,19 @@ class SampleRecorder:
             rows=finished.rows,
             tensors=stored.tensors,
             files=files,
-            readouts=self._readouts(finished.prompt_tokens),
+            readouts=self._readouts(finished),
         )
 
-    def _readouts(self, prompt_tokens: int) -> dict[str, ReadoutValues]:
+    def _readouts(self, finished: Conversation) -> dict[str, ReadoutValues]:
         """The values of each readout in short."""
+        stopped = self._replay is None and finished.generations[-1].finish_reason == "readout"
         found: dict[str, ReadoutValues] = {}
-        for name in self._provenance.readouts:
+        for name, readout in self._provenance.readouts.items():
             tokens, values = self._read.get(name, ([], []))
             if tokens:
-                found[short_name(name)] = values_of(tokens, values, prompt_tokens)
+                short = values_of(tokens, values, finished.prompt_tokens)
+                ended = stopped and readout.wanted.crossed(short.last)
+                found[short_name(name)] = short.model_copy(update={"stopped": ended})
         return found
 
     def _manifest(self, finished: Conversation, session_id: str) -> tuple[SessionManifest, list[int] | None]:
@@ -217,7 +220,7 @@ class SampleRecorder:
             sampling=sampling.model_dump(mode="json") if sampling else {},
             interventions=edits if replay is None else replay.manifest.interventions,
             seed=sample.seed,
-            finish_reason=reason if reason in ("stop", "length") else None,
+            finish_reason=reason if reason in ("stop", "length", "readout") else None,
             versions=library_versions(),
             created_at=int(time.time()),
             tensors=tensors,

@@ -144,3 +144,32 @@ def test_an_estimate_has_the_values_and_the_vectors(service: Service) -> None:
     size = plans.readout_bytes([8, 8])
     assert size == 8 * (16 + 2 + 64 * 8)
     assert two["host"]["needed"] - plain["host"]["needed"] == size + plain["slots"] * 64 * 8
+
+
+def test_a_stop_that_could_not_be_exact_is_refused(
+    service: Service, problem: Problem, subtests: pytest.Subtests
+) -> None:
+    service.load_model()
+    store(service, model="demo")
+    rows = service.upload({"question": "1 + 1?", "answer": "#### 2"})
+    evaluation = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": rows}}
+    late = "values of generated tokens while they come"
+    readouts = [{"vector": "career", "stop_below": -1}]
+    for body, more, says in [
+        (capture_spec(), {"mode": "prefill"}, "this job generates none"),
+        (capture_spec(), {"positions": "prompt"}, late),
+        (capture_spec(), {"positions": "last"}, late),
+        (capture_spec(), {"positions": "last_prompt"}, late),
+        (capture_spec(), {"positions": "generated[-5:]"}, late),
+        (evaluation | {"tools": "calculator"}, {}, "do not go with tools"),
+        (evaluation | {"tools": "calculator", "tool_format": "annotations"}, {}, "do not go with tools"),
+        ({"kind": "replay", "sessions": {"jobs": ["job_" + "0" * 32]}}, {}, "this job generates none"),
+    ]:
+        with subtests.test(says=says, more=more):
+            answer = service.client.post("/v1/jobs", json=body | {"capture": {"readouts": readouts} | more})
+            problem(answer, 422, says=says)
+    for more in ({}, {"positions": "generated"}, {"positions": "answer"}):
+        body = capture_spec(capture={"readouts": readouts} | more)
+        assert service.client.post("/v1/jobs", json=body).status_code == 202
+    body = evaluation | {"capture": {"readouts": readouts}}
+    assert service.client.post("/v1/jobs", json=body).status_code == 202

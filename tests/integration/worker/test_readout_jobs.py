@@ -8,12 +8,16 @@ import pytest
 
 from actograph.client import open_folder
 from actograph.contract.interventions import NewVector
+from actograph.contract.job_specs import ReplaySpec
 from actograph.contract.resources import JobResults, JobStatus, Sample
+from storage.analyses import replays
 from storage.jobs import jobs
 from storage.results import summary
 from storage.sessions import vectors
 from storage.sessions.reader import SessionReader
+from tests.integration.worker.test_replays import identified
 from tests.support.additions import TASK, additions
+from tests.support.submitting import insert
 
 if TYPE_CHECKING:
     from tests.integration.worker.conftest import Bench
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 TEXT = "Tom has 34 books and Mia has 57 books. How many do they have in total?"
-HOOK = "resid_post.1"
+HOOK, MODEL = "resid_post.1", "tiny-qwen3"
 
 
 class Stored:
@@ -208,3 +212,76 @@ def test_a_vector_that_is_gone_or_does_not_fit_fails_the_job_with_the_reason(ben
         assert bench.status(job) is JobStatus.FAILED
         with bench.database.read() as session:
             assert reason in str((jobs.get(session, job).error or {}).get("message"))
+
+
+def test_a_sample_ends_at_the_token_where_a_planted_readout_fires(
+    bench: "Bench", subtests: pytest.Subtests
+) -> None:
+    """The text ends with it, whatever is in the prompt, in every condition; a replay has the same values."""
+    inputs = [{"prompt": TEXT}, {"prompt": "Mia has 5 apples and Tom"}]
+    spec: dict[str, Any] = {"inputs": inputs, "sampling": {"max_tokens": 16, "temperature": 1.0, "seed": 3}}
+    plain = run(bench, capture={"hooks": ["embed"]}, epochs=2, **spec)
+    embeddings = bench.engine.model.hf.get_input_embeddings().weight.detach().double().numpy()
+    first_prompt = plain[0][0].prompt_tokens or 0
+    answers = [session.token_ids[sample.prompt_tokens :].tolist() for sample, session in plain]
+    token = answers[0][5]
+    vector, bias = detector(embeddings, token)
+    one = Stored(bench, hook="embed", vector=vector, metadata={"bias": repr(bias)})
+    for positions in ("all", "generated"):
+        with subtests.test(positions):
+            capture = {"readouts": [{"vector": one.id, "stop_above": 0}], "positions": positions}
+            stopped = run(bench, capture=capture, epochs=2, **spec)
+            for (sample, session), answer, (whole, _) in zip(stopped, answers, plain, strict=True):
+                values, tokens = session["readout:v"][:, 0], session.tokens_of("readout:v")
+                assert np.array_equal(values > 0, session.token_ids[tokens] == token)
+                ids = session.token_ids[sample.prompt_tokens :].tolist()
+                short = sample.readouts["v"]
+                manifest = SessionReader(bench.store, str(sample.session_id)).manifest
+                assert manifest.finish_reason == sample.finish_reason
+                if token not in answer[:-1]:
+                    assert ids == answer and sample.finish_reason == whole.finish_reason
+                    assert not short.stopped and short.max < 0
+                    continue
+                place = answer.index(token)
+                assert sample.finish_reason == "readout" and short.stopped
+                assert ids == answer[: place + 2], "the token that was chosen next was never read"
+                assert tokens[-1] == short.max_token == (sample.prompt_tokens or 0) + place
+                text = bench.tokenizer.decode(answer[: place + 1], skip_special_tokens=True)
+                assert sample.completion == text
+                assert str(whole.completion).startswith(text)
+            assert stopped[0][0].finish_reason == "readout"
+    assert first_prompt > 0
+
+
+def test_a_replay_of_a_stopped_sample_has_its_values(bench: "Bench", monkeypatch: pytest.MonkeyPatch) -> None:
+    identified(bench, monkeypatch)
+    one, late = Stored(bench), Stored(bench, "w", seed=1)
+    ((sample, session),) = run(
+        bench,
+        inputs=[{"prompt": TEXT}],
+        capture={"hooks": [HOOK], "readouts": [{"vector": one.id, "stop_above": -1e9}]},
+    )
+    assert (sample.finish_reason, sample.generated_tokens) == ("readout", 2)
+    capture = {"hooks": [HOOK], "readouts": [{"vector": one.id}, {"vector": late.id}]}
+    spec = ReplaySpec.model_validate(
+        {
+            "kind": "replay",
+            "model": MODEL,
+            "sessions": {"ids": [sample.session_id]},
+            "capture": capture,
+        }
+    )
+    with bench.database.read() as index:
+        found = replays.found(index, [str(sample.session_id)])
+    job = insert(bench.database, spec, list(replays.samples_of(found)))
+    bench.drain().look()
+    (again,) = bench.samples(job)
+    assert again.error is None, again.error
+    folder = bench.settings.home / "artifacts" / "sessions" / str(again.session_id)
+    other = open_folder(folder)
+    np.testing.assert_allclose(other["readout:v"][:], session["readout:v"][:], rtol=1e-4, atol=1e-4)
+    check(again, other, "w", late.due(other[HOOK][:]))
+    assert again.completion == sample.completion
+    assert not again.readouts["v"].stopped and again.readouts["v"].generated
+    manifest = SessionReader(bench.store, str(again.session_id)).manifest
+    assert manifest.tensors[HOOK].compared is not None and manifest.tensors["readout:v"].compared is None

@@ -98,6 +98,12 @@ class LayoutRows:
         """Keep the places of rows that a launched pass writes."""
         self.unread += rows
 
+    @property
+    def newest(self) -> torch.Tensor:
+        """The newest row of each point of the first group, [points, width], of launched passes too."""
+        at = 0 if self._newest_only else self.rows + self.unread - 1
+        return self.region.slabs[0][_place(self.blocks[at // BLOCK])][:, at % BLOCK]
+
     def note(self, tokens: Sequence[int]) -> list[Block]:
         """Count rows that a good pass has written; returns blocks that are full and can leave the device."""
         self.unread -= len(tokens)

@@ -434,6 +434,7 @@ class Loop:
         if launched is None:
             return
         chosen = [] if launched.choice is None else launched.choice.read()
+        crossed = self._endings.crossed(launched.choosing, launched.written)
         ended = {slot.record for slot, _ in launched.counts if slot.ended}
         unkept = self._slots.at_hooks.note([one for one in launched.written if one.record not in ended])
         for slot, count in launched.counts:
@@ -449,7 +450,7 @@ class Loop:
         for slot, token in zip(launched.choosing, chosen, strict=True):
             if not slot.ended:
                 self.statistics.generated += 1
-                self._take(slot, token)
+                self._take(slot, token, crossed=slot in crossed)
 
     def _recompute(self, slot: Slot) -> None:
         """Run the tokens before a pass again, as they ran before, if its failure has spoilt them.
@@ -527,11 +528,19 @@ class Loop:
 
     # tokens and ends
 
-    def _take(self, slot: Slot, chosen: ChosenToken) -> None:
-        """Add a token to a request, and end the request if it is the last one."""
+    def _take(self, slot: Slot, chosen: ChosenToken, *, crossed: bool) -> None:
+        """Add a token to a request, and end the request if it is the last one.
+
+        Args:
+            crossed: a readout of the token before it ends the request.
+        """
         try:
             if chosen.token < 0:
                 raise _not_numbers(slot)
+            if crossed:
+                slot.withhold(chosen.token, chosen.logprobs)
+                self._end(slot, "readout")
+                return
             slot.take(chosen.token, chosen.logprobs)
             reason = self._endings.reason(slot)
         except Exception as error:  # noqa: BLE001 (it fails this request alone)
@@ -551,7 +560,7 @@ class Loop:
                 if reason in ("error", "cancelled"):
                     slot.record.discard()
                 else:
-                    self._delivery.write(slot.key, slot.record.finish(len(slot.generated)))
+                    self._delivery.write(slot.key, slot.record.finish(len(slot.generated_ids)))
             except Exception as raised:  # noqa: BLE001 (of a summary: it fails this request alone)
                 slot.record.discard()
                 reason, error = "error", raised

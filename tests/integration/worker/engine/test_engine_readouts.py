@@ -1,8 +1,10 @@
 """Readouts in the pass that computes the rows: of every token, member by member, in both forwards."""
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,18 @@ from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import PROMPTS, KeepingSink, generate, requests_for
 from tests.support.token_choosers import rule_for
 from worker.engine.engine import Engine
-from worker.engine.messages import Capture, Edit, Readout, Request, RunOptions
+from worker.engine.messages import (
+    Capture,
+    Edit,
+    Readout,
+    ReadoutStop,
+    Request,
+    RunOptions,
+    request_json,
+    request_of,
+    vectors_of,
+)
+from worker.engine.stream.loop import Loop
 
 pytestmark = pytest.mark.integration
 
@@ -149,3 +162,118 @@ def test_a_vector_of_another_width_fails_its_request_alone(engine_of: EngineOf) 
     fine, refused = generate(engine, asked, sampling=SAMPLING, sink=KeepingSink())
     assert fine.error is None
     assert "readout:0: the vector has 96 numbers, logits has 577 float32" in str(refused.error)
+
+
+def at_token(values: torch.Tensor, prompt: int, wanted: int) -> tuple[int, float]:
+    """A generated token from the place `wanted` on with a value that no generated one before it has.
+
+    Returns: how many are generated before it, and a number between its value and the largest before.
+    """
+    own = values[prompt:, 0].double()
+    for place in range(wanted, len(own)):
+        before = own[:place].max().item() if place else own[place].item() - 1
+        if own[place] > before:
+            return place, (own[place].item() + before) / 2
+    return len(own), own.max().item() + 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_request_ends_after_the_first_token_that_crosses(
+    engine_of: EngineOf,
+    as_traced: Callable[[Engine, bool], AbstractContextManager[None]],
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
+    *,
+    late: bool,
+) -> None:
+    """At every place, above and below, beside requests that go on; rows and log probabilities end there."""
+    engine = engine_of("tiny-qwen3")
+    one, other = readout(engine), readout(engine, seed=1)
+    capture = Capture(hooks=(HOOK,), readouts=(other, one))
+    down = replace(one, vector=-one.vector, bias=-one.bias, sha256="down")  # type: ignore[operator]
+    below = replace(capture, readouts=(down, other))
+    base = [
+        replace(request, capture=capture, top_logprobs=2, rule=None)
+        for request in requests_for(engine, PROMPTS[:4] * 2)
+    ]
+    monkeypatch.setattr("worker.engine.engine.Loop", partial(Loop, late=late))
+    plain_sink = KeepingSink()
+    plain = generate(engine, base, sampling=SAMPLING, sink=plain_sink)
+    asked, due = list[Request](), list[int]()
+    for index, request in enumerate(base):
+        prompt = len(request.prompt_ids)
+        place, number = at_token(plain_sink.rows(index, one.name), prompt, index)
+        stop = ReadoutStop(name=one.name, above=number)
+        asked.append(replace(request, stops=(stop,)))
+        due.append(place)
+        if index % 2:  # the same from below
+            asked[-1] = replace(request, capture=below, stops=(replace(stop, above=None, below=-number),))
+    assert len({*due}) > 3 and min(due) == 0
+    asked += [base[0], replace(base[1], stops=(ReadoutStop(name=other.name, above=1e9),))]
+    plain += plain[:2]
+    due += [SAMPLING.max_tokens] * 2
+    for traced in (False, True):
+        with as_traced(engine, traced), subtests.test(traced=traced):
+            sink = KeepingSink()
+            made = generate(engine, asked, sampling=SAMPLING, sink=sink, options=RunOptions(slots=3))
+            for index, (found, whole, place) in enumerate(zip(made, plain, due, strict=True)):
+                assert found.error is None, found.error
+                prompt, ends = len(whole.prompt_ids), place < SAMPLING.max_tokens - 1
+                count = place + 2 if ends else SAMPLING.max_tokens  # the last one was never read
+                assert found.finish_reason == ("readout" if ends else "length")
+                assert found.generated_ids == whole.generated_ids[:count]
+                assert found.logprobs is not None and len(found.logprobs) == count
+                values = sink.rows(index, one.name)
+                assert len(values) == len(sink.rows(index, HOOK)) == prompt + count - 1
+                source = plain_sink.rows(
+                    index % len(base) if index < len(base) else index - len(base), one.name
+                )
+                sign = -1 if index < len(base) and index % 2 else 1
+                np.testing.assert_allclose(values * sign, source[: len(values)], atol=1e-4, rtol=1e-4)
+
+
+def test_prompt_tokens_end_nothing(engine_of: EngineOf) -> None:
+    """However large their values are; a readout of kept tokens alone judges these."""
+    engine = engine_of("tiny-qwen3")
+    one = readout(engine)
+    capture = Capture(hooks=(), readouts=(one,))
+    (request,) = requests_for(engine, PROMPTS[:1])
+    sink = KeepingSink()
+    (whole,) = generate(engine, [replace(request, capture=capture)], sampling=SAMPLING, sink=sink)
+    values, prompt = sink.rows(0, one.name), len(request.prompt_ids)
+    lifted = replace(one, bias=one.bias + 10_000)
+    stop = ReadoutStop(name=one.name, above=0.0)
+    asked = replace(request, capture=replace(capture, readouts=(lifted,)), stops=(stop,))
+    assert values.min() > -10_000
+    cases = {
+        "at once": (asked, 2),
+        "the third kept one": (replace(asked, rule=rule_for(request.prompt_ids, [0, prompt + 3])), 5),
+        "no kept one": (replace(asked, rule=rule_for(request.prompt_ids, [0, 1])), SAMPLING.max_tokens),
+        "read alone": (replace(asked, max_tokens=0), 0),
+    }
+    for name, (one_asked, count) in cases.items():
+        (found,) = generate(engine, [one_asked], sampling=SAMPLING, sink=KeepingSink())
+        assert found.generated_ids == whole.generated_ids[:count], name
+
+
+def test_a_request_crosses_to_the_engine_with_its_readouts(engine_of: EngineOf) -> None:
+    engine = engine_of("tiny-qwen3")
+    edit = Edit(hook=HOOK, op="add", vector=np.ones(3, np.float32))
+    capture = Capture(hooks=(), readouts=(readout(engine), readout(engine, seed=1)))
+    stops = (ReadoutStop(name="readout:1", below=-2.0),)
+    request = replace(requests_for(engine, PROMPTS)[0], capture=capture, edits=(edit,), stops=stops)
+    sent = json.loads(json.dumps(request_json(request)))
+    assert "vector" not in str(sent)
+    found = request_of(sent, vectors_of(request))
+    assert (found.capture, found.stops) == (capture, stops)
+    for one, due in zip(vectors_of(found), vectors_of(request), strict=True):
+        np.testing.assert_array_equal(one, due)
+
+
+def test_a_stop_by_a_readout_that_is_not_captured_is_refused(engine_of: EngineOf) -> None:
+    engine = engine_of("tiny-qwen3")
+    stop = ReadoutStop(name="readout:x", above=0.0)
+    capture = Capture(hooks=(), readouts=(readout(engine),))
+    asked = [replace(one, capture=capture, stops=(stop,)) for one in requests_for(engine, PROMPTS[:1])]
+    (refused,) = generate(engine, asked, sampling=SAMPLING, sink=KeepingSink())
+    assert "it captures no readout:x, which is to end it" in str(refused.error)
