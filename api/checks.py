@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 from actograph.contract import hooks, readouts
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
 from actograph.contract.head_columns import columns_of
-from actograph.contract.interventions import check_stored, check_width, each, of_columns, resolve_hook
+from actograph.contract.interventions import (
+    AfterReadout,
+    check_stored,
+    check_width,
+    each,
+    of_columns,
+    resolve_hook,
+)
 from actograph.contract.job_specs import (
     CaptureJobSpec,
     EvaluationSpec,
@@ -20,7 +27,7 @@ from actograph.contract.job_specs import (
     check_sampling,
 )
 from actograph.contract.models import ModelStructure
-from actograph.contract.readouts import bias_of, name_of, resolve_readout, stored_name
+from actograph.contract.readouts import bias_of, name_of, resolve_readout, short_name, stored_name
 from actograph.contract.saes import check_latent, latents_name, require_distinct, resolve_sae
 from actograph.contract.specs import JobSpecBase, ModelJobSpec
 from actograph.contract.tool_calls import NOT_OFFERED
@@ -120,6 +127,8 @@ def interventions(submission: Submission[Any]) -> None:
     """Raises UnknownHook, or InvalidRequest for a vector of another model or width."""
     spec, structure = submission.spec, submission.structure
     for param, one in each(getattr(spec, "interventions", ()), getattr(spec, "conditions", ())):
+        if one.after is not None:
+            after_readout(submission, one.after, f"{param}.after")
         vector, sae = submission.vectors.get(param), submission.saes.get(param)
         if sae is not None and one.latent is not None:
             check_latent(sae, one.latent, spec.model, param)
@@ -141,6 +150,20 @@ def interventions(submission: Submission[Any]) -> None:
         elif one.vector is not None:
             check_width(hook, len(one.vector), known.width, f"{param}.vector", columns)
             of_columns(one.vector, columns, one, f"{param}.vector")
+
+
+def after_readout(submission: Submission[Any], after: AfterReadout, param: str) -> None:
+    """Raises InvalidRequest if no readout can begin an intervention."""
+    spec = submission.spec
+    names = [] if spec.capture is None else [short_name(name) for name in read_out(submission)]
+    if after.readout not in names:
+        known = f"there are {', '.join(names)}" if names else "add it to capture.readouts"
+        raise InvalidRequest(f"the capture has no readout {after.readout}; {known}", param=f"{param}.readout")
+    try:
+        readouts.check_limits(spec.capture.positions, generates=not spec.is_prefill)
+        readouts.check_turns(uses_tools=getattr(spec, "uses_tools", False))
+    except ValueError as error:
+        raise InvalidRequest(str(error), param=param) from None
 
 
 def length(submission: Submission[Any]) -> None:

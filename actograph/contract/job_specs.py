@@ -35,7 +35,7 @@ from actograph.contract.field_wording import in_words
 from actograph.contract.head_columns import common_columns
 from actograph.contract.interventions import each
 from actograph.contract.models import ModelStructure
-from actograph.contract.readouts import check_stops
+from actograph.contract.readouts import check_stops, check_turns
 from actograph.contract.row_selection import FirstFeatures, HeadFeatures, needs_generation
 from actograph.contract.specs import (
     CaptureCondition,
@@ -136,11 +136,8 @@ class EvaluationSpec(JobSpecBase):
             raise ValueError(f"num_fewshot {self.num_fewshot}: the task has {own} examples of its own")
         if own and self.fewshot_dataset is not None:
             raise ValueError("the task has its own examples; remove fewshot_dataset")
-        if self.uses_tools and self.capture is not None and any(one.stops for one in self.capture.readouts):
-            raise ValueError(
-                "stop_above and stop_below of readouts do not go with tools: the model reads the last token "
-                "of a turn with the results, when it is too late to stop there"
-            )
+        if self.capture is not None and any(one.stops for one in self.capture.readouts):
+            check_turns(uses_tools=self.uses_tools)
         if not self.uses_tools:
             for name in ("tool_format", "max_turns"):
                 if getattr(self, name) != type(self).model_fields[name].default:

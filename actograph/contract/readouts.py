@@ -13,7 +13,7 @@ from actograph.contract.base import HookName, Name, Resource, Spec
 from actograph.contract.errors import InvalidRequest, UnknownHook
 from actograph.contract.interventions import Number, StoredVector, VectorRef
 from actograph.contract.models import ModelStructure
-from actograph.contract.row_selection import held_back
+from actograph.contract.row_selection import Positions, held_back
 
 #: what the stored name of a readout begins with
 PREFIX = "readout:"
@@ -91,25 +91,35 @@ class ReadoutResults(Resource):
     unscored: ReadoutTotals = ReadoutTotals()
 
 
-def check_stops(wanted: Sequence[ReadoutCapture], positions: object, *, generates: bool) -> None:
-    """Raises ValueError if a readout cannot end a sample.
+def check_stops(wanted: Sequence[ReadoutCapture], positions: Positions, *, generates: bool) -> None:
+    """Raises ValueError if a readout cannot end a sample; the arguments are those of `check_limits`."""
+    if any(one.stops for one in wanted):
+        check_limits(positions, generates=generates)
+
+
+def check_limits(positions: Positions, *, generates: bool) -> None:
+    """Raises ValueError if readouts have no values in time to end a sample or begin an intervention.
 
     Args:
         positions: of the capture.
         generates: whether tokens are generated.
     """
-    if not any(one.stops for one in wanted):
-        return
+    limits = "stop_above and stop_below of readouts, and interventions after a readout,"
     if not generates:
+        raise ValueError(f"{limits} wait for a generated token, and this job generates none; leave them out")
+    if positions in ("prompt", "last", "last_prompt") or held_back(positions) is not None:
         raise ValueError(
-            "stop_above and stop_below end a sample at a generated token, and this job generates none; leave "
-            "them out"
+            f"{limits} need values of generated tokens while they come, which positions {positions} do not "
+            "keep; choose all or generated"
         )
-    known = positions not in ("prompt", "last", "last_prompt")
-    if not known or held_back(positions) is not None:  # type: ignore[arg-type]
+
+
+def check_turns(*, uses_tools: bool) -> None:
+    """Raises ValueError if samples have several turns, in which readouts cannot end or begin anything."""
+    if uses_tools:
         raise ValueError(
-            f"stop_above and stop_below need values of generated tokens while they come, which positions "
-            f"{positions} do not keep; choose all or generated"
+            "stop_above and stop_below of readouts, and interventions after a readout, do not go with tools: "
+            "the model reads the last token of a turn with the results, when it is too late"
         )
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actograph.contract.errors import StoreDamaged
-from actograph.contract.interventions import RowSource
+from actograph.contract.interventions import AfterReadout, RowSource
 from actograph.contract.models import LayerHeads, ModelIdentity
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.row_selection import HeadFeatures, Segment
@@ -97,6 +97,7 @@ class AppliedIntervention(ManifestPart):
     latent: int | None = Field(None, description="The latent of that row.")
     features: HeadFeatures | None = Field(None, description="The heads that were changed; null: all columns.")
     vector_sha256: str | None = Field(None, description="Of the numbers as little-endian float32.")
+    after: AfterReadout | None = Field(None, description="The readout that it waited for.")
 
 
 class SessionManifest(ManifestPart):

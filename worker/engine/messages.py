@@ -51,6 +51,25 @@ class TokenRule:
     annotations: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadoutLimit:
+    """A number that a readout may cross: at the first generated token with a value beyond it.
+
+    Attributes:
+        name: of a readout of the capture, which must keep the token.
+    """
+
+    name: str
+    above: float | None = None
+    below: float | None = None
+
+    def crossed(self, value: float) -> bool:
+        """Whether a value is beyond it."""
+        return (self.above is not None and value > self.above) or (
+            self.below is not None and value < self.below
+        )
+
+
 @with_config(_ARRAYS)
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Edit:
@@ -61,6 +80,7 @@ class Edit:
         vector: float32 [width].
         rule: selects the tokens instead of `positions`.
         columns: that are changed; `vector` has a number for each. None changes all.
+        after: it begins with the token after the one that crosses this limit.
     """
 
     hook: str
@@ -70,6 +90,7 @@ class Edit:
     positions: NamedPositions | TokenRange = "all"
     rule: TokenRule | None = None
     columns: tuple[int, ...] | None = None
+    after: ReadoutLimit | None = None
 
     @property
     def changes_nothing(self) -> bool:
@@ -131,25 +152,6 @@ class Readout:
         """Numbers of the vector, which has been sent."""
         assert self.vector is not None
         return len(self.vector)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadoutStop:
-    """Ends a request after the first generated token whose value of a readout crosses a number.
-
-    Attributes:
-        name: of a readout of the capture, which must keep the token.
-    """
-
-    name: str
-    above: float | None = None
-    below: float | None = None
-
-    def crossed(self, value: float) -> bool:
-        """Whether a value ends the request."""
-        return (self.above is not None and value > self.above) or (
-            self.below is not None and value < self.below
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +238,7 @@ class Request:
     edits: tuple[Edit, ...] = ()
     capture: Capture | None = None
     rule: TokenRule | None = None
-    stops: tuple[ReadoutStop, ...] = ()
+    stops: tuple[ReadoutLimit, ...] = ()
     sums: str | None = None
     time_limit: float | None = None
     priority: bool = False
@@ -251,6 +253,11 @@ class Request:
     def most_run(self) -> int:
         """Most tokens that the model runs; the last generated token is never run."""
         return len(self.prompt_ids) + max(self.most_generated - 1, 0)
+
+    @property
+    def limits(self) -> tuple[ReadoutLimit, ...]:
+        """Limits of readouts that end it, or begin an edit."""
+        return (*self.stops, *(edit.after for edit in self.edits if edit.after is not None))
 
 
 # answers

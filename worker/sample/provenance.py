@@ -12,7 +12,7 @@ from actograph.contract.row_selection import FirstFeatures, HeadFeatures, Positi
 from actograph.contract.saes import is_latents, part_names
 from actograph.contract.specs import CaptureSpec
 from evals.plans import is_tail_only
-from worker.engine.messages import STATISTICS, Capture, ReadoutStop, StatisticsOptions
+from worker.engine.messages import STATISTICS, Capture, ReadoutLimit, StatisticsOptions
 from worker.sample import token_rules
 from worker.sample.readouts import ReadoutInUse
 from worker.sample.saes import SaeInUse
@@ -105,7 +105,7 @@ class Provenance:
         )
 
     @property
-    def stops(self) -> tuple[ReadoutStop, ...]:
+    def stops(self) -> tuple[ReadoutLimit, ...]:
         """Readouts that end a sample."""
         return tuple(stop for one in self.readouts.values() if (stop := one.stop) is not None)
 

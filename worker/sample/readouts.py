@@ -20,7 +20,7 @@ from actograph.contract.specs import CaptureSpec
 from storage.index.database import Database
 from storage.sessions import vectors
 from storage.sessions.manifest import AppliedReadout
-from worker.engine.messages import Readout, ReadoutStop
+from worker.engine.messages import Readout, ReadoutLimit
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,13 @@ class ReadoutInUse:
     readout: Readout
 
     @property
-    def stop(self) -> ReadoutStop | None:
+    def stop(self) -> ReadoutLimit | None:
         """How it ends a request; None if it does not."""
         if not self.wanted.stops:
             return None
-        return ReadoutStop(name=self.readout.name, above=self.wanted.stop_above, below=self.wanted.stop_below)
+        return ReadoutLimit(
+            name=self.readout.name, above=self.wanted.stop_above, below=self.wanted.stop_below
+        )
 
     @property
     def record(self) -> AppliedReadout:

@@ -173,3 +173,41 @@ def test_a_stop_that_could_not_be_exact_is_refused(
         assert service.client.post("/v1/jobs", json=body).status_code == 202
     body = evaluation | {"capture": {"readouts": readouts}}
     assert service.client.post("/v1/jobs", json=body).status_code == 202
+
+
+def test_an_intervention_that_could_never_begin_is_refused(
+    service: Service, problem: Problem, subtests: pytest.Subtests
+) -> None:
+    service.load_model()
+    store(service, model="demo")
+    rows = service.upload({"question": "1 + 1?", "answer": "#### 2"})
+    evaluation = {"kind": "evaluation", "model": "demo", "dataset": {"file_id": rows}}
+    after = {"readout": "career", "above": 1}
+    fine = {"readouts": [{"vector": "career"}]}
+    named = {"readouts": [{"vector": "career", "name": "alarm"}]}
+    late = "values of generated tokens while they come"
+    for body, capture, change, says in [
+        (capture_spec(), {}, {}, "has no readout career; add it to capture.readouts"),
+        (capture_spec(), named, {}, "has no readout career; there are alarm"),
+        (evaluation, None, {}, "has no readout career; add it to capture.readouts"),
+        (capture_spec(), fine, {"above": None}, "give above, below or both"),
+        (capture_spec(), fine | {"mode": "prefill"}, {}, "this job generates none"),
+        (capture_spec(), fine | {"positions": "last"}, {}, late),
+        (evaluation | {"tools": "calculator"}, fine, {}, "do not go with tools"),
+    ]:
+        with subtests.test(says=says, capture=capture):
+            waits = {name: value for name, value in (after | change).items() if value is not None}
+            edit = {"hook": "resid_post.1", "op": "zero", "after": waits}
+            where = "/conditions/0/interventions/0/after" if body["kind"] == "evaluation" else ""
+            own = (
+                {"conditions": [{"name": "c", "interventions": [edit]}]}
+                if where
+                else {"interventions": [edit]}
+            )
+            answer = service.client.post("/v1/jobs", json=body | own | {"capture": capture})
+            problem(answer, 422, says=says)
+            assert answer.json()["errors"][0]["pointer"].startswith(where or "/interventions/0/after")
+    edit = {"hook": "resid_post.1", "op": "zero", "after": after}
+    for capture in (fine, fine | {"positions": "generated"}):
+        body = capture_spec(capture=capture, interventions=[edit])
+        assert service.client.post("/v1/jobs", json=body).status_code == 202

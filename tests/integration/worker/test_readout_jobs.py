@@ -253,6 +253,18 @@ def test_a_sample_ends_at_the_token_where_a_planted_readout_fires(
     assert first_prompt > 0
 
 
+def replayed(bench: "Bench", sample: Sample, capture: dict[str, Any]) -> Sample:
+    """The sample of a replay of one sample."""
+    sessions = {"ids": [sample.session_id]}
+    body = {"kind": "replay", "model": MODEL, "sessions": sessions, "capture": capture}
+    with bench.database.read() as index:
+        found = replays.found(index, [str(sample.session_id)])
+    job = insert(bench.database, ReplaySpec.model_validate(body), list(replays.samples_of(found)))
+    bench.drain().look()
+    (again,) = bench.samples(job)
+    return again
+
+
 def test_a_replay_of_a_stopped_sample_has_its_values(bench: "Bench", monkeypatch: pytest.MonkeyPatch) -> None:
     identified(bench, monkeypatch)
     one, late = Stored(bench), Stored(bench, "w", seed=1)
@@ -263,19 +275,7 @@ def test_a_replay_of_a_stopped_sample_has_its_values(bench: "Bench", monkeypatch
     )
     assert (sample.finish_reason, sample.generated_tokens) == ("readout", 2)
     capture = {"hooks": [HOOK], "readouts": [{"vector": one.id}, {"vector": late.id}]}
-    spec = ReplaySpec.model_validate(
-        {
-            "kind": "replay",
-            "model": MODEL,
-            "sessions": {"ids": [sample.session_id]},
-            "capture": capture,
-        }
-    )
-    with bench.database.read() as index:
-        found = replays.found(index, [str(sample.session_id)])
-    job = insert(bench.database, spec, list(replays.samples_of(found)))
-    bench.drain().look()
-    (again,) = bench.samples(job)
+    again = replayed(bench, sample, capture)
     assert again.error is None, again.error
     folder = bench.settings.home / "artifacts" / "sessions" / str(again.session_id)
     other = open_folder(folder)
@@ -285,3 +285,31 @@ def test_a_replay_of_a_stopped_sample_has_its_values(bench: "Bench", monkeypatch
     assert not again.readouts["v"].stopped and again.readouts["v"].generated
     manifest = SessionReader(bench.store, str(again.session_id)).manifest
     assert manifest.tensors[HOOK].compared is not None and manifest.tensors["readout:v"].compared is None
+
+
+def test_an_intervention_waits_for_a_readout(bench: "Bench", monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one condition of two; the manifest says for what, and a replay is refused with the reason."""
+    identified(bench, monkeypatch)
+    one = Stored(bench)
+    capture = {"hooks": [HOOK], "readouts": [{"vector": one.id, "name": "alarm"}]}
+    spec: dict[str, Any] = {"inputs": [{"prompt": TEXT}], "capture": capture, "sampling": {"max_tokens": 12}}
+    ((plain, session),) = run(bench, **spec)
+    first = plain.prompt_tokens or 0
+    values = session["readout:alarm"][first:, 0]
+    place = int(np.argmax(values > np.median(values)))
+    edit = {"hook": "resid_post.0", "op": "scale", "coefficient": -1.5}
+    after = {"readout": "alarm", "above": float(np.median(values))}
+    conditions = [
+        {"name": "waits", "interventions": [edit | {"after": after}]},
+        {"name": "placed", "interventions": [edit | {"positions": {"start": first + place + 1}}]},
+    ]
+    (waits, own), (placed, due) = run(bench, conditions=conditions, **spec)
+    assert waits.completion == placed.completion
+    np.testing.assert_allclose(own[HOOK][:], due[HOOK][:], atol=1e-3, rtol=1e-4)
+    assert not np.allclose(own[HOOK][first + place + 1], session[HOOK][first + place + 1], atol=1e-2)
+    (applied,) = SessionReader(bench.store, str(waits.session_id)).manifest.interventions
+    assert applied.after is not None and applied.after.readout == "alarm"
+    again = replayed(bench, waits, {"hooks": [HOOK]})
+    assert again.error is not None
+    assert "recorded under interventions that began when a readout crossed" in again.error.message
+    assert replayed(bench, placed, {"hooks": [HOOK]}).error is None

@@ -4,11 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from worker.engine.messages import FinishReason, TextEnd
-from worker.engine.pass_hooks import Written
 from worker.engine.slot import Slot
 from worker.engine.tokens.stopping import StopStrings, TextEnds
 
@@ -46,40 +44,6 @@ class Endings:
             return "length"
         limit = math.inf if request.time_limit is None else request.time_limit
         return "timeout" if self._clock() - slot.started > limit else None
-
-    def crossed(self, slots: Sequence[Slot], written: Sequence[Written]) -> set[Slot]:
-        """The slots that a readout of their newest token ends, if the model generated that token.
-
-        Args:
-            slots: for which the pass has chosen a token.
-            written: rows of the pass, which have not been counted.
-        """
-        judged = {
-            slot.record: slot
-            for slot in slots
-            if slot.request.stops and not slot.ended and slot.computed > slot.prompt
-        }
-        rows = [
-            (judged[one.record], one.own)
-            for one in written
-            if one.record in judged
-            and one.own.layout.readouts
-            and one.tokens[-1] == judged[one.record].computed - 1
-        ]
-        if not rows:
-            return set()
-        values = torch.cat([own.newest[:, 0] for _, own in rows]).tolist()
-        found, at = set[Slot](), 0
-        for slot, own in rows:
-            count = len(own.layout.readouts)
-            by_name = {
-                one.name: value
-                for one, value in zip(own.layout.readouts, values[at : at + count], strict=True)
-            }
-            at += count
-            if any(stop.name in by_name and stop.crossed(by_name[stop.name]) for stop in slot.request.stops):
-                found.add(slot)
-        return found
 
     def _says_stop(self, slot: Slot) -> bool:
         stops = tuple(slot.request.sampling.stop)

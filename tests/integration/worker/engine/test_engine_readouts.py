@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from actograph.contract.interventions import vector_sha256
+from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import SamplingSpec
 from tests.support.engine_run import PROMPTS, KeepingSink, generate, requests_for
 from tests.support.token_choosers import rule_for
@@ -20,7 +21,7 @@ from worker.engine.messages import (
     Capture,
     Edit,
     Readout,
-    ReadoutStop,
+    ReadoutLimit,
     Request,
     RunOptions,
     request_json,
@@ -203,13 +204,13 @@ def test_a_request_ends_after_the_first_token_that_crosses(
     for index, request in enumerate(base):
         prompt = len(request.prompt_ids)
         place, number = at_token(plain_sink.rows(index, one.name), prompt, index)
-        stop = ReadoutStop(name=one.name, above=number)
+        stop = ReadoutLimit(name=one.name, above=number)
         asked.append(replace(request, stops=(stop,)))
         due.append(place)
         if index % 2:  # the same from below
             asked[-1] = replace(request, capture=below, stops=(replace(stop, above=None, below=-number),))
     assert len({*due}) > 3 and min(due) == 0
-    asked += [base[0], replace(base[1], stops=(ReadoutStop(name=other.name, above=1e9),))]
+    asked += [base[0], replace(base[1], stops=(ReadoutLimit(name=other.name, above=1e9),))]
     plain += plain[:2]
     due += [SAMPLING.max_tokens] * 2
     for traced in (False, True):
@@ -242,7 +243,7 @@ def test_prompt_tokens_end_nothing(engine_of: EngineOf) -> None:
     (whole,) = generate(engine, [replace(request, capture=capture)], sampling=SAMPLING, sink=sink)
     values, prompt = sink.rows(0, one.name), len(request.prompt_ids)
     lifted = replace(one, bias=one.bias + 10_000)
-    stop = ReadoutStop(name=one.name, above=0.0)
+    stop = ReadoutLimit(name=one.name, above=0.0)
     asked = replace(request, capture=replace(capture, readouts=(lifted,)), stops=(stop,))
     assert values.min() > -10_000
     cases = {
@@ -260,7 +261,7 @@ def test_a_request_crosses_to_the_engine_with_its_readouts(engine_of: EngineOf) 
     engine = engine_of("tiny-qwen3")
     edit = Edit(hook=HOOK, op="add", vector=np.ones(3, np.float32))
     capture = Capture(hooks=(), readouts=(readout(engine), readout(engine, seed=1)))
-    stops = (ReadoutStop(name="readout:1", below=-2.0),)
+    stops = (ReadoutLimit(name="readout:1", below=-2.0),)
     request = replace(requests_for(engine, PROMPTS)[0], capture=capture, edits=(edit,), stops=stops)
     sent = json.loads(json.dumps(request_json(request)))
     assert "vector" not in str(sent)
@@ -272,8 +273,65 @@ def test_a_request_crosses_to_the_engine_with_its_readouts(engine_of: EngineOf) 
 
 def test_a_stop_by_a_readout_that_is_not_captured_is_refused(engine_of: EngineOf) -> None:
     engine = engine_of("tiny-qwen3")
-    stop = ReadoutStop(name="readout:x", above=0.0)
+    stop = ReadoutLimit(name="readout:x", above=0.0)
     capture = Capture(hooks=(), readouts=(readout(engine),))
     asked = [replace(one, capture=capture, stops=(stop,)) for one in requests_for(engine, PROMPTS[:1])]
     (refused,) = generate(engine, asked, sampling=SAMPLING, sink=KeepingSink())
     assert "it captures no readout:x, which is to end it" in str(refused.error)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_edit_begins_with_the_token_after_the_one_that_crosses(
+    engine_of: EngineOf,
+    as_traced: Callable[[Engine, bool], AbstractContextManager[None]],
+    monkeypatch: pytest.MonkeyPatch,
+    subtests: pytest.Subtests,
+    *,
+    late: bool,
+) -> None:
+    """As an edit of the tokens from there on, at every place, with others that begin elsewhere or at once."""
+    engine = engine_of("tiny-qwen3")
+    one = readout(engine)
+    capture = Capture(hooks=(HOOK,), readouts=(one,))
+    long = " ".join(PROMPTS[:3] * 4)  # with a shared prefix, which the edit leaves alone
+    base = [
+        replace(request, capture=capture)
+        for request in requests_for(engine, [*PROMPTS[:4], long, long, *PROMPTS[:2]])
+    ]
+    monkeypatch.setattr("worker.engine.engine.Loop", partial(Loop, late=late))
+    sink = run(engine, base)
+    edit = Edit(hook="resid_post.0", op="scale", coefficient=-1.5)
+    always = Edit(hook="attn_out.0", op="scale", coefficient=1.01, positions="prompt")
+    waiting, placed, begun = list[Request](), list[Request](), list[int]()
+    for index, request in enumerate(base):
+        prompt = len(request.prompt_ids)
+        place, number = at_token(sink.rows(index, one.name), prompt, index)
+        if index == 7:
+            place, number = SAMPLING.max_tokens, 1e9
+        limit = ReadoutLimit(name=one.name, above=number)
+        begun.append(place)
+        waiting.append(replace(request, edits=(replace(edit, after=limit),)))
+        placed.append(
+            replace(request, edits=(replace(edit, positions=TokenRange(start=prompt + place + 1)),))
+        )
+        if index == 6:
+            waiting[-1] = replace(waiting[-1], edits=(*waiting[-1].edits, always))
+            placed[-1] = replace(placed[-1], edits=(*placed[-1].edits, always))
+    assert len({*begun}) > 3
+    for traced in (False, True):
+        with as_traced(engine, traced), subtests.test(traced=traced):
+            sinks = KeepingSink(), KeepingSink()
+            made, due = (
+                generate(engine, asked, sampling=SAMPLING, sink=own, options=RunOptions(slots=3))
+                for asked, own in zip((waiting, placed), sinks, strict=True)
+            )
+            changed = 0
+            for index, (found, expected) in enumerate(zip(made, due, strict=True)):
+                assert found.error is None, found.error
+                assert found.generated_ids == expected.generated_ids
+                for name in (HOOK, one.name):
+                    values, rows = (own.rows(index, name) for own in sinks)
+                    np.testing.assert_allclose(values, rows, atol=1e-3, rtol=1e-4)
+                before = sink.rows(index, one.name)
+                changed += len(rows) != len(before) or not np.allclose(rows, before, atol=1e-2)
+            assert changed > 3
