@@ -15,6 +15,7 @@ from storage.analyses import queries
 from storage.jobs import jobs
 from storage.queue import workers
 from storage.sessions.writer import TensorRows
+from storage.tables.models import SampleRow
 from tests.integration.api.conftest import Problem, Service
 
 NAME = "readout:career"
@@ -54,9 +55,27 @@ def test_values_are_read_by_every_reader(service: Service, url: str, tmp_path: P
     assert service.client.get(path, params={"format": "json"}).json()["data"] == VALUES.tolist()
     page = service.client.get(f"/sessions/{session.id}", headers={"accept": "text/html"}).text
     assert NAME in page
-    asked = {"hook": NAME, "of": "channel", "channel": 0, "start": 0, "stop": 6}
-    shown = service.client.get(f"/sessions/{session.id}/values", params=asked)
-    assert np.frombuffer(shown.content, "<f4").tolist() == VALUES[:, 0].tolist()
+    with service.database.write() as index:
+        short = {
+            "tokens": 3,
+            "generated": True,
+            "max": 3,
+            "min": -4,
+            "mean": -0.5,
+            "last": -4,
+            "max_token": 4,
+        }
+        row = index.get(SampleRow, lease.id)
+        assert row is not None
+        row.readouts = {"career": short | {"max_token": 4, "stopped": True}}
+    page = service.client.get(f"/jobs/{job_id}/samples/{lease.id}", headers={"accept": "text/html"}).text
+    assert "Readout career" in page and "largest of 3, ended the sample" in page
+    (sample,) = service.client.get(f"/v1/jobs/{job_id}/samples").json()["data"]
+    assert sample["readouts"]["career"]["max_token"] == 4
+    for of in ("norm", "channel"):
+        asked = {"hook": NAME, "of": of, "channel": 0, "start": 0, "stop": 6}
+        shown = service.client.get(f"/sessions/{session.id}/values", params=asked)
+        assert np.frombuffer(shown.content, "<f4").tolist() == VALUES[:, 0].tolist()
     with service.database.read() as index:
         query = SessionQuery(jobs=[job_id])
         assert list(queries.survey(index, query, [], kind="probe").tensors) == ["resid_post.1"]
