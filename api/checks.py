@@ -7,10 +7,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from actograph.contract import hooks
+from actograph.contract import hooks, readouts
 from actograph.contract.errors import ContextLengthExceeded, InvalidRequest, UnknownHook
 from actograph.contract.head_columns import columns_of
-from actograph.contract.interventions import check_stored, check_width, each, of_columns, resolve_hook
+from actograph.contract.interventions import (
+    AfterReadout,
+    check_stored,
+    check_width,
+    each,
+    of_columns,
+    resolve_hook,
+)
 from actograph.contract.job_specs import (
     CaptureJobSpec,
     EvaluationSpec,
@@ -20,6 +27,7 @@ from actograph.contract.job_specs import (
     check_sampling,
 )
 from actograph.contract.models import ModelStructure
+from actograph.contract.readouts import bias_of, name_of, resolve_readout, short_name, stored_name
 from actograph.contract.saes import check_latent, latents_name, require_distinct, resolve_sae
 from actograph.contract.specs import JobSpecBase, ModelJobSpec
 from actograph.contract.tool_calls import NOT_OFFERED
@@ -51,13 +59,14 @@ def captured(submission: Submission[M]) -> Submission[M]:
         return replace(submission, hooks=[])
     if structure is None:
         encoded(submission)
+        read_out(submission)
         return submission
     try:
         names = captured_hooks(capture, structure)
     except UnknownHook as error:
         raise UnknownHook(error.message, param=f"capture.{error.param or 'hooks'}") from None
     check_capture(capture, names, structure)
-    names += encoded(submission)
+    names += [*encoded(submission), *read_out(submission)]
     return replace(submission, spec=with_layers(submission.spec, structure), hooks=names)
 
 
@@ -76,6 +85,24 @@ def encoded(submission: Submission[Any]) -> list[str]:
         found.append(sae.name)
     require_distinct(found)
     return [latents_name(name) for name in found]
+
+
+def read_out(submission: Submission[Any]) -> list[str]:
+    """Stored names of the readouts of a capture.
+
+    Raises:
+        UnknownHook: the model lacks the hook of a readout.
+        InvalidRequest: a vector does not suit the hook or the model, or two readouts have one name.
+    """
+    spec, found = submission.spec, list[str]()
+    for place, one in enumerate(spec.capture.readouts):
+        param = f"capture.readouts.{place}"
+        vector = submission.vectors[param]
+        resolve_readout(one, vector, spec.model, submission.structure, param)
+        bias_of(one, vector, param)
+        found.append(name_of(one, vector))
+    readouts.require_distinct(found)
+    return [stored_name(name) for name in found]
 
 
 def with_layers(spec: M, structure: ModelStructure) -> M:
@@ -100,6 +127,8 @@ def interventions(submission: Submission[Any]) -> None:
     """Raises UnknownHook, or InvalidRequest for a vector of another model or width."""
     spec, structure = submission.spec, submission.structure
     for param, one in each(getattr(spec, "interventions", ()), getattr(spec, "conditions", ())):
+        if one.after is not None:
+            after_readout(submission, one.after, f"{param}.after")
         vector, sae = submission.vectors.get(param), submission.saes.get(param)
         if sae is not None and one.latent is not None:
             check_latent(sae, one.latent, spec.model, param)
@@ -121,6 +150,20 @@ def interventions(submission: Submission[Any]) -> None:
         elif one.vector is not None:
             check_width(hook, len(one.vector), known.width, f"{param}.vector", columns)
             of_columns(one.vector, columns, one, f"{param}.vector")
+
+
+def after_readout(submission: Submission[Any], after: AfterReadout, param: str) -> None:
+    """Raises InvalidRequest if no readout can begin an intervention."""
+    spec = submission.spec
+    names = [] if spec.capture is None else [short_name(name) for name in read_out(submission)]
+    if after.readout not in names:
+        known = f"there are {', '.join(names)}" if names else "add it to capture.readouts"
+        raise InvalidRequest(f"the capture has no readout {after.readout}; {known}", param=f"{param}.readout")
+    try:
+        readouts.check_limits(spec.capture.positions, generates=not spec.is_prefill)
+        readouts.check_turns(uses_tools=getattr(spec, "uses_tools", False))
+    except ValueError as error:
+        raise InvalidRequest(str(error), param=param) from None
 
 
 def length(submission: Submission[Any]) -> None:

@@ -186,7 +186,7 @@ def _estimate(
         row_bytes = 0
         if plans.stores_every_row(capture):
             row_bytes = plans.bytes_per_token(structure, names, capture.dtype, capture.features)
-            row_bytes += plans.latents_bytes(capture)
+            row_bytes += plans.computed_bytes(capture)
         found |= {"bytes_per_token": row_bytes, "weights_bytes": plans.weights_bytes(structure)}
         needed = None if names else 0
         if mean is not None and longest is not None:
@@ -220,6 +220,11 @@ def _memory(
         prompt_tokens=longest,
         generated_tokens=spec.max_tokens,
         saes=_encoders(submission),
+        readouts=[
+            vector.width
+            for param, vector in submission.vectors.items()
+            if param.startswith("capture.readouts.")
+        ],
     )
     slots = memory.get("slots", plans.most_slots(on_gpu=on_gpu))
     row_bytes = memory.get("host_buffer_bytes", 2 << 30)

@@ -10,6 +10,7 @@ from typing import get_args
 
 from actograph.contract.head_columns import head_width
 from actograph.contract.models import ModelStructure
+from actograph.contract.readouts import VALUE_BYTES, is_readout
 from actograph.contract.row_selection import (
     Features,
     FirstFeatures,
@@ -74,11 +75,11 @@ def bytes_per_token(
 ) -> int:
     """Bytes of one stored row over all `hooks`. Integers, such as expert indices, keep their dtype.
 
-    Names of latents count nothing, see `latents_bytes`.
+    Names of latents and readouts count nothing, see `computed_bytes`.
     """
     total = 0
     for hook in hooks:
-        if is_latents(hook):
+        if _is_computed(hook):
             continue
         own = _source_dtype(structure, hook)
         stored = own if dtype == "model" or own.startswith("int") else dtype
@@ -87,9 +88,19 @@ def bytes_per_token(
     return total
 
 
-def latents_bytes(capture: CaptureSpec) -> int:
-    """Bytes of the latents of one row, by all SAEs of a capture."""
-    return PAIR_BYTES * sum(one.top for one in capture.saes)
+def _is_computed(name: str) -> bool:
+    """Whether a name is one of latents or a readout."""
+    return is_latents(name) or is_readout(name)
+
+
+def computed_bytes(capture: CaptureSpec) -> int:
+    """Bytes of the latents and readouts of one row, by all SAEs and vectors of a capture."""
+    return PAIR_BYTES * sum(one.top for one in capture.saes) + VALUE_BYTES * len(capture.readouts)
+
+
+def readout_bytes(widths: Sequence[int]) -> int:
+    """Bytes that readouts with vectors of these widths take of a run, with a block of rows, in float64."""
+    return 8 * (sum(widths) + len(widths) + BLOCK_ROWS * max(widths)) if widths else 0
 
 
 def sae_bytes(config: SaeConfig) -> int:
@@ -147,11 +158,11 @@ def tensor_bytes(
     This is exact if the number of rows is known before the generation, see `Selection.rows`.
     """
     total, per_channel = 0, sum(_statistics_bytes(capture))
-    if capture.saes:
+    if capture.saes or capture.readouts:
         rows = max(rows_of(structure, hook, capture, prompt_tokens, generated_tokens) for hook in hooks)
-        total = rows * latents_bytes(capture)
+        total = rows * computed_bytes(capture)
     for hook in hooks:
-        if is_latents(hook):
+        if _is_computed(hook):
             continue
         rows = rows_of(structure, hook, capture, prompt_tokens, generated_tokens)
         if capture.stats is not None and rows:
@@ -331,7 +342,7 @@ class RowNeed:
         summed: a block of rows that are summed up alone, on the device.
         sums: the sums, on the device.
         held: rows that wait for the end of the sample, on the host.
-        encoders: SAEs, on the device, once for all requests with them.
+        encoders: SAEs and vectors of readouts, on the device, once for all requests with them.
     """
 
     block: int = 0
@@ -415,17 +426,19 @@ def sample_need(
     prompt_tokens: int,
     generated_tokens: int,
     saes: Sequence[SaeConfig] = (),
+    readouts: Sequence[int] = (),
 ) -> SampleNeed:
     """Memory of one sample.
 
     Args:
         token_bytes: keys and values of one token.
         saes: those of the capture, each once.
+        readouts: widths of the vectors of the capture's readouts.
         generated_tokens: 0 if the prompt is only read.
     """
     tokens = min(prompt_tokens + max(0, generated_tokens - 1), structure.context_length)
     features = capture.features
-    stored = bytes_per_token(structure, hooks, capture.dtype, features) + latents_bytes(capture)
+    stored = bytes_per_token(structure, hooks, capture.dtype, features) + computed_bytes(capture)
     source = bytes_per_token(structure, hooks, "model", features)
     keeps, sums_up = stores_every_row(capture), capture.reduce != "none" or capture.stats is not None
     counted = capture.stats is not None and capture.stats.threshold is not None
@@ -444,10 +457,10 @@ def sample_need(
                 // _width(structure, hook, features),
             )
             for hook in hooks
-            if not is_latents(hook)
+            if not _is_computed(hook)
         ),
         held_rows=0 if back is None else back[1],
-        encoders=sum(map(sae_bytes, saes)),
+        encoders=sum(map(sae_bytes, saes)) + readout_bytes(readouts),
     )
     rows = 0
     if keeps:

@@ -85,9 +85,14 @@ class JobHandle(Handle, resources.Job):
         filters = {"status": status, "condition": condition, "order": "asc", "limit": PAGE_SIZE}
         return self._jobs._items(resources.Sample, self.id, "samples", **filters)
 
-    def results(self) -> resources.JobResults:
-        """Return scores per condition of the finished samples."""
-        return self._jobs._call(resources.JobResults, "GET", self.id, "results")
+    def results(self, *, fires_above: float = 0.0) -> resources.JobResults:
+        """Return scores per condition of the finished samples, and how often their readouts fired.
+
+        Args:
+            fires_above: a readout fires in a sample if one of its values is above it.
+        """
+        options: Any = {"params": {"fires_above": fires_above}} if fires_above else {}
+        return self._jobs._call(resources.JobResults, "GET", self.id, "results", **options)
 
     def rescore(self, scorers: Sequence[str | Mapping[str, Any] | BaseModel]) -> resources.JobResults:
         """Score the stored completions of an ended evaluation again. Other scores are kept.

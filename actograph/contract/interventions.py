@@ -87,6 +87,20 @@ class RowSource(Spec):
     )
 
 
+class AfterReadout(Spec):
+    """When an intervention begins: after the first generated token at which a readout crosses a number."""
+
+    readout: Name = Field(description="Name of a readout of the capture.")
+    above: Number | None = Field(None, description="It begins after a larger value.")
+    below: Number | None = Field(None, description="It begins after a smaller value.")
+
+    @model_validator(mode="after")
+    def _has_a_number(self) -> "AfterReadout":
+        if self.above is None and self.below is None:
+            raise ValueError("give above, below or both: the number that the readout must cross")
+        return self
+
+
 class Intervention(Spec):
     """A change of a hook's tensor: c is the coefficient, x a token's row and v the vector.
 
@@ -128,6 +142,10 @@ class Intervention(Spec):
     )
     positions: Annotated[Positions, AfterValidator(_known_in_the_pass)] = Field(
         "all", description="Tokens to change, as in a capture spec; none counted from the end."
+    )
+
+    after: AfterReadout | None = Field(
+        None, description="Begins with the token after the one at which a readout crossed; null: at once."
     )
 
     @model_validator(mode="after")

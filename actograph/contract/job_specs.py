@@ -35,6 +35,7 @@ from actograph.contract.field_wording import in_words
 from actograph.contract.head_columns import common_columns
 from actograph.contract.interventions import each
 from actograph.contract.models import ModelStructure
+from actograph.contract.readouts import check_stops, check_turns
 from actograph.contract.row_selection import FirstFeatures, HeadFeatures, needs_generation
 from actograph.contract.specs import (
     CaptureCondition,
@@ -135,6 +136,8 @@ class EvaluationSpec(JobSpecBase):
             raise ValueError(f"num_fewshot {self.num_fewshot}: the task has {own} examples of its own")
         if own and self.fewshot_dataset is not None:
             raise ValueError("the task has its own examples; remove fewshot_dataset")
+        if self.capture is not None and any(one.stops for one in self.capture.readouts):
+            check_turns(uses_tools=self.uses_tools)
         if not self.uses_tools:
             for name in ("tool_format", "max_turns"):
                 if getattr(self, name) != type(self).model_fields[name].default:
@@ -275,6 +278,11 @@ class ReplaySpec(ModelJobSpec):
         description="Largest difference from a stored row, as a share of the hook's largest value; null: "
         "1e-4 for float32, 0.01 for float16, 0.05 for bfloat16.",
     )
+
+    @model_validator(mode="after")
+    def _stops_nowhere(self) -> "ReplaySpec":
+        check_stops(self.capture.readouts, self.capture.positions, generates=False)
+        return self
 
     @property
     def is_prefill(self) -> bool:

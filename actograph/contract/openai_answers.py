@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_seri
 
 from actograph.contract.base import MAX_TAGS, FileId, Metadata, Resource, Spec, Tag, example
 from actograph.contract.chat_job import Endpoint
+from actograph.contract.readouts import ReadoutValues
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.specs import ExpiresAfter
 from actograph.short_texts import seconds_of
@@ -20,7 +21,7 @@ class ActivationFile(SessionFile):
     url: str = Field(description="Path of the file's content.")
 
 
-_OF_CAPTURES = ("session_id", "activation_files", "activations_meta", "run_id")
+_OF_CAPTURES = ("session_id", "activation_files", "activations_meta", "readouts", "run_id")
 
 
 class SessionReference(BaseModel):
@@ -40,6 +41,11 @@ class Captured(SessionReference):
     """Captured activations of a choice; left out without capture."""
 
     activations_meta: dict[str, TensorInfo] | None = Field(None, description="By hook point.")
+    readouts: dict[str, ReadoutValues] | None = Field(
+        None,
+        description="Readout -> its values in short. One with `stopped` ended the choice, whose "
+        "finish_reason is `stop`.",
+    )
 
 
 class CompletionUsage(Resource):

@@ -20,6 +20,7 @@ from actograph.contract.base import (
     example,
 )
 from actograph.contract.models import EngineName, ModelIdentity
+from actograph.contract.readouts import ReadoutResults, ReadoutValues
 from actograph.tables import cut, render
 
 #: `answer`: the last turn calls no tool; `max_turns`, `context_length`: it calls one, but no further turn is
@@ -136,6 +137,7 @@ class ConditionResults(Resource):
     truncated_rate: float | None = Field(None, description="null without samples.")
     unparsed: dict[str, int] = Field({}, description="Samples without a readable answer.")
     unparsed_rate: dict[str, float] = Field({})
+    readouts: dict[str, ReadoutResults] = Field({}, description="How often each readout fired.")
 
 
 class RowDifference(Resource):
@@ -169,7 +171,7 @@ class JobResults(Resource):
         """
         if not any(condition.metrics for condition in self.conditions.values()):
             counts = [[name, one.samples, one.failed] for name, one in self.conditions.items()]
-            return self._with_differences(render(("Condition", ">Samples", ">Failed"), counts))
+            return self._with_more(render(("Condition", ">Samples", ">Failed"), counts))
         rows: list[list[object]] = []
         for name, condition in self.conditions.items():
             scored = [key for key in condition.metrics if "_stderr," not in key]
@@ -188,10 +190,19 @@ class JobResults(Resource):
             for name, condition in self.conditions.items()
             for key, count in condition.left_out.items()
         ]
-        return self._with_differences("\n".join([render(_RESULTS, rows), *left_out]))
+        return self._with_more("\n".join([render(_RESULTS, rows), *left_out]))
 
-    def _with_differences(self, table: str) -> str:
-        """The table, and that of the compared rows of a replay."""
+    def _with_more(self, table: str) -> str:
+        """The table, and those of readouts and of the compared rows of a replay."""
+        rows = [
+            [condition, name, verdict, of.samples, of.fired, f"{of.max:.4g}", f"{of.mean:.4g}"]
+            for condition, one in self.conditions.items()
+            for name, readout in one.readouts.items()
+            for verdict in ("right", "wrong", "unscored")
+            if (of := getattr(readout, verdict)).samples
+        ]
+        if rows:
+            table = f"{table}\n\n{render(_READOUTS, rows)}"
         if not self.compared:
             return table
         rows = [
@@ -250,11 +261,12 @@ class Sample(Resource):
     input: dict[str, Any]
     prompt: str | None = Field(None, description="The text that the model reads.")
     completion: str | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "readout"] | None = None
     prompt_tokens: int | None = None
     generated_tokens: int | None = None
     seed: int | None = None
     scores: dict[str, "Score"] = Field({})
+    readouts: dict[str, ReadoutValues] = Field({}, description="Readout -> its values in short.")
     tool_use: ToolUse | None = Field(None, description="null without tools.")
     messages: list[ToolMessage] = Field([], description="With tools only.")
     error: ErrorRecord | None = None
@@ -405,6 +417,7 @@ class SessionChange(Resource):
 
 
 _RESULTS = ("Tasks", "Condition", "Filter", ">n-shot", "Metric", ">Value", ">Stderr", ">Samples", ">Failed")
+_READOUTS = ("Condition", "Readout", "Answers", ">Samples", ">Fired", ">Mean of largest", ">Mean")
 _DIFFERENCES = ("Hook", ">Rows compared", ">Largest difference", ">Largest value", ">Tolerance")
 _SCORES = ("Condition", "Metric", ">Pairs", ">Baseline", ">Value", ">Difference", "Interval", ">McNemar p")
 _TEXTS = ("Condition", ">Token", ">Character", "Text")

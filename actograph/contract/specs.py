@@ -24,6 +24,8 @@ from actograph.contract.base import (
 )
 from actograph.contract.interventions import InterventionList
 from actograph.contract.models import EngineChoice
+from actograph.contract.readouts import MOST as MOST_READOUTS
+from actograph.contract.readouts import ReadoutCapture, check_stops
 from actograph.contract.row_selection import (
     Features,
     Positions,
@@ -102,7 +104,7 @@ class CaptureSpec(Spec):
     A job captures `points` x `layers` and the explicit `hooks`, in which `{i}` stands for each of `layers`.
     Points without a layer (`embed`, `final_norm`, `logits`) ignore `layers`. `layers: null` means a quarter,
     a half and three quarters of the depth; a job shows their numbers once its model is known. Without
-    `points`, `hooks` and `saes` the point is `resid_post`.
+    `points`, `hooks`, `saes` and `readouts` the point is `resid_post`.
     """
 
     points: list[hooks.PointName] = Field([], max_length=100, description="Read in each of `layers`.")
@@ -110,6 +112,11 @@ class CaptureSpec(Spec):
     hooks: HookList = Field([], description="Hook names or aliases; `{i}` stands for each of `layers`.")
     saes: list[SaeCapture] = Field(
         [], max_length=64, description="SAEs whose latents are stored, of whole rows in float32."
+    )
+    readouts: list[ReadoutCapture] = Field(
+        [],
+        max_length=MOST_READOUTS,
+        description="Stored vectors whose inner products with whole rows are stored.",
     )
     positions: Annotated[Positions, AfterValidator(capturable)] = Field("all", description="Tokens to store.")
     features: Features | None = Field(None, description="Columns of hooks to store.")
@@ -132,17 +139,19 @@ class CaptureSpec(Spec):
             )
         if self.reduce != "none" and self.stats is not None and not self.stats.tensors:
             raise ValueError("reduce makes a tensor and stats.tensors: false stores none; remove one of them")
-        if self.saes and (self.reduce != "none" or self.stats is not None):
+        check_stops(self.readouts, self.positions, generates=self.mode != "prefill")
+        computed = "latents" if self.saes else "readouts" if self.readouts else None
+        if computed and (self.reduce != "none" or self.stats is not None):
             raise ValueError(
-                "reduce and stats sum rows up, and latents are stored row by row; store them in a job of "
+                f"reduce and stats sum rows up, and {computed} are stored row by row; store them in a job of "
                 "their own"
             )
         return self
 
     @property
     def captures_hooks(self) -> bool:
-        """Whether rows of hooks are stored, and not latents alone."""
-        return bool(self.points or self.hooks or not self.saes)
+        """Whether rows of hooks are stored, and not latents and readouts alone."""
+        return bool(self.points or self.hooks or not (self.saes or self.readouts))
 
     def digest(self) -> str:
         """sha256 of the spec in canonical JSON, stored in each session's manifest."""

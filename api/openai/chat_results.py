@@ -12,6 +12,7 @@ from actograph.contract import openai_answers as answers
 from actograph.contract import resources
 from actograph.contract.chat_job import is_only_read
 from actograph.contract.errors import ActographError
+from actograph.contract.readouts import ReadoutValues
 from actograph.contract.resources import JobStatus, SampleStatus
 from actograph.contract.tool_calls import ToolCall, parse_calls, text_before_calls
 from api.dependencies import Services
@@ -179,6 +180,10 @@ def _captured(
     if session is None:
         return {}
     return {
+        "readouts": {
+            name: ReadoutValues.model_validate(values) for name, values in (row.readouts or {}).items()
+        }
+        or None,
         "session_id": session.id,
         "activation_files": [
             answers.ActivationFile(

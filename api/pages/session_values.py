@@ -8,6 +8,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from actograph.contract.errors import InvalidRequest
+from actograph.contract.readouts import is_readout
 from actograph.tensor_files import json_rows
 from api.auth import READ
 from api.dependencies import Services, ServicesDep, SessionId, slow
@@ -62,7 +63,7 @@ def get_values(
     """Compute a number for each hook and each of the tokens [start, stop); NaN for tokens without a row.
 
     The answer is little-endian float32 [hooks, tokens]. `vector` is a stored vector, or a session with the
-    results of a probe. Log probabilities have no hook.
+    results of a probe. Log probabilities have no hook. Of a readout the number is its value.
     """
     reader = reader_of(services, session_id)
     tokens = range(reader.manifest.num_tokens)[start:stop]
@@ -73,6 +74,8 @@ def get_values(
         return Response(found.astype("<f4").tobytes(), media_type="application/octet-stream")
 
     def reduction(name: str) -> Reduce:
+        if is_readout(name):  # its only number, with its sign
+            return row_values.channel(0)
         if of == "projection":
             return row_values.projection(_direction(services, vector, name))
         return row_values.channel(channel) if of == "channel" else row_values.norm

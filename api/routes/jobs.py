@@ -186,9 +186,15 @@ def retry_job(services: ServicesDep, job_id: JobId) -> JSONResponse:
 
 
 @router.get("/jobs/{job_id}/results", summary="Scores per condition, also while the job runs")
-def get_job_results(services: ServicesDep, job_id: JobId) -> JobResults:
+def get_job_results(
+    services: ServicesDep,
+    job_id: JobId,
+    fires_above: Annotated[
+        float, Query(allow_inf_nan=False, description="A readout fires in samples with a value above it.")
+    ] = 0.0,
+) -> JobResults:
     with services.database.snapshot() as session:
-        return summary.of_job(session, jobs.get(session, job_id))
+        return summary.of_job(session, jobs.get(session, job_id), fires_above=fires_above)
 
 
 @router.post(

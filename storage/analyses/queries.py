@@ -14,6 +14,7 @@ from actograph.contract import hooks
 from actograph.contract.analyses import CompareSpec, ProbeSpec, SessionQuery
 from actograph.contract.errors import InvalidRequest, MixedIdentities
 from actograph.contract.models import ModelIdentity, short
+from actograph.contract.readouts import is_readout
 from actograph.contract.resources import TensorInfo
 from actograph.contract.saes import is_latents
 from actograph.dtypes import DTYPES, row_bytes
@@ -99,11 +100,13 @@ def survey(
         raise InvalidRequest(why_none(session, query), param="sessions")
     stored = with_latents({name: TensorInfo.model_validate(info) for name, info in first.hooks.items()})
     usable = {name: info for name, info in stored.items() if _is_usable(name, info, kind)}
-    # latents are so many that they are read if they are named alone
+    # latents are many and readouts are results: they are read if they are named alone
     default = [
         name
         for name in usable
-        if (kind != LENS or hooks.point_of(name) == "resid_post") and not is_latents(name)
+        if (kind != LENS or hooks.point_of(name) == "resid_post")
+        and not is_latents(name)
+        and not is_readout(name)
     ]
     names = hooks.matching(stored, wanted) if wanted else default
     unusable = [name for name in names if name not in usable]

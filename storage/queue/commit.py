@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract import resources
 from actograph.contract.errors import ActographError, CaptureFailed
+from actograph.contract.readouts import ReadoutValues
 from actograph.contract.resources import SampleStatus, ToolMessage, ToolUse
 from storage.index import tallies
 from storage.index.bulk_rows import BulkUpdate
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _COLUMNS = (
     "status", "prompt", "completion", "finish_reason", "prompt_tokens", "generated_tokens", "scores",
-    "tool_use", "messages", "logprobs", "error", "session_id", "finished_at",
+    "tool_use", "messages", "logprobs", "error", "session_id", "finished_at", "readouts",
 )  # fmt: skip
 _update = BulkUpdate(SampleRow, *_COLUMNS)
 
@@ -47,6 +48,7 @@ class SampleResult:
     tool_use: ToolUse | None = None
     messages: Sequence[ToolMessage] = ()
     logprobs: Sequence[Mapping[str, Any]] | None = None
+    readouts: Mapping[str, ReadoutValues] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +221,7 @@ def _values(one: Ended, moment: float) -> dict[str, Any]:
     if one.result is not None:
         values |= vars(one.result) | {
             "scores": {key: score.model_dump() for key, score in one.result.scores.items()},
+            "readouts": {name: found.model_dump() for name, found in one.result.readouts.items()} or None,
             "tool_use": one.result.tool_use.model_dump() if one.result.tool_use else None,
             "messages": [message.model_dump() for message in one.result.messages] or None,
         }

@@ -16,6 +16,7 @@ from actograph.contract.resources import JobStatus, SampleStatus, ToolUse
 from actograph.contract.tasks import task_name
 from evals.statistics import metrics
 from storage.index import tallies
+from storage.results import readouts
 from storage.tables.models import JobRow, SampleRow, SessionRow
 
 #: samples in memory at once
@@ -87,8 +88,12 @@ class ConditionSums:
         )
 
 
-def of_job(session: Session, row: JobRow) -> resources.JobResults:
-    """Results of the samples that have ended so far. Call it in a `Database.snapshot`."""
+def of_job(session: Session, row: JobRow, *, fires_above: float = 0.0) -> resources.JobResults:
+    """Results of the samples that have ended so far. Call it in a `Database.snapshot`.
+
+    Args:
+        fires_above: a readout fires in a sample whose largest value is above it.
+    """
     task = task_name(row.spec.get("task"))
     epochs = int(row.spec.get("epochs") or 1)
     conditions = {condition["name"]: ConditionSums() for condition in row.spec.get("conditions", [])}
@@ -100,13 +105,17 @@ def of_job(session: Session, row: JobRow) -> resources.JobResults:
         for name, samples in by_condition.items():
             sums = conditions.setdefault(name, ConditionSums())
             sums.add(samples, epochs, is_evaluation=row.kind == "evaluation")
+    fired = readouts.of_job(session, row, fires_above)
     return resources.JobResults(
         compared=_compared(session, row.id) if row.kind == "replay" else {},
         job_id=row.id,
         status=JobStatus(row.status),
         task=task,
         progress=tallies.progress(session, row)[row.id],
-        conditions={name: sums.resource(task or row.kind) for name, sums in conditions.items()},
+        conditions={
+            name: sums.resource(task or row.kind).model_copy(update={"readouts": fired.get(name, {})})
+            for name, sums in conditions.items()
+        },
     )
 
 

@@ -95,6 +95,7 @@ def resource(row: SampleRow) -> resources.Sample:
         generated_tokens=row.generated_tokens,
         seed=row.seed,
         scores={k: resources.Score.model_validate(v) for k, v in (row.scores or {}).items()},
+        readouts=row.readouts or {},
         tool_use=ToolUse.model_validate(row.tool_use) if row.tool_use else None,
         messages=[ToolMessage.model_validate(message) for message in row.messages or ()],
         error=base.ErrorRecord.model_validate(row.error) if row.error else None,

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from actograph.contract.errors import StoreDamaged
-from actograph.contract.interventions import RowSource
+from actograph.contract.interventions import AfterReadout, RowSource
 from actograph.contract.models import LayerHeads, ModelIdentity
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.row_selection import HeadFeatures, Segment
@@ -73,6 +73,16 @@ class AppliedSae(ManifestPart):
     source: str
 
 
+class AppliedReadout(ManifestPart):
+    """A readout whose values are stored."""
+
+    vector_id: str
+    vector: str = Field(description="Name of its vector.")
+    hook: str = Field(description="Canonical name of the hook whose rows it read.")
+    bias: float = Field(description="Added to each value.")
+    vector_sha256: str = Field(description="Of the numbers as little-endian float32.")
+
+
 class AppliedIntervention(ManifestPart):
     """One intervention as it was applied. A sha256 identifies its vector."""
 
@@ -87,6 +97,7 @@ class AppliedIntervention(ManifestPart):
     latent: int | None = Field(None, description="The latent of that row.")
     features: HeadFeatures | None = Field(None, description="The heads that were changed; null: all columns.")
     vector_sha256: str | None = Field(None, description="Of the numbers as little-endian float32.")
+    after: AfterReadout | None = Field(None, description="The readout that it waited for.")
 
 
 class SessionManifest(ManifestPart):
@@ -122,6 +133,9 @@ class SessionManifest(ManifestPart):
         default_factory=dict, description="Layer with a stored `q`, `k`, `v` or `z` -> its heads."
     )
     saes: dict[str, AppliedSae] = Field(default_factory=dict, description="Name of latents -> their SAE.")
+    readouts: dict[str, AppliedReadout] = Field(
+        default_factory=dict, description="Name of a readout's values -> its vector."
+    )
     capture: dict[str, Any] = Field(description="The capture spec as the client sent it.")
     capture_sha256: str
     dtype: str = Field(description="Requested dtype; each tensor names its own.")
@@ -140,7 +154,7 @@ class SessionManifest(ManifestPart):
         default_factory=list, description="In the order in which they were applied."
     )
     seed: int
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "readout"] | None = None
     versions: dict[str, str] = Field(default_factory=dict, description="Library -> version.")
     created_at: int = Field(description="Unix seconds, UTC.")
     tensors: dict[str, StoredTensor]

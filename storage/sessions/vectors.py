@@ -79,7 +79,7 @@ def delete(session: Session, vector_id: str) -> None:
 
 @of_everyone
 def user_of(session: Session, vector_id: str) -> str | None:
-    """An active job with an intervention that uses this vector, if any."""
+    """An active job with an intervention or readout that uses this vector, if any."""
     statement = sa.select(JobRow.id, JobRow.spec).where(JobRow.status.in_(jobs.ACTIVE))
     for job_id, spec in session.execute(statement):
         if vector_id in _ids_in(spec):
@@ -118,3 +118,5 @@ def _ids_in(spec: Mapping[str, Any]) -> Iterator[str]:
         for intervention in owner.get("interventions") or ():
             if intervention.get("vector_id") is not None:
                 yield intervention["vector_id"]
+    for readout in (spec.get("capture") or {}).get("readouts") or ():
+        yield readout["vector"]

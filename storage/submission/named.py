@@ -39,21 +39,28 @@ def upload(session: Session, file_id: str, field: str, *, keep: bool = False) ->
 def stored_vectors(
     session: Session, spec: Spec | AnalysisSpec, *, keep: bool = False
 ) -> dict[str, StoredVector]:
-    """Stored vectors that a spec names, by field; `keep` as in `upload`. Raises InvalidRequest."""
+    """Stored vectors that a spec names, by the intervention's or readout's field; `keep` as in `upload`.
+
+    Raises:
+        InvalidRequest: there is no such vector.
+    """
     named = [
-        (one.vector_id, param)
+        (one.vector_id, param, "vector_id")
         for param, one in each(getattr(spec, "interventions", ()), getattr(spec, "conditions", ()))
         if one.vector_id
     ]
+    capture = getattr(spec, "capture", None)
+    for place, readout in enumerate(capture.readouts if capture else ()):
+        named.append((readout.vector, f"capture.readouts.{place}", "vector"))
     found = {}
     # sorted, since all locks are taken in one order
-    for vector_id, param in sorted(named):
+    for vector_id, param, field in sorted(named):
         try:
             row = (vectors.keep if keep else vectors.get)(session, vector_id)
         except NotFound:
             raise InvalidRequest(
                 f"there is no vector {vector_id}; it was deleted, or is another owner's",
-                param=f"{param}.vector_id",
+                param=f"{param}.{field}",
             ) from None
         found[param] = vectors.resource(row)
     return found

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session, defer
 from actograph.contract import hooks
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.interventions import ID_START, Intervention, each
+from actograph.contract.readouts import ReadoutCapture
 from actograph.contract.specs import ModelJobSpec
 from actograph.contract.suggestions import did_you_mean
 from storage.index import pages
@@ -74,7 +75,7 @@ def full_id(session: Session, reference: str, *, hook: str | None = None, model:
 
 
 def with_full_ids(session: Session, spec: S) -> S:
-    """The spec with the full ids of the vectors and sessions that its interventions name.
+    """The spec with the full ids of the vectors and sessions that its interventions and readouts name.
 
     Raises:
         InvalidRequest: there is no such vector, or the reference is not unique; the error names the field.
@@ -98,6 +99,12 @@ def with_full_ids(session: Session, spec: S) -> S:
             named(one, f"interventions.{i}") for i, one in enumerate(getattr(spec, "interventions", ()))
         ]
     }
+    if spec.capture is not None and spec.capture.readouts:
+        readouts = [
+            one.model_copy(update={"vector": _of_readout(session, one, place, spec.model)})
+            for place, one in enumerate(spec.capture.readouts)
+        ]
+        changes["capture"] = spec.capture.model_copy(update={"readouts": readouts})
     if conditions := getattr(spec, "conditions", None):
         changes["conditions"] = [
             condition.model_copy(
@@ -113,10 +120,18 @@ def with_full_ids(session: Session, spec: S) -> S:
     return spec.model_copy(update=changes)
 
 
+def _of_readout(session: Session, one: ReadoutCapture, place: int, model: str) -> str:
+    try:
+        return full_id(session, one.vector, hook=one.hook, model=model)
+    except (NotFound, InvalidRequest) as error:
+        raise InvalidRequest(error.message, param=f"capture.readouts.{place}.vector") from None
+
+
 def has_short_ones(spec: ModelJobSpec) -> bool:
-    """Whether an intervention names a vector or a session otherwise than by its full id."""
+    """Whether an intervention or a readout names a vector or session otherwise than by its full id."""
     given = [one for _, one in each(getattr(spec, "interventions", ()), getattr(spec, "conditions", ()))]
-    return any(
+    readouts = spec.capture.readouts if spec.capture else ()
+    return any(not is_id(one.vector, "vec") for one in readouts) or any(
         (one.vector_id is not None and not is_id(one.vector_id, "vec"))
         or (one.source is not None and not is_id(one.source.session, "ses"))
         for one in given

@@ -184,6 +184,8 @@ class SampleRow(Base):
     seed: Mapped[int | None] = mapped_column(sa.BigInteger)
     #: metric key -> {value, answer}
     scores: Mapped[dict[str, Any] | None]
+    #: name of a readout -> a `ReadoutValues`; null without readouts
+    readouts: Mapped[dict[str, Any] | None]
     #: tool use, and the turns after the prompt; null without tools
     tool_use: Mapped[dict[str, Any] | None]
     messages: Mapped[list[dict[str, Any]] | None]

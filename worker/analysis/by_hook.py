@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from actograph.contract.analyses import RowsSpec
 from actograph.contract.interventions import NewVector
+from actograph.contract.readouts import BIAS
 from storage.results import matrix
 from storage.results.matrix import RowChoice, SessionSource, StoredMatrix
 from worker.analysis.run import AnalysisRun, Arrays
@@ -55,7 +56,13 @@ class ByHook:
         if spec.save_as is None:
             return []
         return [
-            NewVector(name=spec.save_as, hook=hook, vector=direction.tolist(), model=model)
+            NewVector(
+                name=spec.save_as,
+                hook=hook,
+                vector=direction.tolist(),
+                model=model,
+                metadata={} if (bias := self.results[hook].get(BIAS)) is None else {BIAS: repr(float(bias))},
+            )
             for hook, direction in self.directions.items()
         ]
 

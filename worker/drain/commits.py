@@ -153,6 +153,7 @@ def _ended(outcome: Outcome) -> Ended:
         tool_use=tool_use,
         messages=messages,
         logprobs=outcome.logprobs,
+        readouts=recorded.readouts if recorded else {},
     )
     new = None
     if recorded is not None and outcome.provenance is not None:

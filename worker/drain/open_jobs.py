@@ -39,6 +39,7 @@ from worker.runners.replay import ReplayRunner
 from worker.runners.runner import Runner
 from worker.sample.open_job import OpenJob
 from worker.sample.provenance import Provenance
+from worker.sample.readouts import readouts_of
 from worker.sample.saes import saes_of
 from worker.sample.steering import Steering, steering_of
 from worker.sample.unforeseen import unforeseen
@@ -223,7 +224,8 @@ class OpenJobs:
         names = captured_hooks(capture, structure)
         check_capture(capture, names, structure)
         saes = saes_of(self._database, capture, row.model, structure, self._store)
-        names += saes
+        readouts = readouts_of(self._database, capture, row.model, structure)
+        names += [*saes, *readouts]
         if row.hooks != names and row.kind != chat_job.BATCH:
             with self._database.write() as session:
                 jobs.set_hooks(session, row.id, names)
@@ -234,6 +236,7 @@ class OpenJobs:
             capture=capture,
             hooks=names,
             saes=saes,
+            readouts=readouts,
             resolved=hooks.resolved(capture.hooks, capture.layers, structure),
             markup=markup_of(spec, engine.tokenizer),
             steering=steering,

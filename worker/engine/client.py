@@ -274,8 +274,8 @@ class EngineProcess:
 
     def _send_request(self, run: "_HostRun", request: Request) -> None:
         names = [
-            None if edit.vector is None else self._vector(run, request.key, edit.vector)
-            for edit in request.edits
+            None if vector is None else self._vector(run, request.key, vector)
+            for vector in messages.vectors_of(request)
         ]
         self._send({"m": "request", "request": messages.request_json(request), "vectors": names})
 
@@ -350,8 +350,8 @@ class EngineProcess:
                 self._changed.wait_for(lambda: self._has_ended)
 
     def _release_vectors(self, run: "_HostRun", request: Request) -> None:
-        """Note that a request has ended, for the vectors of its edits."""
-        if any(edit.vector is not None for edit in request.edits):
+        """Note that a request has ended, for its vectors."""
+        if any(vector is not None for vector in messages.vectors_of(request)):
             with run.vectors_change:
                 for users in run.vectors.values():
                     users.discard(request.key)

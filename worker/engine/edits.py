@@ -6,7 +6,8 @@ the tensor (the residual stream around a norm) see the change as well, which ass
 not give.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from actograph.contract.interventions import EditOp
 from actograph.contract.row_selection import NamedPositions, TokenRange
 from worker.engine.chosen_tokens import ChosenTokens
-from worker.engine.messages import Edit
+from worker.engine.messages import Edit, ReadoutLimit
 from worker.engine.model.host_memory import to_device
 
 
@@ -128,10 +129,17 @@ class SlotEdits:
 
     Args:
         edits: location, order, change and tokens of each.
+        after: limits of readouts by the order of the edits that wait for them.
     """
 
-    def __init__(self, edits: Sequence[tuple[str, int, Change, ChosenTokens]]) -> None:
-        self._edits = edits
+    def __init__(
+        self,
+        edits: Sequence[tuple[str, int, Change, ChosenTokens]],
+        after: Mapping[int, ReadoutLimit] = MappingProxyType({}),
+    ) -> None:
+        self._edits, self._after = edits, after
+        #: first token of each edit that has waited
+        self._begins: dict[int, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._edits)
@@ -144,10 +152,28 @@ class SlotEdits:
     def writes(self, start: int, stop: int) -> list[Write]:
         """Changes of tokens `start` to `stop - 1`."""
         made = [
-            Write(location, order, change, chosen.of(start, stop))
+            Write(location, order, change, self._begun(order, chosen.of(start, stop)))
             for location, order, change, chosen in self._edits
         ]
         return [write for write in made if write.tokens]
+
+    def begin(self, values: Mapping[str, float], token: int) -> None:
+        """Begin the edits whose limits are crossed.
+
+        Args:
+            values: of readouts.
+            token: the first that they change.
+        """
+        for order, limit in self._after.items():
+            if order not in self._begins and limit.name in values and limit.crossed(values[limit.name]):
+                self._begins[order] = token
+
+    def _begun(self, order: int, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens that an edit does not wait for any more."""
+        if order not in self._after:
+            return tokens
+        first = self._begins.get(order)
+        return () if first is None else [token for token in tokens if token >= first]
 
 
 #: operation, coefficient, vector and columns

@@ -113,11 +113,13 @@ def _stored(capture: CaptureSpec | None) -> tuple[Any, Any]:
 
 
 def _hooks(capture: CaptureSpec, structure: ModelStructure) -> list[str]:
-    if capture.saes:
-        raise InvalidRequest(
-            "the sizes of stored SAEs are known to the service alone; ask it, with POST /v1/estimate",
-            param="capture.saes",
-        )
+    for field in ("saes", "readouts"):
+        if getattr(capture, field):
+            raise InvalidRequest(
+                "the sizes of stored SAEs and vectors are known to the service alone; ask it, with POST "
+                "/v1/estimate",
+                param=f"capture.{field}",
+            )
     try:
         return captured_hooks(capture, structure)
     except UnknownHook as error:

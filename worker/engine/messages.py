@@ -19,7 +19,7 @@ from actograph.contract.saes import SaeConfig
 from actograph.contract.specs import Dtype, SamplingSpec
 from actograph.dtypes import DTYPES, SCALE_BYTES
 
-FinishReason = Literal["stop", "length", "timeout", "cancelled", "dropped", "error"]
+FinishReason = Literal["stop", "length", "readout", "timeout", "cancelled", "dropped", "error"]
 Reduce = Literal["none", "mean", "max", "last"]
 
 #: statistics of a channel, by the name under which they are stored
@@ -51,6 +51,25 @@ class TokenRule:
     annotations: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadoutLimit:
+    """A number that a readout may cross: at the first generated token with a value beyond it.
+
+    Attributes:
+        name: of a readout of the capture, which must keep the token.
+    """
+
+    name: str
+    above: float | None = None
+    below: float | None = None
+
+    def crossed(self, value: float) -> bool:
+        """Whether a value is beyond it."""
+        return (self.above is not None and value > self.above) or (
+            self.below is not None and value < self.below
+        )
+
+
 @with_config(_ARRAYS)
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Edit:
@@ -61,6 +80,7 @@ class Edit:
         vector: float32 [width].
         rule: selects the tokens instead of `positions`.
         columns: that are changed; `vector` has a number for each. None changes all.
+        after: it begins with the token after the one that crosses this limit.
     """
 
     hook: str
@@ -70,6 +90,7 @@ class Edit:
     positions: NamedPositions | TokenRange = "all"
     rule: TokenRule | None = None
     columns: tuple[int, ...] | None = None
+    after: ReadoutLimit | None = None
 
     @property
     def changes_nothing(self) -> bool:
@@ -108,6 +129,31 @@ class Encoding:
     path: str
 
 
+@with_config(_ARRAYS)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Readout:
+    """An inner product of a hook's rows with a vector, plus a bias.
+
+    Attributes:
+        name: of the delivered rows, which have one number each.
+        hook: canonical name or module location.
+        sha256: of the vector, by which two vectors are one.
+        vector: float32 [width].
+    """
+
+    name: str
+    hook: str
+    sha256: str
+    bias: float = 0.0
+    vector: Annotated[NDArray[np.float32] | None, SkipValidation] = field(default=None, compare=False)
+
+    @property
+    def width(self) -> int:
+        """Numbers of the vector, which has been sent."""
+        assert self.vector is not None
+        return len(self.vector)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capture:
     """Rows to capture of a request.
@@ -115,6 +161,7 @@ class Capture:
     Attributes:
         hooks: canonical names or module locations, as `actograph.contract.hooks.expand` returns them.
         encodings: by SAEs, of the same tokens.
+        readouts: of the same tokens.
         positions: tokens to keep, unless the request has a rule for them.
         held_rows: number of rows that the host holds in memory until the end of the sample decides on them.
         columns: features to keep; a number keeps the first ones, None all.
@@ -123,6 +170,7 @@ class Capture:
 
     hooks: tuple[str, ...]
     encodings: tuple[Encoding, ...] = ()
+    readouts: tuple[Readout, ...] = ()
     positions: NamedPositions = "all"
     dtype: Dtype = "model"
     held_rows: int = 0
@@ -133,7 +181,7 @@ class Capture:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is captured."""
-        return not self.hooks and not self.encodings
+        return not self.hooks and not self.encodings and not self.readouts
 
     @property
     def summarises(self) -> bool:
@@ -170,6 +218,7 @@ class Request:
         grammar: of the generated text, in llguidance's form of Lark's.
         edits: in the order in which they apply.
         rule: of rows to keep, instead of the capture's positions.
+        stops: readouts of the capture that end it.
         sums: name under which summaries go on from one turn of a sample to the next, until it is forgotten.
         time_limit: seconds from its start to its end as "timeout".
         priority: it takes part in the next pass, before other prompts: a chat.
@@ -189,6 +238,7 @@ class Request:
     edits: tuple[Edit, ...] = ()
     capture: Capture | None = None
     rule: TokenRule | None = None
+    stops: tuple[ReadoutLimit, ...] = ()
     sums: str | None = None
     time_limit: float | None = None
     priority: bool = False
@@ -203,6 +253,11 @@ class Request:
     def most_run(self) -> int:
         """Most tokens that the model runs; the last generated token is never run."""
         return len(self.prompt_ids) + max(self.most_generated - 1, 0)
+
+    @property
+    def limits(self) -> tuple[ReadoutLimit, ...]:
+        """Limits of readouts that end it, or begin an edit."""
+        return (*self.stops, *(edit.after for edit in self.edits if edit.after is not None))
 
 
 # answers
@@ -222,7 +277,8 @@ class TokenLogprobs:
 class Generation:
     """One continued prompt.
 
-    `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "timeout" (the time limit;
+    `finish_reason` is "stop" (end token or stop string), "length" (max_tokens), "readout" (a readout crossed
+    its number at the token before the last one, which the model never read), "timeout" (the time limit;
     the rows so far are delivered), "cancelled" (the run was stopped; the ids so far are kept), "dropped"
     (this one alone was stopped; the ids so far are kept) or "error" (see `error`; no ids).
     An `error` beside "stop" or "length" means that the tokens are valid and the captured rows are not; beside
@@ -418,9 +474,13 @@ _REQUEST, _GENERATION = TypeAdapter(Request), TypeAdapter(Generation)
 
 
 def request_json(request: Request) -> dict[str, Any]:
-    """A request as JSON, without the vectors of its edits."""
+    """A request as JSON, without its vectors."""
+    unsaid = {"__all__": {"vector"}}
     made: dict[str, Any] = _REQUEST.dump_python(
-        request, mode="json", exclude={"edits": {"__all__": {"vector"}}}, exclude_defaults=True
+        request,
+        mode="json",
+        exclude={"edits": unsaid, "capture": {"readouts": unsaid}},
+        exclude_defaults=True,
     )
     return made
 
@@ -429,14 +489,26 @@ def request_of(data: Mapping[str, Any], vectors: Sequence[NDArray[np.float32] | 
     """The request of a JSON object.
 
     Args:
-        vectors: of its edits.
+        vectors: see `vectors_of`.
 
     Raises:
         ValueError: it is not a request.
     """
     request = _REQUEST.validate_python(data)
-    pairs = zip(request.edits, vectors, strict=True)
-    return replace(request, edits=tuple(replace(edit, vector=vector) for edit, vector in pairs))
+    count, capture = len(request.edits), request.capture
+    pairs = zip(request.edits, vectors[:count], strict=True)
+    request = replace(request, edits=tuple(replace(edit, vector=vector) for edit, vector in pairs))
+    if capture is None or not capture.readouts:
+        return request
+    read = zip(capture.readouts, vectors[count:], strict=True)
+    readouts = tuple(replace(one, vector=vector) for one, vector in read)
+    return replace(request, capture=replace(capture, readouts=readouts))
+
+
+def vectors_of(request: Request) -> list[NDArray[np.float32] | None]:
+    """The vectors of a request's edits, then those of its readouts."""
+    readouts = () if request.capture is None else request.capture.readouts
+    return [*(edit.vector for edit in request.edits), *(one.vector for one in readouts)]
 
 
 def generation_json(generation: Generation) -> dict[str, Any]:

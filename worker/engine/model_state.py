@@ -48,12 +48,13 @@ class ModelState:
     def edits(self, request: Request, generated: list[int]) -> SlotEdits:
         """Edits of a request; arguments as for `kept`. Raises UnknownHook and ValueError."""
         prompt, made = len(request.prompt_ids), []
+        after = {order: edit.after for order, edit in enumerate(request.edits) if edit.after is not None}
         for order, edit in enumerate(request.edits):
             if not edit.changes_nothing:
                 rule = self._rule(edit.rule, request, generated)
                 chosen = ChosenTokens(edit.positions, rule, prompt)
                 made.append((self.hooks.edited_at(edit.hook), order, self._change(edit), chosen))
-        return SlotEdits(made)
+        return SlotEdits(made, after)
 
     def _change(self, edit: Edit) -> Change:
         key = content_of(edit)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from worker.engine.capture.directions import Directions, ReadoutDirections
 from worker.engine.capture.encoders import Encoder, Encoders
 from worker.engine.capture.layouts import Layout, layouts_of, likeness_of
 from worker.engine.capture.modules import tokens_first
@@ -49,7 +50,7 @@ class _Site:
 
     tail: bool
     reads: list[tuple[LayoutCopies, Tensor, Tensor]] = field(default_factory=list)  # see its `writes`
-    encodings: list[LayoutCopies] = field(default_factory=list)  # of latents
+    computes: list[LayoutCopies] = field(default_factory=list)  # of latents and readouts
     #: places in the tensor by order and change
     writes: dict[tuple[int, Change], list[int]] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)  # changes that stand in tables
@@ -80,6 +81,7 @@ class PassHooks:
     ) -> None:
         self._hooks, self.pool, self._tables = hooks, pool, tables
         self.encoders = Encoders(pool.reserve, pool.memory.remove)
+        self.directions = ReadoutDirections(pool.reserve, pool.memory.remove)
         self._padded = False  # products have one shape, see `begin`
         self._fixed = FixedIndices(padded, pool.device) if padded else None
         self._order = {location: i for i, location in enumerate(hooks.structure.module_locations)}
@@ -104,19 +106,20 @@ class PassHooks:
         else:
             layouts = layouts_of(self._hooks, capture)
         regions: list[Region] = []
-        encoders: dict[Layout, Encoder] = {}
+        made: dict[Layout, Encoder | Directions] = {}
         try:
             for layout in layouts:
                 region = self.pool.open(layout, sums=summary_bytes(capture, [layout]))
                 if region is None:
                     break
                 regions.append(region)
-                if layout.encoding is not None:
-                    encoder = self.encoders.open(layout.encoding)
-                    if encoder is None:
+                if layout.is_computed:
+                    one = self._open_computed(layout)
+                    if one is None:
                         break
-                    encoders[layout] = encoder
-            complete = len(regions) == len(layouts) and len(encoders) == len(capture.encodings)
+                    made[layout] = one
+            computed = sum(layout.is_computed for layout in layouts)
+            complete = len(regions) == len(layouts) and len(made) == computed
             if complete and not held:
                 points = self._made(key, capture, regions)
         except BaseException:
@@ -126,13 +129,14 @@ class PassHooks:
             if not complete:
                 for region in regions:
                     self.pool.close(region)
-                for layout in encoders:
-                    assert layout.encoding is not None
-                    self.encoders.close(layout.encoding)
+                for layout in made:
+                    self._close_computed(layout)
         if not complete or points is None:
             return None
         for copies in points.copies:
-            copies.encoder = encoders.get(copies.layout)
+            one = made.get(copies.layout)
+            copies.encoder = one if isinstance(one, Encoder) else None
+            copies.directions = one if isinstance(one, Directions) else None
         points.users += 1
         self._opened += not points.is_open
         points.is_open = True
@@ -143,9 +147,22 @@ class PassHooks:
         points.users -= 1
         for copies in points.copies:
             self.pool.close(copies.region)
-            if copies.layout.encoding is not None:
-                self.encoders.close(copies.layout.encoding)
-                copies.encoder = copies.encoder if points.users else None
+            if copies.layout.is_computed:
+                self._close_computed(copies.layout)
+            if not points.users:
+                copies.encoder = copies.directions = None
+
+    def _open_computed(self, layout: Layout) -> Encoder | Directions | None:
+        """What a layout's rows are computed with, for one more request; None if there is no room for it."""
+        if layout.encoding is not None:
+            return self.encoders.open(layout.encoding)
+        return self.directions.open(layout)
+
+    def _close_computed(self, layout: Layout) -> None:
+        if layout.encoding is not None:
+            self.encoders.close(layout.encoding)
+        else:
+            self.directions.close(layout)
 
     @property
     def opened(self) -> int:
@@ -237,7 +254,7 @@ class PassHooks:
             used = {
                 one.number: one
                 for one in self._points.values()
-                if one.is_open and self._holds(one) and not one.encodes
+                if one.is_open and self._holds(one) and not one.computes
             }
             for one in used.values():
                 for copies in one.copies:
@@ -262,8 +279,9 @@ class PassHooks:
         self.copies = [copies for copies in in_order if copies.owners or padded]
         for copies in self.copies:
             copies.ready(self._counts[copies.layout.tail], fixed=padded > 0)
-            if copies.layout.encoding is not None:
-                self._site(copies.layout.groups[0].locations[0]).encodings.append(copies)
+            if copies.layout.is_computed:
+                for location in copies.computed_at:
+                    self._site(location).computes.append(copies)
                 continue
             for g, group in enumerate(copies.layout.groups):
                 for location, (target, index) in zip(group.locations, copies.writes(g), strict=True):
@@ -326,11 +344,11 @@ class PassHooks:
             self._tables.change(stage, rows)
         for (_, change), places in sorted(site.writes.items(), key=lambda item: item[0][0]):
             _apply(rows, places, change)
-        flat = rows if rows.ndim == 2 or not (site.reads or site.encodings) else rows.reshape(count, -1)
+        flat = rows if rows.ndim == 2 or not (site.reads or site.computes) else rows.reshape(count, -1)
         for copies, target, index in site.reads:
             copies.take(target, index, flat)
-        for copies in site.encodings:
-            copies.encode(flat, padded=self._padded)
+        for copies in site.computes:
+            copies.compute(location, flat, padded=self._padded)
 
     def wrote(self) -> list[Written]:
         """Rows of the launched pass: they keep their places, and count when they are noted."""

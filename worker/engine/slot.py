@@ -33,6 +33,7 @@ class Slot:
         prefix: it reads a shared prefix and has no result of its own.
         tokens: prompt and answer; the newest token of an answer is not computed.
         generated: ids of the answer, the one that ended it included.
+        withheld: the token that was chosen after a readout had ended the answer; it is never read.
         computed: tokens that passes have run, whose keys and values are kept.
         chosen: tokens of the answer that passes have chosen; the host has not read the last one yet if
             `generated` is shorter.
@@ -60,6 +61,7 @@ class Slot:
     prefix: bool = False
     tokens: list[int] = field(init=False)
     generated: list[int] = field(default_factory=list)
+    withheld: int | None = None
     computed: int = 0
     chosen: int = 0
     cached: int = 0
@@ -131,7 +133,13 @@ class Slot:
             or bool(self.processors)
             or (record is not None and (record.kept.scattered or record.kept.newest_only))
             or any(edit.rule is not None for edit in request.edits)
+            or bool(request.limits)
         )
+
+    @property
+    def generated_ids(self) -> tuple[int, ...]:
+        """All ids that were chosen."""
+        return (*self.generated, *(() if self.withheld is None else (self.withheld,)))
 
     # the next pass
 
@@ -173,6 +181,12 @@ class Slot:
         if logprobs is not None:
             self.logprobs.append(logprobs)
 
+    def withhold(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """Add a token that was chosen after the answer's end."""
+        self.withheld = token
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+
     def generation(self, reason: FinishReason, error: BaseException | None = None) -> Generation:
         """The result; one with the reason "error" has no ids."""
         scores, failed = self.score.result() if self.score is not None else (None, None)
@@ -180,7 +194,7 @@ class Slot:
         return Generation(
             key=self.key,
             prompt_ids=self.request.prompt_ids,
-            generated_ids=tuple(self.generated) if done else (),
+            generated_ids=self.generated_ids if done else (),
             finish_reason=reason,
             cached_tokens=self.cached,
             error=error or failed,

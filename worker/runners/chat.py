@@ -149,7 +149,7 @@ class ChatRunner(Runner):
         return [
             self._named(of.token_id, of.logprob)
             | {"top_logprobs": [self._named(token_id, logprob) for token_id, logprob in of.top]}
-            for of in generation.logprobs
+            for of in generation.logprobs[: -1 if generation.finish_reason == "readout" else None]
             if of.token_id not in self._eos
         ]
 

@@ -7,12 +7,14 @@ from functools import cached_property
 from actograph.contract import models
 from actograph.contract.head_columns import HEAD_POINTS, common_columns
 from actograph.contract.hooks import layer_of, point_of
+from actograph.contract.readouts import is_readout
 from actograph.contract.row_selection import FirstFeatures, HeadFeatures, Positions, held_back
 from actograph.contract.saes import is_latents, part_names
 from actograph.contract.specs import CaptureSpec
 from evals.plans import is_tail_only
-from worker.engine.messages import STATISTICS, Capture, StatisticsOptions
+from worker.engine.messages import STATISTICS, Capture, ReadoutLimit, StatisticsOptions
 from worker.sample import token_rules
+from worker.sample.readouts import ReadoutInUse
 from worker.sample.saes import SaeInUse
 from worker.sample.steering import UNSTEERED, Steering
 from worker.text.segments import Markup
@@ -26,10 +28,12 @@ class Provenance:
     tokenizer_sha256: str
     template_sha256: str | None
     capture: CaptureSpec
-    #: names of hooks, then of latents
+    #: names of hooks, then of latents and readouts
     hooks: Sequence[str]
     #: SAEs by the name of their latents
     saes: Mapping[str, SaeInUse] = field(default_factory=dict)
+    #: readouts by the stored name of their values
+    readouts: Mapping[str, ReadoutInUse] = field(default_factory=dict)
     #: each name in the capture spec -> its hook
     resolved: Mapping[str, str] = field(default_factory=dict)
     markup: Markup
@@ -47,7 +51,9 @@ class Provenance:
         return frozenset(hook for hook in self.hooks if is_tail_only(self.structure, self.source_of(hook)))
 
     def source_of(self, name: str) -> str:
-        """The hook that a name of latents belongs to, or the hook itself."""
+        """The hook that a name of latents or a readout belongs to, or the hook itself."""
+        if name in self.readouts:
+            return self.readouts[name].readout.hook
         return self.saes[name].encoding.hook if name in self.saes else name
 
     @cached_property
@@ -76,7 +82,7 @@ class Provenance:
     def asked(self) -> Capture:
         """The capture that the engine is asked for; a rule may select its tokens."""
         features, stats = self.capture.features, self.capture.stats
-        hooks = tuple(hook for hook in self.hooks if not is_latents(hook))
+        hooks = tuple(hook for hook in self.hooks if not is_latents(hook) and not is_readout(hook))
         columns: int | tuple[int, ...] | None = None
         if isinstance(features, FirstFeatures):
             columns = features.first
@@ -87,6 +93,7 @@ class Provenance:
         return Capture(
             hooks=hooks,
             encodings=tuple(one.encoding for one in self.saes.values()),
+            readouts=tuple(one.readout for one in self.readouts.values()),
             positions=token_rules.named(self.captured) or "all",
             dtype=self.capture.dtype,
             held_rows=self.held_rows,
@@ -96,6 +103,11 @@ class Provenance:
             if stats is None
             else StatisticsOptions(threshold=stats.threshold, rows=stats.tensors),
         )
+
+    @property
+    def stops(self) -> tuple[ReadoutLimit, ...]:
+        """Readouts that end a sample."""
+        return tuple(stop for one in self.readouts.values() if (stop := one.stop) is not None)
 
     @property
     def summarises(self) -> bool:

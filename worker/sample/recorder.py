@@ -15,6 +15,7 @@ from actograph import __version__
 from actograph.contract import quantization, resources
 from actograph.contract.errors import CaptureFailed
 from actograph.contract.models import ModelIdentity
+from actograph.contract.readouts import ReadoutValues, short_name, values_of
 from actograph.contract.specs import SamplingSpec
 from actograph.dtypes import DTYPES, SCALE_BYTES
 from storage.artifacts.store import ArtifactStore
@@ -48,6 +49,7 @@ class Recorded:
     rows: int
     tensors: Mapping[str, resources.TensorInfo]
     files: Sequence[resources.SessionFile]
+    readouts: Mapping[str, ReadoutValues]
 
     def as_new(self, sample: LeasedSample, provenance: Provenance, correct: bool | None) -> NewSession:
         return NewSession(
@@ -104,6 +106,8 @@ class SampleRecorder:
             self._comparison = ReplayComparison(replay.source.reader, provenance, replay.due)
         self._writer: SessionWriter | None = None
         self._delivered: dict[str, _Delivered] = {}
+        #: readout -> the tokens of its values, and these
+        self._read: dict[str, tuple[list[int], list[float]]] = {}
 
     def write(self, rows: Mapping[str, Rows]) -> None:
         """Write rows, and compare those of a replay.
@@ -121,11 +125,21 @@ class SampleRecorder:
             part.name: _Delivered(part.shape[1], part.dtype, rows[part.name].over) for part in shard
         }
         self._writer.write_shard(shard)
+        for name in self._provenance.readouts.keys() & rows.keys():
+            self._note(name, rows[name])
+
+    def _note(self, name: str, chunk: Rows) -> None:
+        """Note values of a readout."""
+        tokens, values = self._read.setdefault(name, ([], []))
+        tokens += chunk.tokens or range(chunk.first_row, chunk.first_row + chunk.count)
+        for piece in chunk.pieces:
+            values += np.ascontiguousarray(piece).view("<f4")[:, 0].tolist()
 
     def reset(self) -> None:
         """Remove what was written."""
         writer, self._writer = self._writer, None
         self._delivered.clear()
+        self._read.clear()
         if writer is not None:
             writer.discard()
 
@@ -149,7 +163,20 @@ class SampleRecorder:
             rows=finished.rows,
             tensors=stored.tensors,
             files=files,
+            readouts=self._readouts(finished),
         )
+
+    def _readouts(self, finished: Conversation) -> dict[str, ReadoutValues]:
+        """The values of each readout in short."""
+        stopped = self._replay is None and finished.generations[-1].finish_reason == "readout"
+        found: dict[str, ReadoutValues] = {}
+        for name, readout in self._provenance.readouts.items():
+            tokens, values = self._read.get(name, ([], []))
+            if tokens:
+                short = values_of(tokens, values, finished.prompt_tokens)
+                ended = stopped and readout.wanted.crossed(short.last)
+                found[short_name(name)] = short.model_copy(update={"stopped": ended})
+        return found
 
     def _manifest(self, finished: Conversation, session_id: str) -> tuple[SessionManifest, list[int] | None]:
         """The manifest with the expected rows, and the tokens of rows that are not consecutive."""
@@ -181,6 +208,7 @@ class SampleRecorder:
                 for hook in origin.hooks
             },
             saes={name: one.record for name, one in origin.saes.items()},
+            readouts={name: one.record for name, one in origin.readouts.items()},
             attention=origin.attention,
             capture=origin.capture.model_dump(mode="json"),
             capture_sha256=origin.capture.digest(),
@@ -194,7 +222,7 @@ class SampleRecorder:
             sampling=sampling.model_dump(mode="json") if sampling else {},
             interventions=edits if replay is None else replay.manifest.interventions,
             seed=sample.seed,
-            finish_reason=reason if reason in ("stop", "length") else None,
+            finish_reason=reason if reason in ("stop", "length", "readout") else None,
             versions=library_versions(_packages_of(origin.structure.identity)),
             created_at=int(time.time()),
             tensors=tensors,

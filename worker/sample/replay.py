@@ -143,6 +143,12 @@ def steering_for(source: ReplayedSample, of_job: SteeringOf) -> Steering:
     if not manifest.interventions:
         return UNSTEERED
     said = f"session {manifest.session_id} was recorded under interventions"
+    if any(one.after is not None for one in manifest.interventions):
+        raise InvalidRequest(
+            f"{said} that began when a readout crossed a number. A replay reads all tokens at once, when "
+            "nobody knows where that was",
+            param="sessions",
+        )
     if not source.same_model:
         raise InvalidRequest(
             f"{said} on {manifest.model}, which mean nothing to another model; replay it on its own model",

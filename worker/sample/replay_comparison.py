@@ -11,6 +11,7 @@ from actograph import tensor_files
 from actograph.contract.errors import ReplayDiffers
 from actograph.contract.head_columns import columns_of
 from actograph.contract.models import ModelStructure
+from actograph.contract.readouts import is_readout
 from actograph.contract.resources import RowDifference
 from actograph.contract.row_selection import (
     ChosenFeatures,
@@ -92,8 +93,8 @@ class ReplayComparison:
         }
 
     def _is_common(self, name: str, chunk: Rows) -> bool:
-        if is_latents(self._hooks[name]):
-            return False  # the rows of its hook tell more; close latents may change places
+        if is_latents(self._hooks[name]) or is_readout(self._hooks[name]):
+            return False  # the rows of its hook tell more: latents may change places, products may cancel
         manifest, hook, kind = self._reader.manifest, self._hooks[name], self._kinds[name]
         stored = manifest.tensors.get(name)
         if stored is None or stored.summary != kind or kind in _UNSTABLE:

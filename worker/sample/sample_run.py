@@ -174,6 +174,7 @@ class SampleRun:
             edits=self._edits(begun, turn),
             capture=job.capture,
             rule=self._rule(begun, turn),
+            stops=() if job.provenance is None or self.sampling is None else job.provenance.stops,
             sums=self.sums,
             time_limit=job.time_limit,
             priority=priority,
@@ -299,7 +300,9 @@ class SampleRun:
             return
         with self._failing("while sample {} was decoded"):
             ids = generation.generated_ids
-            if self.sampling is not None and ids[-1:] and ids[-1] in self._job.end_ids(self.sampling):
+            # neither an end token nor what was chosen after the end is text
+            is_end = self.sampling is not None and bool(ids) and ids[-1] in self._job.end_ids(self.sampling)
+            if is_end or generation.finish_reason == "readout":
                 ids = ids[:-1]
             completion = prompt.begun + self._runner.completion(self.lease, ids)
             logprobs = self._runner.logprobs(self.lease, generation)

@@ -22,13 +22,14 @@ from actograph.contract.interventions import (
     vector_sha256,
 )
 from actograph.contract.models import ModelStructure
+from actograph.contract.readouts import stored_name
 from actograph.contract.row_selection import NamedPositions, Positions, TokenRange
 from actograph.contract.saes import check_latent
 from storage.artifacts.store import ArtifactStore
 from storage.saes.decoder_rows import decoder_row
 from storage.sessions import source_rows, vectors
 from storage.sessions.manifest import AppliedIntervention
-from worker.engine.messages import Edit, TokenRule
+from worker.engine.messages import Edit, ReadoutLimit, TokenRule
 from worker.sample.saes import stored_sae
 
 
@@ -148,6 +149,13 @@ def _ready(
         vector=None if numbers is None else np.array(numbers, dtype=np.float32),
         positions=_engine_name(intervention.positions) or "all",
         columns=columns,
+        after=None
+        if intervention.after is None
+        else ReadoutLimit(
+            name=stored_name(intervention.after.readout),
+            above=intervention.after.above,
+            below=intervention.after.below,
+        ),
     )
     record = AppliedIntervention(
         hook=hook,
@@ -161,6 +169,7 @@ def _ready(
         latent=intervention.latent,
         features=intervention.features,
         vector_sha256=None if numbers is None else vector_sha256(numbers),
+        after=intervention.after,
     )
     return edit, record
 

@@ -29,7 +29,7 @@ _STATUS = {
     JobStatus.CANCELLED: "cancelled",
     JobStatus.FAILED: "error",
 }
-_STOP = {"stop": "stop", "length": "max_tokens"}
+_STOP = {"stop": "stop", "length": "max_tokens", "readout": "stop"}
 #: characters of a text in a summary, as inspect_ai shortens it
 _SUMMARY_CHARS = 1024
 

@@ -29,7 +29,7 @@ FEATURES = 50
 _BLOCK_BYTES = 4 << 20
 _OF_LINE = {
     "sample_index", "condition", "epoch", "status", "prompt", "completion", "finish_reason", "scores",
-    "prompt_tokens", "generated_tokens", "tool_use", "seed", "session_id", "error",
+    "readouts", "prompt_tokens", "generated_tokens", "tool_use", "seed", "session_id", "error",
 }  # fmt: skip
 _OF_STATE = {"prompt_tokens", "generated_tokens", "rows", "bytes", "dtype", "files"}
 _OF_MANIFEST = {"revision", "capture", "sampling", "interventions", "turns", "segments", "versions"}

@@ -120,11 +120,13 @@ def test_a_steered_run_and_its_twin_are_two_conditions_of_one_job(place: Place) 
     record = {
         "hook": "mlp_out.1", "op": "scale", "coefficient": 0.5, "positions": {"start": 1, "stop": None},
         "vector_id": None, "vector_sha256": None, "source": None, "features": None, "scale_by": None,
+            "sae": None, "latent": None, "after": None,
     }  # fmt: skip
     own = {
         "hook": HOOK, "op": "add", "coefficient": 4.0, "positions": "generated",
         "vector_id": vector_id, "vector_sha256": vector_sha256(numbers),
         "source": None, "features": None, "scale_by": None,
+            "sae": None, "latent": None, "after": None,
     }  # fmt: skip
     assert [i.model_dump() for i in place.reader(done[0]).manifest.interventions] == [record]
     assert [i.model_dump() for i in place.reader(done[1]).manifest.interventions] == [record, own]

@@ -7,7 +7,7 @@ al. 2024, Rajamanoharan et al. 2024). Rows are encoded 64 at a time, so the memo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from actograph.contract.saes import SaeConfig
 from evals.plans import sae_bytes
 from worker.engine.capture.budget import Piece
 from worker.engine.capture.layouts import BLOCK
+from worker.engine.capture.on_device import OnDevice
 from worker.engine.messages import Encoding
 
 #: rows of the decoder whose norms are computed at once
@@ -124,50 +125,14 @@ class Encoder:
         return found.add_(self._bias).relu_()
 
 
-@dataclass(slots=True)
-class _Held:
-    encoder: Encoder
-    memory: Piece
-    users: int = 0
-
-
-class Encoders:
-    """The SAEs of live requests, each once.
-
-    Args:
-        reserve: takes bytes of the device; None if they do not fit.
-        remove: gives them back.
-    """
-
-    def __init__(self, reserve: Callable[[int], Piece | None], remove: Callable[[Piece], None]) -> None:
-        self._reserve, self._remove = reserve, remove
-        self._held: dict[tuple[str, SaeConfig], _Held] = {}
+class Encoders(OnDevice[Encoder]):
+    """The SAEs of live requests, each once."""
 
     def open(self, encoding: Encoding) -> Encoder | None:
         """The SAE for one more request; None if the device has no room for it. Raises CaptureFailed."""
-        key = encoding.sha256, encoding.config
-        held = self._held.get(key)
-        if held is None:
-            memory = self._reserve(sae_bytes(encoding.config))
-            if memory is None:
-                return None
-            try:
-                held = _Held(Encoder(encoding, memory), memory)
-            except BaseException:
-                self._remove(memory)
-                raise
-            self._held[key] = held
-        held.users += 1
-        return held.encoder
+        config = encoding.config
+        return self.take((encoding.sha256, config), sae_bytes(config), partial(Encoder, encoding))
 
     def close(self, encoding: Encoding) -> None:
         """End the use of an SAE by a request."""
-        key = encoding.sha256, encoding.config
-        held = self._held[key]
-        held.users -= 1
-        if not held.users:
-            del self._held[key]
-            self._remove(held.memory)
-
-    def __len__(self) -> int:
-        return len(self._held)
+        self.give((encoding.sha256, encoding.config))

@@ -1,5 +1,6 @@
 """Layouts: points whose rows lie in the same blocks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from actograph.dtypes import SCALE_BYTES
 from evals.plans import BLOCK_ROWS
 from worker.engine.capture.selection import DTYPES, SCALED, Columns, stored_dtype
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import Capture, Encoding
+from worker.engine.messages import Capture, Encoding, Readout
 
 #: rows of a block
 BLOCK = BLOCK_ROWS
@@ -46,6 +47,7 @@ class Layout:
         kept: the rows are delivered.
         summed: the rows are summed up.
         encoding: the rows are latents: the first group has their numbers, the second their activations.
+        readouts: the rows are values of these, one for each point of the only group.
     """
 
     groups: tuple[Group, ...]
@@ -53,6 +55,12 @@ class Layout:
     kept: bool = True
     summed: bool = False
     encoding: Encoding | None = None
+    readouts: tuple[Readout, ...] = ()
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the rows are computed from those of the model."""
+        return self.encoding is not None or bool(self.readouts)
 
     @property
     def row_bytes(self) -> int:
@@ -67,7 +75,7 @@ class Layout:
 def likeness_of(capture: Capture) -> tuple[object, ...]:
     """Key of captures whose requests share the copies of a pass."""
     kinds = capture.summarises, capture.keeps_rows
-    return capture.hooks, capture.encodings, capture.dtype, capture.columns, *kinds
+    return capture.hooks, capture.encodings, capture.readouts, capture.dtype, capture.columns, *kinds
 
 
 def layouts_of(hooks: ModelHooks, capture: Capture) -> list[Layout]:
@@ -95,7 +103,33 @@ def layouts_of(hooks: ModelHooks, capture: Capture) -> list[Layout]:
             layouts.append(Layout(stored, tail, summed=summed and stored == source))
         if summed and not (kept and stored == source):
             layouts.append(Layout(source, tail, kept=False, summed=True))
-    return [*layouts, *(_encoded(hooks, encoding) for encoding in capture.encodings)]
+    layouts += [_encoded(hooks, encoding) for encoding in capture.encodings]
+    return [*layouts, *_read_out(hooks, capture.readouts)]
+
+
+def _read_out(hooks: ModelHooks, readouts: Sequence[Readout]) -> list[Layout]:
+    """The layouts of readouts: of points with all tokens, and of those with the last ones alone.
+
+    Raises:
+        UnknownHook: the model has no such hook.
+        CaptureFailed: a vector does not fit its hook.
+    """
+    alike: dict[bool, list[tuple[str, Readout]]] = {}
+    for readout in readouts:
+        ((location, _),) = hooks.reads([readout.hook])
+        info, width = hooks.structure.module_tensors[location], readout.width
+        if info.width != width or not getattr(torch, info.dtype).is_floating_point:
+            raise CaptureFailed(
+                f"{readout.name}: the vector has {width} numbers, {readout.hook} has {info.width} "
+                f"{info.dtype}"
+            )
+        alike.setdefault(info.tail_only, []).append((location, readout))
+    layouts = []
+    for tail, own in sorted(alike.items()):
+        names = tuple((readout.name,) for _, readout in own)
+        group = Group(tuple(location for location, _ in own), names, 1, torch.float32, torch.float32)
+        layouts.append(Layout((group,), tail, readouts=tuple(readout for _, readout in own)))
+    return layouts
 
 
 def _encoded(hooks: ModelHooks, encoding: Encoding) -> Layout:

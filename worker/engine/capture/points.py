@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.engine.capture.directions import Directions
 from worker.engine.capture.encoders import Encoder
 from worker.engine.capture.layouts import BLOCK
 from worker.engine.capture.pool import SPARE, Region
@@ -49,6 +50,7 @@ class LayoutCopies:
     Attributes:
         number: of its memory in `fixed`.
         encoder: of a layout of latents, while a request has it.
+        directions: of a layout of readouts, while a request has it.
         owners: requests with rows in this pass, and their token numbers.
     """
 
@@ -60,6 +62,7 @@ class LayoutCopies:
         self._targets: list[list[int]] = []  # of the same rows in each group's slab
         self._spread = self._selects = False
         self.encoder: Encoder | None = None
+        self.directions: Directions | None = None
         self._selected: dict[torch.device, Tensor] = {}
         self._index: Sequence[Tensor] = ()  # of each group
         groups = len(region.layout.groups)
@@ -124,16 +127,27 @@ class LayoutCopies:
             rows = rows.to(self._device, target.dtype)
         target.index_copy_(0, index, rows)
 
-    def encode(self, rows: Tensor, *, padded: bool) -> None:
-        """Write the latents of a hook's rows [tokens, width] to their blocks.
+    @property
+    def computed_at(self) -> list[str]:
+        """Locations from whose rows the layout's are computed."""
+        return list(dict.fromkeys(self.layout.groups[0].locations)) if self.layout.is_computed else []
+
+    def compute(self, location: str, rows: Tensor, *, padded: bool) -> None:
+        """Write what is computed of the rows [tokens, width] at a location to its blocks.
 
         Args:
             padded: see `Encoder.top`.
         """
-        assert self.encoder is not None
-        rows, count = self._chosen(rows), self.layout.groups[0].width
+        rows = self._chosen(rows)
         for start in range(0, len(rows), BLOCK):
             stop = start + BLOCK
+            if self.directions is not None:
+                index = self._index[0][start:stop]
+                for point, values in self.directions.values(location, rows[start:stop]):
+                    self.region.points[0][point].index_copy_(0, index, values)
+                continue
+            assert self.encoder is not None
+            count = self.layout.groups[0].width
             found = self.encoder.top(rows[start:stop], count, padded=padded)
             for group, part in enumerate(found):
                 index = self._index[group][start:stop]
@@ -177,9 +191,9 @@ class Points:
     is_open: bool = False  # passes of fixed shape write its rows, whoever takes part
 
     @property
-    def encodes(self) -> bool:
-        """Whether some of its rows are latents. Passes of fixed shape leave them out."""
-        return any(copies.layout.encoding is not None for copies in self.copies)
+    def computes(self) -> bool:
+        """Whether some of its rows are latents or readouts. Passes of fixed shape leave them out."""
+        return any(copies.layout.is_computed for copies in self.copies)
 
     @property
     def regions(self) -> list[Region]:

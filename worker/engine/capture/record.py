@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from actograph.contract.row_selection import Selection
-from evals.plans import RowNeed, row_need, sae_bytes
+from evals.plans import RowNeed, readout_bytes, row_need, sae_bytes
 from worker.engine.capture.budget import Piece
 from worker.engine.capture.host_rows import rows_of
 from worker.engine.capture.layouts import BLOCK, Layout
@@ -98,6 +98,12 @@ class LayoutRows:
         """Keep the places of rows that a launched pass writes."""
         self.unread += rows
 
+    @property
+    def newest(self) -> torch.Tensor:
+        """The newest row of each point of the first group, [points, width], of launched passes too."""
+        at = 0 if self._newest_only else self.rows + self.unread - 1
+        return self.region.slabs[0][_place(self.blocks[at // BLOCK])][:, at % BLOCK]
+
     def note(self, tokens: Sequence[int]) -> list[Block]:
         """Count rows that a good pass has written; returns blocks that are full and can leave the device."""
         self.unread -= len(tokens)
@@ -174,9 +180,8 @@ def need_of(capture: Capture, layouts: Sequence[Layout]) -> RowNeed:
         summed=sum(layout.row_bytes for layout in layouts if not layout.kept),
         sums=summary_bytes(capture, layouts),
         held_rows=capture.held_rows,
-        encoders=sum(
-            sae_bytes(config) for config in {e.sha256: e.config for e in capture.encodings}.values()
-        ),
+        encoders=sum(sae_bytes(config) for config in {e.sha256: e.config for e in capture.encodings}.values())
+        + sum(readout_bytes([one.width for one in layout.readouts]) for layout in layouts),
     )
 
 

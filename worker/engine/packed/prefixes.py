@@ -137,7 +137,11 @@ def keys_of(request: Request) -> PrefixKeys:
 
 def _early(edits: Sequence[Edit]) -> tuple[Edit, ...]:
     """Edits that a prefix needs too."""
-    return tuple(edit for edit in edits if not edit.changes_nothing and edit.positions not in _LATE)
+    return tuple(
+        edit
+        for edit in edits
+        if not edit.changes_nothing and edit.positions not in _LATE and edit.after is None
+    )
 
 
 def _early_rows(capture: Capture | None) -> Capture | None:

@@ -31,6 +31,7 @@ from worker.engine.model.memory import memory_snapshot
 from worker.engine.model_state import ModelState
 from worker.engine.pass_hooks import PassHooks, Written
 from worker.engine.slot import Slot, unread
+from worker.engine.stream import readouts
 from worker.engine.stream.choice import TokenChoice
 from worker.engine.stream.delivery import Delivery
 from worker.engine.stream.endings import Endings
@@ -434,6 +435,7 @@ class Loop:
         if launched is None:
             return
         chosen = [] if launched.choice is None else launched.choice.read()
+        values = readouts.values_of(launched.choosing, launched.written)
         ended = {slot.record for slot, _ in launched.counts if slot.ended}
         unkept = self._slots.at_hooks.note([one for one in launched.written if one.record not in ended])
         for slot, count in launched.counts:
@@ -449,7 +451,7 @@ class Loop:
         for slot, token in zip(launched.choosing, chosen, strict=True):
             if not slot.ended:
                 self.statistics.generated += 1
-                self._take(slot, token)
+                self._take(slot, token, values.get(slot, {}))
 
     def _recompute(self, slot: Slot) -> None:
         """Run the tokens before a pass again, as they ran before, if its failure has spoilt them.
@@ -527,11 +529,21 @@ class Loop:
 
     # tokens and ends
 
-    def _take(self, slot: Slot, chosen: ChosenToken) -> None:
-        """Add a token to a request, and end the request if it is the last one."""
+    def _take(self, slot: Slot, chosen: ChosenToken, values: Mapping[str, float]) -> None:
+        """Add a token to a request, and end the request if it is the last one.
+
+        Args:
+            values: of readouts, of the token before it.
+        """
         try:
             if chosen.token < 0:
                 raise _not_numbers(slot)
+            if any(one.name in values and one.crossed(values[one.name]) for one in slot.request.stops):
+                slot.withhold(chosen.token, chosen.logprobs)
+                self._end(slot, "readout")
+                return
+            if values and slot.edits is not None:
+                slot.edits.begin(values, slot.computed)
             slot.take(chosen.token, chosen.logprobs)
             reason = self._endings.reason(slot)
         except Exception as error:  # noqa: BLE001 (it fails this request alone)
@@ -551,7 +563,7 @@ class Loop:
                 if reason in ("error", "cancelled"):
                     slot.record.discard()
                 else:
-                    self._delivery.write(slot.key, slot.record.finish(len(slot.generated)))
+                    self._delivery.write(slot.key, slot.record.finish(len(slot.generated_ids)))
             except Exception as raised:  # noqa: BLE001 (of a summary: it fails this request alone)
                 slot.record.discard()
                 reason, error = "error", raised

@@ -372,6 +372,11 @@ def check(request: Request, hooks: ModelHooks) -> None:
             f"or give a prompt of more than {switch} tokens",
             param="max_tokens",
         )
+    readouts = set[str]() if request.capture is None else {one.name for one in request.capture.readouts}
+    if unknown := {limit.name for limit in request.limits} - readouts:
+        raise InvalidRequest(
+            f"{key}: it captures no {min(unknown)}, which is to end it or begin an edit", param="capture"
+        )
     for edit in request.edits:
         if edit.vector is not None:
             width = hooks.width_of(edit.hook) if edit.columns is None else len(edit.columns)

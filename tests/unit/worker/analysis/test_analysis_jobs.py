@@ -18,6 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from actograph.analysis.comparison import compare_rows
 from actograph.analysis.outliers import outliers_of_arrays
 from actograph.contract.interventions import Intervention, check_stored
+from actograph.contract.readouts import ReadoutCapture, bias_of
 from actograph.contract.resources import JobStatus
 from storage.index.database import Database
 from storage.jobs import control, jobs
@@ -279,6 +280,9 @@ def test_a_probe_equals_plain_scikit_learn(world: World, problems: Any) -> None:
         steer = Intervention(hook="resid_post.1", op="add", vector_id=row.id)
         assert np.allclose(vectors.numbers(row), weights, rtol=1e-5)
         check_stored(steer, vectors.resource(row), "demo", "interventions.0.vector_id")
+        bias = bias_of(ReadoutCapture(vector=row.id), vectors.resource(row), "capture.readouts.0")
+        logits = features @ np.array(vectors.numbers(row)) + bias
+    assert np.allclose(logits, whole_fit.decision_function(features), atol=1e-5), "a readout is the logit"
     lines = world.files(analysis)["probes.csv"].decode().splitlines()
     assert lines[0].startswith("hook,auroc,accuracy")
     assert [line.partition(",")[0] for line in lines[1:]] == ["resid_post.0", "resid_post.1"]
