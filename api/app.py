@@ -26,7 +26,20 @@ from api.middleware.path_prefix import PathPrefix
 from api.middleware.request_ids import RequestIds, name_in_logs
 from api.openai.chat_watch import ChatWatch
 from api.pages import site
-from api.routes import batches, chat, comparisons, files, jobs, keys, matrix, models, ops, sessions, vectors
+from api.routes import (
+    batches,
+    chat,
+    comparisons,
+    files,
+    jobs,
+    keys,
+    matrix,
+    models,
+    ops,
+    patching,
+    sessions,
+    vectors,
+)
 from api.served_models import ServedModels
 from evals.user_functions.functions import UserFunctions
 from storage import migrate, redaction
@@ -96,7 +109,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     install(app)
     _document_problems(app)
-    for module in (jobs, matrix, chat, batches, comparisons, sessions, files, models, ops, keys):
+    for module in (jobs, patching, matrix, chat, batches, comparisons, sessions, files, models, ops, keys):
         app.include_router(module.router)
     app.include_router(vectors.router, prefix="/v1/vectors")
     # the name of older scripts
