@@ -97,7 +97,7 @@ class JobHandle(Handle, resources.Job):
         """Return the effects of a patch job, of the pairs that have ended.
 
         Raises:
-            ApiError: 409 for a job of another kind, or before its first pair has ended.
+            ApiError: 409 before its first pair has ended, 422 for a job of another kind.
         """
         result = self._jobs._call(PatchingResult, "GET", self.id, "patching", timeout=LONG_SECONDS)
         return Patching(result, partial(self._jobs.read, self.id, "patching"))

@@ -21,7 +21,7 @@ _TYPES = {"png": "image/png", "svg": "image/svg+xml"}
 
 
 def read(services: Services, job_id: str) -> tuple[PatchingResult, dict[str, Array]]:
-    """The effects and arrays of a patch job. Raises NotFound, Conflict, StoreDamaged."""
+    """The effects and arrays of a patch job. Raises InvalidRequest, Conflict, StoreDamaged."""
     with services.database.read() as session:
         stored = patched.of_job(session, services.store, jobs.get(session, job_id))
     return patched.read(stored)
@@ -30,7 +30,7 @@ def read(services: Services, job_id: str) -> tuple[PatchingResult, dict[str, Arr
 @router.get("/jobs/{job_id}/patching", summary="Effects of a patch job, also while it runs")
 @slow
 def get_patching(services: ServicesDep, job_id: JobId) -> PatchingResult:
-    """Means over the pairs that have ended. The answer is 409 for other jobs, and before the first pair."""
+    """Means over the pairs that have ended. The answer is 409 before the first one."""
     return read(services, job_id)[0]
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from actograph.analysis import patching
 from actograph.analysis.patching import Array
 from actograph.concurrency import each_of
-from actograph.contract.errors import Conflict, StoreDamaged
+from actograph.contract.errors import Conflict, InvalidRequest, StoreDamaged
 from actograph.contract.patching import (
     ARRAYS_FILE,
     PAIR_FILE,
@@ -48,9 +48,14 @@ class StoredPairs:
 
 
 def of_job(session: Session, store: ArtifactStore, job: JobRow) -> StoredPairs:
-    """The pairs of a job. Raises Conflict: it is no patch job, or no pair has ended."""
+    """The pairs of a job.
+
+    Raises:
+        InvalidRequest: it is no patch job.
+        Conflict: no pair has ended.
+    """
     if job.kind != "patch":
-        raise Conflict(f"job {job.id} is of kind {job.kind}; only patch jobs have effects of cells")
+        raise InvalidRequest(f"job {job.id} is of kind {job.kind}; only patch jobs have effects of cells")
     found = sa.select(SessionRow).join(SampleRow, SampleRow.id == SessionRow.sample_id)
     rows = session.scalars(
         found.where(SessionRow.job_id == job.id).order_by(SampleRow.position, SampleRow.id)

@@ -16,6 +16,8 @@ from tests.support.servers import swift
 #: the package, and the requirements of its OpenAI provider and of its data frames
 _INSPECT = ("inspect_ai==0.3.285", "openai==3.52.0", "pandas==3.1.1", "pyarrow==26.0.1")
 
+_SAE = ("sae-lens==6.54.12", "httpx2==2.16.2", "pydantic==2.14.4", "scikit-learn==1.9.1")
+
 
 def inspect() -> Path:
     """The Python of `.venv-inspect`, with our driver.
@@ -26,6 +28,13 @@ def inspect() -> Path:
     # entry points, by which Inspect finds our provider, are read when a package is installed
     ours = sha256((REPO / "pyproject.toml").read_bytes()).hexdigest()
     return python_with("inspect", " ".join((*_INSPECT, ours)), _INSPECT, ("-e", f"{REPO}[inspect]"))
+
+
+def sae() -> Path:
+    """The Python of `.venv-sae`, with SAELens and what our client needs. Raises Unavailable."""
+    # `py2store` comes without a wheel
+    packages = ("--no-binary=py2store", *_SAE)
+    return python_with("sae", " ".join(_SAE), packages)
 
 
 def sky() -> Path:
@@ -52,6 +61,7 @@ PROGRAMS: dict[str, Callable[[], Path]] = {
     "langchain": _client("langchain", "langchain-openai==1.7.4"),
     "litellm": _client("litellm", "litellm==1.110.2"),
     "lm-eval": environment.python,
+    "sae": sae,
     "sky": sky,
     "swift": swift.programs,
 }

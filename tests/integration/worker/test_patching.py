@@ -1,6 +1,7 @@
 """Patch jobs: pairs of sessions, cell by cell, against a patching loop of plain PyTorch hooks."""
 
 import io
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,8 +25,10 @@ from storage.sessions.writer import session_prefix
 from tests.integration.worker.test_replays import identified
 from tests.support import leasing
 from tests.support.architectures import ARCHITECTURES
+from tests.support.engine_double import Watched
 from tests.support.engine_run import random_engine
 from tests.support.submitting import insert, insert_chat
+from worker.sample.pair_run import CELL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -370,6 +373,25 @@ def test_a_killed_worker_costs_no_finished_pair_and_others_run_beside(place: Pat
     for one in metrics[1:]:
         np.testing.assert_allclose(one, metrics[0], atol=1e-5)
     assert place.bench.stored_sessions() == place.bench.indexed_sessions()
+
+
+def test_cells_take_turns_with_other_samples(place: Patches) -> None:
+    """While a pair has cells for all slots, no other pair is claimed, and half of the places are others'."""
+    asked: list[list[str]] = []
+    source = place.run(*paired("abcdefgh"))
+    job_id = place.submit(source, positions=[0, 1, 2, 3])
+    beside = place.bench.submit(inputs=[{"prompt": "a"}] * 12, sampling={"max_tokens": 2})
+    watched = Watched(place.bench.engine, lambda pulled: asked.append([one.key for one in pulled]))
+    Patches(replace(place.bench, engine=watched)).bench.drain().look()  # type: ignore[arg-type]
+    assert place.bench.status(job_id) is place.bench.status(beside) is JobStatus.COMPLETED
+    order = [key for pulled in asked for key in pulled]
+    cells = [key for key in order if CELL in key]
+    assert len(cells) == 8 * (2 + len(POINTS) * place.bench.engine.structure.num_layers * 4)
+    # each pair goes on until it has no cells left
+    pairs_in_order = [key for key, _ in itertools.groupby(cells, key=lambda key: key.partition(CELL)[0])]
+    assert len(pairs_in_order) == 8
+    last_other = max(place for place, key in enumerate(order) if CELL not in key)
+    assert last_other < len(order) // 2, "the other job waited for the pairs"
 
 
 def test_a_deleted_session_fails_its_pair_alone(place: Patches) -> None:
