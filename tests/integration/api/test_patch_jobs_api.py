@@ -1,6 +1,7 @@
 """Patch jobs through the API: pairs are chosen and checked at submission, and their effects are shown."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,7 @@ def finished(service: Service, job_id: str) -> list[PatchedPair]:
     return made
 
 
-def test_effects_are_shown_everywhere(service: Service, url: str, run: Run) -> None:
+def test_effects_are_shown_everywhere(service: Service, url: str, run: Run, tmp_path: Path) -> None:
     """In the client with arrays, on the command line, and on the page with figures."""
     service.load_model(identity=identity())
     both = recorded(service)
@@ -178,6 +179,8 @@ def test_effects_are_shown_everywhere(service: Service, url: str, run: Run) -> N
         assert found.file("patch_resid_pre.png").startswith(b"\x89PNG")
         with pytest.raises(ApiError, match=r"patch_attn_out\.png"):
             found.file("patch_embed.png")
+        exported = job.refresh().export(tmp_path / "exported")
+        assert len(list(exported.folder.rglob("*.json"))) >= 2
         with pytest.raises(KeyError, match="there are metric"):
             found["nothing"]
     svg = service.client.get(f"/v1/jobs/{job.id}/patching/patch_resid_pre.svg")
