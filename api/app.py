@@ -36,6 +36,7 @@ from api.routes import (
     matrix,
     models,
     ops,
+    patching,
     saes,
     sessions,
     vectors,
@@ -110,7 +111,20 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     install(app)
     _document_problems(app)
-    for module in (jobs, matrix, chat, batches, comparisons, sessions, files, saes, models, ops, keys):
+    for module in (
+        jobs,
+        patching,
+        matrix,
+        chat,
+        batches,
+        comparisons,
+        sessions,
+        files,
+        saes,
+        models,
+        ops,
+        keys,
+    ):
         app.include_router(module.router)
     app.include_router(vectors.router, prefix="/v1/vectors")
     # the name of older scripts

@@ -44,6 +44,11 @@ def plan(services: Services, submission: Submission[Any], length: int | None = N
         source, said = "request", f"every prompt has {length} tokens, as requested"
     elif submission.counts is not None:
         source, said = "sessions", "the sessions are read to their ends; their numbers of tokens are known"
+        if (cells := submission.counts.cells) is not None:
+            said = (
+                f"each pair reads its prompt for {cells} cells and two baselines; prompt_tokens_mean counts "
+                "the tokens of all of them, without those that cells share"
+            )
     elif submission.total is None:
         said = "only the worker can read the dataset; send ?prompt_tokens= for an estimate"
     else:

@@ -28,11 +28,18 @@ MAX_SAMPLES = 200_000
 
 
 class TokenCounts(NamedTuple):
-    """Tokens of the sessions of a replay: means of prompt and generation, and the most of one session."""
+    """Tokens that the samples of a replay or of a patch job read.
+
+    Attributes:
+        prompt, generated: means over samples; all that a pair reads is its prompt.
+        longest: most tokens of one text.
+        cells: mean over the pairs of a patch job.
+    """
 
     prompt: int
     generated: int
     longest: int
+    cells: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,7 @@ class Submission(Generic[S]):
     source_widths: Mapping[str, int] = field(default_factory=dict)
     #: what an analysis reads
     surveys: tuple[Survey, ...] = ()
-    #: of the sessions that a replay reads
+    #: of the sessions that a replay or a patch job reads
     counts: TokenCounts | None = None
     #: the model that they were recorded with, if the model of this name is another one now
     pinned: PinnedModel | None = None

@@ -35,7 +35,7 @@ STEER = (
 _STIMULUS_FIELDS = ("suffix", "prefix", "system")
 #: flag -> type, option of `client.evaluate` and `client.capture`, and help
 _FLAGS: dict[str, tuple[Any, str, str]] = {
-    "kind": (str, "kind", "evaluation, capture or replay."),
+    "kind": (str, "kind", "evaluation, capture or replay; others in a spec file."),
     "model": (str, "model", "Default: the only served model; of a replay, that of its sessions."),
     "adapter": (str, "", "LoRA of --model that the service serves, by folder, Hub id or name."),
     "task": (str, "task", "gsm8k, another task, or a YAML file."),

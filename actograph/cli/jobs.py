@@ -329,11 +329,13 @@ def _show_results(shell: Shell, job: "JobHandle") -> None:
     results = job.results()
     if results.conditions or shell.json:
         shell.show(results, partial(_results, job))
+    if job.kind == "patch":
+        shell.show(job.patching().result, str)
     if job.kind == "evaluation" and len(job.spec.get("conditions") or ()) > 1:
         shell.show(job.comparison(), lambda found: f"\n{found}")
     generates = (job.spec.get("capture") or {}).get("mode") != "prefill"
     truncated = sum(condition.truncated for condition in results.conditions.values())
-    if truncated and job.kind != "replay":
+    if truncated and job.kind not in ("replay", "patch"):
         # mode prefill generates nothing: its texts were too long
         what = "samples ended at max_tokens" if generates else "texts were cut to the model's context"
         note(f"{truncated} of {job.progress.completed} {what}")

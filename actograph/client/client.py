@@ -24,11 +24,12 @@ from actograph.contract.job_options import (
     CaptureOptions,
     Draft,
     EvaluationOptions,
+    PatchOptions,
     Prompts,
     ReplayOptions,
     draft,
 )
-from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, ReplaySpec
+from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, PatchSpec, ReplaySpec
 from actograph.contract.operations import Capabilities
 from actograph.settings import Settings
 
@@ -126,6 +127,24 @@ class Client:
         """
         require_known(self.replay, options, ReplayOptions, ReplaySpec, fixed=["kind", "sessions"])
         return self.submit(draft({**options, "sessions": query_of(sessions), "kind": "replay"}))
+
+    def patch(self, clean: Query, corrupted: Query, **options: Unpack[PatchOptions]) -> JobHandle:
+        """Submit a job of activation patching: rows of one run are put into another, cell by cell.
+
+        `job.wait().patching()` has the effects, and their arrays by name.
+
+        Args:
+            clean: jobs or sessions, by id or handle, or a mapping with `jobs` or `ids`, and filters
+                (`condition`, `tag`, `correct`, `limit`).
+            corrupted: their partners, by `pair_by`.
+            points: one or several, such as `"resid_pre"` or `["attn_out", "mlp_out"]`.
+
+        Raises:
+            InvalidRequest: an option is not valid; nothing was sent.
+        """
+        require_known(self.patch, options, PatchOptions, PatchSpec, fixed=["kind", "clean", "corrupted"])
+        sides = {"clean": query_of(clean), "corrupted": query_of(corrupted)}
+        return self.submit(draft({**options, **sides, "kind": "patch"}))
 
     def submit(
         self,

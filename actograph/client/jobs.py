@@ -4,6 +4,8 @@ import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from time import sleep
 from typing import Any, Unpack
@@ -15,6 +17,7 @@ from actograph.client.downloads import Activations, ExportedResults, pull
 from actograph.client.errors import ApiError, JobFailed, ServiceUnreachable, WaitTimeout
 from actograph.client.keywords import listed, require_known
 from actograph.client.matrix import JobMatrixOptions, Matrix, fetch, samples_frame
+from actograph.client.patching import Patching
 from actograph.client.sessions import Order, SessionFilters, SessionHandle, Sessions
 from actograph.client.transport import (
     LONG_SECONDS,
@@ -30,6 +33,7 @@ from actograph.client.transport import (
 )
 from actograph.contract import base, operations, resources
 from actograph.contract.errors import package
+from actograph.contract.patching import PatchingResult
 from actograph.contract.resources import JobComparison, JobStatus, TextComparison
 from actograph.progress import follower, meter
 
@@ -93,6 +97,15 @@ class JobHandle(Handle, resources.Job):
         """
         options: Any = {"params": {"fires_above": fires_above}} if fires_above else {}
         return self._jobs._call(resources.JobResults, "GET", self.id, "results", **options)
+
+    def patching(self) -> Patching:
+        """Return the effects of a patch job, of the pairs that have ended.
+
+        Raises:
+            ApiError: 409 before its first pair has ended, 422 for a job of another kind.
+        """
+        result = self._jobs._call(PatchingResult, "GET", self.id, "patching", timeout=LONG_SECONDS)
+        return Patching(result, partial(self._jobs.read, self.id, "patching"))
 
     def rescore(self, scorers: Sequence[str | Mapping[str, Any] | BaseModel]) -> resources.JobResults:
         """Score the stored completions of an ended evaluation again. Other scores are kept.
@@ -262,6 +275,12 @@ class Jobs(APIResource, path="/v1/jobs"):
         filters = {"id_prefix": id_prefix, "status": status, "kind": kind, "tag": tag}
         filters |= {"model": model, "text": text}
         return self._items(JobHandle, **filters, order=order, limit=page_size)
+
+    def read(self, job_id: str, *parts: str) -> bytes:
+        """Return the bytes of a part of a job, such as `"patching", "patch.npz"`. Raises ApiError."""
+        file = BytesIO()
+        self._transport.download(path_of("/v1/jobs", job_id, *parts), file, read_timeout=LONG_SECONDS)
+        return file.getvalue()
 
     def cancel(self, job_id: str) -> JobHandle:
         """Cancel a job. Finished samples are kept."""

@@ -142,6 +142,10 @@ class ModelChanged(ActographError, code="model_changed", status=409):
     """The model that this job is pinned to cannot be loaded again."""
 
 
+class PairSkipped(InvalidRequest, code="pair_skipped"):
+    """The two sessions of a pair do not correspond, or one lacks what is patched."""
+
+
 class MixedIdentities(InvalidRequest, code="mixed_identities"):
     """The sessions were recorded with different models."""
 

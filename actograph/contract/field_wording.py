@@ -20,6 +20,7 @@ FORMS = {
     r"^ses_[0-9a-f]{1,32}$": "the id of a session or its beginning, such as ses_3fa2",
     r"^file_[0-9a-f]{1,32}$": "the id of an upload or its beginning, such as file_3fa2",
     r"^\d{0,6}:\d{0,6}(:[1-9]\d{0,5})?$": "a slice of layers, such as 8:20:4",
+    r"^prompt(\[(-?\d{1,8}|(-?\d{1,8})?:(-?\d{1,8})?)\])?$": "tokens of the prompt, such as prompt[3:6]",
     r"^[A-Za-z0-9_][\w.\-]*/[A-Za-z0-9_][\w.\-]*$": "OWNER/NAME of a repository on the Hub",
     r"^[1-9][0-9]{0,4}[smhd]$": "a duration, such as 24h",
     r"^[A-Za-z_]\w*(\.\w+)*$": "the path of a module, such as model.layers.3.mlp",

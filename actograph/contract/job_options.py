@@ -84,6 +84,25 @@ class CaptureOptions(JobOptions, total=False):
     truncate: bool | None
 
 
+class PatchOptions(TypedDict, total=False):
+    """Options of `client.patch`."""
+
+    model: str | None
+    pair_by: str | None
+    direction: Literal["denoise", "noise"] | None
+    points: Sequence[str] | str | None
+    layers: Sequence[int] | str | None
+    heads: Sequence[int] | Literal["all"] | None
+    positions: Sequence[int | str] | Literal["all"] | None
+    metric: Literal["log_probability", "logit_difference"] | None
+    answer: int | str | None
+    against: int | str | None
+    engine: EngineChoice | None
+    priority: int | None
+    tags: Sequence[str] | None
+    expires_after: str | None
+
+
 class ReplayOptions(TypedDict, total=False):
     """Options of `client.replay`."""
 
@@ -125,7 +144,7 @@ class Draft:
         Raises:
             InvalidRequest: the message lists every invalid field.
         """
-        if "model" not in self.body and self.body.get("kind") not in (*ANALYSIS_KINDS, "replay"):
+        if "model" not in self.body and self.body.get("kind") not in (*ANALYSIS_KINDS, "replay", "patch"):
             self.body["model"] = served_model()
         try:
             job_spec_adapter.validate_python(self.body)
@@ -168,6 +187,8 @@ def draft(options: Mapping[str, Any], body: Mapping[str, Any] | None = None) -> 
             uploads |= {} if file is None else {field: file}
     if "features" in given:
         given["features"] = features_of(given["features"])
+    if isinstance(given.get("points"), str):
+        given["points"] = _names(given["points"])
     if "sessions" in given:
         given["sessions"] = sessions_of(given["sessions"])
     if "inputs" in given:

@@ -13,13 +13,17 @@ from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationEr
 from actograph.contract import hooks as hook_names
 from actograph.contract.analyses import (
     ANALYSIS_KINDS,
+    SAMPLE,
     AnalysisKind,
     AnalysisSpec,
     CompareSpec,
+    Groups,
     LensSpec,
     OutliersSpec,
     ProbeSpec,
     SessionQuery,
+    TokenId,
+    TokenText,
 )
 from actograph.contract.base import (
     MAX_TAGS,
@@ -29,11 +33,13 @@ from actograph.contract.base import (
     Tag,
     Text,
     example,
+    fault_of,
 )
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.field_wording import in_words
-from actograph.contract.head_columns import common_columns
-from actograph.contract.interventions import each
+from actograph.contract.head_columns import HEAD_POINTS, common_columns
+from actograph.contract.hooks import LayerPoint
+from actograph.contract.interventions import READ_ONLY_POINTS, each
 from actograph.contract.models import ModelStructure
 from actograph.contract.readouts import check_stops, check_turns
 from actograph.contract.row_selection import FirstFeatures, HeadFeatures, needs_generation
@@ -44,6 +50,7 @@ from actograph.contract.specs import (
     Conditions,
     DatasetRef,
     JobSpecBase,
+    Layers,
     ModelJobSpec,
     SamplingSpec,
     Tools,
@@ -295,14 +302,122 @@ class ReplaySpec(ModelJobSpec):
         return 0
 
 
-AnyJobSpec = EvaluationSpec | CaptureJobSpec | ReplaySpec
+#: most tokens, or groups of tokens, and heads of a patch job
+MAX_PLACES = 10_000
+#: some tokens of a prompt, which are patched together
+_PROMPT_TOKENS = r"^prompt(\[(-?\d{1,8}|(-?\d{1,8})?:(-?\d{1,8})?)\])?$"
+PatchPosition = (
+    Annotated[int, Field(ge=-10_000_000, le=10_000_000, strict=True)]
+    | Annotated[str, Field(pattern=_PROMPT_TOKENS)]
+)
+
+
+class PatchSpec(ModelJobSpec):
+    """Put rows of one run into another, and measure what the model then predicts: activation patching.
+
+    Each sample is a pair of sessions, such as a prompt and its corrupted form. A cell is one point, layer,
+    position and head: the prompt is read with the row of the other session there. Nothing is generated.
+    """
+
+    model_config = example(
+        kind="patch",
+        clean={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"], "tag": "clean"},
+        corrupted={"jobs": ["job_8dd0b0a3c1c74dd3b4f6b65e06f0a6d2"], "tag": "corrupted"},
+        pair_by="group",
+        points=["resid_pre", "attn_out", "mlp_out"],
+        answer=" Mary",
+        against=" John",
+        metric="logit_difference",
+    )
+
+    kind: Literal["patch"] = Field(description="Kind of the job.")
+    model: ModelName = Field("", description="The model of the sessions, which is the default.")
+    capture: None = Field(None, description="Nothing is captured.")
+    clean: SessionQuery = Field(description="Sessions as they are at the submission.")
+    corrupted: SessionQuery = Field(description="Their partners.")
+    pair_by: Groups = Field(
+        SAMPLE, description="What the two sessions of a pair have in common: `sample` (index and epoch), "
+        "`group` of the inputs, or `column:NAME`."
+    )  # fmt: skip
+    direction: Literal["denoise", "noise"] = Field(
+        "denoise", description="`denoise` puts clean rows into the corrupted run, `noise` the reverse."
+    )
+    points: list[LayerPoint] = Field(["resid_pre"], min_length=1, max_length=16, description="Of the layers.")
+    layers: Layers = Field("all", description="Layers, as in a capture spec.")
+    heads: Literal["all"] | list[Annotated[int, Field(ge=0, le=10_000)]] | None = Field(
+        None,
+        min_length=1,
+        description="Patch single heads of `q`, `k`, `v` or `z`, each in a cell of its own; null: all.",
+    )
+    positions: Literal["all"] | Annotated[list[PatchPosition], Field(min_length=1, max_length=MAX_PLACES)] = (
+        Field(
+            "all",
+            description="Tokens of the prompt, each in a cell of its own: numbers from its first token, or "
+            "from its end with -1 for the last one. The tokens of `prompt[3:6]` are patched together.",
+        )
+    )
+    metric: Literal["log_probability", "logit_difference"] = Field(
+        "log_probability",
+        description="Of `answer` after the prompt, or the difference of its logit from that of `against`.",
+    )
+    answer: TokenId | TokenText | None = Field(
+        None, description="An id, or a token's text with its spaces. null: the first token that the clean "
+        "session generated."
+    )  # fmt: skip
+    against: TokenId | TokenText | None = Field(
+        None, description="Of `logit_difference`. null: the first token that the corrupted session generated."
+    )
+
+    @property
+    def is_prefill(self) -> bool:
+        """True: all tokens are read."""
+        return True
+
+    @property
+    def max_tokens(self) -> int:
+        """0: nothing is generated."""
+        return 0
+
+    @property
+    def queries(self) -> dict[str, SessionQuery]:
+        """Queries of sessions, by field."""
+        return {"clean": self.clean, "corrupted": self.corrupted}
+
+    @property
+    def source(self) -> str:
+        """The side whose rows are put into the other."""
+        return "clean" if self.direction == "denoise" else "corrupted"
+
+    @model_validator(mode="after")
+    def _can_be_patched(self) -> "PatchSpec":
+        if read_only := [point for point in self.points if point in READ_ONLY_POINTS]:
+            raise fault_of("points", f"{read_only[0]} can be captured but not changed; choose other points")
+        if self.heads is not None and (others := [one for one in self.points if one not in HEAD_POINTS]):
+            raise fault_of("heads", f"{others[0]} has no heads. Only q, k, v and z have them")
+        for name in ("points", "heads", "positions"):
+            given = getattr(self, name)
+            if isinstance(given, list) and len(set(map(str, given))) != len(given):
+                raise fault_of(name, f"{max(given, key=given.count)!r} is there twice")
+        if self.against is not None and self.metric != "logit_difference":
+            raise fault_of("against", "it is of metric logit_difference; set this metric, or leave it out")
+        return self
+
+
+AnyJobSpec = EvaluationSpec | CaptureJobSpec | ReplaySpec | PatchSpec
 #: values of `kind` of jobs that run a model, and of all jobs
-MODEL_KINDS = ("evaluation", "capture", "replay")
+MODEL_KINDS = ("evaluation", "capture", "replay", "patch")
 JOB_KINDS = (*MODEL_KINDS, *ANALYSIS_KINDS)
 #: kinds of all jobs in lists: chats, batches and model loads are jobs too, of routes of their own
-ListedKind = Literal["evaluation", "capture", "replay", AnalysisKind, "chat", "batch", "load"]
+ListedKind = Literal["evaluation", "capture", "replay", "patch", AnalysisKind, "chat", "batch", "load"]
 JobSpec = Annotated[
-    EvaluationSpec | CaptureJobSpec | ReplaySpec | OutliersSpec | ProbeSpec | CompareSpec | LensSpec,
+    EvaluationSpec
+    | CaptureJobSpec
+    | ReplaySpec
+    | PatchSpec
+    | OutliersSpec
+    | ProbeSpec
+    | CompareSpec
+    | LensSpec,
     Field(discriminator="kind"),
 ]
 job_spec_adapter: TypeAdapter[AnyJobSpec | AnalysisSpec] = TypeAdapter(JobSpec)

@@ -1,6 +1,7 @@
 """Figures of reports as SVG and PNG, in colours that colour-blind readers can tell apart."""
 
 import io
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -142,6 +143,44 @@ def grid(
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     figure.colorbar(image, ax=axes, label=unit, pad=0.01)
+    return _drawn(figure, name, title)
+
+
+def heatmap(
+    name: str,
+    title: str,
+    columns: Sequence[str],
+    rows: Mapping[str, Sequence[float | None]],
+    *,
+    x: str,
+    y: str,
+    unit: str,
+) -> Figure:
+    """Draw values around 0 as colours, the last row on top; cells without one stay white.
+
+    Args:
+        rows: label -> a value for each column.
+        x, y, unit: labels of the axes and of the values.
+    """
+    wide = len(columns) > _MOST_TICKS
+    width = 2.2 + (0.08 if wide else 0.36) * min(len(columns), 300)
+    figure, axes = _axes(width=max(4.0, width), height=1.6 + 0.22 * min(len(rows), 60))
+    axes.grid(visible=False)
+    values = [[math.nan if one is None else one for one in cells] for cells in rows.values()]
+    known = [abs(one) for cells in rows.values() for one in cells if one is not None]
+    # one cell far beyond the others would take the colour from all of them
+    most = min(max([1.0, *known]), 2.0)
+    style = {"cmap": "RdBu_r", "vmin": -most, "vmax": most, "aspect": "auto", "origin": "lower"}
+    image = axes.imshow(values, **style)
+    step, up = -(-len(columns) // _MOST_TICKS), -(-len(rows) // _MOST_TICKS)
+    labels = list(map(_drawable, columns[::step]))
+    axes.set_xticks(range(0, len(columns), step), labels, rotation=60, ha="right", fontsize=7)
+    axes.set_yticks(range(0, len(rows), up), list(rows)[::up], fontsize=7)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    figure.colorbar(
+        image, ax=axes, label=unit, pad=0.01, extend="both" if max(known, default=0) > most else "neither"
+    )
     return _drawn(figure, name, title)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from actograph.contract.analyses import ANALYSIS_KINDS
 from api.dependencies import Services
-from api.kinds import analyses, capture, chat, evaluation, replay
+from api.kinds import analyses, capture, chat, evaluation, patch, replay
 from api.submission import Submission
 
 
@@ -26,6 +26,6 @@ class Kind(Protocol):
 
 #: lines of batch files come in great numbers: `batch_lines` takes them through the steps of a chat itself
 KINDS: MappingProxyType[str, Kind] = MappingProxyType(
-    {"evaluation": evaluation, "capture": capture, "replay": replay, "chat": chat}
+    {"evaluation": evaluation, "capture": capture, "replay": replay, "patch": patch, "chat": chat}
     | dict.fromkeys(ANALYSIS_KINDS, analyses)
 )

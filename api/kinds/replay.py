@@ -10,7 +10,6 @@ from api import checks, session_queries
 from api.dependencies import Services
 from api.submission import MAX_SAMPLES, Submission, TokenCounts, outlook, with_defaults
 from storage.analyses import queries, replays
-from storage.jobs import jobs
 
 
 def resolve(services: Services, body: ReplaySpec) -> ReplaySpec:
@@ -55,7 +54,7 @@ def check(services: Services, spec: ReplaySpec, owner: str) -> Submission[Replay
         _require_tokens(one.id, one.prompt_tokens)
     pinned = None
     if recorded is not None and spec.model == sources[0].model:
-        pinned = _pin(recorded, submission.structure, spec)
+        pinned = replays.pin_beside(recorded, submission.structure, spec.engine)
     elif recorded is not None and submission.structure is not None:
         _require_tokenizer(recorded, submission.structure, spec)
     prompt, generated = (
@@ -86,16 +85,6 @@ def _require_tokens(session_id: str, count: int) -> None:
         raise InvalidRequest(
             f"session {session_id} holds the results of an analysis, and no tokens", param="sessions"
         )
-
-
-def _pin(recorded: PinnedModel, structure: ModelStructure | None, spec: ReplaySpec) -> PinnedModel | None:
-    """The model of the sessions, if another one has its name now, or nothing is known of that."""
-    if structure is None or structure.identity is None:
-        return recorded
-    if structure.identity.sha256 == recorded.identity.sha256:
-        return None
-    current = jobs.pin_to(structure, spec.engine)
-    return current and current.model_copy(update={"identity": recorded.identity})
 
 
 def _require_tokenizer(recorded: PinnedModel, structure: ModelStructure, spec: ReplaySpec) -> None:

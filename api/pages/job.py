@@ -16,6 +16,7 @@ from api.pages.live import digest
 from api.pages.rendering import render
 from api.routes.comparisons import get_job_comparison
 from api.routes.jobs import get_job, get_job_results
+from api.routes.patching import read as read_patching
 from api.routes.sessions import get_session
 from storage.index import events
 from storage.samples import verdicts
@@ -57,6 +58,9 @@ def show_job(
     results_in = shown[0].session_id if shown and job.kind in ANALYSIS_KINDS else None
     stored = get_session(services, results_in) if results_in else None
     tables, unread = _tables(services, job.kind, stored) if stored else ({}, "")
+    figures: list[str] = []
+    if job.kind == "patch" and job.progress.completed:
+        tables, figures, unread = _patching(services, job_id)
     grid: dict[str, list[verdicts.Verdict]] = {}
     for one in shown:
         grid.setdefault(one.condition, []).append(one)
@@ -78,6 +82,7 @@ def show_job(
         "events": log,
         "session": stored,
         "tables": tables,
+        "figures": figures,
     }
     return render(request, "job.html", values)
 
@@ -98,6 +103,16 @@ def _tables(services: Services, kind: str, stored: Session) -> tuple[Tables, str
     except ValidationError:  # of another version
         return {}, ""
     return {title: lines[:TABLE_LINES] for title, lines in found.items()}, ""
+
+
+def _patching(services: Services, job_id: str) -> tuple[Tables, list[str], str]:
+    """Tables and figures of a patch job, and the reason if they cannot be read."""
+    try:
+        found, _ = read_patching(services, job_id)
+    except ActographError as error:
+        return {}, [], error.message
+    tables = {title: lines[:TABLE_LINES] for title, lines in found.tables.items()}
+    return tables, [f"patch_{point}" for point in found.points], ""
 
 
 @router.get("/jobs/{job_id}/comparison")

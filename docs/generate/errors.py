@@ -34,6 +34,7 @@ CURES = {
     "internal_error": "A bug or a broken dependency: the log of the API or worker has the traceback.",
     "capture_failed": "The message names the hook; check it with `actograph models structure`.",
     "replay_differs": "Run `actograph store verify`, or set a larger `tolerance` if it is rounding.",
+    "pair_skipped": "Give prompts of the same length, or positions that count from the end.",
     "intervention_failed": "Lower the coefficient: the model's output was not finite.",
     "cuda_out_of_memory": "A single sample does not fit: capture less, shorten it, or use a larger device.",
     "model_refused": "The message names the failed check; correct the checkpoint or the load options.",

@@ -8,13 +8,13 @@ from api.app import create_app
 from docs.generate.markdown import anchor, cell, code, escape, heading, table
 
 METHODS = ("get", "post", "put", "patch", "delete")
-SPECS = ("EvaluationSpec", "CaptureJobSpec", "ReplaySpec")
+SPECS = ("EvaluationSpec", "CaptureJobSpec", "ReplaySpec", "PatchSpec")
 ROUTES_INTRODUCTION = """\
 Every route of the service. `GET /openapi.json` is the OpenAPI document, with examples, and `GET /docs`
 shows it in the browser. The role is the least [role of the API key](../operate/storage.md#roles). All
 routes can answer with an [error](errors.md)."""
 SPEC_INTRODUCTION = """\
-`POST /v1/jobs` takes one of the first three objects below; its `kind` says which. Unknown fields are refused.
+`POST /v1/jobs` takes one of the first four objects below; its `kind` says which. Unknown fields are refused.
 [Jobs](../guides/jobs.md) is the guide."""
 OBJECTS_INTRODUCTION = "Every other JSON object of the HTTP interface, by name."
 

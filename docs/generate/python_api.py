@@ -9,6 +9,7 @@ from actograph.client import errors
 from actograph.client.client import Client
 from actograph.client.jobs import JobHandle
 from actograph.client.matrix import Matrix
+from actograph.client.patching import Patching
 from actograph.client.sessions import SessionHandle
 from actograph.client.tensors import LazyTensor
 from docs.generate.markdown import code, escape, heading
@@ -97,7 +98,7 @@ def page() -> str:
     with Client("http://127.0.0.1:8420", "") as client:
         for name, kind in resources(client):
             text += class_section(f"client.{name}", kind)
-    for kind in (JobHandle, SessionHandle, LazyTensor, Matrix):
+    for kind in (JobHandle, SessionHandle, LazyTensor, Matrix, Patching):
         text += class_section(kind.__name__, kind)
     text += "## Errors\n\n"
     for name in errors.__dict__:

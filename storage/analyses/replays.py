@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from actograph.contract.models import PinnedModel
+from actograph.contract.models import EngineChoice, ModelStructure, PinnedModel
 from actograph.contract.resources import Score, SessionFile, ToolMessage, ToolUse
 from storage import samples
 from storage.index.ids import slices
@@ -78,6 +78,22 @@ def pin_of(session: Session, session_id: str) -> PinnedModel | None:
     """The model that a session was recorded with; None if it is unknown."""
     of_session = sa.select(JobRow).join(SessionRow, SessionRow.job_id == JobRow.id)
     return jobs.pin_of(session.scalars(of_session.where(SessionRow.id == session_id)).one())
+
+
+def pin_beside(
+    recorded: PinnedModel, structure: ModelStructure | None, engine: EngineChoice
+) -> PinnedModel | None:
+    """The model of sessions, if another one has its name now, or nothing is known of that.
+
+    Args:
+        structure: of the model with this name.
+    """
+    if structure is None or structure.identity is None:
+        return recorded
+    if structure.identity.sha256 == recorded.identity.sha256:
+        return None
+    current = jobs.pin_to(structure, engine)
+    return current and current.model_copy(update={"identity": recorded.identity})
 
 
 def samples_of(sources: Sequence[ReplayedSession]) -> list[NewSample]:

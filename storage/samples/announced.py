@@ -17,6 +17,8 @@ from storage.index.database import now
 from storage.index.ids import among, new_session_id
 from storage.tables.models import JobRow, SessionRow
 
+#: kinds whose samples store results in sessions, without a capture
+_WITH_RESULTS = (*ANALYSIS_KINDS, "patch")
 _SESSIONS = cast(sa.Table, SessionRow.__table__)
 _insert = BulkInsert(
     SessionRow, "id", "job_id", "sample_id", "sample_index", "condition", "epoch", "model", "owner",
@@ -51,7 +53,7 @@ def announce(session: Session, job: JobRow, samples: Iterable[sa.RowMapping]) ->
             "pinned": False,
         }
         for sample in samples
-        if job.kind in ANALYSIS_KINDS or job.spec.get("capture") or sample["input"].get("capture")
+        if job.kind in _WITH_RESULTS or job.spec.get("capture") or sample["input"].get("capture")
     ]
     _insert(session, rows)
     return {row["sample_id"]: row["id"] for row in rows}

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 
@@ -206,6 +207,43 @@ def test_a_replay_goes_on_after_its_worker_was_killed(
         found = job.results().compared["resid_post.1"]
         assert found.rows == sum(one.rows for one in made)
         assert found.difference <= found.tolerance * found.scale
+    assert service.stop() == 0
+
+
+@pytest.mark.soak
+def test_a_patch_job_goes_on_after_its_worker_was_killed(
+    up: Callable[..., Any], wait: Callable[..., None], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pairs that had ended keep their results, and no pair is lost."""
+    monkeypatch.setenv("ACTOGRAPH_SLOTS", "4")
+    service = up(model=str(shared / "models" / "tiny-qwen3"))
+    service.await_ready()
+    sides = {"clean": "3", "corrupted": "7"}
+    inputs = [
+        {"prompt": f"Tom has 1{number} apples and buys {a} more. How many?", "group": a, "tags": [side]}
+        for a in range(10, 40)
+        for side, number in sides.items()
+    ]
+    with Client(service.url) as client:
+        source = client.capture(inputs, capture="resid_pre,mlp_out@all", mode="prefill").wait(timeout=300)
+        queries = [{"jobs": [source.id], "tag": side} for side in sides]
+        points = ["resid_pre", "mlp_out"]
+        patched = client.patch(*queries, pair_by="group", points=points, answer=5)
+        wait(lambda: client.jobs.get(patched.id).progress.completed >= 3)
+        before = {one.id: one.session_id for one in patched.samples() if one.session_id}
+        (worker_id,) = (one.id for one in client.workers.list() if one.device)
+        killed = service.child("worker")
+        killed.send_signal(signal.SIGKILL)
+        killed.wait(120)
+        assert client.jobs.get(patched.id).progress.completed < 30
+        silence(service.home, worker_id)
+        wait(ended(client, patched.id), seconds=300)
+        job = client.jobs.get(patched.id)
+        assert (job.status, job.progress.completed) == (JobStatus.COMPLETED, 30), job.error
+        after = {one.id: one.session_id for one in job.samples()}
+        assert before.items() <= after.items() and any(one.losses for one in job.samples())
+        found = job.patching()
+        assert len(found.result.pairs) == 30 and not np.isnan(found["metric"]).any()
     assert service.stop() == 0
 
 

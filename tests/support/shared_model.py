@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 import torch
 
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import ModelStructure, parse_served
-from actograph.contract.row_selection import Stride
+from actograph.contract.row_selection import Stride, TokenRange
 from actograph.contract.specs import SamplingSpec
 from actograph.settings import Settings
 from tests.support.engine_run import assert_same_logprobs
@@ -55,6 +56,8 @@ def asked_of(structure: ModelStructure) -> list[Request]:
         "at the embedding": steered(Edit(hook="embed", op="add", vector=vector)),
         "several": steered(add, Edit(hook="resid_post.0", op="scale", coefficient=0.5), add),
     }
+    put = Edit(hook="resid_pre.1", op="replace", vector=vector, positions=TokenRange(start=3, stop=4))
+    changes["patched"] = steered(put) | {"max_tokens": 0, "capture": None, "next_tokens": (5, 9)}
     base: dict[str, Any] = {
         "prompt_ids": begin,
         "seed": 3,
@@ -87,6 +90,8 @@ def assert_alike(got: Answers, want: Answers) -> None:
         assert (one.key, one.generated_ids) == (other.key, other.generated_ids)
         assert_same_logprobs(one.logprobs, other.logprobs)
         assert_same_logprobs(one.prompt_logprobs, other.prompt_logprobs)
+        assert (one.next_logprobs is None) == (one.key != "patched")
+        assert one.next_logprobs == (other.next_logprobs and pytest.approx(other.next_logprobs, abs=1e-4))
     rows, due = got.rows(), want.rows()
     assert rows.keys() == due.keys() and rows
     for key, tensor in due.items():

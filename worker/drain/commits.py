@@ -120,7 +120,7 @@ class Commits:
         """
         away = [o for o in outcomes if isinstance(o.error, _GIVEN_BACK)]
         ended = [_ended(o) for o in outcomes if not isinstance(o.error, _GIVEN_BACK)]
-        recorded = {o.lease.key: o.recorded.session_id for o in outcomes if o.recorded}
+        recorded = {o.lease.key: o.session_id for o in outcomes if o.session_id}
 
         if away:
             returned = [o.lease for o in away]
@@ -149,13 +149,13 @@ def _ended(outcome: Outcome) -> Ended:
         prompt_tokens=outcome.prompt_tokens,
         generated_tokens=outcome.generated_tokens,
         scores=scores,
-        session_id=recorded.session_id if recorded else None,
+        session_id=outcome.session_id,
         tool_use=tool_use,
         messages=messages,
         logprobs=outcome.logprobs,
         readouts=recorded.readouts if recorded else {},
     )
-    new = None
+    new = outcome.results
     if recorded is not None and outcome.provenance is not None:
         new = recorded.as_new(outcome.lease, outcome.provenance, outcome.correct)
     return Ended(lease=outcome.lease, result=result, session=new, cached_tokens=cached)

@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 #: jobs in whose logs one transaction writes
 MOST_EVENTS = 500
+#: pairs of a patch job that are claimed together
+PAIRS_AT_ONCE = 4
 
 
 class Drain:
@@ -165,7 +167,7 @@ class Drain:
             with self._database.write() as session:
                 leases.give_back_all(session, self._worker_id)
         self._may_hold = True
-        found = self._claim(lambda job: self._slots if self._open.is_open(job) else 0)
+        found = self._claim(lambda job: _most(job, self._slots) if self._open.is_open(job) else 0)
         self._may_hold = found is not None and bool(found.samples)
         return found
 
@@ -187,7 +189,7 @@ class Drain:
                 chats=self._chats,
                 busy_with=self._busy_with,
                 owners=owners,
-                without=self._left.keys(),
+                without=self._left.keys() | self._filling,
                 joins=joins,
                 chats_only=chats_only,
             )
@@ -227,6 +229,11 @@ class Drain:
         return has_progress
 
     @property
+    def _filling(self) -> set[str]:
+        """Jobs whose pairs fill the run for a while; see `Scheduler.filling`."""
+        return set() if self._scheduler is None else self._scheduler.filling
+
+    @property
     def _slots(self) -> int:
         engine = self._models.engine
         return 1 if engine is None else engine.slots
@@ -245,7 +252,7 @@ class Drain:
         while not self._stop.is_set():
             try:
                 found = self._claim(
-                    lambda job: room if self._open.is_open(job, run) else 0,
+                    lambda job: _most(job, room) if self._open.is_open(job, run) else 0,
                     joins=True,
                     chats_only=chats_only,
                 )
@@ -409,3 +416,8 @@ class Drain:
             self._pauses.outage.note(done.outage)
         elif done.is_any:
             self._pauses.outage.is_over()
+
+
+def _most(job: JobRow, room: int) -> int:
+    """Samples to claim of a job. A pair has many requests, so few pairs fill the slots."""
+    return min(room, PAIRS_AT_ONCE) if job.kind == "patch" else room

@@ -12,7 +12,13 @@ from sqlalchemy.exc import DBAPIError
 
 from actograph.contract import chat_job, hooks
 from actograph.contract.errors import ActographError
-from actograph.contract.job_specs import CaptureJobSpec, EvaluationSpec, captured_hooks, check_capture
+from actograph.contract.job_specs import (
+    CaptureJobSpec,
+    EvaluationSpec,
+    PatchSpec,
+    captured_hooks,
+    check_capture,
+)
 from actograph.contract.models import ModelStructure, PinnedModel
 from actograph.contract.specs import CaptureSpec
 from actograph.settings import Settings
@@ -35,7 +41,8 @@ from worker.runners.capture import CaptureRunner
 from worker.runners.chat import ChatRunner
 from worker.runners.evaluation import EvaluationRunner
 from worker.runners.job_datasets import DatasetReader
-from worker.runners.replay import ReplayRunner
+from worker.runners.patch import PatchRunner
+from worker.runners.replay import ReplayRunner, StoredSources
 from worker.runners.runner import Runner
 from worker.sample.open_job import OpenJob
 from worker.sample.provenance import Provenance
@@ -183,8 +190,9 @@ class OpenJobs:
         if row.kind in _OF_CHATS:
             return ChatRunner(engine.tokenizer, engine.structure)
         if row.kind == "replay":
-            digest = tokenizer_sha256(engine.tokenizer)
-            return ReplayRunner(engine.structure, digest, self._database, self._store)
+            return ReplayRunner(self._sources(engine))
+        if row.kind == "patch":
+            return PatchRunner(PatchSpec.model_validate(row.spec), self._sources(engine), engine.tokenizer)
         if row.kind != "evaluation":
             if not row.is_expanded:
                 capture = CaptureJobSpec.model_validate(row.spec)
@@ -200,6 +208,10 @@ class OpenJobs:
             tools=self._tools,
             scorers=self._scorers,
         )
+
+    def _sources(self, engine: EngineClient) -> StoredSources:
+        digest = tokenizer_sha256(engine.tokenizer)
+        return StoredSources(engine.structure, digest, self._database, self._store)
 
     def _rows(self, spec: EvaluationSpec) -> list[DatasetRow]:
         return self._datasets.rows(spec.dataset, spec.task, limit=spec.limit, offset=spec.offset)

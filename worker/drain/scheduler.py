@@ -25,9 +25,12 @@ from worker.drain.held_leases import HeldLeases
 from worker.drain.session_writers import SessionWriters
 from worker.drain.store_outage import StoreOutage
 from worker.engine.messages import Generation, Request, Rows
+from worker.runners.patch import PatchRunner
+from worker.sample.leased_run import LeasedRun
 from worker.sample.live_text import LiveText
 from worker.sample.open_job import OpenJob
 from worker.sample.outcome import Interrupted, Outcome
+from worker.sample.pair_run import CELL, PairRun
 from worker.sample.sample_run import SampleRun
 from worker.sample.unforeseen import unforeseen
 from worker.sample.watched_store import watched
@@ -95,11 +98,14 @@ class Scheduler:
         self._outage = outage or StoreOutage(store)
         self._plain_store, self._store = store, watched(store, held_leases.progress, self._waits)
         #: key of its lease -> sample that has not ended
-        self._running: dict[str, SampleRun] = {}
+        self._running: dict[str, LeasedRun] = {}
+        #: pairs with requests that the engine has not had; the first one goes on until it has none
+        self._pairs: deque[PairRun] = deque()
+        self._slots = slots
         #: urgent samples, samples that wait for a further turn, and for their first one
-        self._urgent: deque[SampleRun] = deque()
-        self._further: deque[SampleRun] = deque()
-        self._waiting: deque[SampleRun] = deque()
+        self._urgent: deque[LeasedRun] = deque()
+        self._further: deque[LeasedRun] = deque()
+        self._waiting: deque[LeasedRun] = deque()
         #: free places at the engine's last pull: for urgent samples, and for others
         self._room = (0, 0)
         #: True once nothing joins any more
@@ -208,10 +214,13 @@ class Scheduler:
         self._held_leases.add([lease for _, lease in work.samples])
         for job, lease in work.samples:
             self._held_leases.progress()
-            sample = SampleRun(lease, job, self._store, urgent=work.urgent)
+            kind = PairRun if isinstance(job.runner, PatchRunner) else SampleRun
+            sample = kind(lease, job, self._store, urgent=work.urgent)
             with self._changed:
                 self._running[lease.key] = sample
-                if sample.running:
+                if sample.running and isinstance(sample, PairRun):
+                    self._pairs.append(sample)
+                elif sample.running:
                     (self._urgent if sample.urgent else self._waiting).append(sample)
             self._wake()
             if not sample.running:
@@ -238,13 +247,38 @@ class Scheduler:
     def pull(self, room: int, *, urgent: int, wait: float) -> list[Request]:
         with self._changed:
             is_over = self._closed and not self._running
-            if wait and not (self._urgent or self._further or self._waiting or is_over):
+            if wait and not (self._urgent or self._further or self._waiting or self._pairs or is_over):
                 self._changed.wait(wait)
             chats = _take(urgent, self._urgent)
-            others = _take(room, self._further, self._urgent, self._waiting)
-            self._room = (urgent - len(chats), room - len(others))
+            others = _take(room, self._further, self._urgent)
+            taken = [*others, *self._in_turn(room - len(others))]
+            self._room = (urgent - len(chats), room - len(taken))
             self._changed.notify_all()
-        return [sample.request(priority=True) for sample in chats] + [sample.request() for sample in others]
+        asked = [sample.request(priority=True) for sample in chats]
+        return asked + [one if isinstance(one, Request) else one.request() for one in taken]
+
+    def _in_turn(self, room: int) -> list[LeasedRun | Request]:
+        """Samples that wait and requests of pairs, in turns: a pair has hundreds."""
+        asked: list[LeasedRun | Request] = []
+        while len(asked) < room and (self._waiting or self._pairs):
+            if self._waiting:
+                asked.append(self._waiting.popleft())
+            if self._pairs and len(asked) < room:
+                pair = self._pairs[0]
+                if pair.unsent:
+                    asked.append(pair.request())
+                if not pair.unsent:
+                    self._pairs.popleft()
+        return asked
+
+    @property
+    def filling(self) -> set[str]:
+        """Ids of jobs whose pairs have requests for all slots, so that no further pair is claimed."""
+        with self._changed:
+            unsent: dict[str, int] = {}
+            for pair in self._pairs:
+                unsent[pair.lease.job_id] = unsent.get(pair.lease.job_id, 0) + pair.unsent
+        return {job_id for job_id, count in unsent.items() if count >= self._slots}
 
     # control
 
@@ -252,7 +286,11 @@ class Scheduler:
         return self._held_leases.should_stop() or self._commits.has_failed
 
     def dropped(self, key: str) -> bool:
-        return self._held_leases.has_lost(self._running[key].lease)
+        return self._held_leases.has_lost(self._run_of(key).lease)
+
+    def _run_of(self, key: str) -> LeasedRun:
+        """The sample of a request."""
+        return self._running[key.partition(CELL)[0]]
 
     def beat(self) -> None:
         self._held_leases.progress()
@@ -260,7 +298,7 @@ class Scheduler:
     # results and sink
 
     def started(self, key: str, generated_ids: Sequence[int]) -> None:
-        sample = self._running[key]
+        sample = self._run_of(key)
         if sample.live is None or sample.sampling is None:
             return
         if self._live is None:
@@ -270,21 +308,23 @@ class Scheduler:
         self._live.follow(sample.lease.id, generated_ids, sampling.stop, self._job.end_ids(sampling))
 
     def write(self, key: str, rows: Mapping[str, Rows]) -> None:
-        self._running[key].write(rows)
+        self._run_of(key).write(rows)
 
     def done(self, generation: Generation) -> None:
         """Take a turn's result."""
-        sample = self._running[generation.key]
+        sample = self._run_of(generation.key)
         self._held_leases.progress()
         if generation.finish_reason == "cancelled" and generation.error is not None:
             return  # the run has failed: `run` raises the error, and the sample is given back
         sample.end_turn(generation)
+        if sample.running and isinstance(sample, PairRun):
+            return  # others of its requests run, or wait
         if sample.running and sample.calls_tools:
             self._calling.submit(self._follow, sample)
         else:
             self._follow(sample)
 
-    def _follow(self, sample: SampleRun) -> None:
+    def _follow(self, sample: LeasedRun) -> None:
         """Let a sample go on, or end it."""
         if sample.running:
             sample.follow()
@@ -296,7 +336,7 @@ class Scheduler:
             self._further.append(sample)
         self._wake()
 
-    def _end(self, sample: SampleRun) -> None:
+    def _end(self, sample: LeasedRun) -> None:
         """Score, store and commit an ended sample, in a thread of the pool."""
         # a commit waits for others that end soon, if there are any
         at_once = sample.live is not None or len(self._running) == 1
@@ -308,7 +348,7 @@ class Scheduler:
             del self._running[sample.lease.key]
         self._wake()
 
-    def _finish(self, sample: SampleRun) -> None:
+    def _finish(self, sample: LeasedRun) -> None:
         """Decode and score a sample; its session is stored by a writer."""
         self._held_leases.progress()
         try:
@@ -324,7 +364,7 @@ class Scheduler:
             sample.fail(unforeseen(error, f"while sample {sample.lease.id} was finished"))
         self._commit(sample.outcome, sample.at_once)
 
-    def _store_session(self, sample: SampleRun) -> None:
+    def _store_session(self, sample: LeasedRun) -> None:
         if self._away is not None:
             sample.fail(self._away)  # each would wait for the store in vain
         else:
@@ -338,11 +378,11 @@ class Scheduler:
         if self._live is not None:
             self._live.end(outcome.lease.id)
 
-    def _remove_late(self, sample: SampleRun) -> None:
+    def _remove_late(self, sample: LeasedRun) -> None:
         """Remove a session whose sample was given back before it was stored."""
-        if sample.outcome.recorded is not None:
+        if (session_id := sample.outcome.session_id) is not None:
             with suppress(ServiceUnavailable, OSError):
-                self._plain_store.delete_many({session_prefix(sample.outcome.recorded.session_id): None})
+                self._plain_store.delete_many({session_prefix(session_id): None})
 
     def _waits(self, reason: ServiceUnavailable) -> bool:
         """Wait for the end of an outage of the store."""
@@ -351,8 +391,8 @@ class Scheduler:
         )
 
 
-def _take(most: int, *queues: deque[SampleRun]) -> list[SampleRun]:
-    chosen: list[SampleRun] = []
+def _take(most: int, *queues: deque[LeasedRun]) -> list[LeasedRun]:
+    chosen: list[LeasedRun] = []
     for queue in queues:
         while queue and len(chosen) < most:
             chosen.append(queue.popleft())

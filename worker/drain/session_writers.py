@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+from worker.sample.leased_run import LeasedRun
 from worker.sample.outcome import Interrupted, Outcome
-from worker.sample.sample_run import SampleRun
 from worker.sample.unforeseen import unforeseen
 
 logger = logging.getLogger(__name__)
@@ -27,9 +27,9 @@ class SessionWriters:
 
     def __init__(
         self,
-        store: Callable[[SampleRun], None],
+        store: Callable[[LeasedRun], None],
         ended: Callable[[Outcome, bool], None],
-        lost: Callable[[SampleRun], None],
+        lost: Callable[[LeasedRun], None],
     ) -> None:
         """
         Args:
@@ -38,7 +38,7 @@ class SessionWriters:
             lost: takes a sample whose session was stored too late, see `close`.
         """
         self._store, self._ended, self._lost = store, ended, lost
-        self._waiting: dict[str, SampleRun] = {}
+        self._waiting: dict[str, LeasedRun] = {}
         self._turns = threading.Semaphore(WRITERS)
         self._changed = threading.Condition()
 
@@ -47,7 +47,7 @@ class SessionWriters:
         """Sessions that are stored or wait for it."""
         return len(self._waiting)
 
-    def add(self, sample: SampleRun) -> None:
+    def add(self, sample: LeasedRun) -> None:
         """Store a sample's session."""
         with self._changed:
             self._waiting[sample.lease.key] = sample
@@ -60,11 +60,11 @@ class SessionWriters:
                 self._changed.wait(_LOOK_SECONDS)
             left, self._waiting = self._waiting, {}
         for sample in left.values():
-            self._ended(replace(sample.outcome, recorded=None, error=Interrupted()), True)
+            self._ended(replace(sample.outcome, recorded=None, results=None, error=Interrupted()), True)
         if left:
             logger.warning("%d sessions were not stored in time; their samples are given back", len(left))
 
-    def _run(self, sample: SampleRun) -> None:
+    def _run(self, sample: LeasedRun) -> None:
         with self._turns:
             if sample.lease.key not in self._waiting:
                 return

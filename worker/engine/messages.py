@@ -214,6 +214,7 @@ class Request:
         top_logprobs: likeliest tokens to report with each token's log probability; None: none are computed.
         score_prompt: log probabilities of the prompt's tokens too.
         scored_next: with `score_prompt`, a further token to score, which the model does not read.
+        next_tokens: of a prompt that is only read, tokens whose log probabilities after it are wanted.
         stop_at: ends it beside the sampling's stop strings.
         grammar: of the generated text, in llguidance's form of Lark's.
         edits: in the order in which they apply.
@@ -233,6 +234,7 @@ class Request:
     top_logprobs: int | None = None
     score_prompt: bool = False
     scored_next: int | None = None
+    next_tokens: tuple[int, ...] = ()
     stop_at: TextEnd | None = None
     grammar: str | None = None
     edits: tuple[Edit, ...] = ()
@@ -294,6 +296,8 @@ class Generation:
     logprobs: tuple[TokenLogprobs, ...] | None = None  # of each generated id; None if not requested
     # of each id of the prompt, None for the first; None if not requested
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    # of the request's `next_tokens`, natural; None if the prompt was not read to its end
+    next_logprobs: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

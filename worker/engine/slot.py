@@ -15,7 +15,7 @@ from worker.engine.capture.record import Record
 from worker.engine.edit_tables import EditRows
 from worker.engine.edits import SlotEdits, Write
 from worker.engine.messages import FinishReason, Generation, Request, TokenLogprobs
-from worker.engine.tokens.prompt_scores import PromptScore
+from worker.engine.tokens.prompt_scores import NextScore, PromptScore
 from worker.engine.tokens.sampler import SamplerEntry
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Slot:
         edits: None until it has its place in the forward.
         edit_rows: the same in the tables that graphs read; None if they are not there.
         score: log probabilities of the prompt.
+        next_score: log probabilities of tokens that may follow it.
         sampler: its entry in the sampler's tables; None before its start and after its end.
         grammar: where the generated text is in the grammar that it follows.
         processors: transformers' own, of the checkpoint's generation config.
@@ -71,6 +72,7 @@ class Slot:
     edits: SlotEdits | None = None
     edit_rows: EditRows | None = None
     score: PromptScore | None = None
+    next_score: NextScore | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     sampler: SamplerEntry | None = None
     grammar: Grammar | None = None
@@ -87,6 +89,8 @@ class Slot:
         self.tokens = list(self.request.prompt_ids)
         if self.request.score_prompt:
             self.score = PromptScore(self.request)
+        if self.request.next_tokens:
+            self.next_score = NextScore(self.request)
 
     @property
     def key(self) -> str:
@@ -167,7 +171,8 @@ class Slot:
     def run_to(self, stop: int) -> None:
         """Let the next pass run the tokens up to `stop - 1`, with their edits."""
         self.stop = stop
-        self.logits = self.count if self.prefills and self.needs_all_logits else int(self.chooses)
+        scores = self.next_score is not None and stop == self.prompt
+        self.logits = self.count if self.prefills and self.needs_all_logits else int(self.chooses or scores)
         self.writes = () if self.edits is None else self.edits.writes(self.computed, stop)
 
     def take(self, token: int, logprobs: TokenLogprobs | None) -> None:
@@ -190,6 +195,7 @@ class Slot:
     def generation(self, reason: FinishReason, error: BaseException | None = None) -> Generation:
         """The result; one with the reason "error" has no ids."""
         scores, failed = self.score.result() if self.score is not None else (None, None)
+        following, unscored = self.next_score.result() if self.next_score is not None else (None, None)
         done = reason != "error"
         return Generation(
             key=self.key,
@@ -197,9 +203,10 @@ class Slot:
             generated_ids=self.generated_ids if done else (),
             finish_reason=reason,
             cached_tokens=self.cached,
-            error=error or failed,
+            error=error or failed or unscored,
             logprobs=tuple(self.logprobs) if done and self.request.top_logprobs is not None else None,
             prompt_logprobs=scores,
+            next_logprobs=following,
         )
 
 

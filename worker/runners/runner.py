@@ -36,6 +36,8 @@ class Prompt:
     begun: str = ""
     #: the stored sample that is read again; nothing is generated
     replayed: "ReplayedSample | None" = None
+    #: the prompts of a pair, one of which is read with rows of the other; nothing is generated
+    pair: "PromptPair | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,21 @@ class ReplayedSample:
     scores: Mapping[str, Score]
     correct: bool | None
     tools: tuple[ToolUse, Sequence[ToolMessage]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptPair:
+    """The sessions of a patched pair, and the tokens whose probabilities are its metric."""
+
+    clean: ReplayedSample
+    corrupted: ReplayedSample
+    answer: int
+    against: int | None
+
+    @property
+    def sides(self) -> Mapping[str, ReplayedSample]:
+        """Both sides by name."""
+        return {"clean": self.clean, "corrupted": self.corrupted}
 
 
 @dataclass(frozen=True, kw_only=True)

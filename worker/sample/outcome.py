@@ -7,6 +7,7 @@ from typing import Any
 from actograph.contract.errors import ActographError
 from actograph.contract.resources import Score, ToolMessage, ToolUse
 from storage.queue.leases import LeasedSample
+from storage.sessions.sessions import NewSession
 from worker.engine.messages import Generation
 from worker.runners.runner import Prompt
 from worker.sample.conversation import Conversation
@@ -37,6 +38,11 @@ class Outcome:
     logprobs: Sequence[Mapping[str, Any]] | None = None
     #: None if nothing is captured
     recorded: Recorded | None = None
+    #: the session of a sample that stores files of results, as a pair does
+    results: NewSession | None = None
+    #: tokens of all its requests, and those that were computed for several, if it has no conversation
+    tokens_read: int = 0
+    tokens_cached: int = 0
     error: ActographError | None = None
 
     @property
@@ -48,9 +54,14 @@ class Outcome:
         return None if first is None else first.value == 1.0
 
     @property
+    def session_id(self) -> str | None:
+        """Of its stored session."""
+        return self.recorded.session_id if self.recorded else self.results.id if self.results else None
+
+    @property
     def prompt_tokens(self) -> int:
-        """Tokens of the first prompt."""
-        return self.conversation.prompt_tokens if self.conversation else 0
+        """Tokens of the first prompt, or of all requests of a pair."""
+        return self.conversation.prompt_tokens if self.conversation else self.tokens_read
 
     @property
     def generated_tokens(self) -> int:
@@ -62,4 +73,4 @@ class Outcome:
     def cached_tokens(self) -> int:
         """Tokens of prompts that were computed for several samples at once, in all turns."""
         turns = self.conversation.generations if self.conversation else ()
-        return sum(turn.cached_tokens for turn in turns)
+        return self.tokens_cached + sum(turn.cached_tokens for turn in turns)

@@ -3,11 +3,10 @@
 Most jobs have one turn per sample. Evaluations with tools have several; each is a request of its own.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 
-from actograph.contract.errors import ActographError, ContextLengthExceeded
+from actograph.contract.errors import ContextLengthExceeded
 from actograph.contract.job_specs import check_sampling
 from actograph.contract.resources import ToolUseEnd
 from actograph.contract.row_selection import Positions
@@ -20,40 +19,25 @@ from worker.engine.messages import Edit, Generation, Request, Rows, TokenRule
 from worker.runners.runner import Prompt, ReplayedSample
 from worker.sample.conversation import Conversation, TurnPrompt
 from worker.sample.held_rows import HeldRows
+from worker.sample.leased_run import LeasedRun
 from worker.sample.open_job import OpenJob
 from worker.sample.outcome import Outcome
 from worker.sample.recorder import SampleRecorder
 from worker.sample.replay import Replay, steering_for
 from worker.sample.token_rules import named, rule_of
-from worker.sample.unforeseen import unforeseen
 
 
-class SampleRun:
-    """The state of one sample.
-
-    While it is `running`: `request`, then the engine with `write` as the request's sink, then `end_turn` and
-    `follow`. After that `decode`, `score` and `store`; `outcome` has the result or the error. Nothing here
-    writes to the index.
-
-    Attributes:
-        calls_tools: `follow` may take seconds.
-        sampling: of every turn; None if the prompt is only read.
-        urgent: an urgent chat.
-        at_once: its outcome is committed without waiting for others.
-    """
+class SampleRun(LeasedRun):
+    """The state of one prompted sample."""
 
     def __init__(
         self, lease: LeasedSample, job: OpenJob, store: ArtifactStore, *, urgent: bool = False
     ) -> None:
         """Build the first prompt; a faulty one ends the sample with its error."""
+        super().__init__(Outcome(lease=lease, provenance=job.provenance), urgent=urgent)
         self._job = job
         self._runner = job.runner
-        self.outcome = Outcome(lease=lease, provenance=job.provenance)
-        self.sampling: SamplingSpec | None = None
-        self.urgent = urgent
-        self.at_once = False
         self.calls_tools = self._runner.takes_turns
-        self.running = False
         #: the turn that runs
         self._begun: TurnPrompt | None = None
         self._recorder: SampleRecorder | None = None
@@ -117,25 +101,6 @@ class SampleRun:
             structure=self._job.engine.structure,
             markup=self._job.markup,
         )
-
-    @property
-    def lease(self) -> LeasedSample:
-        return self.outcome.lease
-
-    def fail(self, error: ActographError) -> None:
-        """End with an error."""
-        self.running = False
-        self.outcome = replace(self.outcome, error=error)
-
-    @contextmanager
-    def _failing(self, doing: str) -> Iterator[None]:
-        """End with the error of a step; the log has `doing`, with the id of the sample."""
-        try:
-            yield
-        except ActographError as error:
-            self.fail(error)
-        except Exception as error:  # noqa: BLE001 (it fails this sample alone, and the log has the trace)
-            self.fail(unforeseen(error, doing.format(self.lease.id)))
 
     @property
     def live(self) -> LiveTextWriter | None:

@@ -43,8 +43,8 @@ class ExportPlan:
         Numbers count from 1; the first is the problem's row in the dataset.
         """
         name = f"{safe_part(self.task, 'sample')}_{index + 1:04d}"
-        # the samples of a replay have the conditions of their sources, and are numbered by epochs
-        is_replay = self.job.kind == "replay"
+        # the samples of replays and patches have the conditions of their sources, and are numbered by epochs
+        is_replay = self.job.kind in ("replay", "patch")
         if len(self.job.spec.get("conditions") or []) > 1 or (is_replay and condition):
             name += f"__{safe_part(condition or '', 'none')}"
         has_epochs = is_replay or (self.job.spec.get("epochs") or 1) > 1

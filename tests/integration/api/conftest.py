@@ -44,7 +44,7 @@ from worker.drain.pauses import Pauses
 ON_BOTH = {"test_job_lifecycle", "test_event_stream"}
 ON_BOTH_IN_SOAK = {
     "test_job_submission", "test_service_state", "test_export_api", "test_sessions_api", "test_uploads",
-    "test_batches_api", "test_rescoring", "test_reconciler", "test_replays_api",
+    "test_batches_api", "test_rescoring", "test_reconciler", "test_replays_api", "test_patch_jobs_api",
 }  # fmt: skip
 
 MODEL = "demo"

@@ -86,12 +86,12 @@ def test_sessions_of_analyses_are_listed_apart_and_single_files_are_fetched(
 
     assert analysis not in listed() and len(listed()) == len(rows)
     assert listed("--analyses") == listed("--job", job.id) == [analysis]
-    fetch = ("sessions", "download", analysis, "--out", tmp_path, "--files")
+    fetch = ("sessions", "download", analysis, "--out", tmp_path / "out", "--files")
     code, _, err = run(*fetch, "*.pt")
     assert code != 0 and "has no file '*.pt'; it has " in err
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "out").exists()
     assert run(*fetch, "*.png")[0] == 0
-    assert [one.name for one in (tmp_path / analysis).iterdir()] == ["outlier_features.png"]
+    assert [one.name for one in (tmp_path / "out" / analysis).iterdir()] == ["outlier_features.png"]
 
 
 def sessions_of(kind: str) -> list[dict[str, Any]]:

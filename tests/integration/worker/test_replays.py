@@ -319,7 +319,7 @@ def test_deleted_sessions_fail_alone_and_lost_samples_run_again(place: Replays) 
     leasing.lose(place.bench.database, "wrk_lost")
     kept, gone = place.bench.samples(place.drained(replay))
     assert kept.error is None and kept.losses == 1
-    assert gone.error is not None and "was deleted after the replay was submitted" in gone.error.message
+    assert gone.error is not None and "was deleted after the job was submitted" in gone.error.message
     with place.bench.database.read() as session:
         ids = sessions.ids(session, sessions.SessionFilter(job_id=replay))
     assert ids == [kept.session_id]

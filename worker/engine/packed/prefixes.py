@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from actograph.contract.row_selection import TokenRange
 from worker.engine.capture.layouts import BLOCK, likeness_of
 from worker.engine.edits import likeness_of as edit_likeness_of
 from worker.engine.messages import Capture, Edit, Request
@@ -46,11 +47,11 @@ class PrefixKeys:
 
     Attributes:
         chained: hash of each number of whole blocks; at least one token is left to the request itself.
-        likeness: equal for requests whose equal tokens have equal keys, values and rows.
+        likenesses: of each, equal for requests whose equal tokens have equal keys, values and rows there.
     """
 
     chained: tuple[int, ...] = ()
-    likeness: tuple[object, ...] = field(default=(), repr=False)
+    likenesses: tuple[tuple[object, ...], ...] = field(default=(), repr=False)
 
 
 class Prefixes:
@@ -78,12 +79,13 @@ class Prefixes:
         for blocks in range(len(keys.chained), 0, -1):
             key, tokens = keys.chained[blocks - 1], request.prompt_ids[: blocks * BLOCK]
             known, likeness = self._known.get(key, (None, ()))
-            if known is not None and known.request.prompt_ids == tokens and likeness == keys.likeness:
+            own = keys.likenesses[blocks - 1]
+            if known is not None and known.request.prompt_ids == tokens and likeness == own:
                 self._known.move_to_end(key)
                 return known
             if make and known is None and self._times.get(key, 0) > 1:
                 made = SharedPrefix(key, self._read(request, tokens))
-                self._known[key] = made, keys.likeness
+                self._known[key] = made, own
                 return made
         return None
 
@@ -110,7 +112,7 @@ class Prefixes:
             key=f"prefix {next(self._number)}",
             prompt_ids=tokens,
             seed=0,
-            edits=_early(request.edits),
+            edits=_early(request.edits, len(tokens)),
             max_tokens=0,
             capture=_early_rows(request.capture),
             priority=request.priority,
@@ -126,21 +128,26 @@ def keys_of(request: Request) -> PrefixKeys:
     if capture is not None and (request.rule is not None or capture.summarises):
         return PrefixKeys()
     rows = _early_rows(capture)
-    edits = tuple(edit_likeness_of(edit) for edit in _early(request.edits))
-    likeness = (None if rows is None else likeness_of(rows), edits)
-    key, keys = hash(likeness), []
+    of_rows = None if rows is None else likeness_of(rows)
+    alike = {edit: edit_likeness_of(edit) for edit in _early(request.edits, full)}
+    key, keys, likenesses = 0, list[int](), list[tuple[object, ...]]()
     for at in range(0, full, BLOCK):
-        key = hash((key, request.prompt_ids[at : at + BLOCK]))
+        likeness = (of_rows, tuple(alike[edit] for edit in _early(request.edits, at + BLOCK)))
+        key = hash((key, likeness, request.prompt_ids[at : at + BLOCK]))
         keys.append(key)
-    return PrefixKeys(tuple(keys), likeness)
+        likenesses.append(likeness)
+    return PrefixKeys(tuple(keys), tuple(likenesses))
 
 
-def _early(edits: Sequence[Edit]) -> tuple[Edit, ...]:
-    """Edits that a prefix needs too."""
+def _early(edits: Sequence[Edit], tokens: int) -> tuple[Edit, ...]:
+    """Edits that a prefix of so many tokens needs too."""
     return tuple(
         edit
         for edit in edits
-        if not edit.changes_nothing and edit.positions not in _LATE and edit.after is None
+        if not edit.changes_nothing
+        and edit.positions not in _LATE
+        and edit.after is None
+        and not (isinstance(edit.positions, TokenRange) and edit.positions.start >= tokens)
     )
 
 

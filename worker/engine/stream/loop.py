@@ -477,6 +477,8 @@ class Loop:
             if slot.score is not None and slot.prefills:
                 slot.score.take(logits[at : at + slot.logits], slot.computed)
             at += slot.logits
+            if slot.next_score is not None and slot.stop == slot.prompt:
+                slot.next_score.take(logits[at - 1])
             if slot.chooses:
                 last.append(at - 1)
         if not choosing:

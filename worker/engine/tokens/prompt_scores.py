@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's own tokens, chunk by chunk."""
+"""Log probabilities of a prompt's own tokens, chunk by chunk, and of tokens that may follow it."""
 
 import math
 
@@ -56,7 +56,34 @@ class PromptScore:
             return None, None
         if not self._bad:
             return tuple(self._found), None
-        what = "the model's probabilities of the prompt's tokens are not numbers (NaN)"
-        if self._request.edits:
-            return None, InterventionFailed(f"{what}; take a smaller coefficient or vector")
-        return None, CaptureFailed(what)
+        return None, _not_numbers(self._request, "the prompt's tokens")
+
+
+class NextScore:
+    """Log probabilities of tokens that may follow a prompt. Nothing waits for the device before the end."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._found: Tensor | None = None
+
+    def take(self, logits: Tensor) -> None:
+        """Take the logits of the last token of the prompt, [vocabulary]."""
+        scores = logits.to(torch.float32)
+        chosen = scores[to_device(np.array(self._request.next_tokens), scores.device)]
+        self._found = chosen - scores.logsumexp(-1)
+
+    def result(self) -> tuple[tuple[float, ...] | None, ActographError | None]:
+        """The log probabilities, or the error that prevented them; neither if the prompt was not read."""
+        if self._found is None:
+            return None, None
+        found = tuple(self._found.tolist())
+        if all(map(math.isfinite, found)):
+            return found, None
+        return None, _not_numbers(self._request, "the next token")
+
+
+def _not_numbers(request: Request, of: str) -> ActographError:
+    what = f"the model's probabilities of {of} are not numbers (NaN or infinity)"
+    if request.edits:
+        return InterventionFailed(f"{what}; take a smaller coefficient or vector")
+    return CaptureFailed(what)

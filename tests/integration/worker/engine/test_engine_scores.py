@@ -4,14 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer, Gemma2Config
 
 from actograph.contract.errors import InterventionFailed
+from actograph.contract.row_selection import TokenRange
 from actograph.contract.specs import SamplingSpec
 from tests.support.architectures import COMMON
 from tests.support.engine_run import KeepingSink, generate, random_engine, read_texts, requests_for
+from tests.support.plain_forward import plain_rows
 from worker.engine.engine import Engine
 from worker.engine.messages import Edit, Generation, Request, TokenLogprobs
 from worker.engine.stream import loop
@@ -154,3 +157,35 @@ def test_a_model_that_caps_its_logits_is_scored_by_the_capped_ones(shared: Any) 
     assert {round(score.logprob, 4) for score in scores_of(flat)} == {
         round(-float(torch.tensor(512).log()), 4)
     }
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+def test_tokens_after_a_prompt_are_scored_whatever_is_read_beside_it(name: str, engine_of: EngineOf) -> None:
+    """Of one token or several, in pieces, under edits, after a shared prefix, and beside generations."""
+    engine = engine_of(name)
+    width = engine.structure.hooks["resid_pre.1"].width
+    row = np.linspace(-1, 1, width, dtype=np.float32)
+    edit = Edit(hook="resid_pre.1", op="replace", vector=row, positions=TokenRange(start=70, stop=71))
+
+    def put(tensor: torch.Tensor) -> None:
+        tensor[0, 70] = torch.from_numpy(row)
+
+    long = tuple(3 + i % 200 for i in range(130))
+    asked = [
+        Request(key="one", prompt_ids=(7,), seed=0, max_tokens=0, next_tokens=(5,)),
+        Request(key="two", prompt_ids=long, seed=0, max_tokens=0, next_tokens=(300, 17)),
+        Request(key="again", prompt_ids=long, seed=0, max_tokens=0, next_tokens=(17,)),
+        Request(key="edited", prompt_ids=long, seed=0, max_tokens=0, next_tokens=(300,), edits=(edit,)),
+    ]
+    others = requests_for(engine, PROMPTS[:2])
+    made = generate(engine, [others[0], *asked, others[1]], sampling=GREEDY)
+    found = {one.key: one for one in made}
+    for request in asked:
+        writes = {"resid_pre.1": put} if request.edits else {}
+        logits = plain_rows(engine, request.prompt_ids, ["logits"], writes)["logits"][-1]
+        wanted = logits.float().log_softmax(-1)[list(request.next_tokens)].tolist()
+        one = found[request.key]
+        assert one.error is None and one.generated_ids == () and one.next_logprobs is not None
+        assert list(one.next_logprobs) == pytest.approx(wanted, abs=1e-4), request.key
+    assert found["edited"].next_logprobs != found["two"].next_logprobs
+    assert all(found[one.key].next_logprobs is None for one in others)
