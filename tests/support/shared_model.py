@@ -1,6 +1,7 @@
 """Engines of several ranks: starting and ending them, and requests that differ in one thing each."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,17 @@ from actograph.settings import Settings
 from tests.support.engine_run import assert_same_logprobs
 from tests.support.local_engine import ListedRun, tensor_of
 from worker.engine.client import EngineClient, EngineProcess
-from worker.engine.messages import Capture, Edit, Generation, Request, Rows, RunOptions, TokenRule
+from worker.engine.messages import (
+    Capture,
+    Edit,
+    Generation,
+    Readout,
+    ReadoutLimit,
+    Request,
+    Rows,
+    RunOptions,
+    TokenRule,
+)
 
 #: fewer slots than requests, so that some begin while others run
 OPTIONS = RunOptions(slots=5, shard_bytes=1 << 12)
@@ -33,6 +44,9 @@ def asked_of(structure: ModelStructure) -> list[Request]:
         return {"edits": edits}
 
     add = Edit(hook="resid_post.0", op="add", coefficient=2.0, vector=vector)
+    readout = Readout(name="readout:r", hook="resid_post.1", sha256="r", bias=0.5, vector=vector)
+    at_once = ReadoutLimit(name=readout.name, above=-1e9)
+    read = {"capture": Capture(hooks=tuple(structure.hooks), readouts=(readout,))}
     changes: dict[str, dict[str, Any]] = {
         "plain": {},
         "another prompt": {"prompt_ids": begin[3:17]},
@@ -54,6 +68,9 @@ def asked_of(structure: ModelStructure) -> list[Request]:
         "zeroed": steered(Edit(hook="mlp_out.0", op="zero")),
         "projected": steered(Edit(hook="resid_pre.2", op="project_out", vector=vector)),
         "at the embedding": steered(Edit(hook="embed", op="add", vector=vector)),
+        "read out": read,
+        "ended by a readout": read | {"stops": (at_once,)},
+        "added after a readout": read | steered(replace(add, after=at_once)),
         "several": steered(add, Edit(hook="resid_post.0", op="scale", coefficient=0.5), add),
     }
     put = Edit(hook="resid_pre.1", op="replace", vector=vector, positions=TokenRange(start=3, stop=4))
@@ -88,6 +105,7 @@ def assert_alike(got: Answers, want: Answers) -> None:
     for one, other in zip(got.made, want.made, strict=True):
         assert one.error is None, (one.key, one.error)
         assert (one.key, one.generated_ids) == (other.key, other.generated_ids)
+        assert one.finish_reason == other.finish_reason
         assert_same_logprobs(one.logprobs, other.logprobs)
         assert_same_logprobs(one.prompt_logprobs, other.prompt_logprobs)
         assert (one.next_logprobs is None) == (one.key != "patched")

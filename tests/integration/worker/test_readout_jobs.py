@@ -15,6 +15,7 @@ from storage.jobs import jobs
 from storage.results import summary
 from storage.sessions import vectors
 from storage.sessions.reader import SessionReader
+from tests.integration.worker import test_batch_members as batch
 from tests.integration.worker.test_replays import identified
 from tests.support.additions import TASK, additions
 from tests.support.submitting import insert
@@ -313,3 +314,51 @@ def test_an_intervention_waits_for_a_readout(bench: "Bench", monkeypatch: pytest
     assert again.error is not None
     assert "recorded under interventions that began when a readout crossed" in again.error.message
     assert replayed(bench, placed, {"hooks": [HOOK]}).error is None
+
+
+def test_members_of_a_batch_are_what_they_are_alone(bench: "Bench", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chats, and the lines of one batch, that differ in one thing of their readouts each."""
+    one, other = Stored(bench), Stored(bench, "w", seed=1)
+    ((_, session),) = run(
+        bench, inputs=[{"prompt": batch.PROMPT}], capture={"readouts": [{"vector": one.id}]}
+    )
+    middle = float(np.median(session["readout:v"][:]))
+    plain = {"vector": one.id}
+    edit = {"hook": "resid_post.0", "op": "scale", "coefficient": -1.5}
+
+    def line(*readouts: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {"capture": {"hooks": [HOOK], "readouts": list(readouts)}} | more
+
+    lines: dict[str, dict[str, Any]] = {
+        "as it is": line(plain),
+        "vector": line({"vector": other.id}),
+        "two": line(plain, {"vector": other.id}),
+        "name": line(plain | {"name": "other"}),
+        "bias": line(plain | {"bias": 7}),
+        "stop": line(plain | {"stop_above": middle}),
+        "stop below": line(plain | {"stop_below": middle}),
+        "never": line(plain | {"stop_above": 1e9}),
+        "by the second": line(plain, {"vector": other.id, "stop_above": -1e9}),
+        "edit": line(plain, interventions=[edit]),
+        "edit after": line(plain, interventions=[edit | {"after": {"readout": "v", "above": middle}}]),
+        "none": {"capture": None},
+    }
+    monkeypatch.setattr(batch, "LINES", lines)
+    together = [batch.submit_chat(bench, name) for name in lines]
+    assert batch.run_all(bench, *together) >= 6
+    job = batch.submit_lines(bench, list(lines))
+    batch.run_all(bench, job)
+    ended = set()
+    for name, chat, sample in zip(lines, together, bench.samples(job), strict=True):
+        alone = batch.submit_chat(bench, name)
+        assert batch.run_all(bench, alone) == 1
+        (due,) = bench.samples(alone)
+        batch.assert_same(bench, name, bench.samples(chat)[0], due)
+        for found in (bench.samples(chat)[0], sample):
+            assert (found.completion, found.finish_reason) == (due.completion, due.finish_reason), name
+            assert found.readouts.keys() == due.readouts.keys()
+            for readout, values in due.readouts.items():
+                expected = values.model_dump()
+                assert found.readouts[readout].model_dump() == pytest.approx(expected, abs=1e-3, rel=1e-4)
+        ended.add((due.finish_reason, due.completion))
+    assert len(ended) > 3 and "readout" in {reason for reason, _ in ended}

@@ -114,6 +114,7 @@ def test_what_a_job_refers_to_must_be_ones_own(keyed: Keyed, things: Things, pro
             | {"dataset": bobs, "fewshot_dataset": own, "num_fewshot": 1},
             "/interventions/0/vector_id": capture | {"interventions": steer},
             "/conditions/1/interventions/0/vector_id": capture | {"conditions": conditions},
+            "/capture/readouts/0/vector": capture | {"capture": {"readouts": [{"vector": vector_id}]}},
         }
 
     foreign_bodies = bodies(things.ids["file_id"], things.ids["vector_id"])
