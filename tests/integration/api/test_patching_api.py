@@ -56,7 +56,7 @@ def test_what_cannot_be_patched_is_refused_by_field(
         (
             patch(session_id, vector=[1.0] * 8),
             "/interventions/0",
-            "exactly one of vector, vector_id and from",
+            "exactly one of vector, vector_id, from and sae",
         ),
         (patch(session_id, op="zero"), "/interventions/0", "takes no vector"),
         (patch(session_id, source={"sesion": "x"}), f"{POINTER}/sesion", "Did you mean 'session'?"),

@@ -44,7 +44,7 @@ def test_a_session_shows_what_it_holds(service: Service, session_id: str) -> Non
     assert (session["prompt_tokens"], session["generated_tokens"], session["rows"]) == (3, 4, 6)
     assert session["hooks"]["mlp_in.2"] == {
         "shape": [3, 8], "dtype": "BF16", "first_row": 3, "position_offset": None, "summary": None,
-        "over": None, "nbytes": 48,
+        "over": None, "compared": None, "latents": None, "nbytes": 48,
     }  # fmt: skip
     assert {f["name"] for f in session["files"]} == {"activations.safetensors", "manifest.json"}
     assert session["bytes"] == sum(f["bytes"] for f in session["files"])
