@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 ADAPTER = "LoRA of --model to serve beside it: folder, Hub id or NAME=<one> (commas or repeated)."
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Report only, change nothing.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print full ids only.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id, or a unique prefix.")]
 IdArguments = Annotated[list[str], typer.Argument(metavar="ID", help="Ids, or unique prefixes.")]

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from actograph.cli import job_flags, job_tables
-from actograph.cli.flags import LIST_FLAGS, IdArgument, IdArguments, ScorersOption, names, scorers_of
+from actograph.cli.flags import (
+    LIST_FLAGS,
+    IdArgument,
+    IdArguments,
+    ScorersOption,
+    YesOption,
+    names,
+    scorers_of,
+)
 from actograph.cli.shell import (
     ERROR,
     GlobalOptions,
@@ -166,7 +174,7 @@ def remove(
     jobs: IdArguments,
     *,
     include_pinned: bool = typer.Option(False, "--include-pinned", help="Delete pinned sessions too."),
-    yes: bool = typer.Option(False, "--yes", "-y", help="Delete without asking."),
+    yes: YesOption = False,
 ) -> None:
     """Delete ended jobs with their samples and sessions."""
     if not yes:

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from actograph.cli.flags import LIST_FLAGS
-from actograph.cli.shell import Shell, command
+from actograph.cli.flags import LIST_FLAGS, YesOption
+from actograph.cli.shell import Shell, ask, command
 from actograph.tables import Columns
 
 app = typer.Typer(no_args_is_help=True, help="List, store, show and delete SAEs.")
@@ -76,6 +76,8 @@ def create(
 
 
 @command(app, "rm", examples=["actograph saes rm res-8"])
-def remove(shell: Shell, saes: References) -> None:
+def remove(shell: Shell, saes: References, *, yes: YesOption = False) -> None:
     """Delete SAEs that no active job uses. Stored latents stay."""
+    if not yes:
+        ask(f"Delete {'1 SAE' if len(saes) == 1 else f'{len(saes)} SAEs'}?")
     shell.each("sae", saes, shell.client.saes.delete)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actograph.cli.flags import LIST_FLAGS, DryRunOption, IdArgument
+from actograph.cli.flags import LIST_FLAGS, DryRunOption, IdArgument, YesOption
 from actograph.cli.shell import ERROR, OK, Shell, ask, command, emit, end, error_code, note, on_interrupt
 from actograph.contract.errors import ActographError, InvalidRequest
 from actograph.progress import meter
@@ -136,7 +136,7 @@ def remove(
         False, "--include-pinned", help="With filters: delete pinned sessions too."
     ),
     dry_run: DryRunOption = False,
-    yes: bool = typer.Option(False, "--yes", "-y", help="Delete without asking."),
+    yes: YesOption = False,
     **filters: Any,
 ) -> None:
     """Delete sessions with their files, by id or by filter."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from actograph.cli.flags import LIST_FLAGS
+from actograph.cli.flags import LIST_FLAGS, YesOption
 from actograph.cli.shell import Shell, ask, command, emit, note
 from actograph.contract.errors import InvalidDataset
 from actograph.short_texts import shorten
@@ -76,7 +76,7 @@ def remove(
     shell: Shell,
     vectors: References,
     *,
-    yes: bool = typer.Option(False, "--yes", "-y", help="Delete without asking."),
+    yes: YesOption = False,
 ) -> None:
     """Delete vectors that no active job uses."""
     if not yes:

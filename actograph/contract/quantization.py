@@ -63,6 +63,6 @@ def unverified(config: Mapping[str, Any], device: str) -> str | None:
 
 
 def missing_package(method: str) -> str | None:
-    """What to install for checkpoints of this method; None if it is there, or nothing is needed."""
+    """Packages to install for checkpoints of this method; None if it is there, or nothing is needed."""
     module, install = PACKAGES.get(method, ("", ""))
     return install if module and importlib.util.find_spec(module) is None else None

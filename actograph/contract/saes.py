@@ -52,7 +52,7 @@ SaeRef = Annotated[str, Field(max_length=64), AfterValidator(_is_reference)]
 
 
 class SaeConfig(Resource):
-    """What an SAE computes, with SAELens' names.
+    """The arithmetic of an SAE, with SAELens' names.
 
     With x a row, the encoding is act((norm(x) - b_dec) W_enc + b_enc).
     """
@@ -111,7 +111,7 @@ class NewSae(Spec):
 
     @property
     def source(self) -> str:
-        """Where its files come from, in one word."""
+        """The folder or repository of its files, in one word."""
         if self.path is not None:
             return self.path
         at = f"@{self.revision}" if self.revision else ""

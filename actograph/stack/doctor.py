@@ -168,7 +168,7 @@ def _model(settings: Settings) -> str:
 
 
 def _quantization(folder: Path) -> str:
-    """What to know of a quantised checkpoint; "" if it is not one."""
+    """A remark on a quantised checkpoint; "" if it is not one."""
     try:
         config = json.loads((folder / "config.json").read_text())
         method = quantization.method_of(config)

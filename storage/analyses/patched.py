@@ -32,7 +32,7 @@ _READERS, LISTED = 8, 100
 
 @dataclass(frozen=True, kw_only=True)
 class StoredPairs:
-    """What a job has stored so far, by the index.
+    """The results that a job has stored so far, by the index.
 
     Attributes:
         readers: of the sessions of its pairs, in the order of the samples.

@@ -230,7 +230,7 @@ def _heads(session: Session, asking: Asking) -> dict[str, list[JobRow]]:
 
 
 class _Form(NamedTuple):
-    """What decides the form of the statement that reads the first waiting jobs; the rest are its values."""
+    """The parts of a question for the first waiting jobs that change its statement; others are its values."""
 
     has_model: bool
     chats_only: bool

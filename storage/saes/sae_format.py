@@ -54,7 +54,7 @@ def config_of(
     hub: str | None = None,
     center_rows: bool | None = None,
 ) -> tuple[SaeConfig, str | None]:
-    """What an SAE computes, and the name of its hook if the files have one.
+    """The arithmetic of an SAE, and the name of its hook if the files have one.
 
     Args:
         cfg: the object of `cfg.json`.

@@ -36,7 +36,7 @@ _features: TypeAdapter[Features | None] = TypeAdapter(Features | None)
 
 @dataclass(slots=True)
 class _Largest:
-    """What was found in the rows of one tensor."""
+    """The largest difference in the rows of one tensor."""
 
     tolerance: float
     rows: int = 0

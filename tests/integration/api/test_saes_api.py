@@ -112,7 +112,8 @@ def test_python_and_the_command_line(service: Service, url: str, run: Run) -> No
         code, out, _ = run("saes", "ls")
         assert code == 0 and "res-1" in out and "standard" in out
         assert run("saes", "show", "two", "--format", "json")[0] == 0
-        assert run("saes", "rm", "two")[0] == 0
+        assert "Delete 1 SAE? Without a terminal, use --yes" in run("saes", "rm", "two")[2]
+        assert run("saes", "rm", "--yes", "two")[0] == 0
         assert client.saes.delete(made.id).deleted
         assert list(client.saes.list()) == []
 

@@ -1,4 +1,4 @@
-"""What is computed with on a device, and shared by live requests: each is made once."""
+"""Weights on a device that live requests share: each is made once."""
 
 from __future__ import annotations
 
