@@ -179,12 +179,18 @@ class PostgresServer:
     def kill(self) -> None:
         """SIGKILL to the postmaster and all its children, as a power cut of the server would."""
         if self._process is not None:
-            # its backends have sessions of their own
-            for process in self._backends():
+            # its backends have sessions of their own; a stopped postmaster makes no further one
+            self._process.send_signal(signal.SIGSTOP)
+            backends = self._backends()
+            for process in backends:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             self._process.kill()
             self._await_end()
+            # the next server is refused while one of them still has the shared memory
+            deadline = time.monotonic() + STOP_SECONDS
+            while any(map(_runs, backends)) and time.monotonic() < deadline:
+                time.sleep(0.01)
 
     def remove(self) -> None:
         """End it and remove its folder."""
@@ -271,3 +277,10 @@ def _other_user() -> str:
 def _environment() -> dict[str, str]:
     """Ours without what would lead the server or its clients elsewhere."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_", "LANG"))} | {"LC_ALL": "C"}
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether a process has memory; one that has ended may stay a zombie for long."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
