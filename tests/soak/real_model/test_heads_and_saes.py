@@ -4,10 +4,10 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
 from actograph.client import Client
 from tests.support import other_programs
@@ -18,40 +18,35 @@ from tests.support.servers import Unavailable
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
 
-WORDS = 24
+PAGE = REPO / "docs/guides/heads.md"
+BLOCK = re.compile(r"^<!-- run on smollm2 -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+ROW = re.compile(r"^layer (\d+) head (\d+) ([\d.]+)$", re.MULTILINE)
 
 
-def random_words(model: Path, count: int) -> list[str]:
-    """Words of one token each, in an order that says nothing."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    texts = tokenizer.batch_decode([[one] for one in range(len(tokenizer))])
-    words = sorted(text for text in texts if re.fullmatch(r" [a-z]{5,9}", text))
-    return [str(word) for word in np.random.default_rng(0).choice(words, count, replace=False)]
-
-
-def test_induction_heads_look_at_what_followed_the_last_time(client: Client, smollm2: Path) -> None:
-    """Elhage et al. 2021, Olsson et al. 2022: on repeated random tokens, from a token to the one after its
-    first occurrence. Texts that repeat nothing are the control."""
-    words = random_words(smollm2, 8 * WORDS)
-    texts = []
-    for start in range(0, len(words), 2 * WORDS):
-        first, second = "".join(words[start : start + WORDS]), "".join(words[start + WORDS :][:WORDS])
-        texts += [first + first, first + second]
-    capture = {"points": ["q", "k"], "layers": "all"}
-    job = client.capture(texts, capture=capture, mode="prefill").wait()
-    scores: dict[int, list[np.ndarray]] = {0: [], 1: []}
+def test_the_induction_heads_of_the_page_are_found_and_need_a_repetition(
+    client: Client, url: str, smollm2: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    (block,) = BLOCK.findall(text)
+    (tmp_path / "smollm2").symlink_to(smollm2)
+    monkeypatch.setenv("ACTOGRAPH_URL", url)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(block, str(PAGE), "exec"), names)
+    scores, rows = names["scores"], ROW.findall(text)
+    assert scores.shape == (30, 9) and len(rows) == 6
+    for layer, head, score in rows:
+        assert scores[int(layer), int(head)] == pytest.approx(float(score), abs=0.05)
+    found = scores > 0.5
+    assert found.sum() == 6 and not found[0].any(), "they need a layer before them"
+    # the same words, none of them twice
+    drawn = names["drawn"]
+    once = ["".join((*drawn[line], *drawn[line + 1])) for line in (0, 2)]
+    job = client.capture(once, capture={"points": ["q", "k"], "layers": "all"}, mode="prefill").wait()
     for session in job.sessions():
-        ids, is_control = session.token_ids.tolist(), session.sample_index % 2
-        assert len(ids) == 2 * WORDS and (ids[:WORDS] == ids[WORDS:]) == (not is_control)
-        now = np.arange(WORDS, 2 * WORDS - 1)
-        layers = [session.attention(layer) for layer in range(30)]
-        scores[is_control].append(np.array([one[:, now, now - WORDS + 1].mean(axis=1) for one in layers]))
-    repeated, control = (np.mean(scores[kind], axis=0) for kind in (0, 1))
-    assert repeated.shape == (30, 9)
-    heads = np.argwhere(repeated > 0.5)
-    assert 3 <= len(heads) <= 40, "some heads, and not most of them"
-    assert heads[:, 0].min() > 0, "they need a layer before them"
-    assert control[repeated > 0.5].max() < 0.1
+        now = names["now"]
+        control = [session.attention(layer)[:, now, now - 23].mean(axis=1) for layer in range(30)]
+        assert np.array(control)[found].max() < 0.1
 
 
 def test_saelens_trains_on_rows_of_answers_and_the_service_encodes_as_it_does(
