@@ -34,7 +34,8 @@ def test_the_page_shows_what_comes_out(
     assert submit in (PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
     files = shared / "data/gsm8k"
     datasets = ["--dataset", files / "test.jsonl", "--fewshot-dataset", files / "train.jsonl"]
-    assert run(*shlex.split(submit.replace("\\\n", " "))[1:], *datasets)[0] == 0
+    code, _, err = run(*shlex.split(submit.replace("\\\n", " "))[1:], *datasets)
+    assert code == 0, err
     job = client.jobs.list(tag="night").one().wait()
     code, out, _ = run(*shlex.split(watch.replace("$(actograph jobs ls -q --tag night)", job.id))[1:])
     assert code == 0 and [name for name, _ in SHARE.findall(out)] == ["plain", "calculator"]
