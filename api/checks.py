@@ -226,7 +226,9 @@ def task_messages(submission: Submission[Any]) -> None:
     why = f"{spec.model} has no chat template"
     if spec.apply_chat_template and lacks_template:
         raise InvalidRequest(f"{why}; leave apply_chat_template out", param="apply_chat_template")
-    if spec.uses_tools and lacks_template:
+    # annotations need no template: the prompt shows them
+    is_offered = spec.uses_tools and spec.tool_format == "template"
+    if is_offered and lacks_template:
         raise InvalidRequest(f"{why}, and tools are offered through one", param="tools")
     if spec.apply_chat_template is False:
         lacks_template, why = True, "apply_chat_template is false"
@@ -236,5 +238,5 @@ def task_messages(submission: Submission[Any]) -> None:
                 f"a system message needs a chat template, and {why}; use prefix or suffix instead",
                 param=f"conditions.{place}.system",
             )
-    if spec.uses_tools and structure is not None and structure.tool_calls is False:
+    if is_offered and structure is not None and structure.tool_calls is False:
         raise InvalidRequest(NOT_OFFERED, param="tools")

@@ -1,7 +1,7 @@
 """Insert or change many rows, each with its own values, in one statement.
 
 On Postgres the rows are one parameter, `json_to_recordset`: their number changes neither the statement nor
-the round trips. SQLite, which has no round trips, gets the rows one by one.
+the round trips. SQLite's driver repeats one statement for all rows.
 """
 
 import json
@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Session
 
+from storage.index.ids import among_given, among_values
 from storage.tables.models import Base
 
 Rows = Sequence[Mapping[str, Any]]
@@ -46,8 +47,9 @@ class BulkUpdate:
         key = next(iter(table.primary_key))
         self._key, self._columns = key.name, columns
         is_meant = sa.true() if where is None else where
-        by_key = sa.update(table).where(key == sa.bindparam("_key"), is_meant)
-        self._each = by_key.values({name: sa.bindparam(name) for name in columns}).returning(key)
+        self._meant = sa.select(key).where(among_given("sqlite", key), is_meant)
+        by_key = sa.update(table).where(key == sa.bindparam("_key"))
+        self._each = by_key.values({name: sa.bindparam(name) for name in columns})
         given = _recordset(table, (key.name, *columns))
         matching = sa.update(table).where(key == given.c[key.name], is_meant)
         self._at_once = matching.values({name: given.c[name] for name in columns}).returning(key)
@@ -63,11 +65,14 @@ class BulkUpdate:
         connection = session.connection()
         if connection.dialect.name == "postgresql":
             return set(connection.scalars(self._at_once, {"given": json.dumps(rows)} | values))
-        changed: set[str] = set()
-        for row in rows:
-            own = {name: row[name] for name in self._columns} | {"_key": row[self._key]} | values
-            changed.update(connection.scalars(self._each, own))
-        return changed
+        # nobody else writes meanwhile, so these stay as they are
+        given = among_values("sqlite", (row[self._key] for row in rows))
+        meant = set(connection.scalars(self._meant, given | values))
+        chosen = [row for row in rows if row[self._key] in meant]
+        if chosen:
+            each = [{name: row[name] for name in self._columns} | {"_key": row[self._key]} for row in chosen]
+            connection.execute(self._each, each)
+        return meant
 
 
 def _recordset(table: sa.Table, columns: Sequence[str]) -> Any:

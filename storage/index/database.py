@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
 from actograph.settings import Settings
-from storage.index import clock, counters, events, notices, visible
+from storage.index import clock, counters, events, notices, poolers, visible
 from storage.index.clock import now
 from storage.index.disk_reserve import DiskReserve
 from storage.index.write_turns import WriteTurns
@@ -49,8 +49,20 @@ _AWAY_STATES = ("08", "53", "57P", "40")
 _FATAL_FOR_NOW = ("starting up", "shutting down", "not yet accepting", "recovery", "too many", "terminating")
 BUSY_TIMEOUT_MS = 30_000
 IDLE_TRANSACTION_MS = 15_000
-_BEGIN_POSTGRES = (
-    f"SELECT set_config('idle_in_transaction_session_timeout', '{IDLE_TRANSACTION_MS}', true), {clock.SERVER}"
+#: executions of a statement on one connection before it is prepared
+PREPARED_AFTER = 5
+_IS_DIRECT = "actograph_is_direct"
+#: settings of a transaction that writes
+_OF_WRITES = {
+    "idle_in_transaction_session_timeout": IDLE_TRANSACTION_MS,
+    # nested loops along indexes alone, see `_begin_postgres`
+    **dict.fromkeys(("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit"), "off"),
+}
+_BEGIN_POSTGRES = ", ".join(
+    [
+        f"SELECT {clock.SERVER}",
+        *(f"set_config('{name}', '{value}', true)" for name, value in _OF_WRITES.items()),
+    ]
 )
 
 
@@ -99,7 +111,8 @@ class Database:
             self.reserve = DiskReserve(Path(self.url.database))
         else:
             # a transaction that waited for a lock must see the changes made meanwhile, whatever the server's
-            # default; a connection that the server has closed is replaced unnoticed
+            # default; a connection that the server has closed is replaced unnoticed. What is prepared: see
+            # `_begin_postgres`.
             unprepared = {"prepare_threshold": None}
             self.engine = sa.create_engine(
                 self.url,
@@ -107,6 +120,7 @@ class Database:
                 connect_args=unprepared,
                 **options,
             )
+            event.listen(self.engine, "connect", _note_if_direct)
             event.listen(self.engine, "begin", _begin_postgres)
             event.listen(self.engine, "checkout", _require_open)
             self._reading = self.engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -299,15 +313,28 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
 
+def _note_if_direct(connection: Any, record: Any) -> None:
+    """Statements that were prepared in a process of the server are unknown to the next one of a pooler."""
+    record.info[_IS_DIRECT] = poolers.is_direct(connection)
+    connection.commit()
+
+
 def _begin_postgres(connection: sa.Connection) -> None:
     """Read the clock, see `storage.index.clock`, and limit how long the transaction may be idle.
 
     A process that is suspended in a transaction, or whose host is gone, then holds its locks no longer.
+
+    Statements that write are prepared where that is possible, since planning takes as long as running them. A
+    plan that was made while a table was small is kept while it grows, and would scan it. Writes look for few
+    rows by their keys, so they may not scan whole tables, nor join by them.
     """
     connection.info.pop(clock.BEGUN, None)
-    if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
+    writes = connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT"
+    raw: Any = connection.connection.driver_connection
+    raw.prepare_threshold = PREPARED_AFTER if writes and connection.info[_IS_DIRECT] else None
+    if writes:
         begun = connection.exec_driver_sql(_BEGIN_POSTGRES)
-        connection.info[clock.BEGUN] = (float(begun.one()[1]), time.monotonic())
+        connection.info[clock.BEGUN] = (float(begun.one()[0]), time.monotonic())
 
 
 def _require_open(connection: Any, _record: Any, _proxy: Any) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ServiceUnavailable
+from storage.index import poolers
 
 CHANNEL = "actograph_jobs"
 #: the jobs of all models
@@ -59,9 +60,7 @@ def listen(url: URL) -> Iterator[Wait]:
     with psycopg.connect(
         address, autocommit=True, prepare_threshold=None, connect_timeout=CONNECT_SECONDS, **_KEEP_ALIVE
     ) as connection:
-        server = connection.execute("SELECT pg_backend_pid()").fetchone()
-        # a pooler makes up the number that a client gets when it connects
-        if server is None or server[0] != connection.info.backend_pid:
+        if not poolers.is_direct(connection):
             raise NoSession("the connection leads through a pooler, which keeps no session for LISTEN")
         connection.execute(f"LISTEN {CHANNEL}")
 

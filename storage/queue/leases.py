@@ -8,6 +8,7 @@ one bad sample cannot kill workers for ever.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,10 +16,10 @@ from sqlalchemy.orm import Session
 
 from actograph.contract.errors import ActographError, WorkerLost
 from actograph.contract.resources import SampleStatus
-from storage.index import notices, row_locks, tallies
+from storage.index import notices, row_locks, tallies, visible
 from storage.index.clock import moment_of
 from storage.index.database import now
-from storage.index.ids import among
+from storage.index.ids import among, among_given, among_values
 from storage.index.tallies import Tally
 from storage.index.upsert import Upsert
 from storage.jobs import control, jobs
@@ -79,16 +80,19 @@ def ours(lease: LeasedSample) -> tuple[sa.ColumnElement[bool], ...]:
 
 def lock_valid(session: Session, leases: Sequence[LeasedSample]) -> set[str]:
     """Lock the samples of leases that are still valid. Returns the keys of these."""
-    statement = sa.select(SampleRow.id, SampleRow.lease_token).where(
-        among(session, SampleRow.id, [lease.id for lease in leases]), IS_LEASED
-    )
-    tokens = {
-        row.id: row.lease_token
-        for row in session.execute(
-            statement.order_by(SampleRow.id).with_for_update(of=SampleRow, key_share=True)
-        )
-    }
+    dialect = session.get_bind().dialect.name
+    found = session.execute(_leased(dialect), among_values(dialect, (lease.id for lease in leases)))
+    tokens = {row.id: row.lease_token for row in found}
     return {lease.key for lease in leases if tokens.get(lease.id) == lease.token}
+
+
+@lru_cache(maxsize=2)
+def _leased(dialect: str) -> sa.Select[str, int]:
+    """Lock the given samples that are leased. Built once, since every commit runs it."""
+    statement = sa.select(SampleRow.id, SampleRow.lease_token)
+    statement = statement.where(among_given(dialect, SampleRow.id), IS_LEASED).order_by(SampleRow.id)
+    locked = statement.with_for_update(of=SampleRow, key_share=True)
+    return locked.execution_options(**visible.BUILT_ONCE)
 
 
 def mine(session: Session, worker_id: str) -> Mapping[str, int]:

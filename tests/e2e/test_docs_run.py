@@ -151,7 +151,7 @@ def run_python(text: str, names: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(str(page.relative_to(REPO)), marks=[] if page.name == "README.md" else pytest.mark.soak)
+        pytest.param(str(page.relative_to(REPO)), marks=pytest.mark.soak)
         for page in PAGES
         if MARKED.search(page.read_text("utf-8"))
     ],

@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,8 @@ class Service:
         token_ids: range | list[int] = range(100, 107),
         attention: dict[int, LayerHeads] | None = None,
         latents: int | None = None,
+        finish_reason: str = "stop",
+        token_texts: list[str] | None = None,
     ) -> str | None:
         """Complete a sample as a worker does: session files, session row, sample, counters, end.
 
@@ -222,13 +225,19 @@ class Service:
         session_id = None if tensors is None else lease.session_id
         assert tensors is None or session_id is not None, "the job captures nothing"
         done = result(
-            prompt="a prompt", completion=completion, finish_reason="stop", prompt_tokens=3,
+            prompt="a prompt", completion=completion, finish_reason=finish_reason, prompt_tokens=3,
             generated_tokens=4, scores=scores or {}, session_id=session_id,
         )  # fmt: skip
         made = None
         if session_id is not None and tensors is not None:
             files, infos = self._write_session(
-                session_id, lease, tensors, token_ids, attention or {}, latents=latents
+                session_id,
+                lease,
+                tensors,
+                token_ids,
+                attention=attention or {},
+                latents=latents,
+                token_texts=token_texts or [],
             )
             made = session_of(
                 lease, condition=lease.condition, epoch=lease.epoch, prompt_tokens=3, generated_tokens=4,
@@ -244,12 +253,16 @@ class Service:
         lease: LeasedSample,
         tensors: dict[str, TensorRows],
         token_ids: range | list[int],
-        attention: dict[int, LayerHeads],
         *,
+        attention: dict[int, LayerHeads],
         latents: int | None,
+        token_texts: list[str],
     ) -> tuple[list[SessionFile], dict[str, TensorInfo]]:
+        chosen = [rows for rows in tensors.values() if rows.tokens is not None]
+        counts = accumulate((len(rows.tokens or ()) for rows in chosen), initial=0)
+        offsets = {rows.name: offset for rows, offset in zip(chosen, counts, strict=False)}
         manifest = SessionManifest(
-            attention=attention,
+            attention=attention, token_texts=token_texts,
             session_id=session_id, job_id=lease.job_id, sample_id=lease.id, model=MODEL, capture={},
             sample_index=lease.sample_index, capture_sha256="0" * 64, dtype="model", seed=lease.seed,
             prompt_tokens=3, generated_tokens=4, created_at=0,
@@ -259,6 +272,7 @@ class Service:
                     shape=rows.shape,
                     dtype=rows.dtype,
                     first_row=rows.first_row,
+                    position_offset=offsets.get(rows.name),
                     latents=latents if name.startswith("sae:") else None,
                 )
                 for name, rows in tensors.items()
@@ -266,7 +280,8 @@ class Service:
         )  # fmt: skip
         with SessionWriter(self.services.store, session_id) as writer:
             writer.write_shard(list(tensors.values()))
-            files = writer.finish(manifest, token_ids)
+            positions = [token for rows in chosen for token in rows.tokens or ()]
+            files = writer.finish(manifest, token_ids, positions or None)
             assert writer.manifest is not None
             infos = {
                 name: TensorInfo(**t.model_dump(exclude={"parts"}))

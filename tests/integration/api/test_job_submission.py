@@ -186,8 +186,13 @@ def test_tools_are_refused_if_the_chat_template_does_not_offer_them(
         refused(body, "/tools", says="does not offer tools in the <tool_call> form")
     body["conditions"].append({"name": "b"})
     refused(body, "/tools", says="does not offer tools")
-    body["conditions"] = [{"name": "a", "tools": "none"}]
-    assert service.client.post("/v1/estimate", json=body).status_code == 200
+    without = {"conditions": [{"name": "a", "tools": "none"}]}
+    shown = {"tools": "calculator", "tool_format": "annotations", "apply_chat_template": False}
+    for has_template in (True, False):
+        service.load_model(chat_template=has_template, tool_calls=False)
+        for changes in (without, shown):
+            body = evaluation({"path": str(rows)}, **changes)
+            assert service.client.post("/v1/estimate", json=body).status_code == 200, changes
 
 
 def test_no_path_leads_out_of_the_data_roots(

@@ -24,8 +24,13 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(module_up: Callable[..., Any], smollm2: Path) -> str:
-    service = module_up("--dtype=float32", model=f"smollm2={smollm2}")
+def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def url(module_up: Callable[..., Any], smollm2: Path, data_root: Path) -> str:
+    service = module_up("--dtype=float32", f"--data-root={data_root}", model=f"smollm2={smollm2}")
     service.await_ready()
     return str(service.url)
 

@@ -1,4 +1,4 @@
-"""Matrices and samples in other libraries."""
+"""Matrices in other libraries."""
 
 import io
 import json
@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from actograph.client import Client, UnexpectedAnswer
+from actograph.client import UnexpectedAnswer
 from actograph.client.matrix import Matrix
-from actograph.contract import base, resources
 
 
 def matrix(**changes: Any) -> Matrix:
@@ -50,21 +49,3 @@ def test_an_answer_that_is_no_matrix_is_refused() -> None:
         matrix(more=np.zeros(1))
     with pytest.raises(UnexpectedAnswer):
         Matrix.load(io.BytesIO(b"<html>"))
-
-
-def test_samples_as_a_frame(service: Any, client: Client) -> None:
-    job = service.add_job(1)
-    service.samples[job.id] = [
-        resources.Sample(
-            id=f"smp_{n:032x}", job_id=job.id, sample_index=n, condition="ab"[n % 2],
-            status=resources.SampleStatus.COMPLETED if n else resources.SampleStatus.FAILED, input={},
-            scores={"exact_match,strict-match": resources.Score(value=1.0)} if n else {},
-            error=None if n else base.ErrorRecord(type="x", message="it broke"),
-        )
-        for n in range(3)
-    ]  # fmt: skip
-    frame = client.jobs.get(job.id).frame()
-    assert frame["sample_index"].tolist() == [0, 1, 2]
-    assert frame["status"].tolist() == ["failed", "completed", "completed"]
-    assert frame["error"].tolist()[0] == "it broke"
-    assert frame["exact_match,strict-match"].isna().tolist() == [True, False, False]

@@ -1,10 +1,11 @@
 """Connections to Postgres: no request fails on a closed one, and reads write nothing."""
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from storage.index.database import Database
+from storage.index.database import PREPARED_AFTER, Database
 from storage.tables.models import JobRow
 
 SELECT_ONE = sa.text("SELECT 1")
@@ -59,4 +60,34 @@ def test_a_transaction_sees_what_was_committed_while_it_waited(postgres: Databas
     with postgres.write() as session:
         level = session.execute(sa.text("SHOW transaction_isolation")).scalar_one()
     assert level == "read committed"
+    postgres.close()
+
+
+def test_writes_prepare_statements_and_scan_no_table_whatever_its_size_was(postgres: Database) -> None:
+    prepared = sa.text("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%jobs%'")
+    by_key = sa.update(JobRow).where(JobRow.id == "job_1").values(priority=1)
+    for _ in range(PREPARED_AFTER + 1):
+        with postgres.write() as session:
+            session.execute(by_key.execution_options(synchronize_session=False))
+    with postgres.read() as session:
+        for _ in range(PREPARED_AFTER + 1):
+            session.execute(sa.select(JobRow).where(JobRow.id == "job_1"))
+        assert session.execute(prepared).scalar_one() == 1, "the update, and no read"
+        assert session.execute(sa.text("SHOW enable_seqscan")).scalar_one() == "on"
+    with postgres.write() as session:
+        assert session.execute(sa.text("SHOW enable_seqscan")).scalar_one() == "off"
+        plan = session.execute(sa.text("EXPLAIN UPDATE jobs SET priority = 1 WHERE id = 'job_1'"))
+        assert "Seq Scan" not in "".join(plan.scalars())
+    postgres.close()
+
+
+def test_nothing_is_prepared_behind_a_pooler(postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names a process of its own, of which the server has none."""
+    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", -1)
+    for _ in range(PREPARED_AFTER + 1):
+        with postgres.write() as session:
+            session.execute(SELECT_ONE)
+    with postgres.read() as session:
+        found = session.execute(sa.text("SELECT count(*) FROM pg_prepared_statements")).scalar_one()
+    assert found == 0
     postgres.close()
