@@ -22,14 +22,14 @@ import numpy as np
 import torch
 import transformers.utils.import_utils as transformers_imports
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, Gemma2Config, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from actograph.contract.models import LocationInfo, ModelStructure
 from worker.engine.locations import ModelHooks
 from worker.engine.model.loaded import LoadedModel
-from worker.engine.packed import decoding, flex, verification
+from worker.engine.packed import decoding, flex, norms, verification
 from worker.engine.stream import delivery, loop
 
 GB = 1 << 30
@@ -94,6 +94,8 @@ _READS = {
     "unique_consecutive",
     "bincount",
 }
+#: ops that are one kernel on CUDA, though a CPU has none
+_OF_CUDA = {"_fused_rms_norm"}
 #: ops that launch nothing
 _SILENT = {
     "empty",
@@ -187,7 +189,11 @@ class Card(TorchDispatchMode):
         if name == "linear" and (product := self._product(*args)) is not None:
             return product
         key = "CompositeImplicitAutograd"
-        if func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+        if (
+            func.namespace == "aten"
+            and name not in _OF_CUDA
+            and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+        ):
             with self:
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
@@ -215,6 +221,8 @@ class Card(TorchDispatchMode):
             self._copied(name, given[-1] if name == "copy_" else given[0], made[0], waits=waits)
         elif (on_card or to_card) and name not in _SILENT and not func.is_view:
             self.launch()
+            if name in _OF_CUDA and not given[0].is_contiguous():
+                self.launch()  # it copies them first
             places = tree_leaves(args[1]) if name.startswith("index") else []
             if any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in places):
                 self.event("wait", f"{name} by a mask")
@@ -403,6 +411,14 @@ def _flex_attention(query: Any, keys: Any, values: Any, *_: Any, return_aux: Any
     return out if return_aux is None else (out, SimpleNamespace(lse=total))
 
 
+def _without_modes(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with _disable_current_modes():
+            return inner(*args)
+
+    return call
+
+
 _set = FakeTensor.__setitem__
 
 
@@ -460,6 +476,8 @@ def install() -> None:
         delivery: {"SimpleQueue": _Inline},
         # a compiled kernel: one launch
         flex: {"available": lambda: True, "_compiled": lambda: _flex_attention},
+        # it compares real numbers
+        norms: {"kind_of": _without_modes(norms.kind_of), "agrees": lambda *_: True},
         # comparisons of numbers
         decoding: {"alike": lambda *_: True, "_BUCKETS": BUCKETS},
         verification: {"alike": lambda *_: True},
