@@ -41,6 +41,8 @@ from worker.engine.messages import (
     Edit,
     Encoding,
     Generation,
+    Readout,
+    ReadoutLimit,
     Reduce,
     Request,
     RunOptions,
@@ -288,30 +290,45 @@ class WeightsFile:
         return torch.empty(self.shapes[name])
 
 
-def saes() -> dict[str, Any]:
-    """A decode pass of 64 requests whose rows an SAE encodes, with graphs on, and of ones that store rows."""
+def computed() -> dict[str, Any]:
+    """Runs of 8 requests that store rows, latents or readouts, or end by a readout; eager and replayed."""
     found: dict[str, Any] = {}
     with world("0.6b", layers=1) as (hooks, on):
-        sizes = {"d_in": hooks.structure.hidden_size, "d_sae": 4096}
-        config = SaeConfig(architecture="standard", **sizes)
-        WeightsFile.shapes, encoders.safe_open = shapes_of(config), WeightsFile  # type: ignore[attr-defined]
-        encoding = Encoding(name="sae:s", hook=points(hooks)[0], top=64, config=config, sha256="s", path="")
-        captures = {
-            "rows": Capture(hooks=points(hooks)[:1]),
-            "latents": Capture(hooks=(), encodings=(encoding,)),
+        hook, width = points(hooks)[0], hooks.structure.hidden_size
+        config = SaeConfig(architecture="standard", d_in=width, d_sae=4096)
+        WeightsFile.shapes = shapes_of(config)
+        encoding = Encoding(name="sae:s", hook=hook, top=64, config=config, sha256="s", path="")
+        readouts = tuple(
+            Readout(name=f"r{i}", hook=hook, sha256=str(i), vector=np.ones(width, np.float32))
+            for i in range(2)
+        )
+        ways: dict[str, dict[str, Any]] = {
+            "rows": {"capture": Capture(hooks=(hook,))},
+            "latents": {"capture": Capture(hooks=(), encodings=(encoding,))},
+            "readouts": {"capture": Capture(hooks=(), readouts=readouts)},
+            "limits": {
+                "capture": Capture(hooks=(), readouts=readouts),
+                "stops": (ReadoutLimit(name="r0", above=1.0),),
+            },
         }
-        for name, capture in captures.items():
-            before, engine = on.live, engine_of(hooks)
-            asked = [replace(ask(i, prompt=2), capture=capture) for i in range(64)]
-            made = run(engine, asked, turns=4, graphs=name == "latents")
-            last = decode_passes()[-2]
-            found[name] = {
-                "errors": made.errors,
-                "all": last.stalls,
-                "inside": last.stalls_inside,
-                "hidden temporaries": last.counts["hidden temporary"],
-                "left over": on.live - before,
-            }
+        before, engine = on.live, engine_of(hooks)
+        with mock.patch.object(encoders, "safe_open", WeightsFile):
+            for name, way in ways.items():
+                for replayed in (False, True):
+                    on.graphs.clear()
+                    asked = [replace(ask(i, prompt=2, tokens=6), **way) for i in range(8)]
+                    made = run(engine, asked, turns=60, graphs=replayed)
+                    passes = decode_passes()
+                    found.setdefault(name, {})["replayed" if replayed else "eager"] = {
+                        "errors": made.errors,
+                        "launches inside": max(one.inside["launch"] for one in passes),
+                        "replays": sum(one.counts["replay"] > 0 for one in passes) / len(passes),
+                        "inside": max(one.stalls_inside for one in passes),
+                        "stalls": max(one.stalls for one in passes[:-1]),
+                        "hidden temporaries": max(one.counts["hidden temporary"] for one in passes),
+                        "captures in passes": on.captured_in_passes,
+                        "left over": on.live - before,
+                    }
     return found
 
 
@@ -616,7 +633,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "stalls": stalls,
     "graphs": graphs,
     "graphs-every-bucket": every_bucket,
-    "saes": saes,
+    "computed": computed,
     "kept-rows": kept_rows,
     "leaving": leaving,
     "steering": steering,
