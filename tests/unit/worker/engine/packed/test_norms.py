@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tests.support.architectures import ARCHITECTURES, random_model
 from worker.engine.forwards import Forwards
-from worker.engine.locations import ModelHooks
+from worker.engine.model.loaded import LoadedModel
 from worker.engine.packed import norms
 from worker.engine.packed.norms import FusedNorms, NormKind, kind_of
 from worker.engine.structure.structure import discover
@@ -31,30 +31,31 @@ FUSED = {
 
 
 @pytest.fixture
-def hooks_of(shared: Path) -> Callable[..., ModelHooks]:
+def model_of(shared: Path) -> Callable[..., LoadedModel]:
     """Models whose norms have weights that matter."""
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
 
-    def make(name: str, dtype: torch.dtype = torch.float32) -> ModelHooks:
+    def make(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
         model = random_model(ARCHITECTURES[name].config(), tokenizer, name)
         generator = torch.Generator().manual_seed(1)
         for module in model.hf.modules():
             weight: Any = module._parameters.get("weight")
             if "Norm" in type(module).__name__ and weight is not None:
                 weight.data += 0.3 * torch.randn(weight.shape, generator=generator)
-        model.hf.to(dtype)
-        return discover(model)
+        hf: Any = model.hf
+        hf.to(dtype)
+        return model
 
     return make
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_norms_of_all_architectures(
-    name: str, hooks_of: Callable[..., ModelHooks], subtests: pytest.Subtests
+    name: str, model_of: Callable[..., LoadedModel], subtests: pytest.Subtests
 ) -> None:
     for dtype, unit in ((torch.float32, 1e-6), (torch.bfloat16, 2**-7)):
-        model: Any = hooks_of(name, dtype).model.hf
+        model: Any = model_of(name, dtype).hf
         fused = FusedNorms(model)
         with subtests.test("found", dtype=dtype):
             assert fused.count == FUSED.get(name, 0)
@@ -138,7 +139,7 @@ def test_what_is_no_rms_norm_keeps_its_forward(subtests: pytest.Subtests) -> Non
 
 
 def test_packed_passes_are_verified_with_fused_norms(
-    hooks_of: Callable[..., ModelHooks],
+    model_of: Callable[..., LoadedModel],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     subtests: pytest.Subtests,
@@ -146,7 +147,7 @@ def test_packed_passes_are_verified_with_fused_norms(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(Forwards, "on_gpu", True)
     for name, dtype in (("qwen3", torch.float32), ("qwen3", torch.bfloat16), ("gemma2", torch.bfloat16)):
-        hooks = hooks_of(name, dtype)
+        hooks = discover(model_of(name, dtype))
         with subtests.test("they run", name=name, dtype=dtype):
             forwards = Forwards(hooks)
             assert forwards.reason is None and forwards._norms is not None
@@ -169,6 +170,6 @@ def _doubled(*of: Any) -> Tensor:
     return 2 * x
 
 
-def test_a_cpu_runs_the_models_own_norms(hooks_of: Callable[..., ModelHooks]) -> None:
-    forwards = Forwards(hooks_of("qwen3"))
+def test_a_cpu_runs_the_models_own_norms(model_of: Callable[..., LoadedModel]) -> None:
+    forwards = Forwards(discover(model_of("qwen3")))
     assert forwards.reason is None and forwards._norms is None
