@@ -59,7 +59,8 @@ def run_cases(*names: str) -> dict[str, Any]:
     )
     if ended.returncode == NO_GUARDS:
         unavailable(ended.stderr.strip())
-    assert ended.returncode == 0, ended.stderr
+    if ended.returncode != 0:
+        return {name: {"raised": ended.stderr} for name in names}
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found
 

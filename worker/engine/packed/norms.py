@@ -119,8 +119,9 @@ def agrees(module: nn.Module, fused: Callable[[Tensor], Tensor]) -> bool:
     rows = _rows(weight.shape[0]).to(weight.device, weight.dtype)
     with torch.inference_mode():
         due, found = type(module).forward(module, rows), fused(rows)
-    bound = max(_TOLERANCE, 2 * torch.finfo(weight.dtype).eps)
-    return found.dtype == due.dtype and torch.allclose(found.double(), due.double(), rtol=bound, atol=0)
+    numbers = torch.finfo(weight.dtype)
+    bound, least = max(_TOLERANCE, 2 * numbers.eps), 4 * numbers.eps * numbers.smallest_normal
+    return found.dtype == due.dtype and torch.allclose(found.double(), due.double(), rtol=bound, atol=least)
 
 
 def _rows(width: int) -> Tensor:

@@ -54,7 +54,7 @@ def model_of(shared: Path) -> Callable[..., LoadedModel]:
 def test_norms_of_all_architectures(
     name: str, model_of: Callable[..., LoadedModel], subtests: pytest.Subtests
 ) -> None:
-    for dtype, unit in ((torch.float32, 1e-6), (torch.bfloat16, 2**-7)):
+    for dtype, unit in ((torch.float32, 1e-6), (torch.float16, 2**-10), (torch.bfloat16, 2**-7)):
         model: Any = model_of(name, dtype).hf
         fused = FusedNorms(model)
         with subtests.test("found", dtype=dtype):
