@@ -22,14 +22,14 @@ import numpy as np
 import torch
 import transformers.utils.import_utils as transformers_imports
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, Gemma2Config, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from actograph.contract.models import LocationInfo, ModelStructure
 from worker.engine.locations import ModelHooks
 from worker.engine.model.loaded import LoadedModel
-from worker.engine.packed import decoding, flex, verification
+from worker.engine.packed import decoding, flex, norms, verification
 from worker.engine.stream import delivery, loop
 
 GB = 1 << 30
@@ -80,6 +80,10 @@ SHAPES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
 }
 
+#: rows of graphs, fewer than on a real card: each one runs three passes here
+BUCKETS = (1, 8, 64)
+REAL_BUCKETS = decoding._BUCKETS
+
 #: ops that read a number of the device, so the host waits for it
 _READS = {
     "_local_scalar_dense",
@@ -90,6 +94,8 @@ _READS = {
     "unique_consecutive",
     "bincount",
 }
+#: ops that are one kernel on CUDA, though a CPU has none
+_OF_CUDA = {"_fused_rms_norm"}
 #: ops that launch nothing
 _SILENT = {
     "empty",
@@ -180,8 +186,14 @@ class Card(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if func.namespace == "prim":
             return func(*args, **kwargs)
+        if name == "linear" and (product := self._product(*args)) is not None:
+            return product
         key = "CompositeImplicitAutograd"
-        if func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+        if (
+            func.namespace == "aten"
+            and name not in _OF_CUDA
+            and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+        ):
             with self:
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
@@ -209,12 +221,23 @@ class Card(TorchDispatchMode):
             self._copied(name, given[-1] if name == "copy_" else given[0], made[0], waits=waits)
         elif (on_card or to_card) and name not in _SILENT and not func.is_view:
             self.launch()
+            if name in _OF_CUDA and not given[0].is_contiguous():
+                self.launch()  # it copies them first
             places = tree_leaves(args[1]) if name.startswith("index") else []
             if any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in places):
                 self.event("wait", f"{name} by a mask")
             if name.startswith("index_put") and on_host:
                 self.event("h2d", f"{name} of a host value")
         return out
+
+    def _product(self, x: Any, weight: Any, bias: Any = None) -> Any:
+        """A linear layer's product as one launch; None if it may be more. Python's decomposition is slow."""
+        if bias is not None or not (x.is_cuda and weight.is_cuda and x.is_contiguous()):
+            return None
+        self.launch()
+        made = x.new_empty(*x.shape[:-1], weight.shape[0])
+        self._hold(made, pinned=False)
+        return made
 
     def _copied(self, name: str, source: Any, target: Any, *, waits: bool) -> None:
         from_card = source.device.type == "cuda"
@@ -388,6 +411,14 @@ def _flex_attention(query: Any, keys: Any, values: Any, *_: Any, return_aux: Any
     return out if return_aux is None else (out, SimpleNamespace(lse=total))
 
 
+def _without_modes(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with _disable_current_modes():
+            return inner(*args)
+
+    return call
+
+
 _set = FakeTensor.__setitem__
 
 
@@ -445,8 +476,10 @@ def install() -> None:
         delivery: {"SimpleQueue": _Inline},
         # a compiled kernel: one launch
         flex: {"available": lambda: True, "_compiled": lambda: _flex_attention},
+        # it compares real numbers
+        norms: {"kind_of": _without_modes(norms.kind_of), "agrees": lambda *_: True},
         # comparisons of numbers
-        decoding: {"alike": lambda *_: True},
+        decoding: {"alike": lambda *_: True, "_BUCKETS": BUCKETS},
         verification: {"alike": lambda *_: True},
         loop.Loop: {"_run": _watched_run(loop.Loop._run)},
     }

@@ -1,17 +1,20 @@
 """Cases of the engine on a GPU; prints results as JSON: `python -m tests.support.fake_cuda_cases CASE ...`.
 
-A case is a process of its own, since `fake_cuda` patches torch. `tests/integration/worker/test_fake_cuda.py`
-asserts what must hold.
+They run in a process of their own, since `fake_cuda` patches torch.
+`tests/integration/worker/test_fake_cuda.py` asserts what must hold. The result of a case that fails is
+`{"raised": traceback}`.
 """
 
 import gc
 import json
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import torch
@@ -38,14 +41,18 @@ from worker.engine.messages import (
     Edit,
     Encoding,
     Generation,
+    Readout,
+    ReadoutLimit,
     Reduce,
     Request,
     RunOptions,
     StatisticsOptions,
 )
 from worker.engine.model import from_config
+from worker.engine.model.devices import current
 from worker.engine.model.memory import MemoryWatch, peak_over
 from worker.engine.model_state import ModelState
+from worker.engine.packed import decoding
 from worker.engine.pass_memory import measure_prompts
 
 Hooks = Sequence[str]
@@ -67,12 +74,20 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
+#: what the first engine of a model's shape and dtype has verified, whatever its depth
+_verified: dict[tuple[str, str], Any] = {}
+
+
 def engine_of(hooks: ModelHooks) -> Engine:
     """An engine around a fake model, whose structure is known: `discover` compares numbers."""
     engine = Engine.__new__(Engine)
     engine.model, engine.hooks, engine.structure = hooks.model, hooks, hooks.structure
     engine.forwards, engine.state, engine._lock = Forwards(hooks), ModelState(hooks), threading.Lock()
     engine.others, engine._used, engine._watch = None, {}, None
+    kind = hooks.model.name, hooks.structure.dtype
+    with current(hooks.model.device):
+        engine.forwards._verified = _verified.get(kind) or engine.forwards._verified
+    _verified[kind] = engine.forwards._verified
     return engine
 
 
@@ -176,12 +191,12 @@ def decode_passes() -> list[Pass]:
     return [one for one in card().passes if one.kind == "decode"]
 
 
-def admission(shape: str, slots: int = 256) -> list[dict[str, Any]]:
-    """On cards of three sizes: the errors and the peak of runs of so many requests."""
+def admission(shape: str, slots: int = 256, cards: Sequence[int] = (16, 24, 80)) -> list[dict[str, Any]]:
+    """On cards of these sizes in GB: the errors and the peak of runs of so many requests."""
     found = []
     with world(shape) as (hooks, on):
         engine = engine_of(hooks)
-        sizes = [size for size in (16, 24, 80) if on.live < (size - 2) * GB]
+        sizes = [size for size in cards if on.live < (size - 2) * GB]
         for size in sizes:
             on.size = size * GB
             engine.forwards.release()
@@ -275,31 +290,53 @@ class WeightsFile:
         return torch.empty(self.shapes[name])
 
 
-def saes() -> dict[str, Any]:
-    """A decode pass of 64 requests whose rows an SAE encodes, with graphs on, and of ones that store rows."""
+def computed() -> dict[str, Any]:
+    """Runs of 8 requests that store rows, latents or readouts, or end by a readout; eager and replayed."""
     found: dict[str, Any] = {}
     with world("0.6b", layers=1) as (hooks, on):
-        sizes = {"d_in": hooks.structure.hidden_size, "d_sae": 4096}
-        config = SaeConfig(architecture="standard", **sizes)
-        WeightsFile.shapes, encoders.safe_open = shapes_of(config), WeightsFile  # type: ignore[attr-defined]
-        encoding = Encoding(name="sae:s", hook=points(hooks)[0], top=64, config=config, sha256="s", path="")
-        captures = {
-            "rows": Capture(hooks=points(hooks)[:1]),
-            "latents": Capture(hooks=(), encodings=(encoding,)),
+        hook, width = points(hooks)[0], hooks.structure.hidden_size
+        config = SaeConfig(architecture="standard", d_in=width, d_sae=4096)
+        WeightsFile.shapes = shapes_of(config)
+        encoding = Encoding(name="sae:s", hook=hook, top=64, config=config, sha256="s", path="")
+        readouts = tuple(
+            Readout(name=f"r{i}", hook=hook, sha256=str(i), vector=np.ones(width, np.float32))
+            for i in range(2)
+        )
+        ways: dict[str, dict[str, Any]] = {
+            "rows": {"capture": Capture(hooks=(hook,))},
+            "latents": {"capture": Capture(hooks=(), encodings=(encoding,))},
+            "readouts": {"capture": Capture(hooks=(), readouts=readouts)},
+            "limits": {
+                "capture": Capture(hooks=(), readouts=readouts),
+                "stops": (ReadoutLimit(name="r0", above=1.0),),
+            },
         }
-        for name, capture in captures.items():
-            before, engine = on.live, engine_of(hooks)
-            asked = [replace(ask(i, prompt=2), capture=capture) for i in range(64)]
-            made = run(engine, asked, turns=4, graphs=name == "latents")
-            last = decode_passes()[-2]
-            found[name] = {
-                "errors": made.errors,
-                "all": last.stalls,
-                "inside": last.stalls_inside,
-                "hidden temporaries": last.counts["hidden temporary"],
-                "left over": on.live - before,
-            }
+        before, engine = on.live, engine_of(hooks)
+        with mock.patch.object(encoders, "safe_open", WeightsFile):
+            for name, way in ways.items():
+                for replayed in (False, True):
+                    on.graphs.clear()
+                    asked = [replace(ask(i, prompt=2, tokens=6), **way) for i in range(8)]
+                    made = run(engine, asked, turns=60, graphs=replayed)
+                    passes = decode_passes()
+                    found.setdefault(name, {})["replayed" if replayed else "eager"] = {
+                        "errors": made.errors,
+                        # the graphs of no captures are captured as the last request ends
+                        "launches inside": max(one.inside["launch"] for one in passes[:-1]),
+                        "replays": sum(one.counts["replay"] > 0 for one in passes) / len(passes),
+                        "inside": max(one.stalls_inside for one in passes),
+                        "stalls": max(one.stalls for one in passes[:-1]),
+                        "hidden temporaries": max(one.counts["hidden temporary"] for one in passes),
+                        "captures in passes": on.captured_in_passes,
+                        "left over": on.live - before,
+                    }
     return found
+
+
+def every_bucket() -> dict[str, Any]:
+    """`graphs` with as many graphs as on a real card."""
+    with mock.patch.object(decoding, "_BUCKETS", fake_cuda.REAL_BUCKETS):
+        return graphs()
 
 
 def graphs() -> dict[str, Any]:
@@ -418,9 +455,9 @@ def leaving() -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     with world("0.6b", layers=2) as (hooks, on):
-        plain = _host_costs(on, run(engine_of(hooks), [ask(0, prompt=100, tokens=40)], turns=99))
+        plain = _host_costs(on, run(engine_of(hooks), [ask(0, prompt=120, tokens=12)], turns=99))
         for name, choice in choices.items():
-            asked = [ask(0, prompt=100, tokens=40, hooks=points(hooks), **choice)]
+            asked = [ask(0, prompt=120, tokens=12, hooks=points(hooks), **choice)]
             shard = 1 << 14 if name == "early" else 256 << 20
             made = run(engine_of(hooks), asked, turns=99, shard_bytes=shard)
             costs = _host_costs(on, made)
@@ -465,7 +502,7 @@ def passes() -> dict[str, Any]:
         engine = engine_of(hooks)
         for name, size in (("large card", 80 * GB), ("small card", on.live + 2.25 * GB)):
             on.size = int(size)
-            engine.forwards.plan(RunOptions())
+            engine.forwards.plan(RunOptions(slots=16))
             on.peak = on.live
             lengths = (16, 100, 12_000, 1, 700)
             asked = [
@@ -490,7 +527,7 @@ def returned_bytes() -> dict[str, Any]:
     """Bytes that a run, and a model's memory for runs, leave on the card, without a collection of garbage."""
     found: dict[str, Any] = {}
     gc.collect()
-    gc.disable()
+    gc.disable()  # main enables it again
     with world("0.6b", layers=2) as (hooks, on):
         for name, replayed in (("eager", False), ("graphs", True)):
             before = on.live
@@ -511,7 +548,7 @@ def returned_bytes() -> dict[str, Any]:
             found[f"unload, {name}"] = on.live - before
         engine = engine_of(hooks)
         before = on.live
-        engine.forwards.plan(RunOptions())
+        engine.forwards.plan(RunOptions(slots=16))
         found["plan"] = on.live - before
     return found
 
@@ -536,17 +573,16 @@ def memory() -> dict[str, Any]:
     return found
 
 
-def choice() -> list[dict[str, int]]:
-    """Bytes of the largest pass by requests and vocabulary; prompts are read in short ones."""
-    forwards.prompt_tokens = lambda *_: STEP_TOKENS  # type: ignore[attr-defined]
+def choice(cases: Iterable[tuple[str, int]]) -> list[dict[str, int]]:
+    """Bytes of the largest pass by model and slots; prompts are read in short ones."""
     found = []
-    for shape in ("0.6b", "gemma2"):
-        with world(shape, layers=1, size=300 * GB) as (hooks, _):
-            engine = engine_of(hooks)
-            vocabulary = int(hooks.model.text_config.vocab_size)
-            for slots in (16, 64, 256):
+    with mock.patch.object(forwards, "prompt_tokens", lambda *_: STEP_TOKENS):
+        for shape, slots in cases:
+            with world(shape, layers=1, size=300 * GB) as (hooks, _):
+                engine = engine_of(hooks)
                 engine.forwards.plan(RunOptions(slots=slots))
                 taken = engine.forwards.pass_bytes or 0
+                vocabulary = int(hooks.model.text_config.vocab_size)
                 found.append({"rows": slots + 2, "vocabulary": vocabulary, "bytes": taken})
     return found
 
@@ -583,6 +619,7 @@ def refused() -> dict[str, str]:
 
 CASES: dict[str, Callable[[], Any]] = {
     "admission-0.6b": lambda: admission("0.6b"),
+    "admission-0.6b-16gb": lambda: admission("0.6b", cards=[16]),
     "admission-8b": lambda: admission("8b"),
     "admission-30b-a3b": lambda: admission("30b-a3b"),
     # each request takes a block of the arena at least, and a card of 24 GB has some 80
@@ -596,7 +633,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "counts-0.6b-float32": lambda: counts("0.6b", dtype=torch.float32),
     "stalls": stalls,
     "graphs": graphs,
-    "saes": saes,
+    "graphs-every-bucket": every_bucket,
+    "computed": computed,
     "kept-rows": kept_rows,
     "leaving": leaving,
     "steering": steering,
@@ -605,7 +643,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "returned-bytes": returned_bytes,
     "memory": memory,
     "prompts": prompts,
-    "choice": choice,
+    "choice": lambda: choice([("0.6b", 16), ("0.6b", 64), ("gemma2", 16)]),
+    "choice-256": lambda: choice([("0.6b", 256), ("gemma2", 64), ("gemma2", 256)]),
     "refused": refused,
 }
 
@@ -619,7 +658,17 @@ def main() -> None:
     fake_cuda.install()
     # a shorter long prompt: attention takes no memory by its length, and full depth takes time here
     forwards.LONGEST_PROMPT = 1024  # type: ignore[attr-defined]
-    print(json.dumps({name: CASES[name]() for name in sys.argv[1:]}))
+    print(json.dumps({name: _result(name) for name in sys.argv[1:]}))
+
+
+def _result(name: str) -> Any:
+    try:
+        return CASES[name]()
+    except Exception:  # noqa: BLE001 (it fails the tests that read it)
+        return {"raised": traceback.format_exc()}
+    finally:
+        gc.enable()
+        gc.collect()
 
 
 if __name__ == "__main__":

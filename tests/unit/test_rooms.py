@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -213,22 +214,29 @@ _TYPED = ("actograph.client", "actograph.cli", "actograph.analysis", "actograph.
 def test_importing_it_loads_nothing_heavy(subtests: pytest.Subtests) -> None:
     heavy = HEAVY | {"datasets", "boto3", "botocore", "sklearn"}
     client = heavy | FORBIDDEN["actograph"] | {"jinja2"}
-    cases = {
-        "actograph.client.client, actograph.cli.main": client,
-        # a probe is fitted by scikit-learn
-        ", ".join(sorted(name for name in modules() if name.startswith(_TYPED))): client - {"sklearn"},
-        "actograph.demo": client,
-        "api.app": heavy,
-        "worker.__main__": {"torch", "nnsight", "datasets"},
-        "worker.analysis.__main__": heavy,
-        "storage.upkeep.__main__": heavy | {"fastapi", "celery"},
-    }
-    for module, forbidden in cases.items():
-        with subtests.test(module=module):
-            program = f"import sys, {module}\n"
-            program += f"print(*[name for name in {sorted(forbidden)!r} if name in sys.modules])"
-            ended = subprocess.run(
-                [sys.executable, "-c", program], capture_output=True, text=True, cwd=REPO, check=False
-            )
-            assert ended.returncode == 0, ended.stderr
-            assert ended.stdout.strip() == ""
+    typed = ", ".join(sorted(name for name in modules() if name.startswith(_TYPED)))
+    # each process imports one after the other; what a later one may load, no earlier one may
+    processes: list[dict[str, set[str]]] = [
+        {typed: client - {"sklearn"}},  # a probe is fitted by scikit-learn
+        {
+            "actograph.client.client, actograph.cli.main": client,
+            "actograph.demo": client,
+            "storage.upkeep.__main__": heavy | {"fastapi", "celery"},
+            "api.app": heavy,
+            "worker.analysis.__main__": heavy,
+            "worker.__main__": {"torch", "nnsight", "datasets"},
+        },
+    ]
+    for cases in processes:
+        assert all(later <= earlier for earlier, later in pairwise(cases.values()))
+        program = "import sys\n"
+        for module, forbidden in cases.items():
+            program += f"import {module}\n"
+            program += f"print(*[name for name in {sorted(forbidden)!r} if name in sys.modules])\n"
+        ended = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, cwd=REPO, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        for module, loaded in zip(cases, ended.stdout.splitlines(), strict=True):
+            with subtests.test(module=module):
+                assert not loaded.strip()

@@ -33,6 +33,7 @@ from worker.engine.model.kv_cache import kv_bytes_per_token
 from worker.engine.model.memory import available_bytes, spread_bytes
 from worker.engine.packed import flex
 from worker.engine.packed.forward import REPEATABLE_ROWS, PackedForward
+from worker.engine.packed.norms import FusedNorms
 from worker.engine.packed.registration import ONE_BY_ONE
 from worker.engine.packed.verification import texts_for, verify
 from worker.engine.pass_hooks import PassHooks
@@ -59,6 +60,20 @@ class Opened(NamedTuple):
     forward: Forward
     rows: Budget
     at_hooks: PassHooks | None = None
+
+
+class _Packed(NamedTuple):
+    """How packed passes of a model run.
+
+    Attributes:
+        refusal: why they do not; None if they do.
+        ways: in which their layers attend.
+        norms: whether their norms are fused.
+    """
+
+    refusal: str | None
+    ways: frozenset[str] = frozenset()
+    norms: bool = False
 
 
 class _Kept(NamedTuple):
@@ -90,38 +105,57 @@ class Forwards:
     @property
     def reason(self) -> str | None:
         """Why passes are not packed; None if they are. The first call verifies them."""
-        return self._verified[0]
+        return self._verified.refusal
 
     @property
     def attends_together(self) -> bool:
         """Whether one call attends for all requests of a pass, in every layer."""
-        return bool(self._verified[1]) and ONE_BY_ONE not in self._verified[1]
+        return bool(self._verified.ways) and ONE_BY_ONE not in self._verified.ways
 
     @cached_property
-    def _verified(self) -> tuple[str | None, frozenset[str]]:
-        """Why passes are not packed, and the ways in which their layers attend."""
+    def _verified(self) -> _Packed:
+        """How packed passes run: the fastest way that gives the numbers of the model's own forward."""
         name, problem = self._hooks.model.name, ""
-        for fused in (True, False) if self.on_gpu else (False,):
-            tokens = texts_for(self._hooks.model).tokens
+        tokens = texts_for(self._hooks.model).tokens
+        for fused, norms in self._ways():
             budget = Budget(2 * tokens * max(1, kv_bytes_per_token(self._hooks.model)))
             try:
-                forward = PackedForward(self._hooks, budget, tokens=tokens, fused=fused)
+                forward = PackedForward(self._hooks, budget, tokens=tokens, fused=fused, norms=norms)
                 verify(forward)
             except UnknownAttention as error:
                 problem = str(error)
-                if fused:
-                    log.warning("%s attends request by request, which is slower: %s", name, problem)
                 continue
+            if self.on_gpu and not fused:
+                log.warning("%s attends request by request, which is slower: %s", name, problem)
+            if self.on_gpu and norms is None and self._fused_norms.count:
+                log.warning("%s computes its norms in several kernels, which is slower: %s", name, problem)
             ways = ", ".join(sorted(forward.ways))
             log.info("%s: attention is %s (torch %s)", name, ways, torch.__version__)
-            return None, frozenset(forward.ways)
+            if norms is not None:
+                log.info("%s: each of %d norms is one kernel", name, norms.count)
+            return _Packed(None, frozenset(forward.ways), norms is not None)
         log.info("%s runs traced, one request per pass: %s", name, problem)
-        return problem, frozenset()
+        return _Packed(problem)
+
+    def _ways(self) -> list[tuple[bool, FusedNorms | None]]:
+        """Ways of packed passes, the fastest first: whether one call attends for all requests, and norms."""
+        if not self.on_gpu:
+            return [(False, None)]
+        norms = [self._fused_norms, None] if self._fused_norms.count else [None]
+        return [(fused, some) for fused in (True, False) for some in norms]
+
+    @cached_property
+    def _fused_norms(self) -> FusedNorms:
+        return FusedNorms(self._hooks.model.hf)
+
+    @property
+    def _norms(self) -> FusedNorms | None:
+        return self._fused_norms if self._verified.norms else None
 
     @property
     def _fused(self) -> bool:
         """Whether one call attends for all requests in some layers."""
-        return bool(self._verified[1] - {ONE_BY_ONE})
+        return bool(self._verified.ways - {ONE_BY_ONE})
 
     @property
     def on_gpu(self) -> bool:
@@ -196,7 +230,9 @@ class Forwards:
     def _to_measure(self, tokens: int, slots: int = 0) -> PackedForward:
         slots = slots or -(-tokens // self._hooks.model.context_length)
         budget = Budget(tokens * self._token_bytes)
-        return PackedForward(self._hooks, budget, tokens=tokens, fused=self._fused, slots=slots)
+        return PackedForward(
+            self._hooks, budget, tokens=tokens, fused=self._fused, slots=slots, norms=self._norms
+        )
 
     def _most(self, size: int) -> int:
         """The most of all ranks' numbers."""
@@ -263,13 +299,14 @@ class Forwards:
             device,
             tokens=room.tokens,
             fused=self._fused,
-            block=flex.BLOCK if flex.NAME in self._verified[1] else 1,
+            block=flex.BLOCK if flex.NAME in self._verified.ways else 1,
             slots=slots,
             replays=options.cuda_graphs
             and self._one_gpu
             and self.attends_together
             and not options.repeatable,
             rows=REPEATABLE_ROWS if options.repeatable else 0,
+            norms=self._norms,
         )
         if not self.on_gpu:
             return Opened(forward, rows)

@@ -143,8 +143,11 @@ class PassHooks:
         return points
 
     def close(self, points: Points) -> None:
-        """End a request with this capture. Its memory stays until another one needs it."""
+        """End a request with this capture. Blocks stay until others need them, SAEs do not."""
         points.users -= 1
+        if points.computes and not points.users:
+            points.is_open = False  # passes of fixed shape go on without it
+            self._opened += 1
         for copies in points.copies:
             self.pool.close(copies.region)
             if copies.layout.is_computed:
@@ -166,7 +169,7 @@ class PassHooks:
 
     @property
     def opened(self) -> int:
-        """Number of captures and kinds of edits that have opened."""
+        """A number that grows as passes of fixed shape change: captures and kinds of edits open, or end."""
         return self._opened + (0 if self._tables is None else self._tables.opened)
 
     def open_edits(self, slot: Slot) -> None:
@@ -244,18 +247,14 @@ class PassHooks:
                 calls and their memory depend on the captures that are open alone.
         """
         kept = {place: i for i, place in enumerate(in_pack(slots))}
-        whole = padded or rows or sum(slot.count for slot in slots)
-        self._counts = {False: whole, True: padded or (rows if kept else 0) or max(1, len(kept))}
+        total = padded or rows or sum(slot.count for slot in slots)
+        self._counts = {False: total, True: padded or (rows if kept else 0) or max(1, len(kept))}
         self._padded = rows > 0
         spread = padded > 0 or (self.pool.on_gpu and all(slot.count == 1 for slot in slots))
         self._sites = {}
         used: dict[int, Points] = {}
         if padded:  # all that are open, whoever takes part
-            used = {
-                one.number: one
-                for one in self._points.values()
-                if one.is_open and self._holds(one) and not one.computes
-            }
+            used = {one.number: one for one in self._points.values() if one.is_open and self._holds(one)}
             for one in used.values():
                 for copies in one.copies:
                     copies.begin(self._counts[copies.layout.tail])
@@ -265,7 +264,10 @@ class PassHooks:
                 if points.number not in used:
                     used[points.number] = points
                     for copies in points.copies:
-                        copies.begin(self._counts[copies.layout.tail] if spread else 0)
+                        # an eager pass computes latents and readouts of kept rows alone; 64 rows of a
+                        # replayed pass take an SAE hardly longer than one, which reads all weights too
+                        whole = spread and not copies.layout.is_computed
+                        copies.begin(self._counts[copies.layout.tail] if whole else 0)
                 for copies, own in zip(points.copies, record.rows, strict=True):
                     _add(copies, own, slot, record, kept)
             for write in slot.writes if not padded or self._tables is None else ():

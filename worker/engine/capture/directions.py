@@ -43,6 +43,12 @@ class Directions:
         widest = max(vectors.shape[1] for _, vectors, _ in self._of.values())
         self._rows = memory.tensor((BLOCK_ROWS * widest,), torch.float64)
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Addresses of vectors and biases, and of the memory for rows."""
+        weights = (one.data_ptr() for _, *both in self._of.values() for one in both)
+        return (self._rows.data_ptr(), *weights)
+
     def values(self, location: str, rows: Tensor) -> list[tuple[int, Tensor]]:
         """Values of up to 64 rows [rows, width] at a location.
 

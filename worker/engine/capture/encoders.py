@@ -77,6 +77,11 @@ class Encoder:
     def _kept(self, tensor: Tensor) -> Tensor:
         return self._memory.tensor(tensor.shape, torch.float32).copy_(tensor)
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Addresses of its weights and of the memory for activations."""
+        return tuple(one.data_ptr() for one in vars(self).values() if isinstance(one, Tensor))
+
     def top(self, rows: Tensor, count: int, *, padded: bool = False) -> tuple[Tensor, Tensor]:
         """The largest activations of rows [rows, d_in], of up to 64 rows.
 

@@ -163,9 +163,13 @@ class LayoutCopies:
 
     @property
     def memory(self) -> tuple[object, ...]:
-        """Identity of what a pass of fixed shape writes to."""
+        """Identity of what a pass of fixed shape writes to, and of the weights that it reads for it.
+
+        An SAE and directions belong to the layout: whenever they lie at the same place, they are the same.
+        """
         slabs = (slab.data_ptr() for slab in self.region.slabs)
-        return (id(self), self._fixed.data_ptr(), *slabs)
+        weights = self.encoder or self.directions
+        return (id(self), self._fixed.data_ptr(), *slabs, *(() if weights is None else weights.places))
 
     def written(self) -> list[tuple[Tensor, Tensor]]:
         """Slabs of all groups as rows [.., width], and the numbers of rows that this pass writes.
@@ -192,7 +196,7 @@ class Points:
 
     @property
     def computes(self) -> bool:
-        """Whether some of its rows are latents or readouts. Passes of fixed shape leave them out."""
+        """Whether some of its rows are latents or readouts."""
         return any(copies.layout.is_computed for copies in self.copies)
 
     @property

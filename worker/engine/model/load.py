@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import nnsight
 import torch
@@ -24,9 +24,11 @@ from transformers import (
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import DeviceKey, DeviceMap
 from worker.engine.model import adapters, checkpoint_check, placement, quantized, sharded, weight_files
+from worker.engine.model.adapters import Adapter
 from worker.engine.model.devices import resolve_device
 from worker.engine.model.handoffs import Handoffs, restore
 from worker.engine.model.loaded import LoadedModel
+from worker.engine.model.quantized import Quantization
 
 # nnsight would read `-v` on our command line as its debug switch
 CONFIG.APP.DEBUG = False
@@ -63,6 +65,52 @@ def load_model(
         ModelRefused: it cannot be loaded; the message says what to do.
     """
     name = name or source
+    _check_ways(name, ranks=ranks, device=device, device_map=device_map, adapter=adapter)
+    target = resolve_device(device if device_map is None else "auto")
+    options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    config, tokenizer = _checked(source, revision, name)
+    checkpoint = _ToLoad(name, source, revision, tokenizer, options)
+    packed = quantized.quantization_of(config, target)
+    if packed is not None:
+        _check_quantized(name, packed, ranks=ranks, device_map=device_map, adapter=adapter)
+    if ranks > 1:
+        sharded.check(name, config, ranks, target)
+        return _sharded(checkpoint, ranks)
+    if device_map is not None:
+        placement.check_devices(device_map)
+        if placement.needs_spreading(config, device_map, options["dtype"], max_memory):
+            return _spread(checkpoint, device_map, _ordered(max_memory))
+    if adapter is not None:
+        model = _adapted(checkpoint, adapters.find(name, adapter, adapter_revision, base=source), target)
+    elif packed is not None:
+        model = _quantized(checkpoint, packed, target)
+    else:
+        model = _plain(checkpoint, target)
+    if target.type == "cpu":
+        _leave_file(model.hf)
+    return model
+
+
+class _ToLoad(NamedTuple):
+    """What is loaded.
+
+    Attributes:
+        options: of transformers' `from_pretrained`: the dtype, and perhaps the attention.
+    """
+
+    name: str
+    source: str
+    revision: str | None
+    tokenizer: PreTrainedTokenizerBase
+    options: dict[str, Any]
+
+
+def _check_ways(
+    name: str, *, ranks: int, device: str, device_map: DeviceMap | None, adapter: str | None
+) -> None:
+    """Raise ModelRefused if two ways of loading exclude each other."""
     if ranks > 1 and (device_map is not None or device != "auto"):
         raise ModelRefused(
             f"{name}: {ranks} ranks share it, each on the GPU of its number: it takes neither a device nor "
@@ -74,76 +122,68 @@ def load_model(
             f"{name}: an adapter is merged on one device, and {way}. Merge both with peft's "
             "merge_and_unload, save the result, and serve that folder"
         )
-    target = resolve_device(device if device_map is None else "auto")
-    options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
-    if attn_implementation is not None:
-        options["attn_implementation"] = attn_implementation
-    config, tokenizer = _checked(source, revision, name)
-    packed = quantized.quantization_of(config, target)
-    if packed is not None and (ranks > 1 or device_map is not None or adapter is not None):
-        way = (
-            f"{ranks} ranks share it" if ranks > 1
-            else "an adapter is to be merged into it" if adapter is not None
-            else "device_map spreads it over devices"
-        )  # fmt: skip
-        raise ModelRefused(
-            f"{name}: its weights are quantised by {packed.method}, and {way}, which is not verified. "
-            "Serve it on one device and without an adapter, or a checkpoint that is not quantised"
-        )
+
+
+def _check_quantized(
+    name: str, packed: Quantization, *, ranks: int, device_map: DeviceMap | None, adapter: str | None
+) -> None:
+    """Raise ModelRefused if a quantised checkpoint is to be loaded in a way that is not verified."""
     if ranks > 1:
-        sharded.check(name, config, ranks, target)
-        with _refusing(
-            name, source, revision, f"do not fit on {ranks} devices; take a smaller dtype or model"
-        ):
-            return _ready(
-                LoadedModel(
-                    name=name,
-                    hf=sharded.load(source, ranks, revision=revision, **options),
-                    tokenizer=tokenizer,
-                    revision=revision,
-                )
-            )
-    if device_map is not None:
-        placement.check_devices(device_map)
-        if placement.needs_spreading(config, device_map, options["dtype"], max_memory):
-            options |= {"revision": revision, "max_memory": _ordered(max_memory)}
-            return _spread(source, tokenizer, name, device_map, options)
-    too_large = f"do not fit on {target}; take a smaller dtype or model, or free the GPU"
-    if adapter is not None:
-        lora = adapters.find(name, adapter, adapter_revision, base=source)
-        adapters.require_peft()
-        with _refusing(name, source, revision, too_large):
-            own: Any = AutoModelForCausalLM.from_pretrained(
-                source, revision=revision, trust_remote_code=False, **options
-            )
-            hf = adapters.merge(own.to(target).eval(), tokenizer, lora, name)
-        lm = nnsight.TransformersModel(hf, task="text-generation", dispatch=True, tokenizer=tokenizer)
-        model = replace(_prepared(lm, tokenizer, name, revision), adapter=lora)
-        if target.type == "cpu":
-            _leave_file(model.hf)
-        return model
-    if packed is not None:
-        with _refusing(name, source, revision, too_large):
-            hf = quantized.load(name, source, packed, target, options | {"revision": revision})
-        lm = nnsight.TransformersModel(hf, task="text-generation", dispatch=True, tokenizer=tokenizer)
-        model = replace(_prepared(lm, tokenizer, name, revision), quantization=packed)
-        if target.type == "cpu":
-            _leave_file(model.hf)
-        return model
-    with _refusing(name, source, revision, too_large):
+        way = f"{ranks} ranks share it"
+    elif adapter is not None:
+        way = "an adapter is to be merged into it"
+    elif device_map is not None:
+        way = "device_map spreads it over devices"
+    else:
+        return
+    raise ModelRefused(
+        f"{name}: its weights are quantised by {packed.method}, and {way}, which is not verified. "
+        "Serve it on one device and without an adapter, or a checkpoint that is not quantised"
+    )
+
+
+def _plain(checkpoint: _ToLoad, target: torch.device) -> LoadedModel:
+    with _refusing(checkpoint, _too_large(target)):
         lm = nnsight.TransformersModel(
-            source,
+            checkpoint.source,
             task="text-generation",
             dispatch=True,
-            tokenizer=tokenizer,
-            revision=revision,
+            tokenizer=checkpoint.tokenizer,
+            revision=checkpoint.revision,
             device=str(target),
-            **options,
+            **checkpoint.options,
         )
-    model = _prepared(lm, tokenizer, name, revision)
-    if target.type == "cpu":
-        _leave_file(model.hf)
-    return model
+    return _prepared(lm, checkpoint.tokenizer, checkpoint.name, checkpoint.revision)
+
+
+def _adapted(checkpoint: _ToLoad, lora: Adapter, target: torch.device) -> LoadedModel:
+    """Load a model and merge an adapter into it."""
+    adapters.require_peft()
+    with _refusing(checkpoint, _too_large(target)):
+        own: Any = AutoModelForCausalLM.from_pretrained(
+            checkpoint.source, revision=checkpoint.revision, trust_remote_code=False, **checkpoint.options
+        )
+        hf = adapters.merge(own.to(target).eval(), checkpoint.tokenizer, lora, checkpoint.name)
+    return replace(_wrapped(checkpoint, hf), adapter=lora)
+
+
+def _quantized(checkpoint: _ToLoad, packed: Quantization, target: torch.device) -> LoadedModel:
+    options = checkpoint.options | {"revision": checkpoint.revision}
+    with _refusing(checkpoint, _too_large(target)):
+        hf = quantized.load(checkpoint.name, checkpoint.source, packed, target, options)
+    return replace(_wrapped(checkpoint, hf), quantization=packed)
+
+
+def _sharded(checkpoint: _ToLoad, ranks: int) -> LoadedModel:
+    """Load this rank's part of a model."""
+    name, source, revision, tokenizer, options = checkpoint
+    with _refusing(checkpoint, f"do not fit on {ranks} devices; take a smaller dtype or model"):
+        hf = sharded.load(source, ranks, revision=revision, **options)
+        return _ready(LoadedModel(name=name, hf=hf, tokenizer=tokenizer, revision=revision))
+
+
+def _too_large(target: torch.device) -> str:
+    return f"do not fit on {target}; take a smaller dtype or model, or free the GPU"
 
 
 def _checked(source: str, revision: str | None, name: str) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -174,13 +214,13 @@ def _checked(source: str, revision: str | None, name: str) -> tuple[Any, PreTrai
     checkpoint_check.check_tokenizer(name, source, tokenizer)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefused(f"{name}: an encoder-decoder model; only decoder-only models are served")
-    with _refusing(name, source, revision, "do not fit"):
+    with _refusing(_ToLoad(name, source, revision, tokenizer, {}), "do not fit"):
         checkpoint_check.check_weights(name, source, config, revision)
     return config, tokenizer
 
 
 @contextmanager
-def _refusing(name: str, source: str, revision: str | None, too_large: str) -> Iterator[None]:
+def _refusing(checkpoint: _ToLoad, too_large: str) -> Iterator[None]:
     """Turn errors of loading weights into ModelRefused.
 
     Args:
@@ -189,11 +229,11 @@ def _refusing(name: str, source: str, revision: str | None, too_large: str) -> I
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise ModelRefused(f"{name}: the weights {too_large}") from error
+        raise ModelRefused(f"{checkpoint.name}: the weights {too_large}") from error
     except (OSError, EOFError, ValueError, KeyError, ImportError, RuntimeError, UnpicklingError) as error:
-        file = weight_files.first(source, revision) or source
+        file = weight_files.first(checkpoint.source, checkpoint.revision) or checkpoint.source
         raise ModelRefused(
-            f"{name}: the weights cannot be loaded from {file} ({_first_line(error)})"
+            f"{checkpoint.name}: the weights cannot be loaded from {file} ({_first_line(error)})"
         ) from error
 
 
@@ -214,27 +254,27 @@ def _ordered(max_memory: Mapping[DeviceKey, int] | None) -> dict[DeviceKey, int]
 
 
 def _spread(
-    source: str,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    device_map: DeviceMap,
-    options: Mapping[str, Any],
+    checkpoint: _ToLoad, device_map: DeviceMap, max_memory: dict[DeviceKey, int] | None
 ) -> LoadedModel:
     """Load a model whose modules accelerate places on several devices."""
-    folder = None
+    folder, options = None, checkpoint.options | {"max_memory": max_memory}
     if isinstance(device_map, dict) and "disk" in device_map.values():
         folder = Path(tempfile.mkdtemp(prefix="actograph-offload-"))
-        options = {**options, "offload_folder": str(folder)}
+        options["offload_folder"] = str(folder)
     hf: Any = None
     too_large = (
         "do not fit as device_map places them; take a smaller dtype or model, or place less on the GPUs"
     )
     try:
-        with _refusing(name, source, options["revision"], too_large):
+        with _refusing(checkpoint, too_large):
             hf = AutoModelForCausalLM.from_pretrained(
-                source, trust_remote_code=False, device_map=device_map, **options
+                checkpoint.source,
+                revision=checkpoint.revision,
+                trust_remote_code=False,
+                device_map=device_map,
+                **options,
             )
-            placement.refuse_what_cannot_work(name, hf, device_map)
+            placement.refuse_what_cannot_work(checkpoint.name, hf, device_map)
             # transformers' pipeline expects a device that can hold tensors first in the map
             hf.hf_device_map = dict(sorted(hf.hf_device_map.items(), key=lambda item: item[1] == "disk"))
     finally:
@@ -242,8 +282,14 @@ def _spread(
             shutil.rmtree(folder, ignore_errors=True)
         elif folder is not None:
             weakref.finalize(hf, shutil.rmtree, folder, ignore_errors=True)
+    return _wrapped(checkpoint, hf)
+
+
+def _wrapped(checkpoint: _ToLoad, hf: PreTrainedModel) -> LoadedModel:
+    """A model of transformers with nnsight's wrapper around it."""
+    tokenizer = checkpoint.tokenizer
     lm = nnsight.TransformersModel(hf, task="text-generation", dispatch=True, tokenizer=tokenizer)
-    return _prepared(lm, tokenizer, name, options["revision"])
+    return _prepared(lm, tokenizer, checkpoint.name, checkpoint.revision)
 
 
 def wrap_model(hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> LoadedModel:

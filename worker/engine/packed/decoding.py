@@ -70,15 +70,11 @@ class FixedPass:
         self._logits: Tensor | None = None
 
     def takes(self, slots: Sequence[Slot]) -> bool:
-        """Whether a pass takes the newest token of each slot, with edits in the tables.
-
-        It computes no latents and no readouts.
-        """
+        """Whether a pass takes the newest token of each slot, with edits in the tables."""
         return 0 < len(slots) <= self._most and all(
             slot.count == slot.logits == 1
             and not slot.prefills
             and (not slot.writes or slot.edit_rows is not None)
-            and (slot.points is None or not slot.points.computes)
             for slot in slots
         )
 

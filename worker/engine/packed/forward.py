@@ -1,6 +1,7 @@
 """The packed forward: one pass over single tokens and chunks of prompts of all requests."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from worker.engine.model.device_errors import RankFailed
 from worker.engine.model.host_memory import to_device
 from worker.engine.packed.arena import Arena
 from worker.engine.packed.decoding import FixedPass, Replays
+from worker.engine.packed.norms import FusedNorms
 from worker.engine.packed.other_ranks import OtherRanks
 from worker.engine.packed.registration import arena_attention, layer_shapes, refusal
 from worker.engine.packed.step import Chunk, Step, running
@@ -51,6 +53,7 @@ class PackedForward:
         slots: requests at once, at most.
         replays: decode passes are replayed as CUDA graphs, with `fused`.
         rows: of every pass; 0: as many as there are tokens.
+        norms: that run fused; None: the model's own.
 
     Attributes:
         windows: windows of the masks that its attention was given so far; 0 for a mask without one.
@@ -77,8 +80,10 @@ class PackedForward:
         slots: int = 64,
         replays: bool = False,
         rows: int = 0,
+        norms: FusedNorms | None = None,
     ) -> None:
         self.hooks, self.budget, self.rows = hooks, budget, rows
+        self._norms = norms
         self._spare, self.fused = spare, fused
         self._others: OtherRanks | None = None
         reason = refusal(hooks.model)
@@ -196,7 +201,8 @@ class PackedForward:
 
     def logits(self, ids: Tensor, positions: Tensor, step: Step, keep: Tensor | int = 0) -> Tensor:
         """Logits [tokens, vocabulary] of a step; of all tokens, or of those at the places `keep`."""
-        with running(step, self._attention_hooks), arena_attention(self.hooks.model.text_config):
+        norms = nullcontext() if self._norms is None else self._norms.used()
+        with running(step, self._attention_hooks), arena_attention(self.hooks.model.text_config), norms:
             output = self.hooks.model.hf(
                 input_ids=ids,
                 position_ids=positions,

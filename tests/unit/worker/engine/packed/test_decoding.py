@@ -14,15 +14,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actograph.contract.row_selection import TokenRange
+from actograph.contract.saes import NewSae
+from storage.saes import sae_files
 from tests.support.lazy_copies import as_on_a_gpu as blocks_as_on_a_gpu
+from tests.support.saes import write_sae
 from tests.support.stream_run import StreamRun, ask, plan_of, prompts, stream_model
 from tests.support.varlen import varlen
 from worker.engine.capture.budget import Budget, DeviceMemory
+from worker.engine.capture.directions import Directions
+from worker.engine.capture.encoders import Encoder
 from worker.engine.capture.layouts import layouts_of
 from worker.engine.capture.pool import Pool
 from worker.engine.edit_tables import EditTables, Stage
 from worker.engine.locations import ModelHooks
-from worker.engine.messages import Capture, Edit, Request, StatisticsOptions
+from worker.engine.messages import Capture, Edit, Encoding, Readout, ReadoutLimit, Request, StatisticsOptions
 from worker.engine.packed import attention, decoding
 from worker.engine.packed.decoding import FixedPass, Replays, _Graph
 from worker.engine.packed.forward import PackedForward
@@ -208,7 +213,12 @@ class Called(Replays):
             context=model.context_length,
         )
         super().__init__(fixed, model.device)
-        self.captured, self.replayed = list[int](), 0
+        self.captured, self.replayed, self.without = list[int](), 0, 0
+
+    def run(self, slots: Sequence[Slot], at_hooks: PassHooks) -> Tensor | None:
+        logits = super().run(slots, at_hooks)
+        self.without += logits is None
+        return logits
 
     def _capture(self, rows: int, at_hooks: PassHooks) -> _Graph:
         self.captured.append(rows)
@@ -251,6 +261,87 @@ def test_graphs_are_captured_as_captures_open_and_by_no_pass(shared: Path) -> No
                 assert run.tokens(item.key, hook) == plain.tokens(item.key, hook)
                 got, due = run.rows(item.key, hook), plain.rows(item.key, hook)
                 torch.testing.assert_close(got, due, atol=1e-4, rtol=1e-4)
+
+
+def _computing(hooks: ModelHooks, folder: Path) -> list[Capture]:
+    """Captures with latents, with readouts of two places, and with both beside rows."""
+    width = hooks.width_of("resid_post.0")
+    encodings = []
+    for architecture in ("standard", "topk", "gated"):
+        write_sae(folder / architecture, architecture, d_in=width)
+        sae = sae_files.read(NewSae(name=architecture, path=architecture), [str(folder)])
+        more: dict[str, Any] = {"config": sae.config, "sha256": architecture, "path": str(sae.weights)}
+        encodings.append(Encoding(name=f"sae:{architecture}", hook="resid_post.0", top=6, **more))
+    readouts = []
+    for number, hook in enumerate(("resid_post.0", "mlp_in.1", "resid_post.0")):
+        vector = np.random.default_rng(number).standard_normal(width).astype(np.float32)
+        readouts.append(Readout(name=f"readout:{number}", hook=hook, sha256=str(number), vector=vector))
+    return [
+        Capture(hooks=(), encodings=tuple(encodings[:2])),
+        Capture(hooks=(), readouts=tuple(readouts)),
+        Capture(hooks=("resid_post.0",), encodings=tuple(encodings[2:]), readouts=tuple(readouts[:1])),
+    ]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_latents_and_readouts_are_computed_in_replayed_passes(shared: Path, tmp_path: Path) -> None:
+    """SAEs and directions leave with their last request and come back; the other passes go on replayed."""
+    hooks, made = stream_model(shared, "llama"), list[Called]()
+
+    def replays(forward: PackedForward) -> None:
+        made.append(Called(forward, most=6))
+        forward.decoding = made[-1]
+
+    captures = _computing(hooks, tmp_path)
+    given = prompts((21, 3, 40, 9, 12, 5, 30, 7), vocabulary=500)
+    items = [
+        ask(f"r{i}", prompt, 9 + i, capture=(*captures, plan_of(hooks))[i % 4])
+        for i, prompt in enumerate(given)
+    ]
+    limit = ReadoutLimit(name="readout:0", above=1e9)  # which no value crosses
+    items.append(ask("limit", (5, 6, 7), 8, capture=captures[1], stops=(limit,)))
+    arrivals = {f"r{i}": 4 * i for i in range(8)} | {"limit": 12}
+    for late in (False, True):
+        plain = StreamRun(items, arrivals).run(hooks, most=6)
+        run = StreamRun(items, arrivals).run(hooks, most=6, prepare=replays, late=late)
+        assert not run.errors
+        assert made[-1].replayed > 30 and made[-1].without == 0
+        for item in items:
+            assert run.ids(item.key) == plain.ids(item.key)
+            assert run.chunks[item.key].keys() == plain.chunks[item.key].keys()
+            for hook in plain.chunks[item.key]:
+                assert run.tokens(item.key, hook) == plain.tokens(item.key, hook)
+                got, due = run.rows(item.key, hook), plain.rows(item.key, hook)
+                torch.testing.assert_close(got, due, atol=1e-4, rtol=1e-4)
+
+
+def test_an_eager_pass_of_single_tokens_encodes_the_rows_of_those_that_ask(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = stream_model(shared, "llama")
+    with_sae, with_readouts, _ = _computing(hooks, tmp_path)
+    plain = StreamRun([ask("sae", (5, 6, 7), 9, capture=with_sae)]).run(hooks)
+    blocks_as_on_a_gpu(monkeypatch)
+    sizes: dict[str, set[int]] = {"latents": set(), "readouts": set()}
+    top, values = Encoder.top, Directions.values
+
+    def watched_top(encoder: Encoder, rows: Tensor, count: int, **of: Any) -> Any:
+        sizes["latents"].add(len(rows))
+        return top(encoder, rows, count, **of)
+
+    def watched_values(directions: Directions, location: str, rows: Tensor) -> Any:
+        sizes["readouts"].add(len(rows))
+        return values(directions, location, rows)
+
+    monkeypatch.setattr(Encoder, "top", watched_top)
+    monkeypatch.setattr(Directions, "values", watched_values)
+    items = [ask(f"r{i}", (8, 9, 10), 9, capture=plan_of(hooks)) for i in range(3)]
+    items += [ask("sae", (5, 6, 7), 9, capture=with_sae), ask("readout", (5, 6, 7), 9, capture=with_readouts)]
+    run = StreamRun(items).run(hooks)
+    assert not run.errors
+    assert sizes == {"latents": {3, 1}, "readouts": {3, 1}}, "of its prompt, and of each token"
+    for name in plain.chunks["sae"]:
+        torch.testing.assert_close(run.rows("sae", name), plain.rows("sae", name), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
