@@ -6,6 +6,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 
+from actograph import viewer
 from api.auth import STATIC
 from api.pages import (
     analyses,
@@ -28,7 +29,7 @@ from api.pages.rendering import HERE
 files = APIRouter(include_in_schema=False)
 
 #: listed once, so that no path of a request reaches the file system
-_FILES = {path.name: path for path in (HERE / "static").iterdir()}
+_FILES = {path.name: path for folder in (HERE / "static", viewer.STATIC) for path in folder.iterdir()}
 
 
 @files.get(STATIC + "{name}")

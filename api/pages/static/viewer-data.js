@@ -6,8 +6,7 @@
  *   nearest: [number, string, number][]}} Row
  * @typedef {{id: string, prompt_tokens: number, generated_tokens: number,
  *   points: Record<string, string[]>}} About
- * @typedef {{name: string, start: number, stop: number}} Segment
- * @typedef {{start: number, ids: number[], texts: string[], segments: Segment[], turns: number[]}} Tokens
+ * @typedef {import("./tokens.js").Tokens & {turns: number[]}} Tokens
  * @typedef {{of: string, channel: number, vector: string}} Choice
  */
 

@@ -2,7 +2,7 @@
 /** The session viewer: what is chosen, and what follows from a choice. The form and the address hold it. */
 
 import { minus, pairsOf } from "./viewer-align.js";
-import { limitsOf, writeLegend } from "./viewer-colours.js";
+import { limitsOf, writeLegend } from "./colours.js";
 import { Refused } from "./viewer-data.js";
 import { saveCsv, savePng, saveSvg } from "./viewer-export.js";
 import { cellAt, describeCell, drawHeat } from "./viewer-heat.js";
@@ -225,7 +225,7 @@ async function move(start) {
     return pane.source.tokens(start, stop);
   }));
   if (own !== turn) return;
-  panes.forEach((pane, side) => pane.write(read[side]));
+  panes.forEach((pane, side) => pane.show(read[side]));
   const most = Math.max(...panes.map((pane) => pane.total));
   get("viewer-window").hidden = most <= WINDOW;
   get("viewer-range").textContent = `tokens ${panes[0].start} to ${panes[0].stop - 1} of ${most}`;
