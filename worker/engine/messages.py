@@ -368,12 +368,30 @@ class RunStatistics:
     """Counts of one run."""
 
     passes: int = 0
+    pass_seconds: float = 0.0  # in passes: launching them, and waiting for their tokens
     computed: int = 0  # tokens that the model ran
     shared: int = 0  # tokens of prompts that were copied from a shared prefix
     generated: int = 0
     rows: int = 0  # rows delivered, over all hooks
     waits: int = 0  # pauses for the sink
     retries: int = 0  # passes that failed and ran again in parts
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWork:
+    """What an engine has done since it loaded its model."""
+
+    computed_tokens: int = 0  # that the model ran
+    generated_tokens: int = 0
+    pass_milliseconds: int = 0
+
+    def plus(self, run: RunStatistics) -> "EngineWork":
+        """This and a run."""
+        return EngineWork(
+            computed_tokens=self.computed_tokens + run.computed,
+            generated_tokens=self.generated_tokens + run.generated,
+            pass_milliseconds=self.pass_milliseconds + round(1000 * run.pass_seconds),
+        )
 
 
 class Source(Protocol):
