@@ -12,7 +12,7 @@ from actograph.contract.errors import StoreDamaged
 from actograph.contract.job_specs import validated
 from actograph.contract.resources import Session
 from actograph.contract.specs import SessionUpdate
-from actograph.viewer.points import first_shown, points_of
+from actograph.viewer.points import first_shown, heads_of, points_of
 from api.auth import READ, SUBMIT
 from api.dependencies import ServicesDep, SessionId
 from api.pages.rendering import render, see_other
@@ -45,6 +45,8 @@ async def viewer_state(
     shared: State = "",
     first: State = "",
     token: State = "",
+    attention: State = "",
+    head: State = "",
 ) -> None:
     """Declare the choices that `viewer.js` keeps in the address. The server does not read them."""
 
@@ -75,6 +77,7 @@ def show_session(
         "panes": [(one, _about(one)) for one in shown],
         "points": points if manifest else {},
         "hook": first_shown(points),
+        "heads": _heads(shown, manifest) if manifest else {},
         "has_logprobs": all(has_logprobs),
         "vectors": _fitting(offered, first),
         "probes": [(row.id, row.job_id) for row in probes],
@@ -87,6 +90,14 @@ def show_session(
         "shown": SHOWN,
     }
     return render(request, "session.html", values)
+
+
+def _heads(shown: Sequence[Session], manifest: SessionManifest) -> dict[int, int]:
+    """Layers whose attention the first session can show, each with its number of heads."""
+    if len(manifest.turns) > 1:  # a turn does not see all tokens before it
+        return {}
+    known = {layer: manifest.attention.get(layer) for layer in heads_of(shown[0].hooks)}
+    return {layer: of.heads for layer, of in known.items() if of is not None and of.unproved is None}
 
 
 #: fields of a manifest that the page shows elsewhere, or that are long
@@ -130,7 +141,7 @@ def _fitting(offered: Sequence[VectorRow], shown: Session) -> list[tuple[str, st
 
 def _about(shown: Session) -> dict[str, Any]:
     """Facts of a session for the viewer's scripts."""
-    return shown.model_dump(include={"id", "prompt_tokens", "generated_tokens"}) | {
+    return shown.model_dump(include={"id", "job_id", "prompt_tokens", "generated_tokens"}) | {
         "points": points_of(shown.hooks)
     }
 
