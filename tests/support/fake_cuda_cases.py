@@ -74,7 +74,7 @@ def engine_of(hooks: ModelHooks) -> Engine:
     engine.model, engine.hooks, engine.structure = hooks.model, hooks, hooks.structure
     engine.forwards, engine.state, engine._lock = Forwards(hooks), ModelState(hooks), threading.Lock()
     engine.others, engine._used, engine._watch = None, {}, None
-    engine._loop, engine._ended = None, EngineWork()
+    engine._current, engine._ended = None, EngineWork()
     return engine
 
 

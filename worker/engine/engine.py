@@ -51,14 +51,14 @@ class Engine:
         self.others: OtherRanks | None = None
         self._used: dict[str, dict[str, int]] = {}
         self._watch: MemoryWatch | None = None
-        self._loop: Loop | None = None
+        self._current: RunStatistics | None = None
         self._ended = EngineWork()  # of runs that have ended
 
     @property
     def work(self) -> EngineWork:
         """What was run since the model was loaded."""
-        loop, done = self._loop, self._ended
-        return done if loop is None else done.plus(loop.statistics)
+        current, done = self._current, self._ended
+        return done if current is None else done.plus(current)
 
     @property
     def used(self) -> dict[str, dict[str, int]]:
@@ -94,7 +94,7 @@ class Engine:
             if self.others is not None:
                 assert isinstance(forward, PackedForward)
                 forward.lead(self.others)
-            self._loop = loop = Loop(
+            loop = Loop(
                 forward,
                 rows,
                 state=self.state,
@@ -111,10 +111,12 @@ class Engine:
                 # the other ranks are told the tokens of a pass, so they have to be read
                 late=None if self.others is None else False,
             )
+            self._current = loop.statistics
             try:
                 return loop.run()
             finally:
-                self._ended, self._loop = self.work, None
+                self._ended, self._current = self.work, None
+                del loop  # its tensors are no memory after the run
 
     @contextmanager
     def _watched_run(self) -> Iterator[None]:

@@ -320,6 +320,10 @@ class _HostedRun:
             self._live[key] = generated_ids, 0
             self._service.send({"m": "started", "key": key})
 
+    def valued(self, key: str, token: int, values: Mapping[str, float]) -> None:
+        if key in self._told_live:
+            self._service.send({"m": "values", "key": key, "token": token, "values": dict(values)})
+
     def done(self, generation: Generation) -> None:
         with self._changed:
             self._dropped.discard(generation.key)

@@ -551,6 +551,8 @@ class Loop:
         try:
             if chosen.token < 0:
                 raise _not_numbers(slot)
+            if values and slot.request.live:
+                self._results.valued(slot.key, slot.computed - 1, values)
             if any(one.name in values and one.crossed(values[one.name]) for one in slot.request.stops):
                 slot.withhold(chosen.token, chosen.logprobs)
                 self._end(slot, "readout")
