@@ -14,6 +14,7 @@ from api.pages import (
     jobs,
     latents,
     live,
+    live_sample,
     overview,
     problems,
     sample,
@@ -45,7 +46,7 @@ def install(app: FastAPI) -> None:
     """Add the pages to an application."""
     for module in (
         overview, jobs, job, latents, sample, session_list, sessions, session_values, submit, analyses,
-        service, live, sign_in,
+        service, live, live_sample, sign_in,
     ):  # fmt: skip
         app.include_router(module.router)
     app.include_router(files)
