@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
+from actograph.contract.errors import NotFound
 from actograph.contract.resources import Sample, SampleStatus
 from api.auth import READ
 from api.dependencies import JobId, SampleId, Services, ServicesDep
@@ -76,8 +77,12 @@ async def _messages(services: Services, sample_id: str) -> AsyncIterator[str]:
 
 
 def _has_ended(services: Services, sample_id: str) -> bool:
-    with services.database.read() as session:
-        return samples.get(session, sample_id).status not in RUNNING
+    """Whether a sample runs no more; a deleted one does not."""
+    try:
+        with services.database.read() as session:
+            return samples.get(session, sample_id).status not in RUNNING
+    except NotFound:
+        return True
 
 
 def _event(name: str, data: Any) -> str:

@@ -380,9 +380,11 @@ class Scheduler:
         sample.discard()
 
     def _commit(self, outcome: Outcome, at_once: bool) -> None:
-        if self._live is not None:  # first: readers of the end have all of it
-            self._live.end(outcome.lease.id)
+        if self._live is not None:  # who reads the end has had all values
+            self._live.send_values(outcome.lease.id)
         self._commits.add(outcome, at_once=at_once)
+        if self._live is not None:
+            self._live.end(outcome.lease.id)
 
     def _remove_late(self, sample: LeasedRun) -> None:
         """Remove a session whose sample was given back before it was stored."""

@@ -66,13 +66,20 @@ class LiveText:
             if told is not None:
                 told.say(record(token, [values.get(name, math.nan) for name in told.names]))
 
+    def send_values(self, sample_id: str) -> None:
+        """Send the values of a sample's last tokens now."""
+        with self._lock:
+            values = self._values.get(sample_id)
+        if values is None:
+            return
+        sent, unsent = values.rest()  # the thread may write the same bytes to the same place
+        if unsent:
+            self._writer.write([(readouts_id(sample_id), sent, unsent)])
+
     def end(self, sample_id: str) -> None:
         """Follow an ended sample no longer; its text is kept for the readers of the last piece."""
         with self._lock:
             followed, values = self._rows.pop(sample_id, None), self._values.pop(sample_id, None)
-        if values is not None:
-            # values of the last tokens, which `_send` has not seen
-            self._writer.write([(readouts_id(sample_id), values.sent, values.unsent)])
         ended = [sample_id] * (followed is not None) + [readouts_id(sample_id)] * (values is not None)
         if ended:
             self._writer.fade(ended)
@@ -91,13 +98,13 @@ class LiveText:
         for row in rows.values():
             row.say(row.new_text().encode(errors="replace"))
         parts: dict[str, _Told] = {**rows, **values}
-        # a value may be added meanwhile
-        unsent = {name: (part, part.unsent) for name, part in parts.items() if part.unsent}
-        if not unsent:
+        rests = {name: part.rest() for name, part in parts.items()}
+        pieces = [(name, sent, unsent) for name, (sent, unsent) in rests.items() if unsent]
+        if not pieces:
             return
-        whole = self._writer.write([(name, part.sent, piece) for name, (part, piece) in unsent.items()])
-        for name, (part, piece) in unsent.items():
-            part.sent = part.sent + len(piece) if name in whole else 0
+        whole = self._writer.write(pieces)
+        for name, sent, unsent in pieces:  # what was lost on the way is sent again
+            parts[name].sent = sent + len(unsent) if name in whole else 0
 
 
 class _Told:
@@ -108,9 +115,10 @@ class _Told:
         #: bytes that are in Redis
         self.sent = 0
 
-    @property
-    def unsent(self) -> bytes:
-        return self._said[self.sent :]
+    def rest(self) -> tuple[int, bytes]:
+        """How many bytes were sent, and those behind them. Others may say more meanwhile."""
+        sent, said = self.sent, self._said
+        return sent, said[sent:]
 
     def say(self, text: bytes) -> None:
         self._said += text
