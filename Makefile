@@ -54,7 +54,7 @@ soak: $(DEV)
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/oxlint --deny-warnings --ignore-pattern '*.min.js' api/pages/static
+	$(BIN)/oxlint --deny-warnings --ignore-pattern '*.min.js' api/pages/static actograph/viewer/static
 	$(BIN)/mypy
 
 up: $(SERVICE)

@@ -205,6 +205,8 @@ class Timed:
 
     def beat(self) -> None: ...
 
+    def valued(self, key: str, token: int, values: Mapping[str, float]) -> None: ...
+
     def started(self, key: str, generated_ids: Sequence[int]) -> None:
         if self._chat is not None and key == self._chat[0]:
             self._tokens = generated_ids
@@ -271,6 +273,8 @@ class Waves:
     def beat(self) -> None: ...
 
     def started(self, key: str, generated_ids: Sequence[int]) -> None: ...
+
+    def valued(self, key: str, token: int, values: Mapping[str, float]) -> None: ...
 
     def write(self, key: str, rows: Mapping[str, Rows]) -> None:
         digests = self._rows.setdefault(key, {})

@@ -27,8 +27,12 @@ TOPS = {
 LOADED = "() => [...document.images].every((one) => one.complete && one.naturalWidth)"
 
 
-def drain(client: Client) -> dict[str, str]:
-    """Run an evaluation under two conditions and a probe. Returns name -> path of the pages to show."""
+def drain(client: Client, folder: Path) -> dict[str, str]:
+    """Run an evaluation under two conditions and a probe. Returns name -> path of the pages to show.
+
+    Args:
+        folder: for a page that is a notebook's output.
+    """
     job = client.evaluate(
         "gsm8k",
         dataset=PROBLEMS,
@@ -41,6 +45,15 @@ def drain(client: Client) -> dict[str, str]:
     probe = client.analysis.probe(warm, hooks=["resid_post"], positions="generated", reduce="mean")
     wrong = job.sessions(condition="warm", correct=False).first()
     assert wrong is not None
+    view = folder / "notebook.html"
+    heads = client.capture(
+        ["Tom has 3 apples and Mia has 5 apples. How many apples do they have?"],
+        capture="resid_post,q,k@all",
+        max_tokens=24,
+    ).wait()
+    shown = heads.sessions().first()
+    assert shown is not None
+    shown.show("resid_post.1", attention=(1, 0)).save(view)
     chosen = f"hook=resid_post.1&of=projection&vector={probe.session.id}&token={wrong.prompt_tokens + 8}"
     return {
         "overview": "/",
@@ -48,6 +61,7 @@ def drain(client: Client) -> dict[str, str]:
         "sample": f"/jobs/{job.id}/samples/{wrong.sample_id}?against=greedy",
         "session": f"/sessions/{wrong.id}?{chosen}",
         "probe": f"/jobs/{probe.job.id}",
+        "notebook": view.as_uri(),
     }
 
 
@@ -61,11 +75,16 @@ def take(url: str, pages: dict[str, str], folder: Path, *, dark: bool) -> None:
         page = browser.new_page(viewport=SIZE, color_scheme="dark" if dark else "light")
         for name, path in pages.items():
             # the stream of a live page never ends
-            page.goto(f"{url}{path}", wait_until="load")
+            page.goto(path if "://" in path else f"{url}{path}", wait_until="load")
             if name in WAITS:
                 page.locator(WAITS[name]).wait_for()
                 page.locator(TOPS[name]).evaluate("one => one.scrollIntoView()")
             page.wait_for_function(LOADED)
+            if name == "notebook":
+                page.locator(".token").nth(14).hover()
+                page.locator(".told:not(:empty)").wait_for()
+                page.locator(".actograph").screenshot(path=folder / f"{name}.png")
+                continue
             page.screenshot(path=folder / f"{name}.png")
         browser.close()
 
@@ -80,7 +99,7 @@ def main() -> None:
         arguments = [f"--home={home}", "--host=127.0.0.1", "--port=0", f"--model=demo={MODEL_DIR}"]
         served = up_process([*arguments, "--threads=1"], environment | {"HF_HUB_OFFLINE": "1"})
         with served as url, Client(url, "") as client:
-            take(url, drain(client), options.out, dark=options.dark)
+            take(url, drain(client, Path(home)), options.out, dark=options.dark)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,10 @@ from actograph.contract.job_options import Positions
 from actograph.contract.resources import Sample
 from actograph.contract.row_selection import Reduce
 from actograph.tensor_files import Array
+from actograph.viewer.notebook import MOST_POINTS, summary_html
+
+#: labels that a notebook shows, and letters of each
+MOST_LABELS, MOST_LETTERS = 10, 100
 
 
 class JobMatrixOptions(TypedDict, total=False):
@@ -94,6 +98,29 @@ class Matrix:
         skipped = f", {len(self.skipped)} sessions skipped" if self.skipped else ""
         return f"Matrix({self.hook}, features {list(self.features.shape)} {self.features.dtype}{skipped})"
 
+    def _repr_html_(self) -> str:
+        """Shape, labels and origin, and a line through the norms of rows at equal distances."""
+        count, width = self.features.shape
+        sessions = len(np.unique(self.session_id))
+        about = f"{self.hook} · features [{count}, {width}] {self.features.dtype} · {sessions} sessions"
+        chosen = np.unique(np.linspace(0, max(0, count - 1), min(count, MOST_POINTS)).astype(int))
+        norms = np.linalg.norm(self.features[chosen].astype(np.float64), axis=1).astype(np.float32)
+        every = "" if len(chosen) == count else f" {len(chosen)} of"
+        notes = [f"{len(np.unique(self.groups))} groups"]
+        if self.skipped:
+            first = self.skipped[0]
+            notes.append(f"{len(self.skipped)} sessions were skipped, the first: {first.reason}")
+        return summary_html(about, norms, f"norms of{every} {count} rows", notes, self._label_counts())
+
+    def _label_counts(self) -> list[tuple[str, str]]:
+        """Rows of each label; of many labels, the most frequent ones."""
+        values, counts = np.unique(self.labels, return_counts=True)
+        order = np.argsort(-counts, kind="stable")
+        lines = [(_label_text(values[at]), f"{counts[at]:,}") for at in order[:MOST_LABELS]]
+        if len(values) > MOST_LABELS:
+            lines.append((f"{len(values) - MOST_LABELS:,} more", f"{counts[order[MOST_LABELS:]].sum():,}"))
+        return lines
+
     def torch(self) -> tuple[Any, Any]:
         """Return (features, labels) as `torch.Tensor`, labels in float32. Raises PackageMissing."""
         torch = package("torch", "a torch tensor")
@@ -117,6 +144,13 @@ class Matrix:
         names = ("session_id", "sample_index", "condition", "epoch", "groups")
         columns = {name.removesuffix("s"): getattr(self, name) for name in names}
         return columns | {"token": self.tokens, "label": self.labels}
+
+
+def _label_text(value: Any) -> str:
+    """A label as text."""
+    if isinstance(value, str):
+        return value[:MOST_LETTERS] or "no label"
+    return "no label" if np.isnan(value) else f"{value:.4g}"
 
 
 def fetch(transport: Transport, path: str, hook: str, wanted: JobMatrixOptions | MatrixOptions) -> Matrix:

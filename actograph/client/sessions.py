@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import PrivateAttr
 from typing_extensions import override
 
@@ -21,6 +23,7 @@ from actograph.contract import base, resources
 from actograph.contract.errors import NotFound
 from actograph.contract.specs import SessionUpdate
 from actograph.dtypes import read_as
+from actograph.short_texts import shorten, size
 
 Order = Literal["asc", "desc"]
 #: maximum size of one answer; more rows take several requests
@@ -73,6 +76,27 @@ class SessionHandle(StoredSession, Handle, resources.Session):
         if self._known is None:
             self._known = self._client.sessions.manifest(self.id)
         return self._known
+
+    @override
+    def _direction(self, name: str) -> tuple[str, NDArray[np.float64]]:
+        found = self._client.vectors.get(name)
+        return found.hook, np.asarray(found.vector, np.float64)
+
+    @property
+    @override
+    def facts(self) -> str:
+        """Id, model, sample, verdict and size in one line."""
+        verdict = None if self.correct is None else "right" if self.correct else "wrong"
+        sample = f"sample {self.sample_index}"
+        facts = [
+            f"Session {shorten(self.id)}",
+            self.model,
+            f"{sample}, {self.condition}" if self.condition else sample,
+            f"{self.prompt_tokens} + {self.generated_tokens} tokens",
+            verdict,
+            f"{len(self.hooks)} tensors, {size(self.bytes)}",
+        ]
+        return " · ".join(fact for fact in facts if fact)
 
     def named(self, files: str) -> list[resources.SessionFile]:
         """Files whose names match a pattern. Raises NotFound if none does."""

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from actograph import tensor_files
 from actograph.attention_patterns import Floats, patterns_of
+from actograph.client.session_view import Direction, SessionView, ViewChoice, default_view, view_of
 from actograph.client.tensors import ROW_POSITIONS, TOKEN_IDS, LazyTensor, joined
 from actograph.contract.base import Resource
 from actograph.contract.errors import InvalidRequest, NotFound, StoreDamaged
@@ -39,6 +40,7 @@ _INDEX = re.compile(r"\[(\d+)\]")
 class Manifest(Resource):
     """The part of a session's manifest that says what its tokens and tensors are."""
 
+    prompt_tokens: int = Field(0)
     segments: list[Segment] = Field([])
     token_texts: list[str] = Field([])
     tensors: dict[str, TensorInfo] = Field({})
@@ -75,6 +77,15 @@ class StoredSession(ABC):
     @abstractmethod
     def _manifest(self) -> Manifest:
         """Segments and texts of the tokens."""
+
+    @abstractmethod
+    def _direction(self, name: str) -> tuple[str, NDArray[np.float64]]:
+        """Hook and numbers of a stored vector, by its name. Raises InvalidRequest if there are none."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> str:
+        """The session in one line."""
 
     def __getitem__(self, hook: str) -> LazyTensor:
         """Return the tensor of a hook point, an alias, a savepoint, the path of a module, or of latents.
@@ -237,6 +248,53 @@ class StoredSession(ABC):
             at += len(block)
         return made if head is None else made[0]
 
+    def show(
+        self,
+        hook: str | None = None,
+        *,
+        channel: int | None = None,
+        probe: Direction | None = None,
+        latent: int | tuple[str, int] | None = None,
+        readout: str | None = None,
+        attention: tuple[int, int] | None = None,
+        tokens: range | None = None,
+    ) -> SessionView:
+        """Show tokens in a notebook, coloured by one number each.
+
+        Only the rows of the tokens in view are read, of one hook, and the manifest.
+
+        Args:
+            hook: its rows colour the tokens, by their norms unless another number is chosen. None: the middle
+                layer of the residual stream, or the hook of the vector.
+            channel: colour by this channel.
+            probe: colour by the projection on a direction: an array, an array for each hook
+                (`FinishedAnalysis.directions()`), or the name of a stored vector.
+            latent: colour by a latent: `("res-8", 123)`, or its number if there are latents of one SAE only.
+            readout: colour by a readout, by its name.
+            attention: (layer, head): the mouse on a token shows where it looks. It needs `q` and `k`.
+            tokens: consecutive tokens; None: the last 256, of which rows of 4 MiB are read at most.
+
+        Raises:
+            NotFound: the session has no such tensor, latents or readout.
+            InvalidRequest: two numbers are chosen, a direction of another width, too many tokens; or
+                attention cannot be computed, with the reason.
+        """
+        return view_of(
+            self,
+            ViewChoice(
+                hook=hook,
+                channel=channel,
+                probe=probe,
+                latent=latent,
+                readout=readout,
+                attention=attention,
+                tokens=tokens,
+            ),
+        )
+
+    def _repr_html_(self) -> str:
+        return default_view(self).html
+
 
 class SessionTensors(StoredSession, Mapping[str, LazyTensor]):
     """A session in files. It maps its hooks to tensors; aliases find them too.
@@ -289,6 +347,17 @@ class SessionTensors(StoredSession, Mapping[str, LazyTensor]):
     @override
     def _manifest(self) -> Manifest:
         return self._parsed
+
+    @override
+    def _direction(self, name: str) -> tuple[str, NDArray[np.float64]]:
+        raise InvalidRequest(
+            f"probe {name!r}: a folder has no stored vectors; give the numbers as an array", param="probe"
+        )
+
+    @property
+    @override
+    def facts(self) -> str:
+        return f"Session in files · {len(self._tensors[TOKEN_IDS])} tokens · {len(self)} tensors"
 
     @override
     def _stored(self) -> Mapping[str, TensorInfo | None]:

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actograph import tensor_files
-from actograph.contract.errors import StoreDamaged, package
+from actograph.contract.errors import ActographError, StoreDamaged, package
 from actograph.dtypes import DTYPES, read_as, unscaled_bytes
+from actograph.short_texts import size
 from actograph.tensor_files import Array, ReadAt, TensorEntry
+from actograph.viewer.notebook import MOST_POINTS, summary_html
 
 #: bytes that iteration reads at once
 BLOCK_BYTES = 4 << 20
@@ -21,6 +23,8 @@ BLOCK_BYTES = 4 << 20
 GAP_BYTES = 64 << 10
 TOKEN_IDS = "token_ids"
 ROW_POSITIONS = "row_positions"
+#: dtypes whose rows have a norm
+FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class LazyTensor:
@@ -62,6 +66,21 @@ class LazyTensor:
 
     def __repr__(self) -> str:
         return f"LazyTensor({self.hook}, shape={list(self.shape)}, stored as {self.stored_dtype})"
+
+    def _repr_html_(self) -> str:
+        """Its form and a line through the norms of its first rows, of which 4 MiB are read at most."""
+        about = f"{self.hook} · {list(self.shape)} · stored as {self.stored_dtype}"
+        count = min(len(self), MOST_POINTS, max(1, BLOCK_BYTES // max(1, self._row_bytes)))
+        if not count or len(self.shape) != 2 or self.read_dtype not in FLOATS:
+            return summary_html(about, None, "")
+        try:
+            rows = self[:count].astype(np.float64)
+        except ActographError as error:
+            return summary_html(about, None, "", [f"Its rows cannot be read: {error.message}"])
+        single = self.shape[1] == 1
+        numbers = (rows[:, 0] if single else np.linalg.norm(rows, axis=1)).astype(np.float32)
+        name = f"{'values' if single else 'norms'} of rows 0 to {count - 1}"
+        return summary_html(about, numbers, name, [f"Read for it: {size(count * self._row_bytes)}."])
 
     def __getitem__(self, index: Any) -> Any:
         found = tensor_files.numbers_of(self.read_dtype, self._indexed(index))

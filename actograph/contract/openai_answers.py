@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_seri
 
 from actograph.contract.base import MAX_TAGS, FileId, Metadata, Resource, Spec, Tag, example
 from actograph.contract.chat_job import Endpoint
-from actograph.contract.readouts import ReadoutValues
+from actograph.contract.readouts import ReadoutValues, TokenReadouts
 from actograph.contract.resources import SessionFile, TensorInfo
 from actograph.contract.specs import ExpiresAfter
 from actograph.short_texts import seconds_of
@@ -21,7 +21,7 @@ class ActivationFile(SessionFile):
     url: str = Field(description="Path of the file's content.")
 
 
-_OF_CAPTURES = ("session_id", "activation_files", "activations_meta", "readouts", "run_id")
+_OF_CAPTURES = ("session_id", "activation_files", "activations_meta", "readouts", "token_readouts", "run_id")
 
 
 class SessionReference(BaseModel):
@@ -112,7 +112,17 @@ class CompletionLogprobs(Resource):
     text_offset: list[int]
 
 
-class CompletionChoice(Captured):
+class StreamedReadouts(Captured):
+    """A choice of a chunk; without readouts it has OpenAI's fields alone."""
+
+    token_readouts: list[TokenReadouts] | None = Field(
+        None,
+        description="Of chunks of a request that captures readouts: their values at generated tokens, as "
+        "they come. A value follows the text of its token.",
+    )
+
+
+class CompletionChoice(StreamedReadouts):
     index: int
     text: str
     finish_reason: FinishReason | None = Field(None, description="null before the end of a stream.")
@@ -145,7 +155,7 @@ class Delta(BaseModel):
         return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
 
 
-class ChatChunkChoice(Captured):
+class ChatChunkChoice(StreamedReadouts):
     index: int
     delta: Delta
     finish_reason: FinishReason | None = None

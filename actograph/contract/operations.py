@@ -48,6 +48,17 @@ class WorkerStatus(StrEnum):
     OFFLINE = "offline"  # stopped, or its heartbeat ended
 
 
+class WorkerActivity(Resource):
+    """The work of a worker between its last two heartbeats."""
+
+    seconds: float = Field(description="Time between them.")
+    tokens_per_second: float = Field(description="Tokens that the model ran, those of prompts included.")
+    generated_per_second: float = Field(description="Generated tokens.")
+    pass_share: float = Field(
+        description="Share of the time in passes, from 0 to 1: launching them, and waiting for their tokens."
+    )
+
+
 class Worker(Resource):
     id: str
     object: Literal["worker"] = "worker"
@@ -69,7 +80,11 @@ class Worker(Resource):
         description="Bytes. `load_before_bytes`, `load_after_bytes` and `load_peak_bytes` are of the last "
         "load of a model, `run_...` of the last run: of the GPUs of the model, or on a CPU of the engine's "
         "process. A run that goes on has no `run_after_bytes`. Of several ranks it is the first one's. "
-        "`pass_bytes`: measured peak of the largest pass on a GPU.",
+        "`pass_bytes`: measured peak of the largest pass on a GPU. `device_used_bytes` and "
+        "`device_total_bytes`: of the GPUs of the model, by all programs, or on a CPU of the machine.",
+    )
+    activity: WorkerActivity | None = Field(
+        None, description="Work between its last two heartbeats; null if it holds no model or has ended."
     )
 
 

@@ -72,6 +72,13 @@ class ReadoutValues(Resource):
     stopped: bool = Field(False, description="Whether the last value has ended the sample.")
 
 
+class TokenReadouts(Resource):
+    """The values of a sample's readouts at one generated token."""
+
+    token: int = Field(description="Its number, from the first token of the prompt on.")
+    values: dict[str, float] = Field(description="Value by readout.")
+
+
 class ReadoutTotals(Resource):
     """A readout in the samples with one verdict."""
 

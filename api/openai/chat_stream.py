@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from actograph.contract import openai_answers as answers
 from actograph.contract.errors import ActographError
+from actograph.contract.readouts import TokenReadouts
 from actograph.contract.tool_calls import OPEN, first_call
 from api.errors import openai_error
 from api.openai import chat_results
@@ -44,7 +45,7 @@ async def stream(running: Running, *, include_usage: bool) -> AsyncGenerator[str
 
     first = answers.Delta(role="assistant", content="")
     opening = [event(answers.ChatChunkChoice(index=one.place, delta=first)) for one in choices if is_chat]
-    async with aclosing(running.pieces(texts=True)) as pieces:
+    async with aclosing(running.pieces(texts=True, readouts=True)) as pieces:
         async for found in pieces:
             if found is None:
                 yield PING
@@ -52,8 +53,10 @@ async def stream(running: Running, *, include_usage: bool) -> AsyncGenerator[str
             # before the first text an error is an answer of its own
             while opening:
                 yield opening.pop(0)
-            place, text = found
-            if said := choices[place].more(text):
+            place, piece = found
+            if isinstance(piece, list):
+                yield event(_values(place, piece, is_chat=is_chat))
+            elif said := choices[place].more(piece):
                 yield event(_piece(place, said, is_chat=is_chat))
     whole = await run_in_threadpool(chat_results.read, running.services, job.id)
     for start in opening:
@@ -85,6 +88,13 @@ def _piece(place: int, text: str, logprobs: Any = None, *, is_chat: bool) -> Bas
     if is_chat:
         return answers.ChatChunkChoice(index=place, delta=answers.Delta(content=text), logprobs=logprobs)
     return answers.CompletionChoice(index=place, text=text, logprobs=logprobs)
+
+
+def _values(place: int, values: list[TokenReadouts], *, is_chat: bool) -> BaseModel:
+    """A chunk with values of readouts and without text."""
+    if is_chat:
+        return answers.ChatChunkChoice(index=place, delta=answers.Delta(), token_readouts=values)
+    return answers.CompletionChoice(index=place, text="", token_readouts=values)
 
 
 def _ending(sent: "SentText", choice: answers.ChatChoice | answers.CompletionChoice) -> list[BaseModel]:

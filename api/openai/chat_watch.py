@@ -18,10 +18,12 @@ from starlette.requests import Request
 
 from actograph.contract.errors import ActographError, Conflict, NotFound, ServiceUnavailable
 from actograph.contract.openai import CompletionBase
+from actograph.contract.readouts import TokenReadouts
 from api.dependencies import Services
 from api.kinds.chat import request_field
 from api.submit import submit
 from storage import samples
+from storage.broker.live_readouts import LiveReadouts, readouts_id
 from storage.broker.live_text import LiveTextReader
 from storage.jobs import jobs
 from storage.tables.models import JobRow, SampleRow
@@ -37,8 +39,8 @@ PING_SECONDS = 15.0
 #: pause between two looks whether a client is still there
 CLIENT_SECONDS = 0.25
 
-#: a piece of text of the sample at this place; None if the job has ended
-Piece = tuple[int, str] | None
+#: a piece of text of the sample at this place, or values of its readouts; None if the job has ended
+Piece = tuple[int, str | list[TokenReadouts]] | None
 
 
 @dataclass(eq=False)
@@ -48,6 +50,16 @@ class _StreamedText:
     place: int
     feed: asyncio.Queue[Piece]
     offset: int = 0
+    readouts: LiveReadouts | None = None  # if it is no text, but values
+
+    def take(self, piece: bytes) -> None:
+        """Put a piece, which has whole characters, into the feed."""
+        self.offset += len(piece)
+        text = piece.decode(errors="replace")
+        if self.readouts is None:
+            self.feed.put_nowait((self.place, text))
+        elif values := self.readouts.read(text):
+            self.feed.put_nowait((self.place, values))
 
 
 class ChatWatch:
@@ -61,18 +73,27 @@ class ChatWatch:
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
-    def follow(self, job_id: str, sample_ids: Sequence[str] = ()) -> Iterator[asyncio.Queue[Piece]]:
-        """A queue of pieces of the samples' texts, and None at the end of the job or of this process."""
+    def follow(
+        self, job_id: str, sample_ids: Sequence[str] = (), *, readouts: bool = False
+    ) -> Iterator[asyncio.Queue[Piece]]:
+        """A queue of pieces of the samples' texts, and None at the end of the job or of this process.
+
+        Args:
+            readouts: the queue has values of readouts too.
+        """
         feed = self._jobs[job_id] = asyncio.Queue()
-        self._texts |= {sample_id: _StreamedText(place, feed) for place, sample_id in enumerate(sample_ids)}
+        texts = {sample_id: _StreamedText(place, feed) for place, sample_id in enumerate(sample_ids)}
+        for place, sample_id in enumerate(sample_ids if readouts else ()):
+            texts[readouts_id(sample_id)] = _StreamedText(place, feed, readouts=LiveReadouts())
+        self._texts |= texts
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         try:
             yield feed
         finally:
             self._jobs.pop(job_id, None)
-            for sample_id in sample_ids:
-                self._texts.pop(sample_id, None)
+            for name in texts:
+                self._texts.pop(name, None)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -83,7 +104,10 @@ class ChatWatch:
         count = 0
         while self._jobs:
             if count % READS_PER_LOOK == 0:
-                for job_id in await run_in_threadpool(self._ended, list(self._jobs)):
+                ended = await run_in_threadpool(self._ended, list(self._jobs))
+                if ended:  # what was written before the end comes before the end
+                    await self._read_texts()
+                for job_id in ended:
                     if feed := self._jobs.pop(job_id, None):
                         feed.put_nowait(None)
             await self._read_texts()
@@ -107,11 +131,8 @@ class ChatWatch:
         for sample_id, piece in (await self._reader.read(offsets)).items():
             text = self._texts.get(sample_id)
             # Redis puts NUL in place of lost text
-            if text is None or b"\0" in piece:
-                continue
-            text.offset += len(piece)
-            # workers write whole characters
-            text.feed.put_nowait((text.place, piece.decode(errors="replace")))
+            if text is not None and b"\0" not in piece:
+                text.take(piece)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +175,16 @@ class Running:
 
         return await run_in_threadpool(submitted)
 
-    async def pieces(self, *, texts: bool) -> AsyncGenerator[Piece, None]:
-        """Yield pieces of the samples' texts until the job has ended; None after a while without text.
+    async def pieces(self, *, texts: bool, readouts: bool = False) -> AsyncGenerator[Piece, None]:
+        """Yield pieces of the samples' texts, and values of their readouts, until the job has ended.
+
+        None comes after a while without text.
 
         The job is cancelled if the reader stops earlier or the client disconnects.
 
         Args:
             texts: False waits for the end alone.
+            readouts: values too, if the request captures readouts.
 
         Raises:
             ServiceUnavailable: this process is stopping.
@@ -168,7 +192,9 @@ class Running:
         watch: ChatWatch = self.http.app.state.chats
         has_ended, last = False, time.monotonic()
         try:
-            with watch.follow(self.job.id, [row.id for row in self.samples] if texts else ()) as feed:
+            ids = [row.id for row in self.samples] if texts else ()
+            has_readouts = readouts and bool((self.job.spec.get("capture") or {}).get("readouts"))
+            with watch.follow(self.job.id, ids, readouts=has_readouts) as feed:
                 while not await self.http.is_disconnected():
                     found: Piece = None
                     with suppress(TimeoutError):

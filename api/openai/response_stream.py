@@ -33,7 +33,8 @@ async def stream(running: Running, request: ResponseRequest) -> AsyncGenerator[s
     try:
         async with aclosing(running.pieces(texts=True)) as pieces:
             async for found in pieces:
-                for event in [PING] if found is None else events.text(sent.more(found[1])):
+                said = found[1] if found is not None and isinstance(found[1], str) else ""
+                for event in [PING] if found is None else events.text(sent.more(said)):
                     has_sent = True
                     yield event
         chat = await run_in_threadpool(chat_results.read, running.services, running.job.id)

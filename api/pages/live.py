@@ -37,14 +37,17 @@ def follow_state(
 
 
 def digest(services: Services, job_id: str | None = None) -> str:
-    """Digest of the visible state. Every change of a job leaves an event."""
+    """Digest of the visible state. Every change of a job leaves an event.
+
+    An idle worker's numbers stay the same; a busy one's change with each heartbeat.
+    """
     state: list[object] = []
     with services.database.read() as session:
         state += [(event.id, event.event) for event in events.latest(session, job_id, 1)]
         if job_id is not None:
             state.append(jobs.status_of(session, job_id))
         else:
-            state += [(row.id, row.status, row.job_id) for row in workers.find(session)]
+            state += [(row.id, row.status, row.job_id, workers.work_of(row)) for row in workers.find(session)]
             state += [view.job_counts(session), pause.holds(session)]
     return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
 

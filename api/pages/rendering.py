@@ -44,7 +44,7 @@ NAVIGATION = [
 ]
 NONE = "–"
 #: the beginning of a link to this service; no value of a user looks like one, since quotes are escaped
-_LINK = re.compile(r'\s(?:href|src|action|formaction|hx-get|hx-post|data-live)="(?=/(?!/))')
+_LINK = re.compile(r'\s(?:href|src|action|formaction|hx-get|hx-post|data-live|data-stream)="(?=/(?!/))')
 
 
 def moment(seconds: float | None) -> str:

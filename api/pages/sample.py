@@ -12,6 +12,7 @@ from actograph.contract.errors import NotFound
 from actograph.contract.resources import Sample
 from api.auth import READ
 from api.dependencies import JobId, SampleId, Services, ServicesDep
+from api.pages.live_sample import is_followed
 from api.pages.rendering import render
 from api.routes.jobs import get_job_sample, list_job_samples
 from evals.scoring.completions import CLOSE, OPEN
@@ -48,6 +49,7 @@ def show_sample(
     thoughts, answer = split_thoughts(sample.completion or "")
     values = {
         "sample": sample,
+        "is_followed": is_followed(sample),
         "others": others,
         "against": against,
         "pieces": _pieces(services, sample, others, against),

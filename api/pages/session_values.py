@@ -15,6 +15,8 @@ from api.dependencies import Services, ServicesDep, SessionId, slow
 from api.routes.sessions import reader_of
 from storage import samples
 from storage.analyses import stored
+from storage.results import strongest_latents
+from storage.results.strongest_latents import LatentInSession
 from storage.sessions import row_values, selected_rows, sessions, vectors
 from storage.sessions.manifest import SessionManifest
 from storage.sessions.row_values import Reduce
@@ -82,6 +84,13 @@ def get_values(
 
     rows = [row_values.values(reader, name, reduction(name), tokens) for name in hook]
     return Response(np.stack(rows).tobytes(), media_type="application/octet-stream")
+
+
+@router.get("/latents")
+@slow
+def get_latents(services: ServicesDep, session_id: SessionId, hook: Hook) -> list[LatentInSession]:
+    """List the latents of an SAE with the largest activations in the session, the largest first."""
+    return strongest_latents.of_session(reader_of(services, session_id), hook, most=LISTED)
 
 
 @router.get("/row")

@@ -12,7 +12,7 @@ from actograph.contract.errors import StoreDamaged
 from actograph.contract.job_specs import validated
 from actograph.contract.resources import Session
 from actograph.contract.specs import SessionUpdate
-from actograph.latents import with_latents
+from actograph.viewer.points import first_shown, heads_of, points_of
 from api.auth import READ, SUBMIT
 from api.dependencies import ServicesDep, SessionId
 from api.pages.rendering import render, see_other
@@ -45,6 +45,8 @@ async def viewer_state(
     shared: State = "",
     first: State = "",
     token: State = "",
+    attention: State = "",
+    head: State = "",
 ) -> None:
     """Declare the choices that `viewer.js` keeps in the address. The server does not read them."""
 
@@ -57,7 +59,7 @@ def show_session(
     other: Annotated[str, Query(alias="with", max_length=64)] = "",
 ) -> Response:
     shown = [routes.get_session(services, one) for one in (session_id, other) if one]
-    first, points = shown[0], _points(shown[0])
+    first, points = shown[0], points_of(shown[0].hooks)
     manifest, trouble = None, ""
     try:
         manifest = routes.get_session_manifest(services, session_id)
@@ -70,12 +72,12 @@ def show_session(
         offered, _ = vectors.find(session, limit=OFFERED)
         probes = stored.of_job(session, "probe", first.job_id)
         has_logprobs = [samples.get(session, one.sample_id).logprobs is not None for one in shown]
-    layers = points.get("resid_post") or next(iter(points.values()), [""])
     values = {
         "session": first,
         "panes": [(one, _about(one)) for one in shown],
         "points": points if manifest else {},
-        "hook": layers[(len(layers) - 1) // 2],
+        "hook": first_shown(points),
+        "heads": _heads(shown, manifest) if manifest else {},
         "has_logprobs": all(has_logprobs),
         "vectors": _fitting(offered, first),
         "probes": [(row.id, row.job_id) for row in probes],
@@ -88,6 +90,14 @@ def show_session(
         "shown": SHOWN,
     }
     return render(request, "session.html", values)
+
+
+def _heads(shown: Sequence[Session], manifest: SessionManifest) -> dict[int, int]:
+    """Layers whose attention the first session can show, each with its number of heads."""
+    if len(manifest.turns) > 1:  # a turn does not see all tokens before it
+        return {}
+    known = {layer: manifest.attention.get(layer) for layer in heads_of(shown[0].hooks)}
+    return {layer: of.heads for layer, of in known.items() if of is not None and of.unproved is None}
 
 
 #: fields of a manifest that the page shows elsewhere, or that are long
@@ -118,17 +128,6 @@ def change_session(
     return see_other(f"/sessions/{session_id}")
 
 
-def _points(shown: Session) -> dict[str, list[str]]:
-    """The hooks of each point with a row for each token, the first layer first."""
-    points: dict[str, list[str]] = {}
-    stored = with_latents(shown.hooks)
-    for name in sorted(stored, key=lambda name: hooks.layer_of(name) or 0):
-        info = stored[name]
-        if info.summary is None and info.shape[0]:
-            points.setdefault(hooks.point_of(name), []).append(name)
-    return points
-
-
 def _fitting(offered: Sequence[VectorRow], shown: Session) -> list[tuple[str, str, str]]:
     """Id, name and hook of the vectors of this session's model and hooks."""
     found = []
@@ -142,7 +141,9 @@ def _fitting(offered: Sequence[VectorRow], shown: Session) -> list[tuple[str, st
 
 def _about(shown: Session) -> dict[str, Any]:
     """Facts of a session for the viewer's scripts."""
-    return shown.model_dump(include={"id", "prompt_tokens", "generated_tokens"}) | {"points": _points(shown)}
+    return shown.model_dump(include={"id", "job_id", "prompt_tokens", "generated_tokens"}) | {
+        "points": points_of(shown.hooks)
+    }
 
 
 def _messages(manifest: SessionManifest) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 
+from actograph import viewer
 from api.auth import STATIC
 from api.pages import (
     analyses,
@@ -13,6 +14,7 @@ from api.pages import (
     jobs,
     latents,
     live,
+    live_sample,
     overview,
     problems,
     sample,
@@ -28,7 +30,7 @@ from api.pages.rendering import HERE
 files = APIRouter(include_in_schema=False)
 
 #: listed once, so that no path of a request reaches the file system
-_FILES = {path.name: path for path in (HERE / "static").iterdir()}
+_FILES = {path.name: path for folder in (HERE / "static", viewer.STATIC) for path in folder.iterdir()}
 
 
 @files.get(STATIC + "{name}")
@@ -44,7 +46,7 @@ def install(app: FastAPI) -> None:
     """Add the pages to an application."""
     for module in (
         overview, jobs, job, latents, sample, session_list, sessions, session_values, submit, analyses,
-        service, live, sign_in,
+        service, live, live_sample, sign_in,
     ):  # fmt: skip
         app.include_router(module.router)
     app.include_router(files)

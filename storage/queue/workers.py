@@ -275,7 +275,28 @@ def loaded_at(session: Session, model: str) -> float | None:
     return session.scalar(sa.select(ModelRow.loaded_at).where(ModelRow.name == model))
 
 
+def work_of(row: WorkerRow) -> tuple[int, int]:
+    """Tokens and milliseconds in passes between the worker's last two heartbeats; zeros while it is idle."""
+    told = row.memory or {}
+    return told.get("window_computed_tokens", 0), told.get("window_pass_milliseconds", 0)
+
+
+def _activity(told: Mapping[str, int]) -> operations.WorkerActivity | None:
+    """The work that a heartbeat tells; None without any."""
+    window = told.get("window_milliseconds", 0) / 1000
+    if window <= 0 or "device_total_bytes" not in told:
+        return None
+    return operations.WorkerActivity(
+        seconds=window,
+        tokens_per_second=told.get("window_computed_tokens", 0) / window,
+        generated_per_second=told.get("window_generated_tokens", 0) / window,
+        # the engine's counts are up to a second old
+        pass_share=min(1.0, told.get("window_pass_milliseconds", 0) / 1000 / window),
+    )
+
+
 def resource(row: WorkerRow) -> operations.Worker:
+    told = row.memory or {}
     return operations.Worker(
         id=row.id,
         status=WorkerStatus(row.status),
@@ -289,7 +310,8 @@ def resource(row: WorkerRow) -> operations.Worker:
         last_heartbeat_at=int(row.heartbeat_at),
         job_id=row.job_id,
         error=base.ErrorRecord.model_validate(row.error) if row.error else None,
-        memory=row.memory or {},
+        memory={name: value for name, value in told.items() if not name.startswith("window_")},
+        activity=_activity(told) if row.status in LIVE else None,
     )
 
 

@@ -1,6 +1,6 @@
 """Engines that do not compute, or that notice what a real one is asked, and a holder of one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actograph.contract.errors import UnknownModel
@@ -139,6 +139,9 @@ class _Results:
 
     def started(self, key: str, generated_ids: Sequence[int]) -> None:
         self._results.started(key, generated_ids)
+
+    def valued(self, key: str, token: int, values: Mapping[str, float]) -> None:
+        self._results.valued(key, token, values)
 
     def done(self, generation: Generation) -> None:
         self._done()

@@ -40,6 +40,7 @@ from worker.engine.messages import (
     Capture,
     Edit,
     Encoding,
+    EngineWork,
     Generation,
     Readout,
     ReadoutLimit,
@@ -88,6 +89,7 @@ def engine_of(hooks: ModelHooks) -> Engine:
     with current(hooks.model.device):
         engine.forwards._verified = _verified.get(kind) or engine.forwards._verified
     _verified[kind] = engine.forwards._verified
+    engine._current, engine._ended = None, EngineWork()
     return engine
 
 

@@ -76,6 +76,9 @@ class _Results:
     def started(self, key: str, generated_ids: Sequence[int]) -> None:
         self._results.started(key, generated_ids)
 
+    def valued(self, key: str, token: int, values: Mapping[str, float]) -> None:
+        self._results.valued(key, token, values)
+
     def done(self, generation: Generation) -> None:
         error = generation.error
         if is_device_lost(error):
@@ -122,6 +125,7 @@ class ListedRun:
         self.waiting, self._write = list(requests), write
         self.made: dict[str, Generation] = {}
         self.live: dict[str, Sequence[int]] = {}
+        self.values: dict[str, list[tuple[int, dict[str, float]]]] = {}
 
     def through(self, engine: EngineClient, options: RunOptions) -> list[Generation]:
         """Run the requests; results in their order."""
@@ -147,6 +151,9 @@ class ListedRun:
 
     def started(self, key: str, generated_ids: Sequence[int]) -> None:
         self.live[key] = generated_ids
+
+    def valued(self, key: str, token: int, values: Mapping[str, float]) -> None:
+        self.values.setdefault(key, []).append((token, dict(values)))
 
     def done(self, generation: Generation) -> None:
         self.made[generation.key] = generation

@@ -305,7 +305,13 @@ class Scheduler:
             self._live = LiveText(sample.live, self._job.engine.tokenizer)
             self._live.start()
         sampling = sample.sampling
-        self._live.follow(sample.lease.id, generated_ids, sampling.stop, self._job.end_ids(sampling))
+        end_ids = self._job.end_ids(sampling)
+        self._live.follow(sample.lease.id, generated_ids, sampling.stop, end_ids, sample.readouts)
+
+    def valued(self, key: str, token: int, values: Mapping[str, float]) -> None:
+        sample = self._running.get(key.partition(CELL)[0])
+        if sample is not None and self._live is not None:  # else it has ended meanwhile
+            self._live.value(sample.lease.id, token, values)
 
     def write(self, key: str, rows: Mapping[str, Rows]) -> None:
         self._run_of(key).write(rows)
@@ -374,6 +380,8 @@ class Scheduler:
         sample.discard()
 
     def _commit(self, outcome: Outcome, at_once: bool) -> None:
+        if self._live is not None:  # who reads the end has had all values
+            self._live.send_values(outcome.lease.id)
         self._commits.add(outcome, at_once=at_once)
         if self._live is not None:
             self._live.end(outcome.lease.id)

@@ -405,6 +405,8 @@ class EngineProcess:
                     run.error = run.error or raised
             case "ids":  # perhaps of one whose result has overtaken them
                 run.tokens.get(message["key"], []).extend(np.frombuffer(raw, np.int32).tolist())
+            case "values":
+                run.results.valued(message["key"], message["token"], message["values"])
             case "taken":
                 run.taken.add(message["key"])
             case "beat":

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from actograph.contract.errors import InvalidRequest
 from actograph.contract.models import ModelStructure
 from worker.engine.forwards import Forwards
-from worker.engine.messages import Control, Results, RunOptions, RunStatistics, Sink, Source
+from worker.engine.messages import Control, EngineWork, Results, RunOptions, RunStatistics, Sink, Source
 from worker.engine.model.device_errors import RankFailed
 from worker.engine.model.devices import current
 from worker.engine.model.loaded import LoadedModel
@@ -51,6 +51,14 @@ class Engine:
         self.others: OtherRanks | None = None
         self._used: dict[str, dict[str, int]] = {}
         self._watch: MemoryWatch | None = None
+        self._current: RunStatistics | None = None
+        self._ended = EngineWork()  # of runs that have ended
+
+    @property
+    def work(self) -> EngineWork:
+        """What was run since the model was loaded."""
+        current, done = self._current, self._ended
+        return done if current is None else done.plus(current)
 
     @property
     def used(self) -> dict[str, dict[str, int]]:
@@ -86,7 +94,7 @@ class Engine:
             if self.others is not None:
                 assert isinstance(forward, PackedForward)
                 forward.lead(self.others)
-            return Loop(
+            loop = Loop(
                 forward,
                 rows,
                 state=self.state,
@@ -102,7 +110,13 @@ class Engine:
                 shard_bytes=options.shard_bytes,
                 # the other ranks are told the tokens of a pass, so they have to be read
                 late=None if self.others is None else False,
-            ).run()
+            )
+            self._current = loop.statistics
+            try:
+                return loop.run()
+            finally:
+                self._ended, self._current = self.work, None
+                del loop  # its tensors are no memory after the run
 
     @contextmanager
     def _watched_run(self) -> Iterator[None]:

@@ -223,7 +223,7 @@ class Request:
         sums: name under which summaries go on from one turn of a sample to the next, until it is forgotten.
         time_limit: seconds from its start to its end as "timeout".
         priority: it takes part in the next pass, before other prompts: a chat.
-        live: its tokens are told as they come.
+        live: its tokens are told as they come, and values of its readouts.
     """
 
     key: str
@@ -260,6 +260,12 @@ class Request:
     def limits(self) -> tuple[ReadoutLimit, ...]:
         """Limits of readouts that end it, or begin an edit."""
         return (*self.stops, *(edit.after for edit in self.edits if edit.after is not None))
+
+    @property
+    def values_at_once(self) -> bool:
+        """Whether the values of its readouts are read after each token."""
+        told = self.live and self.capture is not None and bool(self.capture.readouts)
+        return told or bool(self.limits)
 
 
 # answers
@@ -368,12 +374,30 @@ class RunStatistics:
     """Counts of one run."""
 
     passes: int = 0
+    pass_seconds: float = 0.0  # in passes: launching them, and waiting for their tokens
     computed: int = 0  # tokens that the model ran
     shared: int = 0  # tokens of prompts that were copied from a shared prefix
     generated: int = 0
     rows: int = 0  # rows delivered, over all hooks
     waits: int = 0  # pauses for the sink
     retries: int = 0  # passes that failed and ran again in parts
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWork:
+    """What an engine has done since it loaded its model."""
+
+    computed_tokens: int = 0  # that the model ran
+    generated_tokens: int = 0
+    pass_milliseconds: int = 0
+
+    def plus(self, run: RunStatistics) -> "EngineWork":
+        """This and a run."""
+        return EngineWork(
+            computed_tokens=self.computed_tokens + run.computed,
+            generated_tokens=self.generated_tokens + run.generated,
+            pass_milliseconds=self.pass_milliseconds + round(1000 * run.pass_seconds),
+        )
 
 
 class Source(Protocol):
@@ -414,6 +438,10 @@ class Results(Protocol):
 
     def started(self, key: str, generated_ids: Sequence[int]) -> None:
         """A request has its place; `generated_ids` is a live view."""
+        ...
+
+    def valued(self, key: str, token: int, values: Mapping[str, float]) -> None:
+        """Take the values of a live request's readouts of one generated token, in its order."""
         ...
 
     def done(self, generation: Generation) -> None:

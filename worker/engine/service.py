@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import count
 from queue import SimpleQueue
 from typing import Any
@@ -29,7 +30,7 @@ from worker.engine.loading import load_as_ordered, usual_options
 from worker.engine.messages import Generation, Request, Rows, RunOptions
 from worker.engine.model import host_memory
 from worker.engine.model.device_errors import is_device_lost
-from worker.engine.model.memory import capacity, memory_snapshot
+from worker.engine.model.memory import capacity, memory_snapshot, used_of_devices
 from worker.engine.ranks.lead import Lead
 from worker.text.tokenizer import tokenizer_data
 
@@ -135,6 +136,7 @@ class Service:
             numbers |= capacity(engine.model.layer_devices, self._resting, engine.forwards.pass_bytes)
             if engine.forwards.pass_bytes is not None:
                 numbers["pass_bytes"] = engine.forwards.pass_bytes
+            numbers |= asdict(engine.work) | used_of_devices(engine.model.devices)
             for what, used in engine.used.items():
                 numbers |= {f"{what}_{when}_bytes": size for when, size in used.items()}
         self.send({"m": "memory", "numbers": numbers})
@@ -317,6 +319,10 @@ class _HostedRun:
         if key in self._told_live:
             self._live[key] = generated_ids, 0
             self._service.send({"m": "started", "key": key})
+
+    def valued(self, key: str, token: int, values: Mapping[str, float]) -> None:
+        if key in self._told_live:
+            self._service.send({"m": "values", "key": key, "token": token, "values": dict(values)})
 
     def done(self, generation: Generation) -> None:
         with self._changed:

@@ -137,7 +137,7 @@ class Slot:
             or bool(self.processors)
             or (record is not None and (record.kept.scattered or record.kept.newest_only))
             or any(edit.rule is not None for edit in request.edits)
-            or bool(request.limits)
+            or request.values_at_once
         )
 
     @property

@@ -26,6 +26,7 @@ from worker.process.entry import enter
 from worker.process.listening import Listening
 from worker.process.periodic import FORGOTTEN, Periodic, heartbeat, idle_look
 from worker.process.rollout import SchemaWatch
+from worker.process.work_rate import WorkRate
 from worker.signals.hints import HEARTBEAT_SECONDS, Hints
 from worker.signals.stop_signal import StopSignal
 
@@ -60,6 +61,7 @@ class Host:
         self._ending = ending or Ending()
         self._schema = SchemaWatch(self._end)
         self._idle = IdleWatch(self._ending, self._database, self._served, self._end)
+        self._rate = WorkRate()
         self._heartbeat = heartbeat(
             self._database,
             self.worker_id,
@@ -145,8 +147,9 @@ class Host:
                 workers.set_offline(session, self.worker_id)
 
     def _numbers(self) -> dict[str, int]:
-        """Memory, and sessions that wait for the store."""
-        return self._models.memory() | (self.drain.numbers() if "drain" in vars(self) else {})
+        """Memory, work since the last heartbeat, and sessions that wait for the store."""
+        memory = self._rate.numbers(self._models.memory())
+        return memory | (self.drain.numbers() if "drain" in vars(self) else {})
 
     def _check(self, session: Session) -> None:
         self._schema.check(session)
@@ -170,6 +173,6 @@ class Host:
         def show(session: Session) -> None:
             model_loads.loaded(session, self.worker_id, structure, self._models.options)
             # plans need the memory before the first heartbeat
-            workers.heartbeat(session, self.worker_id, self._models.memory())
+            workers.heartbeat(session, self.worker_id, self._rate.numbers(self._models.memory()))
 
         self._database.insist(show, give_up=self._stop.is_set)

@@ -1,7 +1,7 @@
 """A leased sample while it runs, as the scheduler sees it: its requests, and what it becomes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -44,6 +44,11 @@ class LeasedRun(ABC):
     def live(self) -> LiveTextWriter | None:
         """Takes the text while it is generated; None if nobody follows it."""
         return None
+
+    @property
+    def readouts(self) -> Sequence[str]:
+        """Stored names of the readouts of its capture, such as `readout:career`."""
+        return ()
 
     @property
     def sums(self) -> str | None:

@@ -3,7 +3,7 @@
 Most jobs have one turn per sample. Evaluations with tools have several; each is a request of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from actograph.contract.errors import ContextLengthExceeded
@@ -106,6 +106,11 @@ class SampleRun(LeasedRun):
     def live(self) -> LiveTextWriter | None:
         """Takes the text while it is generated; None if nobody follows it."""
         return self._job.live if self.lease.input.get("live") and self.sampling is not None else None
+
+    @property
+    def readouts(self) -> Sequence[str]:
+        capture = self._job.capture
+        return () if capture is None else [one.name for one in capture.readouts]
 
     @property
     def was_asked(self) -> bool:

@@ -10,8 +10,8 @@
  * @param {string} align `turn` counts from the beginning of each turn, `token` from the first token
  */
 export function pairsOf(from, to, align) {
-  const own = align === "turn" ? from.tokens.turns : [0];
-  const other = align === "turn" ? to.tokens.turns : [0];
+  const own = align === "turn" ? from.turns : [0];
+  const other = align === "turn" ? to.turns : [0];
   let turn = 0;
   return from.tokens.ids.map((_, place) => {
     const token = from.start + place;

@@ -4,10 +4,10 @@
 /**
  * @typedef {{norm: number, width: number, channels: [number, number][], lens: [string, number][],
  *   nearest: [number, string, number][]}} Row
- * @typedef {{id: string, prompt_tokens: number, generated_tokens: number,
+ * @typedef {{latent: number, activation: number, token: number, tokens: number}} Latent
+ * @typedef {{id: string, job_id: string, prompt_tokens: number, generated_tokens: number,
  *   points: Record<string, string[]>}} About
- * @typedef {{name: string, start: number, stop: number}} Segment
- * @typedef {{start: number, ids: number[], texts: string[], segments: Segment[], turns: number[]}} Tokens
+ * @typedef {import("./tokens.js").Tokens & {turns: number[]}} Tokens
  * @typedef {{of: string, channel: number, vector: string}} Choice
  */
 
@@ -49,6 +49,29 @@ export class Source {
   async row(hook, token) {
     const answer = await ask(`${this.page}/row?hook=${encodeURIComponent(hook)}&token=${token}`);
     return /** @type {Row | null} */ (await answer.json());
+  }
+
+  /** The attention of a token, from the first token to its own. @param {string} layer @param {string} head @param {number} token */
+  attention(layer, head, token) {
+    const path = `${ROOT}v1/activations/sessions/${this.about.id}/attention/${layer}`;
+    const address = `${path}?head=${head}&rows=${token}:${token + 1}&format=json`;
+    if (this.kept.size > KEPT) this.kept.clear();
+    const known = this.kept.get(address);
+    if (known) return known;
+    const read = ask(address).then(async (answer) => Float32Array.from((await answer.json()).data[0]));
+    read.catch(() => this.kept.delete(address));
+    this.kept.set(address, read);
+    return read;
+  }
+
+  /** The strongest latents of an SAE in the session. @param {string} hook @returns {Promise<Latent[]>} */
+  async latents(hook) {
+    return (await ask(`${this.page}/latents?hook=${encodeURIComponent(hook)}`)).json();
+  }
+
+  /** The page of the sessions in which a latent is most active. @param {string} hook @param {string} latent */
+  latentPage(hook, latent) {
+    return `${ROOT}jobs/${this.about.job_id}/latents?sae=${encodeURIComponent(hook)}&latent=${latent}`;
   }
 
   /**

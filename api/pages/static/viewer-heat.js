@@ -4,8 +4,8 @@
  * tokens' texts below.
  */
 
-import { colourOf, short } from "./viewer-colours.js";
-import { visible } from "./viewer-pane.js";
+import { colourOf, short } from "./colours.js";
+import { visible } from "./tokens.js";
 
 /** @typedef {import("./viewer-pane.js").Pane} Pane */
 /** @typedef {import("./viewer-pane.js").Heat} Heat */

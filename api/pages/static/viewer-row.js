@@ -1,8 +1,8 @@
 // @ts-check
 /** The row of one token: its norm, its largest channels, the nearest rows, and its logit lens. */
 
-import { short } from "./viewer-colours.js";
-import { visible } from "./viewer-pane.js";
+import { short } from "./colours.js";
+import { visible } from "./tokens.js";
 
 /** @typedef {import("./viewer-pane.js").Pane} Pane */
 /** @typedef {[name: string, value: number, act?: () => void]} Line */

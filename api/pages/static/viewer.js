@@ -2,7 +2,7 @@
 /** The session viewer: what is chosen, and what follows from a choice. The form and the address hold it. */
 
 import { minus, pairsOf } from "./viewer-align.js";
-import { limitsOf, writeLegend } from "./viewer-colours.js";
+import { limitsOf, short, writeLegend } from "./colours.js";
 import { Refused } from "./viewer-data.js";
 import { saveCsv, savePng, saveSvg } from "./viewer-export.js";
 import { cellAt, describeCell, drawHeat } from "./viewer-heat.js";
@@ -11,6 +11,10 @@ import { showRow } from "./viewer-row.js";
 
 /** most tokens in view */
 const WINDOW = 2048;
+/** readouts whose values are read beside the numbers that are shown */
+const MOST_BESIDE = 8;
+/** time that the mouse stays on a token before its attention is read, in milliseconds */
+const PAUSE = 60;
 /** @template {HTMLElement} T @param {string} id @returns {T} */
 const get = (id) => /** @type {T} */ (document.getElementById(id));
 const controls = /** @type {HTMLFormElement} */ (get("viewer-controls"));
@@ -36,10 +40,15 @@ const isDifference = () => isTwo && field("difference").checked;
 const heatOf = () => (valueOf("of") === "logprob" ? "norm" : valueOf("of"));
 /** Key of the numbers that colour the tokens. */
 const keyOf = () => (valueOf("of") === "logprob" ? "" : valueOf("hook"));
-/** Norms have a logarithmic scale, all other numbers a linear one. @param {string} of */
+const isReadout = (/** @type {string} */ hook) => hook.startsWith("readout:");
+const isLatents = (/** @type {string} */ hook) => hook.startsWith("sae:");
+/** Norms have a logarithmic scale, all other numbers a linear one. A readout has its values. @param {string} of */
 function kindOf(of) {
-  const signed = isDifference() || of === "channel" || of === "projection";
-  return { signed, log: of === "norm" && !signed && !field("linear").checked };
+  const hook = valueOf("hook");
+  const isValue = of !== "logprob" && isReadout(hook);
+  const signed = isDifference() || of === "channel" || of === "projection" || isValue;
+  const sparse = of === "channel" && isLatents(hook);
+  return { signed, log: of === "norm" && !signed && !field("linear").checked, sparse };
 }
 
 /** How many of a pane's first tokens count for no scale. @param {Pane} pane */
@@ -53,13 +62,15 @@ function choiceOf(of) {
 
 /** The name of numbers. @param {string} of @param {string} hook */
 function nameOf(of, hook) {
+  const part = isLatents(valueOf("hook")) ? "latent" : "channel";
   const names = new Map([
     ["norm", `norm of ${hook}`],
-    ["channel", `channel ${valueOf("channel")} of ${hook}`],
+    ["channel", `${part} ${valueOf("channel")} of ${hook}`],
     ["projection", `${hook} along ${field("vector").selectedOptions?.[0]?.text}`],
     ["logprob", "log probability"],
   ]);
-  return isDifference() ? `second minus first, ${names.get(of)}` : `${names.get(of)}`;
+  const name = of !== "logprob" && isReadout(valueOf("hook")) ? valueOf("hook") : names.get(of);
+  return isDifference() ? `second minus first, ${name}` : `${name}`;
 }
 
 /** @param {string} text @param {boolean} [isTrouble] */
@@ -128,6 +139,7 @@ function writeAddress() {
 async function load() {
   const own = ++turn;
   offerVectors();
+  attempt(offerLatents);
   const hook = valueOf("hook");
   if (isTwo) pairs = panes.map((pane, side) => pairsOf(pane, panes[1 - side], valueOf("align")));
   writeAddress();
@@ -182,7 +194,7 @@ function paint() {
     numbers?.subarray(skips[side]) ?? null;
   const limits = limitsOf(shown.map(scaled), kindOf(valueOf("of")));
   panes.forEach((pane, side) => pane.colour({ numbers: shown[side], limits, name, skip: skips[side] }));
-  writeLegend(get("token-scale"), limits, name);
+  if (panes.every((pane) => pane.looking < 0)) writeLegend(get("token-scale"), limits, name);
   if (shown.some(Boolean)) performance.mark("viewer-tokens");
   const columns = panes.map((pane) => pane.column(hook));
   const rows = columns.map((layers, side) => layers.map((layer) => numbersOf(side, layer)));
@@ -225,11 +237,80 @@ async function move(start) {
     return pane.source.tokens(start, stop);
   }));
   if (own !== turn) return;
-  panes.forEach((pane, side) => pane.write(read[side]));
+  panes.forEach((pane, side) => {
+    pane.show(read[side]);
+    readBeside(pane);
+  });
   const most = Math.max(...panes.map((pane) => pane.total));
   get("viewer-window").hidden = most <= WINDOW;
   get("viewer-range").textContent = `tokens ${panes[0].start} to ${panes[0].stop - 1} of ${most}`;
   await load();
+}
+
+/** Read the values of readouts, which the mouse on a token shows. @param {Pane} pane */
+async function readBeside(pane) {
+  const names = Object.values(pane.about.points).flat().filter(isReadout).slice(0, MOST_BESIDE);
+  const { tokens } = pane;
+  const read = pane.source.values(names, choiceOf("norm"), pane.start, pane.stop);
+  const values = await Promise.all(read).catch(() => []); // `load` says why
+  if (pane.tokens === tokens) pane.beside = new Map(values.map((one, place) => [names[place], one]));
+}
+
+/** Let the mouse, or the chosen token, show where a token looks, if a layer is chosen. */
+function showAttention() {
+  const layer = valueOf("attention");
+  const most = Number(field("attention")?.selectedOptions[0]?.dataset.heads ?? 1) - 1;
+  if (field("head")) {
+    field("head").max = String(most);
+    field("head").value = String(Math.max(0, Math.min(most, Math.floor(Number(valueOf("head")) || 0))));
+  }
+  const head = valueOf("head");
+  for (const pane of panes) {
+    pane.showAttention(layer === "" ? null : async (token) => {
+      await new Promise((done) => setTimeout(done, PAUSE));
+      if (pane.looking !== token) return null; // the mouse only passed by
+      try {
+        const weights = await pane.source.attention(layer, head, token);
+        return { name: `head ${head} of layer ${layer}`, first: 0, weights };
+      } catch (error) {
+        if (!(error instanceof Refused)) throw error;
+        say(error.message, true);
+        return null;
+      }
+    });
+  }
+}
+
+/** Offer the session's strongest latents of the SAE that is shown. */
+async function offerLatents() {
+  const hook = valueOf("hook");
+  const list = get("viewer-latents");
+  controls.classList.toggle("latents", isLatents(hook));
+  list.hidden = !isLatents(hook);
+  if (list.hidden || list.dataset.hook === hook) return;
+  list.dataset.hook = hook;
+  list.replaceChildren("Reading the strongest latents …");
+  const found = await panes[0].source.latents(hook);
+  if (list.dataset.hook !== hook) return;
+  const buttons = found.map(({ latent, activation, token, tokens }) => {
+    const made = document.createElement("button");
+    made.type = "button";
+    made.textContent = `${latent}: ${short(activation)}`;
+    made.title = `most active at token ${token}, active at ${tokens}`;
+    made.addEventListener("click", () => change("channel", String(latent)));
+    return made;
+  });
+  const link = document.createElement("a");
+  link.textContent = "in other sessions";
+  link.addEventListener("focus", () => linkLatent(link, hook));
+  link.addEventListener("mouseover", () => linkLatent(link, hook));
+  linkLatent(link, hook);
+  list.replaceChildren("Strongest latents ", ...buttons, " The chosen one ", link);
+}
+
+/** @param {HTMLAnchorElement} link @param {string} hook */
+function linkLatent(link, hook) {
+  link.href = panes[0].source.latentPage(hook, valueOf("channel"));
 }
 
 /** Choose a token, and a layer. @param {Pane} pane @param {number} token @param {string} [hook] */
@@ -268,6 +349,11 @@ async function openRow() {
 function follow(name) {
   if (name === "channel") field("of").value = "channel";
   if (name === "vector") field("of").value = "projection";
+  if (name === "attention" || name === "head") {
+    showAttention();
+    writeAddress();
+    return;
+  }
   attempt(async () => {
     await load();
     if (name === "hook") await openRow();
@@ -292,6 +378,13 @@ function turnPage(by) {
   if (start >= 0 && panes.some((pane) => start < pane.total)) attempt(() => move(start));
 }
 
+/** Show the next head's attention, of the first layer that has some unless one is chosen. @param {number} by */
+function nextHead(by) {
+  if (!field("attention")) return;
+  if (valueOf("attention") === "") change("attention", field("attention").options[1].value);
+  else change("head", String(Math.max(0, Number(valueOf("head")) + by)));
+}
+
 /** @param {number} by tokens */
 const step = (by) => choose(panes[chosen.side], chosen.token + by);
 /** What a key does. @type {Record<string, (event: KeyboardEvent) => void>} */
@@ -308,6 +401,8 @@ const KEYS = {
   l: () => change("of", "logprob"),
   a: () => change("align", valueOf("align") === "turn" ? "token" : "turn"),
   d: () => field("difference")?.click(),
+  h: () => nextHead(1),
+  H: () => nextHead(-1),
   ",": () => turnPage(-1),
   ".": () => turnPage(1),
   Enter: () => panel.focus(),
@@ -339,8 +434,13 @@ document.addEventListener("click", (event) => {
 });
 new ResizeObserver(() => panes.every((pane) => pane.spans.length) && paintSoon()).observe(get("viewer"));
 
+for (const pane of panes) {
+  pane.tell = say;
+  pane.scaled = (limits, name) => writeLegend(get("token-scale"), limits, name);
+}
 readAddress();
 attempt(async () => {
   await move(windowOf(chosen.token));
+  showAttention();
   await openRow();
 });

@@ -138,9 +138,18 @@ def test_the_page_lists_the_strongest_sessions_of_a_latent(service: Service, url
     path = f"/jobs/{job_id}/latents"
     assert f"{NAME} (50 latents)" in service.client.get(path).text
     shown = service.client.get(path, params={"sae": NAME, "latent": 7}).text
-    order = sorted(ids[:3], key=lambda one: shown.index(f'href="/sessions/{one}"'))
+    order = sorted(ids[:3], key=lambda one: shown.index(f'href="/sessions/{one}?'))
     assert order == [ids[2], ids[1], ids[0]] and ids[3] not in shown
     assert ">15<" in shown.replace(".0<", "<"), "5 × 3, at token 3"
+    assert f"/sessions/{ids[0]}?hook=sae%3Ares-1&amp;of=channel&amp;channel=7&amp;token=3" in shown
     assert "active nowhere" in service.client.get(path, params={"latent": 8}).text
+    found = service.client.get(f"/sessions/{ids[0]}/latents", params={"hook": NAME}).json()
+    keys = ("latent", "activation", "token", "tokens")
+    assert [tuple(one[key] for key in keys) for one in found] == [
+        (3, 6, 3, 2), (0, 5, 2, 3), (7, 5, 3, 2), (12, 2, 4, 1), (49, 1, 1, 1),
+    ]  # fmt: skip
+    for session_id, hook in ((ids[3], NAME), (ids[0], "resid_post.1"), (ids[0], "sae:other")):
+        answer = service.client.get(f"/sessions/{session_id}/latents", params={"hook": hook})
+        assert answer.status_code == 404
     plain = service.submit(capture={"saes": []})
     assert "stored no latents" in service.client.get(f"/jobs/{plain}/latents").text

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,17 @@ from tests.support.local_engine import ListedRun, LocalEngine, tensor_of
 from tests.support.waiting import wait_until
 from worker.engine.client import EngineProcess
 from worker.engine.engine import Engine
-from worker.engine.messages import Capture, Edit, Request, Rows, RunOptions, StatisticsOptions, TokenRule
+from worker.engine.messages import (
+    Capture,
+    Edit,
+    Readout,
+    Request,
+    Rows,
+    RunOptions,
+    StatisticsOptions,
+    TokenRule,
+)
+from worker.process.work_rate import COUNTS
 from worker.text.tokenizer import tokenizer_sha256
 
 pytestmark = pytest.mark.integration
@@ -166,6 +177,47 @@ def test_structure_and_tokenizer_cross_unchanged(process: EngineProcess, engine:
     assert process.slots == 4
     numbers = process.memory()
     assert numbers["rss_bytes"] > 0 and numbers["run_bytes"] > 0
+
+
+def test_it_tells_its_work_and_the_memory_of_its_devices(process: EngineProcess) -> None:
+    before, began = process.memory(), time.monotonic()
+    sampling = SamplingSpec(max_tokens=5, ignore_eos=True)
+    asked = [Request(key=str(n), prompt_ids=(5, 6, 7), seed=0, sampling=sampling) for n in range(3)]
+    made = ListedRun(asked).through(process, OPTIONS)
+    after, took = process.memory(), 1000 * (time.monotonic() - began)
+    told = {name: after[name] - before[name] for name in COUNTS}
+    assert told["generated_tokens"] == sum(len(one.generated_ids) for one in made) == 15
+    # a prompt that others share may be run once
+    assert 3 + 3 * 4 <= told["computed_tokens"] <= 3 * (3 + 4)
+    assert 0 <= told["pass_milliseconds"] <= took + 1
+    assert 0 < after["device_used_bytes"] < after["device_total_bytes"]
+
+
+def test_values_of_readouts_of_live_requests_cross_as_they_are_stored(
+    process: EngineProcess, engine: Engine
+) -> None:
+    width, kept = engine.width_of("resid_post.1"), Kept()
+    vectors = np.random.default_rng(0).normal(size=(2, width)).astype(np.float32)
+    readouts = tuple(
+        Readout(name=f"readout:{n}", hook=f"resid_post.{n}", sha256=str(n), vector=vectors[n])
+        for n in range(2)
+    )
+    asked = [
+        Request(
+            key=str(n), prompt_ids=(5, 6, 7), seed=n, sampling=SAMPLED, live=n < 2,
+            capture=Capture(hooks=(), readouts=readouts),
+        )
+        for n in range(3)
+    ]  # fmt: skip
+    run = ListedRun(asked, write=kept.write)
+    made = run.through(process, OPTIONS)
+    assert set(run.values) == {"0", "1"}, "of live ones alone"
+    for one in made[:2]:
+        told = run.values[one.key]
+        assert [token for token, _ in told] == [*range(3, 3 + len(one.generated_ids) - 1)]
+        for n in range(2):
+            stored = kept.joined(one.key)[f"readout:{n}"][0].flatten().tolist()
+            assert [values[f"readout:{n}"] for _, values in told] == stored[3:]
 
 
 def test_one_request_fails_alone_for_its_sink_and_for_what_is_asked(process: EngineProcess) -> None:

@@ -48,7 +48,7 @@ def test_the_notebook_goes_from_a_drained_job_to_a_steered_generation(
             exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
             printed.append(capsys.readouterr().out)
     names["client"].close()
-    scores, probes, _, samples = printed
+    scores, probes, _, _, samples = printed
     assert scores.count(" of 80 samples") == 2
     assert list(names["numbers"].hook) == [f"resid_post.{layer}" for layer in range(len(names["numbers"]))]
     assert "auroc_bag_of_words" in probes

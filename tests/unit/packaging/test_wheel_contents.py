@@ -16,6 +16,7 @@ DATA = {
     "actograph/demo/model/model.safetensors",
     "actograph/demo/problems.jsonl",
     "actograph/py.typed",
+    "actograph/viewer/static/tokens.js",
     "actograph/_service/api/pages/static/app.js",
     "actograph/_service/api/pages/templates/base.html",
     "actograph/_service/storage/index/migrations/env.py",

@@ -23,6 +23,30 @@ def available_bytes(device: torch.device) -> int:
     return min(_ram_available(), *_cgroup_available())
 
 
+def used_of_devices(devices: Iterable[torch.device]) -> dict[str, int]:
+    """Bytes in use of the devices and in all, by whatever process; on a CPU those of the machine.
+
+    A cgroup's limit counts as all there is.
+    """
+    used = total = 0
+    for device in dict.fromkeys(devices):
+        if device.type == "cuda":
+            free, size = torch.cuda.mem_get_info(device)
+        else:
+            free, size = available_bytes(device), _ram_total()
+        used, total = used + max(0, size - free), total + size
+    return {"device_used_bytes": used, "device_total_bytes": total}
+
+
+def _ram_total() -> int:
+    """Bytes of the machine, or the cgroup's limit if that is less."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        most = _read(limit).strip()
+        found = min(found, int(most)) if most.isdigit() else found
+    return found
+
+
 def _ram_available() -> int:
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):

@@ -1,6 +1,6 @@
 """A run of a list of requests, for what is tried when a model is loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from worker.engine.messages import Generation, Request
 
@@ -30,6 +30,9 @@ class ListedRequests:
 
     def started(self, key: str, generated_ids: Sequence[int]) -> None:
         """Nobody reads its tokens."""
+
+    def valued(self, key: str, token: int, values: Mapping[str, float]) -> None:
+        """Nobody reads its values."""
 
     def done(self, generation: Generation) -> None:
         """Raise the error of a request, which ends the run."""

@@ -13,7 +13,7 @@ out. If a pass cannot be planned without a newest token (a grammar, a rule of to
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -209,14 +209,25 @@ class Loop:
         for group in self._passes(planned):
             left = [slot for slot in group if not slot.ended]  # a token may have ended some meanwhile
             if left:
-                self._run(left)
+                with self._timed():
+                    self._run(left)
         if not planned and self._unread is not None:
-            self._read()
+            with self._timed():
+                self._read()
         elif not planned and (slots.running or slots.waiting):
             self.statistics.waits += 1
             self._wait(stuck=before > 0 and len(slots.running) == before)
         self._control.beat()
         return bool(slots.running or slots.waiting) or not self._source.exhausted
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the time as that of passes."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.statistics.pass_seconds += time.monotonic() - began
 
     def _send_full_shards(self) -> None:
         """Let the rows of requests leave that have many; no pass may be writing to their blocks."""
@@ -540,6 +551,8 @@ class Loop:
         try:
             if chosen.token < 0:
                 raise _not_numbers(slot)
+            if values and slot.request.live:
+                self._results.valued(slot.key, slot.computed - 1, values)
             if any(one.name in values and one.crossed(values[one.name]) for one in slot.request.stops):
                 slot.withhold(chosen.token, chosen.logprobs)
                 self._end(slot, "readout")

@@ -1,4 +1,7 @@
-"""Values of readouts that the host reads after each token, since they may end a request or begin an edit."""
+"""Values of readouts that the host reads after each token.
+
+They may end a request or begin an edit, and those of live requests are told.
+"""
 
 from collections.abc import Sequence
 
@@ -9,7 +12,7 @@ from worker.engine.slot import Slot
 
 
 def values_of(slots: Sequence[Slot], written: Sequence[Written]) -> dict[Slot, dict[str, float]]:
-    """The values by readout of the newest token of each slot that has limits, if the model generated it.
+    """The values by readout of the newest token of each slot that needs them, if the model generated it.
 
     Args:
         slots: for which the pass has chosen a token.
@@ -18,7 +21,7 @@ def values_of(slots: Sequence[Slot], written: Sequence[Written]) -> dict[Slot, d
     judged = {
         slot.record: slot
         for slot in slots
-        if slot.request.limits and not slot.ended and slot.computed > slot.prompt
+        if slot.request.values_at_once and not slot.ended and slot.computed > slot.prompt
     }
     rows = [
         (judged[one.record], one.own)

@@ -6,6 +6,8 @@ import pytest
 
 from actograph.contract.resources import Score
 from api.browser import COOKIE
+from api.pages.live import digest
+from storage.queue import workers
 from storage.tables.models import SampleRow
 from tests.integration.api.conftest import EMBED, Keyed, Service
 
@@ -49,6 +51,29 @@ def test_empty_pages_say_so(service: Service) -> None:
     assert "No job matches." in page(service, "/jobs?text=nothing")
     assert "404 Not Found" in page(service, "/jobs/job_none", 404)
     assert "404 Not Found" in page(service, "/nothing", 404)
+
+
+def test_the_overview_says_what_a_card_does(service: Service) -> None:
+    service.load_model()
+    with service.database.write() as session:
+        (row,) = workers.find(session)
+        memory = {
+            "device_used_bytes": 20_000_000_000, "device_total_bytes": 80_000_000_000,
+            "window_milliseconds": 5000, "window_computed_tokens": 61_725, "window_generated_tokens": 1234,
+            "window_pass_milliseconds": 4600,
+        }  # fmt: skip
+        workers.heartbeat(session, row.id, memory)
+    shown = page(service, "/")
+    for text in ("12,345 <small>246.8 generated", "92 %", "20.0 GB of 80.0 GB", 'value="20000000000"'):
+        assert text in shown
+    before = digest(service.services)
+    with service.database.write() as session:
+        workers.heartbeat(session, row.id, memory)
+    assert digest(service.services) == before, "nothing to see has changed"
+    with service.database.write() as session:
+        workers.heartbeat(session, row.id, memory | {"window_computed_tokens": 0})
+    assert digest(service.services) != before
+    assert ">0 <small>" in page(service, "/")
 
 
 def test_pages_show_a_job_and_its_samples(service: Service) -> None:

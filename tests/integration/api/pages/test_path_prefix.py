@@ -17,7 +17,9 @@ pytestmark = pytest.mark.integration
 PREFIX = "/user/me@lab/proxy/8420"
 HTML = {"Accept": "text/html"}
 #: attributes in which a browser finds addresses
-_ADDRESS = re.compile(r"""\s(href|src|action|formaction|hx-get|hx-post|data-live)=["'](.*?)["']""")
+_ADDRESS = re.compile(
+    r"""\s(href|src|action|formaction|hx-get|hx-post|data-live|data-stream)=["'](.*?)["']"""
+)
 
 
 @pytest.fixture

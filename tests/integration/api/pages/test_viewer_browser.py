@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.api.conftest import Service
+from actograph.contract.models import LayerHeads
+from actograph.settings import Settings
+from storage.sessions.writer import TensorRows
+from tests.integration.api.conftest import Service, Start
 from tests.integration.api.pages import test_browser
 from tests.integration.api.pages.test_browser import Tab
 from tests.support.servers.application import Application
@@ -233,5 +236,112 @@ def test_vectors_are_offered_for_the_hook_that_is_shown(
     assert names() == []
     assert page.get_by_label("Colour by").input_value() == "norm"
     assert page.locator("option[value=projection]").is_disabled()
+    tab.check()
+    page.context.close()
+
+
+#: two heads of width 2; latents, and a readout, of six tokens, of which there are seven
+HEADS = LayerHeads(heads=2, key_heads=1, width=2, scale=0.5)
+QUERIES, KEYS, READOUT = (
+    np.random.default_rng(seed).normal(size=(6, width)).astype("<f4") for seed, width in enumerate((4, 2, 1))
+)
+LATENT_NUMBERS = np.array([[7, 3], [0, 49], [0, -1], [3, 7], [12, 0], [-1, -1]], np.int32)
+ACTIVATIONS = np.array([[4, 2], [3, 1], [5, 0], [6, 5.5], [2, 1], [0, 0]], np.float32)
+#: of a proxy
+PREFIX = "/node/gpu-07/8420"
+
+
+def shares(head: int, token: int) -> Any:
+    """The attention of a token, from the first token to its own."""
+    scores = KEYS[: token + 1] @ QUERIES[token, 2 * head : 2 * head + 2] * 0.5
+    return np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+
+
+def test_heads_latents_and_readouts_behind_a_path_prefix(
+    start: Start, settings: Settings, browser: Any
+) -> None:
+    service = start(settings.model_copy(update={"root_path": PREFIX}))
+    tensors = {
+        name: TensorRows(name, "I32" if rows.dtype.kind == "i" else "F32", rows.shape, 0, rows)
+        for name, rows in {
+            "resid_post.0": ROWS[0, :6], "q.1": QUERIES, "k.1": KEYS, "readout:mood": READOUT,
+            "sae:res.indices": LATENT_NUMBERS, "sae:res.values": ACTIVATIONS,
+        }.items()
+    }  # fmt: skip
+    (lease,) = service.claim(service.submit())
+    session_id = service.finish(lease, tensors=tensors, attention={1: HEADS}, latents=50)
+    served = Application(service.app)
+    try:
+        _look_around(Tab(browser, f"{served.url}{PREFIX}/"), f"{served.url}{PREFIX}", session_id or "")
+    finally:
+        served.stop()
+
+
+def _look_around(tab: Tab, url: str, session_id: str) -> None:
+    page = tab.page
+    page.goto(f"{url}/sessions/{session_id}")
+    shown(page)
+    tokens, status = page.locator(".token"), page.locator("#viewer-status")
+    plain = tokens.evaluate_all("all => all.map(one => one.style.backgroundColor)")
+    tokens.nth(2).hover()
+    value = f"{float(f'{READOUT[2, 0]:.4g}'):g}"
+    assert tokens.nth(2).get_attribute("title").endswith(f"· readout:mood {value}")
+
+    page.get_by_label("Attention").select_option("layer 1")
+    page.get_by_label("Head").fill("1")
+    page.keyboard.press("Tab")
+    for token in (4, 5):
+        tokens.nth(token).hover()
+        weights = shares(1, token)
+        best = int(weights.argmax())
+        looks = f"head 1 of layer 1 · token {token} looks: {weights[best]:.4g} at {best} "
+        status.get_by_text(looks).wait_for()
+        colours = tokens.evaluate_all("all => all.map(one => one.style.backgroundColor)")
+        assert [bool(one) for one in colours] == [True] * (token + 1) + [False] * (6 - token)
+        assert f"attention of head 1 of layer 1, token {token}" in page.locator("#token-scale").inner_text()
+    tab.check()
+    tokens.nth(6).hover()
+    status.get_by_text("no row of q.1 for token 6").wait_for()
+    assert [text for text in tab.trouble if "404" in text] == tab.trouble, "the browser tells it too"
+    tab.trouble.clear()
+    page.locator("h1").hover()
+    assert tokens.evaluate_all("all => all.map(one => one.style.backgroundColor)") == plain
+    tokens.nth(3).click()
+    page.locator("h1").hover()
+    status.get_by_text("head 1 of layer 1 · token 3 looks").wait_for()
+    page.locator(".tokens").focus()
+    page.keyboard.press("H")
+    status.get_by_text("head 0 of layer 1 · token 3 looks").wait_for()
+    page.wait_for_url("**attention=1&head=0*")
+    page.get_by_label("Attention").select_option("none")
+
+    page.get_by_label("Hook").select_option("readout:mood")
+    shown(page)
+    assert "norm" not in page.locator("#token-scale").inner_text()
+    np.testing.assert_array_equal(numbers(page)[:6, 0].astype("<f4"), READOUT[:, 0])
+    assert page.locator("#token-scale").inner_text().startswith("≤ -"), "a scale around zero"
+
+    page.get_by_label("Hook").select_option("sae:res")
+    strongest = page.locator("#viewer-latents button")
+    strongest.nth(4).wait_for()
+    assert strongest.all_text_contents() == ["3: 6", "7: 5.5", "0: 5", "12: 2", "49: 1"]
+    strongest.nth(1).click()
+    page.wait_for_url("**of=channel&channel=7*")
+    shown(page)
+    np.testing.assert_array_equal(numbers(page)[:6, 0], [4, 0, 0, 5.5, 0, 0])
+    assert "latent 7 of sae:res" in page.locator("#token-scale").inner_text()
+    assert page.get_by_label("Latent").input_value() == "7"
+    tab.check()
+    page.get_by_role("link", name="in other sessions").click()
+    page.get_by_role("heading", name="Sessions in which it is most active").wait_for()
+    tab.check()
+    page.locator("table a.id").click()
+    shown(page)
+    page.get_by_role("heading", name="Token 3").wait_for()
+    assert page.get_by_label("Colour by").input_value() == "channel"
+    assert page.get_by_label("Latent").input_value() == "7"
+    for link in ("Overview", "Jobs", "Sessions", "Submit", "Models"):
+        page.get_by_role("link", name=link, exact=True).first.click()
+        page.locator("[aria-current=page]").get_by_text(link).wait_for()
     tab.check()
     page.context.close()

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from actograph.contract.errors import ModelRefused
 from actograph.contract.model_loads import ModelLoadOptions
 from actograph.contract.models import ModelStructure
-from actograph.contract.operations import WorkerStatus
+from actograph.contract.operations import WorkerActivity, WorkerStatus
 from storage.index.database import Database
 from storage.jobs import jobs
 from storage.queue import model_loads, workers
@@ -33,6 +33,33 @@ def start(database: Database, worker_id: str, model: str = "demo", *, ready: boo
 def shown(database: Database, worker_id: str) -> WorkerStatus:
     with database.read() as session:
         return {w.id: workers.resource(w).status for w in workers.find(session)}[worker_id]
+
+
+def test_a_heartbeat_tells_the_work_since_the_last_one(database: Database) -> None:
+    start(database, A)
+
+    def told(**memory: int) -> tuple[object, dict[str, int]]:
+        with database.write() as session:
+            workers.heartbeat(session, A, memory)
+        with database.read() as session:
+            (worker,) = [workers.resource(row) for row in workers.find(session)]
+        return worker.activity, worker.memory
+
+    devices = {"device_used_bytes": 3, "device_total_bytes": 8}
+    window = {"window_milliseconds": 4000, "window_computed_tokens": 2000, "window_generated_tokens": 100}
+    activity, memory = told(**devices, **window, window_pass_milliseconds=3000)
+    assert activity == WorkerActivity(
+        seconds=4, tokens_per_second=500, generated_per_second=25, pass_share=0.75
+    )
+    assert memory == devices
+    assert told(**window)[0] is None, "no model is held"
+    assert told(**devices)[0] is None, "a worker of an earlier version"
+    late, _ = told(**devices, **window, window_pass_milliseconds=4900)
+    assert isinstance(late, WorkerActivity) and late.pass_share == 1
+    with database.write() as session:
+        workers.set_offline(session, A)
+    with database.read() as session:
+        assert [workers.resource(row).activity for row in workers.find(session)] == [None]
 
 
 def silence(database: Database, seconds: float) -> None:

@@ -31,17 +31,19 @@ const signed = ramp(SIGNED);
 
 /**
  * The limits of a scale: the 1st and the 99th percentile, so that one huge token does not hide the others.
- * A signed scale has zero in its middle. A logarithmic scale is one of positive numbers.
+ * A signed scale has zero in its middle. A logarithmic scale is one of positive numbers. Of sparse numbers,
+ * zeros do not count. `scale.py` has the same arithmetic, for pages without scripts.
  * @param {(Float32Array | null)[]} arrays
- * @param {{signed: boolean, log: boolean}} kind
+ * @param {{signed: boolean, log: boolean, sparse?: boolean}} kind
  * @returns {Limits}
  */
-export function limitsOf(arrays, { signed: isSigned, log }) {
+export function limitsOf(arrays, { signed: isSigned, log, sparse = false }) {
   const found = new Float32Array(arrays.reduce((sum, values) => sum + (values?.length ?? 0), 0));
   let count = 0;
   for (const values of arrays) {
     for (const value of values ?? []) {
-      if (Number.isFinite(value) && !(log && value <= 0)) found[count++] = isSigned ? Math.abs(value) : value;
+      const isCounted = Number.isFinite(value) && !(log && value <= 0) && !(sparse && value === 0);
+      if (isCounted) found[count++] = isSigned ? Math.abs(value) : value;
     }
   }
   const sorted = found.subarray(0, count).sort();
