@@ -97,9 +97,18 @@ class Forwards:
         """Whether one call attends for all requests of a pass, in every layer."""
         return bool(self._verified[1]) and ONE_BY_ONE not in self._verified[1]
 
+    def varies(self, options: RunOptions) -> bool:
+        """Whether a run reads variants of prompts."""
+        return (
+            self.reason is None
+            and self._verified[2]
+            and group.size() == 1
+            and not (options.traced or options.repeatable)
+        )
+
     @cached_property
-    def _verified(self) -> tuple[str | None, frozenset[str]]:
-        """Why passes are not packed, and the ways in which their layers attend."""
+    def _verified(self) -> tuple[str | None, frozenset[str], bool]:
+        """Why passes are not packed, the ways in which their layers attend, and if they read variants."""
         name, problem = self._hooks.model.name, ""
         for fused in (True, False) if self.on_gpu else (False,):
             tokens = texts_for(self._hooks.model).tokens
@@ -114,9 +123,9 @@ class Forwards:
                 continue
             ways = ", ".join(sorted(forward.ways))
             log.info("%s: attention is %s (torch %s)", name, ways, torch.__version__)
-            return None, frozenset(forward.ways)
+            return None, frozenset(forward.ways), forward.varies
         log.info("%s runs traced, one request per pass: %s", name, problem)
-        return problem, frozenset()
+        return problem, frozenset(), False
 
     @property
     def _fused(self) -> bool:
@@ -270,6 +279,7 @@ class Forwards:
             and self.attends_together
             and not options.repeatable,
             rows=REPEATABLE_ROWS if options.repeatable else 0,
+            varies=self.varies(options),
         )
         if not self.on_gpu:
             return Opened(forward, rows)

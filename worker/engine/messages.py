@@ -215,6 +215,8 @@ class Request:
         score_prompt: log probabilities of the prompt's tokens too.
         scored_next: with `score_prompt`, a further token to score, which the model does not read.
         next_tokens: of a prompt that is only read, tokens whose log probabilities after it are wanted.
+        variants: further edits with which the prompt is read again, and the log probabilities of
+            `next_tokens` after each. All of them replace rows of single tokens, see `check_variants`.
         stop_at: ends it beside the sampling's stop strings.
         grammar: of the generated text, in llguidance's form of Lark's.
         edits: in the order in which they apply.
@@ -235,6 +237,7 @@ class Request:
     score_prompt: bool = False
     scored_next: int | None = None
     next_tokens: tuple[int, ...] = ()
+    variants: tuple[tuple[Edit, ...], ...] = ()
     stop_at: TextEnd | None = None
     grammar: str | None = None
     edits: tuple[Edit, ...] = ()
@@ -298,6 +301,8 @@ class Generation:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     # of the request's `next_tokens`, natural; None if the prompt was not read to its end
     next_logprobs: tuple[float, ...] | None = None
+    # the same after each of the request's variants; None if it has none, or not all were read
+    variant_logprobs: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -483,9 +488,15 @@ def request_json(request: Request) -> dict[str, Any]:
     made: dict[str, Any] = _REQUEST.dump_python(
         request,
         mode="json",
-        exclude={"edits": unsaid, "capture": {"readouts": unsaid}},
+        exclude={
+            "edits": unsaid,
+            "variants": {"__all__": unsaid},
+            "capture": {"readouts": unsaid},
+        },
         exclude_defaults=True,
     )
+    if request.variants:
+        made["widths"] = [len(row) for row in _rows_of(request)]
     return made
 
 
@@ -502,6 +513,12 @@ def request_of(data: Mapping[str, Any], vectors: Sequence[NDArray[np.float32] | 
     count, capture = len(request.edits), request.capture
     pairs = zip(request.edits, vectors[:count], strict=True)
     request = replace(request, edits=tuple(replace(edit, vector=vector) for edit, vector in pairs))
+    if request.variants:
+        *vectors, joined = vectors
+        assert joined is not None
+        rows = iter(np.split(joined, np.cumsum(data["widths"])[:-1]))
+        variants = tuple(tuple(replace(edit, vector=next(rows)) for edit in one) for one in request.variants)
+        request = replace(request, variants=variants)
     if capture is None or not capture.readouts:
         return request
     read = zip(capture.readouts, vectors[count:], strict=True)
@@ -510,9 +527,15 @@ def request_of(data: Mapping[str, Any], vectors: Sequence[NDArray[np.float32] | 
 
 
 def vectors_of(request: Request) -> list[NDArray[np.float32] | None]:
-    """The vectors of a request's edits, then those of its readouts."""
+    """The vectors of a request's edits, then those of its readouts, then those of its variants as one."""
     readouts = () if request.capture is None else request.capture.readouts
-    return [*(edit.vector for edit in request.edits), *(one.vector for one in readouts)]
+    joined = [np.concatenate(_rows_of(request))] if request.variants else []
+    return [*(edit.vector for edit in request.edits), *(one.vector for one in readouts), *joined]
+
+
+def _rows_of(request: Request) -> list[NDArray[np.float32]]:
+    """The rows of all variants, in their order."""
+    return [edit.vector for one in request.variants for edit in one if edit.vector is not None]
 
 
 def generation_json(generation: Generation) -> dict[str, Any]:

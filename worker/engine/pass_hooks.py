@@ -29,7 +29,7 @@ from worker.engine.capture.record import LayoutRows, Record
 from worker.engine.capture.selection import Columns, index_on
 from worker.engine.capture.summaries import summary_bytes
 from worker.engine.edit_tables import EditTables, Stage
-from worker.engine.edits import Change, Write, changed
+from worker.engine.edits import CHANGED_NUMBERS, Change, PlannedChange, Write, changed
 from worker.engine.locations import ModelHooks
 from worker.engine.messages import Capture
 from worker.engine.slot import Slot, in_pack
@@ -38,10 +38,6 @@ log = logging.getLogger(__name__)
 
 #: captures without requests and blocks that are kept, since their graphs serve again with the same blocks
 _MOST_WITHOUT_REGIONS = 8
-#: numbers that a change takes at once: it makes a few float32 copies of them
-_CHANGED_NUMBERS = 1 << 24
-#: a location's place among all, a change, and the places of the tokens in the tensor that it changes
-PlannedChange = tuple[int, Change, Sequence[int]]
 
 
 @dataclass(slots=True)
@@ -415,7 +411,7 @@ def _add(copies: LayoutCopies, own: LayoutRows, slot: Slot, record: Record, kept
 
 def _apply(rows: Tensor, places: Sequence[int], change: Change) -> None:
     """Write to `rows` [tokens, ...] in place."""
-    size = max(1, _CHANGED_NUMBERS // max(1, rows[:1].numel()))
+    size = max(1, CHANGED_NUMBERS // max(1, rows[:1].numel()))
     if len(places) == len(rows):
         for start in range(0, len(rows), size):
             some = rows[start : start + size]
