@@ -94,7 +94,7 @@ class PatchOptions(TypedDict, total=False):
     layers: Sequence[int] | str | None
     heads: Sequence[int] | Literal["all"] | None
     positions: Sequence[int | str] | Literal["all"] | None
-    metric: Literal["log_probability", "logit_difference"] | None
+    metric: Literal["log_probability", "logit_difference"] | Fields | None
     answer: int | str | None
     against: int | str | None
     engine: EngineChoice | None

@@ -6,7 +6,7 @@ stored number is a float32: so it depends on the row alone, and not on other row
 
 from collections.abc import Iterable, Sequence
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from actograph.contract import hooks
 from actograph.contract.base import HookName, Name, Resource, Spec
@@ -54,6 +54,21 @@ class ReadoutCapture(Spec):
         """Whether a value ends a sample."""
         above, below = self.stop_above, self.stop_below
         return (above is not None and value > above) or (below is not None and value < below)
+
+
+class ReadoutMetric(Spec):
+    """The value of a readout at one token of a prompt, as the metric of a patch job."""
+
+    readout: ReadoutCapture = Field(description="As in a capture, but it ends nothing.")
+    position: int = Field(
+        -1, ge=-1_000_000, le=1_000_000, description="Token of the prompt; -1 is the last one."
+    )
+
+    @model_validator(mode="after")
+    def _ends_nothing(self) -> "ReadoutMetric":
+        if self.readout.stops:
+            raise ValueError("nothing is generated that stop_above or stop_below could end; leave them out")
+        return self
 
 
 class ReadoutValues(Resource):

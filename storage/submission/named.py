@@ -5,6 +5,7 @@ from sqlalchemy.orm import Session
 from actograph.contract.analyses import AnalysisSpec
 from actograph.contract.errors import InvalidDataset, InvalidRequest, NotFound
 from actograph.contract.interventions import StoredVector, each
+from actograph.contract.readouts import ReadoutMetric
 from actograph.contract.saes import Sae
 from actograph.contract.specs import FileDataset
 from storage.files import files
@@ -52,6 +53,8 @@ def stored_vectors(
     capture = getattr(spec, "capture", None)
     for place, readout in enumerate(capture.readouts if capture else ()):
         named.append((readout.vector, f"capture.readouts.{place}", "vector"))
+    if isinstance(metric := getattr(spec, "metric", None), ReadoutMetric):
+        named.append((metric.readout.vector, "metric.readout", "vector"))
     found = {}
     # sorted, since all locks are taken in one order
     for vector_id, param, field in sorted(named):

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, defer
 from actograph.contract import hooks
 from actograph.contract.errors import InvalidRequest, NotFound
 from actograph.contract.interventions import ID_START, Intervention, each
-from actograph.contract.readouts import ReadoutCapture
+from actograph.contract.readouts import ReadoutCapture, ReadoutMetric
 from actograph.contract.specs import ModelJobSpec
 from actograph.contract.suggestions import did_you_mean
 from storage.index import pages
@@ -101,10 +101,14 @@ def with_full_ids(session: Session, spec: S) -> S:
     }
     if spec.capture is not None and spec.capture.readouts:
         readouts = [
-            one.model_copy(update={"vector": _of_readout(session, one, place, spec.model)})
-            for place, one in enumerate(spec.capture.readouts)
+            one.model_copy(update={"vector": _of_readout(session, one, f"capture.readouts.{i}", spec.model)})
+            for i, one in enumerate(spec.capture.readouts)
         ]
         changes["capture"] = spec.capture.model_copy(update={"readouts": readouts})
+    if isinstance(metric := getattr(spec, "metric", None), ReadoutMetric):
+        full = _of_readout(session, metric.readout, "metric.readout", spec.model)
+        readout = metric.readout.model_copy(update={"vector": full})
+        changes["metric"] = metric.model_copy(update={"readout": readout})
     if conditions := getattr(spec, "conditions", None):
         changes["conditions"] = [
             condition.model_copy(
@@ -120,17 +124,19 @@ def with_full_ids(session: Session, spec: S) -> S:
     return spec.model_copy(update=changes)
 
 
-def _of_readout(session: Session, one: ReadoutCapture, place: int, model: str) -> str:
+def _of_readout(session: Session, one: ReadoutCapture, param: str, model: str) -> str:
     try:
         return full_id(session, one.vector, hook=one.hook, model=model)
     except (NotFound, InvalidRequest) as error:
-        raise InvalidRequest(error.message, param=f"capture.readouts.{place}.vector") from None
+        raise InvalidRequest(error.message, param=f"{param}.vector") from None
 
 
 def has_short_ones(spec: ModelJobSpec) -> bool:
     """Whether an intervention or a readout names a vector or session otherwise than by its full id."""
     given = [one for _, one in each(getattr(spec, "interventions", ()), getattr(spec, "conditions", ()))]
-    readouts = spec.capture.readouts if spec.capture else ()
+    readouts = [*(spec.capture.readouts if spec.capture else ())]
+    if isinstance(metric := getattr(spec, "metric", None), ReadoutMetric):
+        readouts.append(metric.readout)
     return any(not is_id(one.vector, "vec") for one in readouts) or any(
         (one.vector_id is not None and not is_id(one.vector_id, "vec"))
         or (one.source is not None and not is_id(one.source.session, "ses"))

@@ -155,6 +155,14 @@ class Readout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReadoutAt:
+    """The value of a readout at one token of a prompt."""
+
+    readout: Readout
+    token: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Capture:
     """Rows to capture of a request.
 
@@ -215,8 +223,9 @@ class Request:
         score_prompt: log probabilities of the prompt's tokens too.
         scored_next: with `score_prompt`, a further token to score, which the model does not read.
         next_tokens: of a prompt that is only read, tokens whose log probabilities after it are wanted.
-        variants: further edits with which the prompt is read again, and the log probabilities of
-            `next_tokens` after each. All of them replace rows of single tokens, see `check_variants`.
+        value_at: of a prompt that is only read, a value that is wanted.
+        variants: further edits with which the prompt is read again, each time for the log probabilities of
+            `next_tokens` and `value_at`. All of them replace rows of single tokens, see `check_variants`.
         stop_at: ends it beside the sampling's stop strings.
         grammar: of the generated text, in llguidance's form of Lark's.
         edits: in the order in which they apply.
@@ -237,6 +246,7 @@ class Request:
     score_prompt: bool = False
     scored_next: int | None = None
     next_tokens: tuple[int, ...] = ()
+    value_at: ReadoutAt | None = None
     variants: tuple[tuple[Edit, ...], ...] = ()
     stop_at: TextEnd | None = None
     grammar: str | None = None
@@ -303,6 +313,9 @@ class Generation:
     next_logprobs: tuple[float, ...] | None = None
     # the same after each of the request's variants; None if it has none, or not all were read
     variant_logprobs: tuple[tuple[float, ...], ...] | None = None
+    # of the request's `value_at`, and of each variant; None for a variant that cannot change it
+    value: float | None = None
+    variant_values: tuple[float | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -491,6 +504,7 @@ def request_json(request: Request) -> dict[str, Any]:
         exclude={
             "edits": unsaid,
             "variants": {"__all__": unsaid},
+            "value_at": {"readout": {"vector"}},
             "capture": {"readouts": unsaid},
         },
         exclude_defaults=True,
@@ -519,6 +533,10 @@ def request_of(data: Mapping[str, Any], vectors: Sequence[NDArray[np.float32] | 
         rows = iter(np.split(joined, np.cumsum(data["widths"])[:-1]))
         variants = tuple(tuple(replace(edit, vector=next(rows)) for edit in one) for one in request.variants)
         request = replace(request, variants=variants)
+    if request.value_at is not None:
+        *vectors, vector = vectors
+        value_at = replace(request.value_at, readout=replace(request.value_at.readout, vector=vector))
+        request = replace(request, value_at=value_at)
     if capture is None or not capture.readouts:
         return request
     read = zip(capture.readouts, vectors[count:], strict=True)
@@ -528,7 +546,9 @@ def request_of(data: Mapping[str, Any], vectors: Sequence[NDArray[np.float32] | 
 
 def vectors_of(request: Request) -> list[NDArray[np.float32] | None]:
     """The vectors of a request's edits, then those of its readouts, then those of its variants as one."""
-    readouts = () if request.capture is None else request.capture.readouts
+    readouts = [] if request.capture is None else [*request.capture.readouts]
+    if request.value_at is not None:
+        readouts.append(request.value_at.readout)
     joined = [np.concatenate(_rows_of(request))] if request.variants else []
     return [*(edit.vector for edit in request.edits), *(one.vector for one in readouts), *joined]
 

@@ -13,7 +13,7 @@ calls nor their shapes depend on what is kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -50,6 +50,8 @@ class _Site:
     #: places in the tensor by order and change
     writes: dict[tuple[int, Change], list[int]] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)  # changes that stand in tables
+    #: take rows after all changes: their places in the tensor, and what is called with them
+    takes: list[tuple[Sequence[int], Callable[[Tensor], None]]] = field(default_factory=list)
 
 
 class Written(NamedTuple):
@@ -266,6 +268,12 @@ class PassHooks:
                     _add(copies, own, slot, record, kept)
             for write in slot.writes if not padded or self._tables is None else ():
                 self._write(write, slot, kept)
+            value = slot.value
+            if value is not None and slot.computed <= value.token < slot.stop:
+                place = slot.first + value.token - slot.computed
+                site = self._site(value.location)
+                if not site.tail or place in kept:
+                    site.takes.append(([kept[place] if site.tail else place], value.take))
         if padded and self._tables is not None and self._tables.key:
             for stage in self._tables.open_stages:
                 self._site(stage.location).stages.append(stage)
@@ -315,6 +323,14 @@ class PassHooks:
             if places
         ]
 
+    def take_at(self, location: str, places: Sequence[int], take: Callable[[Tensor], None]) -> None:
+        """Let a planned pass give rows of a location, after its changes.
+
+        Args:
+            places: in the tensor.
+        """
+        self._site(location).takes.append((places, take))
+
     def follow(self, changes: Sequence[PlannedChange], tokens: int, kept: int) -> None:
         """Plan the changes of a pass that another rank has planned.
 
@@ -340,6 +356,8 @@ class PassHooks:
             self._tables.change(stage, rows)
         for (_, change), places in sorted(site.writes.items(), key=lambda item: item[0][0]):
             _apply(rows, places, change)
+        for chosen, take in site.takes:
+            take(rows[index_on(chosen, rows.device)])
         flat = rows if rows.ndim == 2 or not (site.reads or site.computes) else rows.reshape(count, -1)
         for copies, target, index in site.reads:
             copies.take(target, index, flat)

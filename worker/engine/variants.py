@@ -144,6 +144,21 @@ class SlotVariants:
                 changes.append((self._order[location], change, [place for place, _ in some]))
         return changes
 
+    def rows_at(self, variants: Sequence[Variant], location: str, token: int) -> dict[int, int]:
+        """Places of a token's rows in a location's tensor, by the numbers of the variants that compute it."""
+        skipped, last = variants[0].skipped, self._prompt - 1
+        if skipped and self._order[location] < self._ends[skipped - 1]:
+            return {}
+        is_tail = self._hooks.structure.module_tensors[location].tail_only
+        found, start = dict[int, int](), 0
+        for number, variant in enumerate(variants):
+            if is_tail and token == last:
+                found[variant.number] = number
+            elif not is_tail and token >= variant.first:
+                found[variant.number] = start + token - variant.first
+            start += self._prompt - variant.first
+        return found
+
     def hold(self, start: int, first: int, count: int, layers: nn.ModuleList) -> list[Any]:
         """Let the next pass keep what layers give to tokens of the prompt, before anything changes it.
 
@@ -224,8 +239,11 @@ def check_variants(request: Request, hooks: ModelHooks) -> None:
         UnknownHook: the model has no such hook.
     """
     prompt = len(request.prompt_ids)
-    if request.most_generated or not request.next_tokens or request.score_prompt:
-        raise InvalidRequest(f"{request.key}: only prompts that are read for next_tokens have variants")
+    wanted = request.next_tokens or request.value_at is not None
+    if request.most_generated or not wanted or request.score_prompt or request.capture is not None:
+        raise InvalidRequest(
+            f"{request.key}: only prompts that are read for next_tokens or a value have variants"
+        )
     for edits in request.variants:
         places = [(hooks.edited_at(edit.hook), edit.columns, _token(edit)) for edit in edits]
         bad = next(

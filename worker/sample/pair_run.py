@@ -119,7 +119,6 @@ class PairRun(LeasedRun):
         key = f"{self.lease.key}{CELL}{self._sent}"
         self._sent += len(asked.cells) or 1
         self._asked_by_key[key] = asked
-        against = () if self._pair.against is None else (self._pair.against,)
         edits = tuple(cell.edits for cell in asked.cells)
         alone = () if asked.is_joint else tuple(edit for own in edits for edit in own)
         return Request(
@@ -127,7 +126,8 @@ class PairRun(LeasedRun):
             prompt_ids=self._pair.sides[asked.side].turns[0][0],
             seed=0,
             max_tokens=0,
-            next_tokens=(self._pair.answer, *against),
+            next_tokens=self._pair.next_tokens,
+            value_at=self._pair.values.get(asked.side),
             variants=edits if asked.is_joint else (),
             edits=(*self._edits[asked.side], *alone),
             time_limit=self._job.time_limit,
@@ -149,17 +149,12 @@ class PairRun(LeasedRun):
             if self.outcome.error is None:
                 self.outcome = replace(self.outcome, error=error)
         else:
-            found = generation.variant_logprobs if asked.is_joint else (generation.next_logprobs,)
-            assert found is not None
-            cells: Sequence[Cell | None] = asked.cells or [None]
-            for cell, values in zip(cells, found, strict=True):
-                assert values is not None
-                answer, *against = values
-                value = answer - sum(against)
-                if cell is None:
-                    self._baselines[asked.side] = value
-                else:
+            found = _metrics(generation, is_joint=asked.is_joint)
+            if asked.cells:
+                for cell, value in zip(asked.cells, found, strict=True):
                     self._metric[cell.place] = value
+            else:
+                (self._baselines[asked.side],) = found
             self._count(len(found) * len(generation.prompt_ids), generation.cached_tokens)
             self.outcome = replace(self.outcome, generation=generation)
         if not self._asked_by_key and not self.unsent:
@@ -209,7 +204,7 @@ class PairRun(LeasedRun):
             prompt_tokens=len(self.outcome.prompt.token_ids) if self.outcome.prompt else 0,
             answer=pair.answer,
             against=pair.against,
-            answer_text=texts([pair.answer])[0],
+            answer_text="" if pair.answer is None else texts([pair.answer])[0],
             against_text=None if pair.against is None else texts([pair.against])[0],
             clean=clean,
             corrupted=corrupted,
@@ -219,3 +214,20 @@ class PairRun(LeasedRun):
             positions=list(self._cells.positions),
             heads=None if grid.heads is None else list(grid.heads),
         )
+
+
+def _metrics(generation: Generation, *, is_joint: bool) -> list[float]:
+    """The metric of a prompt, or of each of its variants."""
+    if generation.value is not None:
+        if not is_joint:
+            return [generation.value]
+        assert generation.variant_values is not None
+        return [generation.value if one is None else one for one in generation.variant_values]
+    found = generation.variant_logprobs if is_joint else (generation.next_logprobs,)
+    assert found is not None
+    differences = []
+    for scores in found:
+        assert scores is not None
+        answer, *against = scores
+        differences.append(answer - sum(against))
+    return differences

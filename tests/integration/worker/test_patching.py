@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from actograph.contract.interventions import NewVector
 from actograph.contract.job_specs import PatchSpec
 from actograph.contract.patching import PAIR_FILE, PatchedPair
 from actograph.contract.resources import JobStatus, Sample, SampleStatus
 from storage.analyses import pairs
 from storage.jobs import jobs
 from storage.sessions import changes as session_changes
+from storage.sessions import vectors
 from storage.sessions.reader import SessionReader
 from storage.sessions.writer import session_prefix
 from tests.integration.worker.test_replays import identified
@@ -165,7 +167,15 @@ def measured(hf: Any, ids: list[int], answer: int, against: int | None) -> float
     return float(logits[answer] - logits[against])
 
 
-def plain_loop(hf: Any, source: list[int], into: list[int], pair: PatchedPair, width: int = 0) -> Array:
+def plain_loop(
+    hf: Any,
+    source: list[int],
+    into: list[int],
+    pair: PatchedPair,
+    *,
+    width: int = 0,
+    measure: Callable[[list[int]], float] | None = None,
+) -> Array:
     """The metric of each cell at single tokens: one forward a cell."""
     heads = [None] if pair.heads is None else list(pair.heads)
     shape = (len(pair.points), len(pair.layers), len(pair.positions), len(heads))
@@ -182,7 +192,11 @@ def plain_loop(hf: Any, source: list[int], into: list[int], pair: PatchedPair, w
             return tensor
 
         with hooked(hf, point, layer, put):
-            found[at] = measured(hf, into, pair.answer, pair.against)
+            if measure is not None:
+                found[at] = measure(into)
+            else:
+                assert pair.answer is not None
+                found[at] = measured(hf, into, pair.answer, pair.against)
     return found[..., 0] if pair.heads is None else found
 
 
@@ -191,6 +205,51 @@ def arch(place: Patches, shared: "Path", name: str) -> Patches:
     tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260k")
     engine = random_engine(ARCHITECTURES[name].config(), tokenizer, MODEL)
     return Patches(replace(place.bench, engine=engine))
+
+
+def test_a_metric_may_be_a_readout(
+    place: Patches, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """The cells' values are those of a plain loop: at any layer and token, together and each alone."""
+    hf, structure = place.bench.engine.model.hf, place.bench.engine.structure
+    numbers = np.cos(np.arange(structure.hidden_size)).tolist()
+    metadata = {"bias": "0.5"}
+    with place.bench.database.write() as session:
+        new = NewVector(name="v", hook="resid_post.1", vector=numbers, metadata=metadata)
+        vector = vectors.insert(session, new).id
+    source = place.run((CLEAN, "clean", "a"), (CORRUPTED, "corrupted", "a"))
+    last = structure.num_layers - 1
+    cases: list[tuple[str, int, float]] = [
+        (f"attn_out.{last}", -1, 0.5),
+        ("mlp_out.1", 4, 2.0),
+        ("resid_pre.0", -2, 0.5),
+        ("mlp_out.1", -1, 0.0),
+    ]
+    for hook, position, bias in cases:
+        own = {} if bias == 0.5 else {"bias": bias}
+        metric = {"readout": {"vector": vector, "hook": hook, "name": "v"} | own, "position": position}
+        for alone in (False, True):
+            with subtests.test(hook=hook, position=position, alone=alone):
+                here = repeatable(place, alone)
+                (sample,) = here.patched(source, metric=metric, answer=None)
+                pair, found = here.read(sample)
+                clean, corrupted = here.ids(pair, "clean"), here.ids(pair, "corrupted")
+                point, layer = hook.split(".")
+
+                def value(
+                    ids: list[int], point: str = point, layer: str = layer, at: int = position
+                ) -> float:
+                    return float(
+                        kept(hf, ids, point, int(layer))[at].double() @ torch.tensor(numbers).double()
+                    )
+
+                assert pair.clean == pytest.approx(value(clean) + bias, abs=1e-4)
+                assert pair.corrupted == pytest.approx(value(corrupted) + bias, abs=1e-4)
+                assert pair.answer is None and pair.is_defined
+                due = plain_loop(hf, clean, corrupted, pair, measure=value) + bias
+                np.testing.assert_allclose(found, due, atol=1e-4)
+    (early,) = place.patched(source, metric=metric | {"position": 400}, answer=None)
+    assert early.error is not None and "no token 400" in early.error.message
 
 
 def repeatable(place: Patches, yes: bool) -> Patches:

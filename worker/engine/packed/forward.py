@@ -205,6 +205,11 @@ class PackedForward:
         ids = [token for one in variants for token in slot.tokens[one.first : slot.prompt]]
         numbers = [number for one in variants for number in range(one.first, slot.prompt)]
         at_hooks.follow(slot.variants.changes(variants, slot.edits), len(ids), len(variants))
+        if slot.value is not None:
+            places = slot.variants.rows_at(variants, slot.value.location, slot.value.token)
+            if places:
+                take = partial(slot.value.take_variants, list(places))
+                at_hooks.take_at(slot.value.location, list(places.values()), take)
         device = self.hooks.model.device
         inputs = to_device(np.array([ids, numbers]), device)
         keep = to_device(np.cumsum(branches.counts) - 1, device)

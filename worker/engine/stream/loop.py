@@ -430,11 +430,12 @@ class Loop:
         (slot, most), self._varied = self._varied, None
         self._read()  # the prompt may be read by the launched pass
         variants, next_score = slot.variants, slot.next_score
-        assert variants is not None and next_score is not None
+        assert variants is not None
         batch = variants.take(most)
         try:
             logits = self._forward.read_variants(slot, batch, self._slots.at_hooks)
-            next_score.take_variants([one.number for one in batch], logits)
+            if next_score is not None:
+                next_score.take_variants([one.number for one in batch], logits)
         except Exception as error:
             if is_device_lost(error):
                 raise

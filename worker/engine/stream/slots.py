@@ -17,6 +17,7 @@ from worker.engine.model.device_errors import out_of_memory
 from worker.engine.model_state import ModelState
 from worker.engine.packed.prefixes import Prefixes, PrefixKeys, SharedPrefix, keys_of
 from worker.engine.pass_hooks import PassHooks
+from worker.engine.prompt_values import PromptValue, check_value
 from worker.engine.slot import Slot, unread
 from worker.engine.stream.delivery import Delivery
 from worker.engine.stream.forward import Forward
@@ -210,7 +211,8 @@ class Slots:
                 }
                 what = "a block of rows" if not need.encoders else "a block of rows with its SAEs"
                 raise out_of_memory(self._hooks.model.devices, f"{request.key}: {what}", seen)
-        if not self._forward.forks or request.variants or (tail and not request.most_generated):
+        early = request.value_at is not None and request.value_at.token < len(request.prompt_ids) - 1
+        if not self._forward.forks or early or request.variants or (tail and not request.most_generated):
             return PrefixKeys()
         return keys_of(request)
 
@@ -254,6 +256,8 @@ class Slots:
             if oldest is None:
                 return None
             self._evict(oldest)
+        if request.value_at is not None:
+            slot.value = PromptValue(request, request.value_at, self._hooks)
         try:
             slot.edits = self._state.edits(request, slot.generated)
             if fork is not None and fork.ready and fork.slot is not None:
@@ -389,6 +393,7 @@ def check(request: Request, hooks: ModelHooks) -> None:
         raise InvalidRequest(
             f"{key}: it captures no {min(unknown)}, which is to end it or begin an edit", param="capture"
         )
+    check_value(request, hooks)
     if request.variants:
         check_variants(request, hooks)
     for edit in (*request.edits, *(edit for one in request.variants for edit in one)):

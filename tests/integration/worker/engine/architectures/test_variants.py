@@ -1,17 +1,32 @@
 """Variants of a prompt have the log probabilities of requests with the same edits, at every point."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from actograph.contract.errors import InterventionFailed, InvalidRequest
 from actograph.contract.row_selection import TokenRange
 from tests.support.engine_run import generate, read_texts
+from tests.support.plain_forward import plain_rows
 from worker.engine import variants as reading
 from worker.engine.engine import Engine
-from worker.engine.messages import Edit, Request, RunOptions
+from worker.engine.messages import (
+    Edit,
+    Generation,
+    Readout,
+    ReadoutAt,
+    Request,
+    RunOptions,
+    generation_json,
+    generation_of,
+    request_json,
+    request_of,
+    vectors_of,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -134,6 +149,69 @@ def test_what_cannot_be_a_variant_is_refused(engine: Engine, subtests: pytest.Su
     for options in (RunOptions(repeatable=True), RunOptions(traced=True)):
         (made,) = read_texts(engine, [replace(READ, variants=((edit,),))], options=options)
         assert isinstance(made.error, InvalidRequest) and "variants" in made.error.message
+
+
+def test_values_at_every_point_are_those_of_requests_with_the_edits(
+    architecture: str, engine_of: EngineOf, subtests: pytest.Subtests
+) -> None:
+    """Early and late tokens, before and after the edits, and what only the last token has."""
+    engine = engine_of(architecture)
+    asked = replace(grid(engine), next_tokens=())
+    if engine.forwards.reason is not None:
+        asked = replace(asked, variants=())
+    points = ("embed", "attn_out.1", "resid_post.2", "final_norm", "logits")
+    hooks = [name for name in points if name in floats(engine)]
+    for hook in hooks:
+        for token in (len(PROMPT) - 1, 13):
+            vector = np.cos(np.arange(engine.width_of(hook), dtype=np.float32))
+            readout = Readout(name="readout:v", hook=hook, sha256="", bias=2.0, vector=vector)
+            request = replace(asked, value_at=ReadoutAt(readout=readout, token=token))
+            with subtests.test(hook=hook, token=token):
+                (made,) = read_texts(engine, [request])
+                location = engine.hooks.edited_at(hook)
+                if engine.structure.module_tensors[location].tail_only and token < len(PROMPT) - 1:
+                    assert isinstance(made.error, InvalidRequest)
+                    continue
+                assert made.error is None and made.value is not None and made.variant_values is not None
+                due = plain_rows(engine, list(PROMPT), [hook])[hook][-1 if hook == "logits" else token]
+                product = float(due.double() @ torch.from_numpy(vector).double())
+                assert made.value == pytest.approx(product + 2, abs=1e-3)
+                alone = [
+                    replace(request, variants=(), edits=edits, value_at=request.value_at)
+                    for edits in request.variants
+                ]
+                values = [one.value for one in read_texts(engine, alone)]
+                found = [made.value if one is None else one for one in made.variant_values]
+                np.testing.assert_allclose(found, values, atol=2e-4)  # type: ignore[arg-type]
+
+
+def test_a_request_crosses_to_the_engine_with_its_variants(engine: Engine) -> None:
+    columns = (put(engine, "mlp_out.0", 8, (5, 1)), put(engine, "embed", 29))
+    own = put(engine, "resid_pre.1", 3)
+    readout = Readout(name="readout:v", hook="embed", sha256="", vector=np.arange(32, dtype=np.float32))
+    asked = grid(engine)
+    request = replace(
+        asked, edits=(own,), variants=(columns, *asked.variants), value_at=ReadoutAt(readout=readout, token=4)
+    )
+    sent = json.loads(json.dumps(request_json(request)))
+    came = request_of(sent, vectors_of(request))
+    assert (came.prompt_ids, came.next_tokens) == (request.prompt_ids, request.next_tokens)
+    for one, other in zip(came.variants, request.variants, strict=True):
+        for edit, wanted in zip(one, other, strict=True):
+            assert (edit.hook, edit.columns, edit.positions) == (
+                wanted.hook,
+                wanted.columns,
+                wanted.positions,
+            )
+            np.testing.assert_array_equal(edit.vector, wanted.vector)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(came.edits[0].vector, own.vector)  # type: ignore[arg-type]
+    assert came.value_at is not None and came.value_at.token == 4
+    np.testing.assert_array_equal(came.value_at.readout.vector, readout.vector)  # type: ignore[arg-type]
+    made = Generation(
+        key="", prompt_ids=PROMPT, generated_ids=(), finish_reason="stop", value=1.5,
+        variant_logprobs=((-1.0, -2.0), (-3.0, -4.0)), variant_values=(None, 2.5),
+    )  # fmt: skip
+    assert generation_of(json.loads(json.dumps(generation_json(made))), PROMPT) == made
 
 
 def test_numbers_that_are_none_fail_the_request_alone(engine: Engine) -> None:
