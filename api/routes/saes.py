@@ -16,6 +16,7 @@ from api.dependencies import PageDep, SaeId, ServicesDep
 from storage.accounts import quotas
 from storage.files import files
 from storage.index import pages
+from storage.jobs import uses
 from storage.queue import pause
 from storage.saes import sae_files, saes
 from storage.saes.sae_files import SaeFiles
@@ -105,7 +106,7 @@ def delete_sae(services: ServicesDep, sae_id: SaeId) -> Deleted:
     """`sae_id` is that of GET. Stored latents stay."""
     with services.database.write() as session:
         sae_id = saes.full_id(session, sae_id)
-        user = saes.user_of(session, sae_id)
+        user = uses.user_of(session, sae_id)
         if user is not None:
             raise Conflict(f"job {user} uses SAE {sae_id}; wait for its end or cancel it first")
         saes.delete(session, sae_id)

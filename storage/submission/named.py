@@ -9,6 +9,7 @@ from actograph.contract.readouts import ReadoutMetric
 from actograph.contract.saes import Sae
 from actograph.contract.specs import FileDataset
 from storage.files import files
+from storage.index.ids import is_id
 from storage.index.pages import full_id
 from storage.jobs.jobs import Spec
 from storage.saes import saes
@@ -98,3 +99,9 @@ def keep_all(session: Session, spec: Spec | AnalysisSpec) -> None:
         upload(session, file_id, field, keep=True)
     stored_vectors(session, spec, keep=True)
     stored_saes(session, spec, keep=True)
+    for one in getattr(spec, "uses", ()):
+        keep, what = (vectors.keep, "vector") if is_id(one, "vec") else (saes.keep, "SAE")
+        try:
+            keep(session, one)
+        except NotFound:
+            raise InvalidRequest(f"{what} {one} was deleted while the requests were read") from None
