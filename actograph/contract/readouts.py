@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from actograph.contract import hooks
 from actograph.contract.base import HookName, Name, Resource, Spec
-from actograph.contract.errors import InvalidRequest, UnknownHook
+from actograph.contract.errors import InvalidRequest
 from actograph.contract.interventions import Number, StoredVector, VectorRef
 from actograph.contract.models import ModelStructure
 from actograph.contract.row_selection import Positions, held_back
@@ -202,21 +202,8 @@ def resolve_readout(
     name = wanted.hook or vector.hook
     if structure is None:
         return name
-    try:
-        hook = hooks.resolve(name, structure)
-    except UnknownHook as error:
-        raise UnknownHook(error.message, param=f"{param}.hook") from None
-    info = structure.tensor_of(hook)
-    if info is not None and "int" in info.dtype:
-        raise InvalidRequest(
-            f"{hook} holds integers ({info.dtype}); a readout takes floats", param=f"{param}.hook"
-        )
-    if info is not None and info.width != vector.width:
-        raise InvalidRequest(
-            f"vector {vector.id} ({vector.name}) has {vector.width} numbers, {hook} is {info.width} wide",
-            param=f"{param}.hook",
-        )
-    return hook
+    said = f"vector {vector.id} ({vector.name}) has"
+    return hooks.of_rows(name, structure, vector.width, said=said, param=f"{param}.hook")
 
 
 def require_distinct(names: Iterable[str]) -> None:

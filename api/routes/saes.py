@@ -69,17 +69,7 @@ def _hook(new: NewSae, found: SaeFiles, structure: ModelStructure | None) -> str
         raise InvalidRequest("the files name no hook; give hook, such as resid_post.8", param="hook")
     if structure is None:
         return hooks.canonical(name) or name
-    hook = hooks.resolve(name, structure)
-    known = structure.tensor_of(hook)
-    if known is not None:
-        check_rows(hook, found.config.d_in, known.width, "hook")
-    return hook
-
-
-def check_rows(hook: str, d_in: int, width: int, param: str) -> None:
-    """Raises InvalidRequest if an SAE does not take rows of this width."""
-    if d_in != width:
-        raise InvalidRequest(f"the SAE takes rows of {d_in} numbers, {hook} is {width} wide", param=param)
+    return hooks.of_rows(name, structure, found.config.d_in, said="the SAE takes rows of", param="hook")
 
 
 @router.get("", summary="List SAEs")
